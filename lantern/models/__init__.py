@@ -1,0 +1,1 @@
+"""Models: target transformer, draft model, image tokenizer, text encoders and their checkpoint layouts."""

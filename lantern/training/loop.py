@@ -1,0 +1,113 @@
+"""The one training loop: runs a trainer step by step, shows progress, writes checkpoints and resumes from them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tqdm import tqdm
+
+from lantern.io import atomic_path
+
+log = logging.getLogger(__name__)
+
+
+class Trainer(Protocol):
+    """What `run_training` drives. The data of step i must be a pure function of (seed, i): then a resumed run equals an
+    undisturbed one."""
+
+    def step(self, i: int) -> dict[str, float]:
+        """Runs optimiser step i; returns what to log."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimiser and whatever else the next step depends on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def run_training(
+    trainer: Trainer,
+    num_steps: int,
+    *,
+    name: str,
+    checkpoint: Path | None = None,
+    checkpoint_every_s: float = 30.0,
+    log_every: int = 50,
+) -> list[dict[str, float]]:
+    """Runs a trainer to its last step, resuming from a checkpoint where one is left.
+
+    Args:
+        trainer: see `Trainer`.
+        num_steps: optimiser steps in all.
+        name: what the progress bar and the log lines call it.
+        checkpoint: file for the resumable state; removed by the caller's rule once the final weights are written.
+        checkpoint_every_s: seconds between checkpoints.
+        log_every: steps between log lines.
+
+    Returns:
+        One dict per logged step, with "step" and "elapsed_s" added.
+
+    Raises:
+        FloatingPointError: a logged value is not finite; names the stage, the step and the value.
+    """
+    first, history = _resume(trainer, checkpoint)
+    begun = last_saved = time.monotonic()
+    # The bar is for a person at a terminal; log files get one line per `log_every` steps instead.
+    bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=None, mininterval=1.0)
+    for i in bar:
+        values = trainer.step(i)
+        if i % log_every == 0 or i == num_steps - 1:
+            _check_finite(values, name, i)
+            history.append({"step": i, "elapsed_s": round(time.monotonic() - begun, 3), **values})
+            shown = " ".join(f"{key} {value:.4g}" for key, value in values.items())
+            bar.set_postfix_str(shown)
+            log.info("%s step %d/%d %s", name, i, num_steps, shown)
+        if checkpoint is not None and time.monotonic() - last_saved > checkpoint_every_s:
+            _save(trainer, checkpoint, i + 1, history)
+            last_saved = time.monotonic()
+    return history
+
+
+def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, list[dict[str, float]]]:
+    """Loads the resumable state if there is one; returns (next step, history so far)."""
+    if checkpoint is None or not checkpoint.exists():
+        return 0, []
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"training checkpoint {checkpoint} cannot be read ({error}); delete it to start again") from error
+    trainer.load_state_dict(saved["trainer"])
+    log.info("resumed at step %d from %s", saved["next_step"], checkpoint)
+    return saved["next_step"], saved["history"]
+
+
+def _save(trainer: Trainer, checkpoint: Path, next_step: int, history: list[dict[str, float]]) -> None:
+    with atomic_path(checkpoint) as temporary:
+        torch.save({"trainer": trainer.state_dict(), "next_step": next_step, "history": history}, temporary)
+
+
+def _check_finite(values: dict[str, float], name: str, i: int) -> None:
+    for key, value in values.items():
+        if not math.isfinite(value):
+            raise FloatingPointError(f"{name}: {key} is {value} at step {i}; lower the learning rate or look at the data")
+
+
+def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0) -> float:
+    """Learning-rate factor of step i: linear warm-up, then cosine decay to `final_share`. Dimensionless, in [0, 1]."""
+    if i < warmup:
+        return (i + 1) / warmup
+    progress = (i - warmup) / max(1, num_steps - warmup)
+    return final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
+    """Sets each group's rate to its `initial_lr` (set on first use) times `factor`."""
+    for group in optimiser.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+        group["lr"] = group["initial_lr"] * factor
