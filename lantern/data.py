@@ -1,0 +1,238 @@
+"""Image sources: the embedded world or a folder of images and captions, behind one interface."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from lantern.models.text import split_words
+from lantern.prompts import Prompt, scene_of
+from lantern.scenes import VOCABULARY, Scene, caption, render, sample_scene
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "val", "seen", "unseen")
+HELD_OUT_SHARE = 0.1
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+_SPLIT_STRIDE = 1 << 40  # keeps the image numbers, and so the noise, of the splits apart
+
+
+class ImageSource(Protocol):
+    """Captioned images with fixed splits.
+
+    Splits: "train"; "val", held-out images of the same composition; "seen" and "unseen", the two prompt sets.
+
+    Attributes:
+        image_size: side in pixels.
+        num_train: training images; training indices lie in [0, num_train).
+        vocabulary: all words of the captions, None where any word may come.
+    """
+
+    image_size: int
+    num_train: int
+    vocabulary: tuple[str, ...] | None
+
+    def images(self, split: str, indices: Sequence[int]) -> Tensor:
+        """Return (indices, 3, image_size, image_size) float32 in [-1, 1]; each a pure function of its index."""
+        ...
+
+    def captions(self, split: str, indices: Sequence[int]) -> list[str]:
+        """Return the captions of the same images."""
+        ...
+
+    def prompts(self, split: str, num: int) -> list[Prompt]:
+        """Return `num` prompts with ids, of the split's first images."""
+        ...
+
+
+class SceneSource:
+    """The embedded world as an image source.
+
+    Args:
+        seed: of scenes and textures.
+        image_size: side in pixels.
+        num_train: distinct training images; other splits have no end.
+    """
+
+    def __init__(self, seed: int, image_size: int = 48, num_train: int = 32_000) -> None:
+        self.seed = seed
+        self.image_size = image_size
+        self.num_train = num_train
+        self.vocabulary: tuple[str, ...] | None = VOCABULARY
+
+    def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
+        """Return the scenes behind the images."""
+        scene_split = "train" if split == "val" else split
+        return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
+
+    def images(self, split: str, indices: Sequence[int]) -> Tensor:
+        """See `ImageSource.images`."""
+        return render(self.scenes(split, indices), self.seed, self._numbers(split, indices), self.image_size)
+
+    def captions(self, split: str, indices: Sequence[int]) -> list[str]:
+        """See `ImageSource.captions`."""
+        return [caption(scene) for scene in self.scenes(split, indices)]
+
+    def prompts(self, split: str, num: int) -> list[Prompt]:
+        """See `ImageSource.prompts`; ids are "<split>-00000" and so on."""
+        scenes = self.scenes(split, range(num))
+        return [Prompt(f"{split}-{i:05d}", caption(scene), scene.to_dict()) for i, scene in enumerate(scenes)]
+
+    def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
+        offset = _split_number(split) * _SPLIT_STRIDE
+        return [offset + int(index) for index in indices]
+
+
+class FolderSource:
+    """A folder of name.png (or .jpg) and name.txt, resized so that the short side fits, then centre-cropped.
+
+    A tenth of the images, drawn by `seed`, is held out; "val", "seen" and "unseen" all mean these. Indices beyond the
+    number of images start again from the first.
+
+    Args:
+        folder: where the files lie; sub-folders are not searched.
+        image_size: side in pixels.
+        seed: of the hold-out.
+        max_words: longer captions are cut to so many words, and the number cut is logged.
+
+    Raises:
+        ValueError: no folder, fewer than two images, an image without a caption file or with an empty one.
+    """
+
+    def __init__(self, folder: str | Path, image_size: int = 48, seed: int = 0, max_words: int = 16) -> None:
+        self.folder = Path(folder)
+        self.image_size = image_size
+        self.vocabulary: tuple[str, ...] | None = None
+        files = self._list_files()
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(files))
+        num_held_out = max(1, round(HELD_OUT_SHARE * len(files)))
+        self._files = {
+            "held_out": [files[i] for i in sorted(order[:num_held_out])],
+            "train": [files[i] for i in sorted(order[num_held_out:])],
+        }
+        self.num_train = len(self._files["train"])
+        self._captions = self._read_captions(files, max_words)
+        self._pixels: dict[Path, Tensor] = {}
+
+    def images(self, split: str, indices: Sequence[int]) -> Tensor:
+        """See `ImageSource.images`.
+
+        Raises:
+            ValueError: a file is no readable image; names it.
+        """
+        pixels = [self._load(self._file(split, index)) for index in indices]
+        if not pixels:
+            return torch.empty(0, 3, self.image_size, self.image_size)
+        return torch.stack(pixels).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
+
+    def captions(self, split: str, indices: Sequence[int]) -> list[str]:
+        """See `ImageSource.captions`."""
+        return [self._captions[self._file(split, index)] for index in indices]
+
+    def prompts(self, split: str, num: int) -> list[Prompt]:
+        """See `ImageSource.prompts`; ids are "<split>-<file stem>", with "-r1" and so on when captions come again."""
+        prompts = []
+        for index in range(num):
+            file = self._file(split, index)
+            turn = index // len(self._split_files(split))
+            suffix = f"-r{turn}" if turn else ""
+            text = self._captions[file]
+            prompts.append(Prompt(f"{split}-{file.stem}{suffix}", text, scene_of(text)))
+        return prompts
+
+    def _list_files(self) -> list[Path]:
+        if not self.folder.is_dir():
+            raise ValueError(f"data.folder {self.folder} is not a folder; give one of name.png and name.txt files")
+        files = sorted(file for file in self.folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+        if len(files) < 2:
+            kinds = ", ".join(IMAGE_SUFFIXES)
+            raise ValueError(f"data.folder {self.folder} holds {len(files)} images ({kinds}); need at least 2")
+        stems = [file.stem for file in files]
+        if len(set(stems)) < len(stems):
+            twice = sorted({stem for stem in stems if stems.count(stem) > 1})
+            names = ", ".join(twice[:5])
+            raise ValueError(f"data.folder {self.folder} holds several images named {names}; keep one of each")
+        return files
+
+    def _read_captions(self, files: Sequence[Path], max_words: int) -> dict[Path, str]:
+        captions, num_cut = {}, 0
+        for file in files:
+            text_file = file.with_suffix(".txt")
+            if not text_file.is_file():
+                raise ValueError(f"image {file} has no caption file {text_file.name} beside it")
+            text = " ".join(text_file.read_text(encoding="utf-8-sig").split())
+            words = split_words(text)
+            if not words:
+                raise ValueError(f"caption file {text_file} is empty; write one line of text")
+            num_cut += len(words) > max_words
+            captions[file] = text if len(words) <= max_words else " ".join(words[:max_words])
+        if num_cut:
+            logger.warning("%s: cut %d of %d captions to %d words", self.folder, num_cut, len(files), max_words)
+        return captions
+
+    def _split_files(self, split: str) -> list[Path]:
+        _split_number(split)
+        return self._files["train" if split == "train" else "held_out"]
+
+    def _file(self, split: str, index: int) -> Path:
+        files = self._split_files(split)
+        return files[int(index) % len(files)]
+
+    def _load(self, file: Path) -> Tensor:
+        """Return (3, image_size, image_size) uint8, kept in memory after the first call."""
+        if file not in self._pixels:
+            try:
+                with Image.open(file) as image:
+                    cropped = resize_and_crop(image.convert("RGB"), self.image_size)
+            except (UnidentifiedImageError, OSError) as error:
+                raise ValueError(f"{file} is not a readable image ({error}); replace or remove it") from error
+            self._pixels[file] = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
+        return self._pixels[file]
+
+
+def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
+    """Scale the short side to `image_size` pixels (Lanczos) and crop the centre square."""
+    scale = image_size / min(image.size)
+    width, height = (max(image_size, round(side * scale)) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.LANCZOS)
+    left, top = (width - image_size) // 2, (height - image_size) // 2
+    return image.crop((left, top, left + image_size, top + image_size))
+
+
+def make_source(config: Mapping, seed: int) -> SceneSource | FolderSource:
+    """Build the source that the `data` section of the configuration names.
+
+    Args:
+        config: keys source ("scenes" | "folder"), image_size (pixels), num_train (images, scenes only), folder and
+            max_words (folder only).
+        seed: run seed.
+
+    Raises:
+        ValueError: unknown data.source, or a folder source without data.folder.
+    """
+    if config["source"] == "scenes":
+        return SceneSource(seed, config["image_size"], config["num_train"])
+    if config["source"] == "folder":
+        if not config.get("folder"):
+            raise ValueError("data.folder must name a folder of name.png and name.txt files when data.source is folder")
+        return FolderSource(config["folder"], config["image_size"], seed, config.get("max_words", 16))
+    raise ValueError(f"data.source must be scenes or folder, got {config['source']!r}")
+
+
+def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:
+    """Draw the training indices of one step, with replacement; a pure function of the arguments."""
+    generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), step]))
+    return generator.integers(num_train, size=batch_size).tolist()
+
+
+def _split_number(split: str) -> int:
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    return SPLITS.index(split)

@@ -1,0 +1,159 @@
+"""Stochastic backgrounds of the embedded world: textures computed from given uniform noise.
+
+The random fine detail is the point: no caption determines it, so the next-token distribution of a model trained on it
+stays flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NUM_COARSE = 3
+COARSE_SIZE = 16
+NUM_PARAMETERS = 8
+REFERENCE_SIZE = 48.0
+
+
+@dataclass(frozen=True)
+class TextureNoise:
+    """Uniform [0, 1) noise of a batch of images.
+
+    Attributes:
+        fine: (images, 2, size, size) float32, one value a pixel.
+        coarse: (images, NUM_COARSE, COARSE_SIZE, COARSE_SIZE) float32 lattices for smooth fields.
+        parameters: (images, NUM_PARAMETERS) float32, one value an image (phases, tints).
+    """
+
+    fine: Tensor
+    coarse: Tensor
+    parameters: Tensor
+
+    def select(self, rows: Tensor) -> TextureNoise:
+        """Return the noise of the images `rows` (selected,) int64."""
+        return TextureNoise(self.fine[rows], self.coarse[rows], self.parameters[rows])
+
+    def parameter(self, index: int, low: float, high: float) -> Tensor:
+        """Return one parameter scaled to [low, high), (images, 1, 1)."""
+        return (low + (high - low) * self.parameters[:, index])[:, None, None]
+
+
+def _smooth(noise: TextureNoise, channel: int, height: int, width: int) -> Tensor:
+    """Interpolate the top left (height, width) corner of a lattice; (images, size, size), about in [0, 1]."""
+    corner = noise.coarse[:, channel : channel + 1, :height, :width]
+    size = noise.fine.shape[-1]
+    return F.interpolate(corner, size=(size, size), mode="bicubic", align_corners=True)[:, 0]
+
+
+def _streaks(fine: Tensor, height: int, width: int) -> Tensor:
+    """Average white noise over (height, width) pixels and restore its spread: zero mean, standard deviation about 1."""
+    scale = fine.shape[-1] / REFERENCE_SIZE
+    kernel = [max(1, round(length * scale)) | 1 for length in (height, width)]
+    padding = [length // 2 for length in kernel]
+    mean = F.avg_pool2d(fine[:, None] - 0.5, kernel, 1, padding, count_include_pad=False)[:, 0]
+    return mean * (12.0 * kernel[0] * kernel[1]) ** 0.5
+
+
+def _coordinates(noise: TextureNoise) -> tuple[Tensor, Tensor]:
+    """Return x (1, 1, size) and y (1, size, 1) in units of a 48 pixel image."""
+    size = noise.fine.shape[-1]
+    line = (torch.arange(size, dtype=torch.float32) + 0.5) * (REFERENCE_SIZE / size)
+    return line[None, None, :], line[None, :, None]
+
+
+def _mix(low: tuple[float, float, float], high: tuple[float, float, float], weight: Tensor) -> Tensor:
+    """Blend two colours by `weight` (images, size, size); (images, 3, size, size)."""
+    start = torch.tensor(low)[None, :, None, None]
+    return start + (torch.tensor(high)[None, :, None, None] - start) * weight[:, None]
+
+
+def _grass(noise: TextureNoise) -> Tensor:
+    blades = 0.5 + 0.24 * _streaks(noise.fine[:, 0], 7, 1) + 0.10 * _streaks(noise.fine[:, 1], 3, 1)
+    patches = _smooth(noise, 0, 5, 5) - 0.5
+    image = _mix((0.13, 0.25, 0.07), (0.50, 0.62, 0.24), blades + 0.5 * patches)
+    return image + 0.10 * patches[:, None] * torch.tensor([1.0, 0.4, 0.0])[None, :, None, None]
+
+
+def _sand(noise: TextureNoise) -> Tensor:
+    x, y = _coordinates(noise)
+    bend = 5.0 * _smooth(noise, 0, 4, 4) + noise.parameter(0, 0.0, 6.3)
+    ripples = torch.sin(noise.parameter(1, 0.5, 0.8) * y + noise.parameter(2, -0.3, 0.3) * x + bend)
+    grain = _streaks(noise.fine[:, 0], 1, 1)
+    speckles = (noise.fine[:, 1] > 0.97).float()
+    weight = 0.55 + 0.20 * ripples + 0.09 * grain + 0.25 * (_smooth(noise, 1, 6, 6) - 0.5) - 0.45 * speckles
+    return _mix((0.55, 0.43, 0.27), (0.93, 0.84, 0.64), weight)
+
+
+def _water(noise: TextureNoise) -> Tensor:
+    _, y = _coordinates(noise)
+    swell = _smooth(noise, 0, 14, 4) - 0.5
+    waves = 0.45 * swell + 0.12 * _streaks(noise.fine[:, 0], 1, 7) + 0.12 * (y / REFERENCE_SIZE - 0.5)
+    glints = (_streaks(noise.fine[:, 1], 1, 5) - 1.1).clamp(0.0, 1.0) * (0.5 + swell).clamp(0.0, 1.0)
+    return _mix((0.02, 0.24, 0.36), (0.22, 0.56, 0.66), 0.5 + waves) + 0.45 * glints[:, None]
+
+
+def _clouds(noise: TextureNoise) -> Tensor:
+    _, y = _coordinates(noise)
+    billows = 0.62 * _smooth(noise, 0, 5, 4) + 0.26 * _smooth(noise, 1, 11, 9) + 0.12 * _smooth(noise, 2, 16, 16)
+    cover = ((billows - noise.parameter(0, 0.40, 0.52)) * 5.0).clamp(0.0, 1.0)
+    shade = 0.06 * _streaks(noise.fine[:, 0], 3, 3)
+    sky = _mix((0.36, 0.58, 0.84), (0.66, 0.81, 0.93), (y / REFERENCE_SIZE).expand_as(cover) + shade)
+    grey = (0.93 - 0.5 * (billows - 0.5).clamp(min=0.0) + 0.5 * shade)[:, None]
+    return sky + (grey - sky) * cover[:, None]
+
+
+def _night(noise: TextureNoise) -> Tensor:
+    _, y = _coordinates(noise)
+    haze = 0.6 * _smooth(noise, 0, 4, 4) + 0.4 * _smooth(noise, 1, 10, 10)
+    sky = _mix((0.02, 0.03, 0.11), (0.13, 0.15, 0.33), 1.6 * haze - 0.5 + 0.1 * _streaks(noise.fine[:, 1], 1, 1))
+    bright = ((noise.fine[:, 0] - 0.975) * 40.0).clamp(0.0, 1.0)
+    glow = F.avg_pool2d(bright[:, None], 3, 1, 1)[:, 0]
+    return sky + (0.85 * bright + 1.1 * glow)[:, None] * torch.tensor([1.0, 0.97, 0.85])[None, :, None, None]
+
+
+def _brick(noise: TextureNoise) -> Tensor:
+    x, y = _coordinates(noise)
+    height, width = 6.0, 12.0
+    row = (y + noise.parameter(0, 0.0, height)) / height
+    shift = 0.5 * torch.remainder(row.floor(), 2.0)
+    column = (x + noise.parameter(1, 0.0, width)) / width + shift
+    inside = torch.minimum((row - row.floor() - 0.5).abs().mul(-height).add(height / 2).expand_as(column),
+                           (column - column.floor() - 0.5).abs().mul(-width).add(width / 2))  # fmt: skip
+    mortar = (1.25 - inside).clamp(0.0, 1.0)
+    brick = (row.floor() * COARSE_SIZE + column.floor()).long().flatten(1)  # (images, size * size)
+    tone = noise.coarse[:, 0].flatten(1).gather(1, brick).view_as(mortar)
+    grain = 0.13 * _streaks(noise.fine[:, 0], 1, 1) + 0.1 * _streaks(noise.fine[:, 1], 2, 3)
+    wall = _mix((0.36, 0.19, 0.14), (0.66, 0.40, 0.30), 0.9 * tone + grain)
+    return wall + (0.62 + 0.25 * grain[:, None] - wall) * mortar[:, None]
+
+
+TEXTURES: dict[str, Callable[[TextureNoise], Tensor]] = {
+    "grass": _grass,
+    "sand": _sand,
+    "water": _water,
+    "clouds": _clouds,
+    "night": _night,
+    "brick": _brick,
+}
+
+
+def paint_backgrounds(names: list[str], noise: TextureNoise) -> Tensor:
+    """Paint one background an image.
+
+    Args:
+        names: one key of TEXTURES per image.
+        noise: uniform noise of the same images.
+
+    Returns:
+        (images, 3, size, size) float32, red, green and blue about in [0, 1], not clamped.
+    """
+    size = noise.fine.shape[-1]
+    images = torch.empty(len(names), 3, size, size)
+    for name in sorted(set(names)):
+        rows = torch.tensor([row for row, other in enumerate(names) if other == name])
+        images[rows] = TEXTURES[name](noise.select(rows))
+    return images

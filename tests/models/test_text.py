@@ -1,0 +1,50 @@
+"""Word embeddings: padding, determinism, role binding, errors."""
+
+import pytest
+import torch
+
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.scenes import VOCABULARY
+
+
+def test_features_are_left_padded_with_zeros():
+    features, mask = WordEmbeddingEncoder(VOCABULARY).encode(["a large red circle on grass", "on night"])
+    assert features.shape == (2, 16, 256) and features.dtype == torch.float32
+    assert mask.sum(1).tolist() == [6, 2]
+    assert mask[0, -6:].all() and mask[1, -2:].all()
+    assert (features[~mask] == 0).all() and (features[mask] != 0).all()
+
+
+def test_a_word_has_one_embedding_up_to_the_signs_of_its_position():
+    features, _ = WordEmbeddingEncoder(None).encode(["red blue red"])
+    first, other, third = features[0, -3:]
+    assert torch.equal(first.abs(), third.abs()) and not torch.equal(first, third)
+    assert not torch.equal(first.abs(), other.abs())
+
+
+def test_the_mean_over_words_tells_the_roles_apart():
+    texts = ["a red circle left of a blue square", "a blue circle left of a red square"]
+    features, _ = WordEmbeddingEncoder(None).encode(texts)
+    mean = features.mean(1)
+    assert torch.cosine_similarity(mean[0], mean[1], dim=0) < 0.9
+
+
+def test_features_do_not_depend_on_batch_or_case_or_punctuation():
+    together, _ = WordEmbeddingEncoder(VOCABULARY).encode(["on night", "a red circle on grass"])
+    alone, _ = WordEmbeddingEncoder(VOCABULARY).encode(["A red circle, on Grass."])
+    assert torch.equal(together[1], alone[0])
+    other_seed, _ = WordEmbeddingEncoder(VOCABULARY, seed=1).encode(["a red circle on grass"])
+    assert not torch.equal(alone, other_seed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a red dragon on grass", "'a red dragon on grass' holds the unknown word 'dragon'; known words: a, small"),
+        ("a " * 17, "has 17 words; between 1 and 16"),
+        ("...", "has 0 words"),
+    ],
+)
+def test_bad_prompts_are_rejected(text, message):
+    with pytest.raises(ValueError, match=message):
+        WordEmbeddingEncoder(VOCABULARY).encode([text])
