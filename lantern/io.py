@@ -50,7 +50,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename not in (None, str(temporary), temporary):
             raise
         reason = getattr(error, "strerror", None) or str(error)
-        raise OSError(getattr(error, "errno", None) or 5, f"could not write {path}: {reason}; nothing was left behind") from error
+        raise OSError(
+            getattr(error, "errno", None) or 5, f"could not write {path}: {reason}; nothing was left behind"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

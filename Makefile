@@ -1,0 +1,125 @@
+# Two commands are enough on a fresh machine: `make reproduce` and `make test`. Each sets up .venv when it is missing or out of date.
+#
+#   make reproduce   run the workflow on config.yaml, then write results/report.html
+#   make test        run the tests
+#   make figures     redraw the figures from stored results; never generates
+#   make report      write results/report.html from stored results
+#   make lint        ruff, snakefmt, snakemake --lint
+#   make format      let ruff and snakefmt rewrite the files
+#   make resume      go on after a crash or a kill -9
+#   make lock        remake requirements.lock.txt and environment.yml's pins from pyproject.toml (needs uv)
+#   make clean       remove results/ and Snakemake's records; `make distclean` removes .venv too
+#
+# ARGS adds arguments to Snakemake:  make reproduce ARGS="--configfile experiments/smoke.yaml"
+# PYTHON names the interpreter:      make reproduce PYTHON=/opt/python3.12/bin/python3
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help reproduce test figures report lint format resume lock clean distclean
+
+CORES ?= all
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp carries a checksum of what was asked for: a changed lock file means a new stamp, hence a new installation.
+WANTED := $(shell cat requirements.lock.txt pyproject.toml | cksum | cut -d ' ' -f 1)
+STAMP := $(VENV)/installed-$(WANTED)
+SNAKEMAKE := $(BIN)/snakemake --cores $(CORES)
+
+# Nothing is downloaded from a model hub, and no pip setting of the user's account changes what is installed.
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hash randomisation and user site-packages are two ways to make two machines differ.
+export PYTHONNOUSERSITE := 1
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+# The report is written again when it is missing or when a table, a figure or a caption is newer.
+REPORT := results/report.html
+define WRITE_REPORT_IF_OLD
+if [ ! -e $(REPORT) ] || [ -n "$$(find results workflow/report \( -name '*.csv' -o -name '*.png' -o -name '*.rst' \) -newer $(REPORT) -print -quit)" ]; then \
+	$(MAKE) --no-print-directory report; \
+fi
+endef
+
+reproduce: $(STAMP)
+	$(SNAKEMAKE) $(ARGS)
+	@$(WRITE_REPORT_IF_OLD)
+
+# Snakemake writes the report in place: the rename makes it whole or absent.
+report: $(STAMP)
+	$(SNAKEMAKE) $(ARGS) --report results/.report.html
+	mv results/.report.html $(REPORT)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+# Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
+FIGURE_RULES := draw_samples draw_tradeoff draw_ambiguity
+figures: $(STAMP)
+	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $(FIGURE_RULES) figures --forcerun $(FIGURE_RULES) $(ARGS) -- figures
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/snakemake --lint
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile workflow/rules
+
+resume: $(STAMP)
+	$(BIN)/snakemake --unlock $(ARGS)
+	$(SNAKEMAKE) --rerun-incomplete $(ARGS)
+	@$(WRITE_REPORT_IF_OLD)
+
+# --- installation --------------------------------------------------------------------------------------------------------------
+
+# The newest Python from 3.11 on that really starts (a pyenv shim may exist and refuse).
+define FIND_PYTHON
+found=""; python=""; \
+for candidate in $(PYTHON) $(if $(PYTHON),,python3.13 python3.12 python3.11 python3); do \
+	version=$$("$$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue; \
+	found="$$found $$candidate=$$version"; \
+	if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then python="$$candidate"; break; fi; \
+done; \
+if [ -z "$$python" ]; then \
+	echo "Lantern needs Python >= 3.11 (Snakemake 9 does) and found$${found:- none}: install one (Ubuntu 22.04: 'apt-get install python3.11 python3.11-venv'; Debian 12: 'apt-get install python3 python3-venv'; conda: 'conda env create -f environment.yml')." >&2; \
+	exit 1; \
+fi
+endef
+
+# A working .venv is kept and brought up to date. Debian splits ensurepip from python3 into python3-venv: without it, the system's pip (if any) fills an empty environment.
+define MAKE_VENV
+{ $(BIN)/python -m pip --version && $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; } >/dev/null 2>&1 \
+|| "$$python" -m venv --clear $(VENV) >/dev/null 2>&1 \
+|| { "$$python" -m venv --clear --without-pip $(VENV) && "$$python" -m pip --python $(BIN)/python install --quiet pip; } >/dev/null 2>&1 \
+|| { rm -rf $(VENV); echo "$$python cannot make a virtual environment in $(CURDIR)/$(VENV): install its venv module ('apt-get install python3-venv', or python3.11-venv for python3.11) and run make again." >&2; exit 1; }
+endef
+
+$(STAMP): requirements.lock.txt pyproject.toml
+	@$(FIND_PYTHON); \
+	echo "Setting up $(VENV) (about 6 GB on disk, a few minutes)"; \
+	$(MAKE_VENV); \
+	$(BIN)/python -m pip install --require-hashes -r requirements.lock.txt; \
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
+	rm -f $(VENV)/installed-*; \
+	touch $(STAMP)
+
+# `uv` resolves for all platforms at once; the header of the result names no host. Needs network.
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--no-emit-index-url --no-emit-find-links --extra dev pyproject.toml -o .lock.tmp
+	{ echo '# Exact versions and hashes of everything a run, the tests and the linters need, for Python 3.11 to 3.13.' \
+		'Made by `make lock`; do not edit by hand.'; cat .lock.tmp; } > requirements.lock.txt
+	rm .lock.tmp
+
+clean:
+	rm -rf results .snakemake
+
+distclean: clean
+	rm -rf $(VENV) *.egg-info

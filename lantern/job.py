@@ -1,0 +1,68 @@
+"""What every workflow script does around its work: log file, progress on the terminal, threads, device, readable errors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def job_log(snakemake: Any) -> Iterator[logging.Logger]:
+    """Sends output, warnings and log records of a script to its rule's log file and sets the thread count.
+
+    Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone). An error leaves
+    its traceback in the log and one sentence on the terminal.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script; its first log file and its threads are used.
+
+    Yields:
+        A logger.
+    """
+    terminal, stdout = sys.stderr, sys.stdout
+    torch.set_num_threads(max(1, int(snakemake.threads)))
+    path = Path(snakemake.log[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", buffering=1) as file:
+        logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+        logging.captureWarnings(True)
+        sys.stdout = file
+        sys.stderr = terminal if terminal.isatty() else file
+        try:
+            yield logging.getLogger(snakemake.rule)
+        except Exception as error:
+            traceback.print_exc(file=file)
+            reason = str(error) or type(error).__name__
+            known = isinstance(error, ValueError | OSError | FloatingPointError)
+            prefix = "" if known else f"{type(error).__name__}: "
+            print(f"\n{snakemake.rule}: {prefix}{reason} (details: {path})", file=terminal)
+            sys.exit(1)
+        finally:
+            sys.stdout, sys.stderr = stdout, terminal
+            logging.basicConfig(stream=terminal, force=True)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Picks the device for a config value.
+
+    Args:
+        name: "auto" (a CUDA device where there is one, else the CPU), "cpu" or "cuda".
+
+    Returns:
+        The device.
+
+    Raises:
+        ValueError: "cuda" was asked for and there is none, or the name is unknown.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"config key device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("config key device is 'cuda' but PyTorch finds no CUDA device; use auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

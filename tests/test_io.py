@@ -1,0 +1,127 @@
+"""Files appear whole or not at all, and unreadable ones are named."""
+
+import errno
+import json
+import os
+
+import pandas as pd
+import pytest
+import torch
+
+from lantern.io import (
+    atomic_path,
+    load_tensors,
+    read_json,
+    read_table,
+    save_tensors,
+    write_json,
+    write_table,
+    write_text,
+)
+
+
+def test_atomic_path_creates_folders_and_leaves_only_the_file(tmp_path):
+    target = tmp_path / "a" / "b" / "codes.npy"
+    with atomic_path(target) as temporary:
+        assert temporary.parent == target.parent
+        assert temporary.name.startswith(".") and temporary.suffix == ".npy"
+        temporary.write_bytes(b"whole")
+        assert not target.exists()
+    assert target.read_bytes() == b"whole"
+    assert os.listdir(target.parent) == ["codes.npy"]
+
+
+def test_an_error_while_writing_keeps_the_old_file_and_removes_the_new(tmp_path):
+    target = tmp_path / "table.csv"
+    target.write_text("old")
+    with pytest.raises(KeyError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise KeyError("boom")
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["table.csv"]
+
+
+def test_a_full_disk_is_one_sentence_naming_the_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"could not write .*codes\.safetensors: No space left on device") as caught:
+        save_tensors(tmp_path / "codes.safetensors", {"codes": torch.arange(3)})
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_the_real_full_device_leaves_nothing_behind(tmp_path):
+    with pytest.raises(OSError, match="No space left on device"), atomic_path(tmp_path / "x.txt") as temporary:
+        temporary.symlink_to("/dev/full")
+        temporary.write_text("x" * 100_000)
+    assert os.listdir(tmp_path) == []
+
+
+def test_tensors_and_metadata_come_back(tmp_path):
+    tensors = {"codes": torch.arange(6, dtype=torch.int32).view(2, 3).T, "is_ok": torch.tensor([True, False])}
+    metadata = {"prompt_ids": ["seen-00000", "ß"], "method": {"k": 20, "delta": None}}
+    save_tensors(tmp_path / "r.safetensors", tensors, metadata)
+    loaded, found = load_tensors(tmp_path / "r.safetensors")
+    assert found == metadata
+    assert torch.equal(loaded["codes"], tensors["codes"]) and loaded["codes"].dtype == torch.int32
+    assert torch.equal(loaded["is_ok"], tensors["is_ok"])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "empty"])
+def test_a_damaged_tensor_file_is_named(tmp_path, damage):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, {"w": torch.randn(100)})
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[:-50], "foreign": b"PK\x03\x04 a zip file", "empty": b""}[damage])
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or is not a safetensors file"):
+        load_tensors(path)
+
+
+def test_a_missing_tensor_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*nothing\.safetensors"):
+        load_tensors(tmp_path / "nothing.safetensors")
+
+
+def test_metadata_and_json_refuse_nan(tmp_path):
+    with pytest.raises(ValueError, match=r"report\.json is not JSON"):
+        write_json(tmp_path / "report.json", {"loss": float("nan")})
+    with pytest.raises(ValueError, match="is not JSON"):
+        save_tensors(tmp_path / "m.safetensors", {}, {"loss": float("inf")})
+    assert os.listdir(tmp_path) == []
+
+
+def test_json_keeps_insertion_order(tmp_path):
+    write_json(tmp_path / "v.json", {"b": 1, "a": [1.5, None]})
+    assert list(read_json(tmp_path / "v.json")) == ["b", "a"]
+    write_text(tmp_path / "v.json", '{"b": 1')
+    with pytest.raises(ValueError, match=r"v\.json is not valid JSON"):
+        read_json(tmp_path / "v.json")
+
+
+def test_tables_keep_the_word_none_and_six_digits(tmp_path):
+    frame = pd.DataFrame({"relaxation": ["none", "additive"], "nll": [3.14159265, None]})
+    write_table(tmp_path / "t.csv", frame)
+    assert (tmp_path / "t.csv").read_text() == "relaxation,nll\nnone,3.14159\nadditive,\n"
+    assert list(read_table(tmp_path / "t.csv")["relaxation"]) == ["none", "additive"]
+
+
+def test_an_empty_table_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("")
+    with pytest.raises(ValueError, match=r"t\.csv is not a CSV table"):
+        read_table(tmp_path / "t.csv")
+
+
+def test_prompts_come_back(tmp_path):
+    prompts = pytest.importorskip("lantern.prompts")
+    from lantern.io import read_prompts, write_prompts
+
+    written = [
+        prompts.Prompt("seen-00000", "a red circle", {"background": "grass"}),
+        prompts.Prompt("x", "“quotes” <b>"),
+    ]
+    write_prompts(tmp_path / "p.jsonl", written)
+    assert [json.loads(line)["id"] for line in (tmp_path / "p.jsonl").read_text().splitlines()] == ["seen-00000", "x"]
+    assert read_prompts(tmp_path / "p.jsonl") == written
