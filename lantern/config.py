@@ -89,7 +89,8 @@ def _check_neighbours(config: dict[str, Any]) -> None:
     codebook_size, columns = config["tokenizer"]["codebook_size"], config["codebook"]["num_neighbours"]
     if columns >= codebook_size:
         raise ValueError(
-            f"config key codebook.num_neighbours must be less than tokenizer.codebook_size = {codebook_size}, got {columns}"
+            f"config key codebook.num_neighbours must be less than tokenizer.codebook_size = {codebook_size}, "
+            f"got {columns}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Reading and writing of every file between two stages. Whatever is written appears whole under its name or not at all."""
+"""Reading and writing of every file between two stages. Whatever is written appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, torch
         raise FileNotFoundError(2, f"there is no file {path}; run the rule that writes it")
     try:
         with safe_open(path, framework="pt", device=device) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             header = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(

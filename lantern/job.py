@@ -1,4 +1,4 @@
-"""What every workflow script does around its work: log file, progress on the terminal, threads, device, readable errors."""
+"""What every workflow script does around its work: log file, progress on the terminal, threads, device, errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch
 def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     """Sends output, warnings and log records of a script to its rule's log file and sets the thread count.
 
-    Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone). An error leaves
-    its traceback in the log and one sentence on the terminal.
+    Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone). An error
+    leaves its traceback in the log and one sentence on the terminal.
 
     Args:
         snakemake: the object that Snakemake hands to a script; its first log file and its threads are used.

@@ -68,7 +68,8 @@ def test_an_edit_changes_only_what_uses_it(package, edited, changed):
 def test_comments_docstrings_and_layout_do_not_count(package):
     before = prints(package)
     (package / "pack" / "acceptance.py").write_text(
-        '"""A docstring."""\n\nfrom .tree import (  # comment\n    SIZE,\n)\n\n\ndef accept():\n    """Why."""\n    return SIZE\n'
+        '"""A docstring."""\n\nfrom .tree import (  # comment\n    SIZE,\n)\n\n\n'
+        'def accept():\n    """Why."""\n    return SIZE\n'
     )
     assert prints(package) == before
 

@@ -90,7 +90,9 @@ def fake_python(folder, name, version, body=""):
     path = folder / "tools" / name
     is_old = int(tuple(map(int, version.split("."))) < (3, 11))
     path.write_text(
-        f'#!{folder}/tools/bash\nif [ "$1" = -c ]; then [[ "$2" == *"< (3, 11)"* ]] && exit {is_old}; echo {version}; exit 0; fi\n{body}\n'
+        f"#!{folder}/tools/bash\n"
+        f"""if [ "$1" = -c ]; then [[ "$2" == *"< (3, 11)"* ]] && exit {is_old}; echo {version}; exit 0; fi\n"""
+        f"{body}\n"
     )
     path.chmod(0o755)
 
