@@ -1,0 +1,47 @@
+"""Nearest codes: for every code of the codebook its k nearest other codes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+NEIGHBOURS = ("l2", "l2_normalised", "cosine", "random")
+
+
+def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
+    """Table of nearest codes, the code itself excluded.
+
+    Args:
+        codebook: (vocab, code_dim).
+        k: columns kept, 1 <= k < vocab.
+        neighbours: "l2" on the rows as stored (the LANTERN authors' table), "l2_normalised" on normalised rows (what an
+            l2-normalised tokenizer decodes; the default), "cosine", or "random" (other codes in random order, the control).
+        seed: of the random table.
+
+    Returns:
+        int64, (vocab, k), nearest first; ties go to the lower code.
+
+    Raises:
+        ValueError: k out of range, or unknown neighbours.
+
+    Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
+    """
+    vocab = codebook.shape[0]
+    if not 1 <= k < vocab:
+        raise ValueError(f"k must be in [1, {vocab - 1}] for a codebook of {vocab} codes, got {k}")
+    if neighbours not in NEIGHBOURS:
+        raise ValueError(f"neighbours must be one of {', '.join(NEIGHBOURS)}, got {neighbours!r}")
+    rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.empty(vocab, k, dtype=torch.int64)
+    for begin in range(0, vocab, 1024):  # chunked: a full 16384 x 16384 matrix of doubles would take 2 GiB
+        chunk = slice(begin, min(begin + 1024, vocab))
+        if neighbours == "random":
+            distance = torch.rand(chunk.stop - begin, vocab, generator=generator, dtype=torch.float64)
+        elif neighbours == "cosine":
+            distance = 1 - rows[chunk] @ rows.T
+        else:
+            distance = torch.cdist(rows[chunk], rows, compute_mode="donot_use_mm_for_euclid_dist")
+        distance[torch.arange(chunk.stop - begin), torch.arange(begin, chunk.stop)] = float("inf")
+        table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]
+    return table

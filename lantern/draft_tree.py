@@ -1,0 +1,235 @@
+"""Draft trees: which drafted tokens are verified together, and who follows whom.
+
+Node 0 is the root, the last token already emitted; every other node is a drafted token. Nodes are numbered so that a parent
+comes before its children, and siblings in drafting order. A static tree is fixed by a list of choices; a dynamic one
+(EAGLE-2) is chosen anew in every step from the draft model's probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
+# continuation of the best first token.
+_PUBLISHED = {
+    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 030 031 100 101
+        110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002 00010 00011 00100
+        00101 00110 00200""",
+    "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
+}
+STATIC_TREES = ("chain", *_PUBLISHED)
+
+
+def tree_choices(tree: str, depth: int = 5) -> list[tuple[int, ...]]:
+    """Choices of a named static tree.
+
+    Args:
+        tree: "chain", "naive_extend_57" or "mc_sim_7b_63".
+        depth: length of the chain; the published trees have their own.
+
+    Raises:
+        ValueError: unknown name; lists the known ones.
+    """
+    if tree == "chain":
+        return [(0,) * n for n in range(1, depth + 1)]
+    if tree not in _PUBLISHED:
+        raise ValueError(f"tree must be one of {', '.join(STATIC_TREES)}, dynamic, or a list of choices, got {tree!r}")
+    return [tuple(int(digit) for digit in word) for word in _PUBLISHED[tree].split()]
+
+
+@dataclass
+class DraftTree:
+    """The structure of a tree; `rows` is the batch for a dynamic tree and 1 for a static one, which all rows share.
+
+    Attributes:
+        parents: int64, (rows, nodes); the root is its own parent.
+        depths: int64, (rows, nodes); 0 for the root.
+        ranks: int64, (rows, nodes); place among the siblings, 0 first; 0 for the root.
+        ancestors: bool, (rows, nodes, nodes); [n, m] is True if m is n or an ancestor of n.
+        paths: int64, (rows, nodes, max_depth + 1); nodes from the root to n, then n again until the end.
+        children: int64, (rows, parents that may have children, most children); node or -1.
+        parent_nodes: int64, (inner,): the nodes that may have children, in the order of `children`; None for all nodes.
+        earlier_siblings: bool, (rows, nodes, nodes); None where no node has a sibling.
+    """
+
+    parents: torch.Tensor
+    depths: torch.Tensor
+    ranks: torch.Tensor
+    ancestors: torch.Tensor
+    paths: torch.Tensor
+    children: torch.Tensor
+    parent_nodes: torch.Tensor | None
+    earlier_siblings: torch.Tensor | None
+
+    @property
+    def num_nodes(self) -> int:
+        return self.parents.shape[1]
+
+    @property
+    def max_depth(self) -> int:
+        return self.paths.shape[2] - 1
+
+
+def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
+    """Derives a tree's structure from its parents, without host synchronisation.
+
+    Args:
+        parents: int64, (rows, nodes): parents before children, siblings in drafting order, root its own parent.
+        max_depth: longest path from the root allowed.
+        max_children: most children of one node allowed.
+
+    Returns:
+        The tree, with `children` for every node.
+    """
+    rows, nodes = parents.shape
+    device = parents.device
+    node = torch.arange(nodes, device=device)
+    step, climbing = parents, [node.expand(rows, nodes)]
+    for _ in range(max_depth):
+        climbing.append(step)
+        step = parents.gather(1, step)
+    climb = torch.stack(climbing, dim=2)  # (rows, nodes, max_depth + 1): n, parent of n, ... and the root repeated
+    depths = (climb[:, :, :-1] != 0).sum(dim=2)
+    ancestors = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=device).scatter_(2, climb, True)
+    # The path is the climb read backwards, starting `depth` steps up.
+    back = depths[:, :, None] - torch.arange(max_depth + 1, device=device)
+    paths = climb.gather(2, back.clamp(min=0))
+    is_sibling = (parents[:, :, None] == parents[:, None, :]) & (node[None, :] < node[:, None]) & (node[None, :] > 0)
+    ranks = is_sibling.sum(dim=2)
+    # Column nodes * max_children takes the root, which is nobody's child.
+    flat = (parents * max_children + ranks).index_fill(1, torch.zeros(1, dtype=torch.int64, device=device), nodes * max_children)
+    children = torch.full((rows, nodes * max_children + 1), -1, device=device).scatter_(1, flat, node.expand(rows, nodes))
+    return DraftTree(
+        parents=parents,
+        depths=depths,
+        ranks=ranks,
+        ancestors=ancestors,
+        paths=paths,
+        children=children[:, :-1].view(rows, nodes, max_children),
+        parent_nodes=None,
+        earlier_siblings=is_sibling,
+    )
+
+
+@dataclass
+class StaticTree(DraftTree):
+    """A tree fixed by choices, with the plan by which the draft model fills it.
+
+    Attributes:
+        levels: per depth d >= 1 that is drafted from, the int64 nodes of depth d that have children; level 0 is the root.
+        drafted: per level, int64 (inner nodes of the level, children): for each node of depth d + 1, in node order, where its
+            token stands in the flattened proposals of the level.
+        inner_ordinal: int64, (nodes,): place of a node among the non-root nodes that have children; 0 elsewhere.
+    """
+
+    levels: list[torch.Tensor]
+    drafted: list[torch.Tensor]
+    level_children: list[int]
+    inner_ordinal: torch.Tensor
+
+
+def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
+    """Builds the tree of a list of choices.
+
+    Args:
+        choices: paths from the root, each a sequence of sibling ranks; every prefix of a path must be listed too, and so
+            must every lower rank.
+        device: where the tensors live.
+
+    Returns:
+        The tree; nodes are numbered by depth, then lexicographically.
+
+    Raises:
+        ValueError: an empty list, a path listed twice, or a path whose parent or lower sibling is missing.
+    """
+    ordered = _check_choices(choices)
+    number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
+    parents = torch.tensor([[0] + [number[path[:-1]] for path in ordered]], device=device)
+    max_depth = max(len(path) for path in ordered)
+    tree = tree_from_parents(parents, max_depth, 1 + max(path[-1] for path in ordered))
+    inner = sorted({number[path[:-1]] for path in ordered})
+    by_level = [[n for n in inner if int(tree.depths[0, n]) == depth] for depth in range(max_depth)]
+    level_children = [int((tree.children[0, nodes] >= 0).sum(dim=1).max()) for nodes in by_level]
+    drafted = []
+    for nodes, width in zip(by_level, level_children, strict=True):
+        table = tree.children[0, nodes, :width].flatten()
+        drafted.append(torch.nonzero(table >= 0).flatten()[table[table >= 0].argsort()])
+    parent_nodes = torch.tensor(inner, device=device)
+    ordinal = torch.zeros(tree.num_nodes, dtype=torch.int64, device=device)
+    ordinal[parent_nodes[1:]] = torch.arange(len(inner) - 1, device=device)
+    return StaticTree(
+        parents=tree.parents,
+        depths=tree.depths,
+        ranks=tree.ranks,
+        ancestors=tree.ancestors,
+        paths=tree.paths,
+        children=tree.children[:, parent_nodes],
+        parent_nodes=parent_nodes,
+        earlier_siblings=tree.earlier_siblings if tree.earlier_siblings.any() else None,
+        levels=[torch.tensor(nodes, device=device) for nodes in by_level],
+        drafted=drafted,
+        level_children=level_children,
+        inner_ordinal=ordinal,
+    )
+
+
+def _check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    paths = [tuple(int(rank) for rank in path) for path in choices]
+    if not paths:
+        raise ValueError("tree choices must list at least one path, got none; for no drafts use the autoregressive method")
+    known = set(paths)
+    if len(known) < len(paths):
+        raise ValueError(f"tree choices list the path {list(max(paths, key=paths.count))} twice; list every path once")
+    for path in paths:
+        if not path or min(path) < 0:
+            raise ValueError(f"tree choices must be non-empty paths of ranks >= 0, got {list(path)}")
+        if path[:-1] and path[:-1] not in known:
+            raise ValueError(f"tree choice {list(path)} lacks its parent {list(path[:-1])}; list it too")
+        if path[-1] and (*path[:-1], path[-1] - 1) not in known:
+            raise ValueError(f"tree choice {list(path)} lacks its sibling {[*path[:-1], path[-1] - 1]}; list it too")
+    return sorted(paths, key=lambda path: (len(path), path))
+
+
+def window_mask(visible: torch.Tensor, begin: torch.Tensor, num_slots: int, dtype: torch.dtype) -> torch.Tensor:
+    """Attention mask of nodes that sit behind a prefix of per-row length.
+
+    Args:
+        visible: bool, (rows or 1, queries, nodes): which of the nodes' own slots each query sees.
+        begin: int64, (batch,): slots in front of the nodes, all visible.
+        num_slots: slots of the cache.
+        dtype: of the result.
+
+    Returns:
+        Additive mask, (batch, queries, num_slots).
+    """
+    table = window_table(visible, num_slots, dtype)
+    return slide_window(table, begin, num_slots)
+
+
+def window_table(visible: torch.Tensor, num_slots: int, dtype: torch.dtype) -> torch.Tensor:
+    """What `slide_window` slides over: [prefix, all visible | the nodes | behind them, nothing visible].
+
+    Args:
+        visible: bool, (rows or 1, queries, nodes).
+        num_slots: slots of the cache.
+        dtype: of the result.
+
+    Returns:
+        Additive, (rows or 1, queries, num_slots + nodes + num_slots).
+    """
+    shape = (*visible.shape[:2], num_slots)
+    hidden = torch.full(shape, float("-inf"), dtype=dtype, device=visible.device)
+    nodes = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
+    return torch.cat([torch.zeros_like(hidden), nodes, hidden], dim=2)
+
+
+def slide_window(table: torch.Tensor, begin: torch.Tensor, num_slots: int) -> torch.Tensor:
+    """The part of `window_table` that puts the nodes of row b at slot begin[b]; (batch, queries, num_slots)."""
+    columns = torch.arange(num_slots, 2 * num_slots, device=begin.device) - begin[:, None]  # (batch, slots)
+    if table.shape[0] == 1:
+        batch, queries = begin.shape[0], table.shape[1]
+        return table[0].index_select(1, columns.flatten()).view(queries, batch, num_slots).transpose(0, 1)
+    return table.gather(2, columns[:, None, :].expand(-1, table.shape[1], -1))

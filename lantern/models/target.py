@@ -1,0 +1,188 @@
+"""The target model: LlamaGen's text-to-image transformer, at any width.
+
+Sequence: `num_text_tokens` caption rows (left-padded), then the image tokens in raster order. The hidden state of row
+`num_text_tokens - 1 + i` predicts image token i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lantern.kv_cache import KVCache
+from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+from lantern.models.transformer import Layer, RMSNorm, find_multiple, rotary_table, store_column_major
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Sizes of a target model; the defaults are those of the embedded world.
+
+    LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
+    num_text_tokens 120, caption_dim 2048, ffn_multiple 256.
+    """
+
+    dim: int = 128
+    num_layers: int = 16
+    num_heads: int = 4
+    vocab_size: int = 1024
+    grid: int = 8
+    num_text_tokens: int = 16
+    caption_dim: int = 256
+    ffn_multiple: int = 32
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+
+    @property
+    def num_image_tokens(self) -> int:
+        return self.grid * self.grid
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    @property
+    def ffn_hidden(self) -> int:
+        return find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
+
+
+class TargetModel(nn.Module):
+    """Decoder-only transformer over caption rows and image tokens.
+
+    Source: LlamaGen autoregressive/models/gpt.py; weights of its checkpoints load through `lantern.models.layouts`.
+    """
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.caption_in = nn.Linear(config.caption_dim, config.dim, bias=False)
+        self.caption_out = nn.Linear(config.dim, config.dim, bias=False)
+        self.null_caption = nn.Parameter(torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5)
+        self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(
+            Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps) for _ in range(config.num_layers)
+        )
+        self.final_norm = RMSNorm(config.dim, config.norm_eps)
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        table = rotary_table(config.num_text_tokens, config.grid, config.head_dim, config.rope_base)
+        self.register_buffer("rotary", table, persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                nn.init.normal_(part.weight, std=0.02)
+        for layer in self.layers:  # residual branches start small, so that a deep stack starts near the identity
+            for part in (layer.attention_out, layer.down):
+                nn.init.normal_(part.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+
+    def embed_text(self, features: torch.Tensor) -> torch.Tensor:
+        """Projects caption features (rows, num_text_tokens, caption_dim) to (rows, num_text_tokens, dim)."""
+        return self.caption_out(F.gelu(self.caption_in(features), approximate="tanh"))
+
+    def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """Teacher-forced pass over a whole image.
+
+        Args:
+            features: caption features, (rows, num_text_tokens, caption_dim), left-padded; `null_features` for no caption.
+            mask: bool, (rows, num_text_tokens), True where a caption token is.
+            codes: int64, (rows, n): image tokens; token n - 1 may be left out, since nothing is predicted from it.
+
+        Returns:
+            Hidden states after the final norm of all rows, (rows, num_text_tokens + n, dim). Row
+            num_text_tokens - 1 + i predicts code i; `head` turns hidden states into logits.
+        """
+        x = torch.cat([self.embed_text(features), self.token_embedding(codes)], dim=1)
+        rotary = self.rotary[: x.shape[1], None, None]
+        attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
+        for layer in self.layers:
+            x = layer(x, rotary, attention_mask)
+        return self.final_norm(x)
+
+    def null_features(self, num_rows: int) -> torch.Tensor:
+        """The learned null caption, (num_rows, num_text_tokens, caption_dim)."""
+        return self.null_caption.expand(num_rows, -1, -1)
+
+    def run_cached(self, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Runs new nodes against the cache, whose slots were chosen with `cache.place`.
+
+        Args:
+            x: embedded nodes, (rows, nodes, dim); rows = batch, or twice the batch under guidance.
+            rotary_rows: int64, (batch, nodes): row of the rotary table of each node.
+            mask: additive, (rows, 1, nodes, slots).
+            cache: see `KVCache`.
+
+        Returns:
+            Hidden states after the final norm, (rows, nodes, dim).
+        """
+        rotary = gather_rotary(self.rotary, rotary_rows, x.shape[0])
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rotary, mask, cache, i)
+        return self.final_norm(x)
+
+    def prepare_for_decoding(self) -> TargetModel:
+        """Makes a float32 CPU model faster to decode with, in place: folds norm weights, stores weights column-major.
+
+        The model can no longer be trained or saved afterwards. Outputs change by rounding only. A no-op on other devices
+        and dtypes, whose kernels want the weights as they are.
+        """
+        if self.head.weight.device.type == "cpu" and self.head.weight.dtype == torch.float32:
+            for layer in self.layers:
+                layer.fold_norms()
+            store_column_major(self)
+        return self
+
+    def new_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        """An empty cache of num_slots slots for num_rows rows on the model's device, in its dtype."""
+        c, weight = self.config, self.head.weight
+        return KVCache(
+            c.num_layers, num_rows, num_slots, c.num_heads, c.head_dim, device=weight.device, dtype=weight.dtype
+        )
+
+
+def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Rotary factors of some nodes: table (n, head_dim / 2), rotary_rows (batch, nodes) -> (num_rows, nodes, 1, 1, head_dim / 2)."""
+    batch, nodes = rotary_rows.shape
+    rotary = table.index_select(0, rotary_rows.flatten()).view(batch, nodes, 1, 1, -1)
+    return rotary if num_rows == batch else rotary.repeat(num_rows // batch, 1, 1, 1, 1)
+
+
+def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Causal mask in which padded caption columns are hidden, except each padded row from itself.
+
+    Args:
+        text_mask: bool, (rows, num_text_tokens), True where a caption token is.
+        length: rows of the sequence, text included.
+        dtype: of the result.
+
+    Returns:
+        Additive mask, (rows, 1, length, length): 0 where visible, -inf elsewhere.
+    """
+    visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
+    visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
+    visible |= torch.eye(length, dtype=torch.bool, device=text_mask.device)
+    return additive(visible, dtype)[:, None]
+
+
+def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where visible, -inf elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def save_target(path: Path, model: TargetModel, metadata: dict | None = None) -> None:
+    """Writes a target model; metadata (training record) is kept beside the weights."""
+    save_checkpoint(path, model, "target_model", metadata)
+
+
+def load_target(path: Path) -> TargetModel:
+    """Reads a target model written by `save_target`, in evaluation mode.
+
+    Raises:
+        ValueError: the file is truncated, foreign, or its tensors do not fit its config.
+    """
+    state, metadata = load_checkpoint(path, "target_model")
+    return load_weights(TargetModel(TargetConfig(**metadata["config"])), state, path)

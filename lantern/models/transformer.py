@@ -1,0 +1,143 @@
+"""Transformer parts that the target model and the draft model share: norm, rotary table, attention layer.
+
+The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It runs in two ways with the same code: over a
+whole sequence (training, `cache=None`), or over a few new rows against a `KVCache` (decoding).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lantern.kv_cache import KVCache
+
+
+def find_multiple(n: int, k: int) -> int:
+    """Smallest multiple of k that is >= n."""
+    return -(-n // k) * k
+
+
+def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float) -> torch.Tensor:
+    """2D rotary table over a text prefix and a square image grid.
+
+    Args:
+        num_text_tokens: rows of zeros in front; a zero row zeroes queries and keys, so that attention over text is uniform.
+        grid: side of the image grid in tokens; rows follow in raster order.
+        head_dim: width of one attention head; divisible by 4.
+        base: rotary base.
+
+    Returns:
+        complex64, (num_text_tokens + grid * grid, head_dim / 2): first half of the channels turns with the grid row, second
+        half with the grid column.
+
+    Source: LlamaGen autoregressive/models/gpt.py (precompute_freqs_cis_2d), convention needed by its checkpoints.
+    """
+    half = head_dim // 2
+    frequencies = base ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)  # (head_dim / 4)
+    angles = torch.outer(torch.arange(grid, dtype=torch.float32), frequencies)  # (grid, head_dim / 4)
+    by_row = angles[:, None, :].expand(grid, grid, -1)
+    by_column = angles[None, :, :].expand(grid, grid, -1)
+    image_rows = torch.polar(torch.ones(()), torch.cat([by_row, by_column], dim=-1).reshape(grid * grid, half))
+    return torch.cat([torch.zeros(num_text_tokens, half, dtype=torch.complex64), image_rows])
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm computed in float32 and cast back before the weight, as LlamaGen does.
+
+    `weight` is None once `prepare_for_decoding` has folded it into the linear map that follows.
+    """
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.register_buffer("floor", torch.tensor((dim * eps) ** 0.5), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight is None:
+            # x / hypot(|x|, sqrt(d eps)); the factor sqrt(d) sits in the folded weight. On a CPU F.rms_norm is not one
+            # kernel but eight, and takes twice as long.
+            return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self.floor)
+        return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
+
+    def fold_into(self, linear: nn.Linear) -> None:
+        """Moves this norm's weight into the columns of the linear map that reads its output, in place."""
+        linear.weight.data = linear.weight.data * (self.weight.data * self.dim**0.5)
+        self.weight = None
+
+
+class Layer(nn.Module):
+    """One decoder layer.
+
+    Args:
+        dim: width.
+        num_heads: attention heads; dim / num_heads is divisible by 4.
+        ffn_hidden: width of the SwiGLU hidden layer.
+        eps: of the norms.
+        has_attention_norm: False for EAGLE's draft layer, whose input is not normalised.
+    """
+
+    def __init__(self, dim: int, num_heads: int, ffn_hidden: int, eps: float, *, has_attention_norm: bool = True) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = RMSNorm(dim, eps) if has_attention_norm else None
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.attention_out = nn.Linear(dim, dim, bias=False)
+        self.ffn_norm = RMSNorm(dim, eps)
+        self.gate_up = nn.Linear(dim, 2 * ffn_hidden, bias=False)
+        self.down = nn.Linear(ffn_hidden, dim, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor | None, cache: KVCache | None = None, index: int = 0
+    ) -> torch.Tensor:
+        """Runs the layer.
+
+        Args:
+            x: (rows, nodes, dim).
+            rotary: complex64, broadcastable to (rows, nodes, 2, heads, head_dim / 2).
+            mask: additive attention mask, (rows or 1, 1, nodes, keys), dtype of x.
+            cache: where keys and values of the new nodes are stored and those of earlier ones are found; None attends
+                within x alone.
+            index: this layer's place in the cache.
+
+        Returns:
+            (rows, nodes, dim).
+        """
+        x = x + self.attention_out(self._attend(x, rotary, mask, cache, index))
+        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    def _attend(
+        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor | None, cache: KVCache | None, index: int
+    ) -> torch.Tensor:
+        rows, nodes, dim = x.shape
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        head_dim = dim // self.num_heads
+        qkv = self.qkv(normed).view(rows, nodes, 3, self.num_heads, head_dim // 2, 2)
+        turned = torch.view_as_real(torch.view_as_complex(qkv[:, :, :2].float()) * rotary).to(x.dtype)
+        query, key = turned.view(rows, nodes, 2, self.num_heads, head_dim).unbind(2)  # each (rows, nodes, heads, head_dim)
+        value = qkv[:, :, 2].flatten(-2)
+        if cache is not None:
+            key, value = cache.append(index, key, value)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask
+        )
+        return attended.transpose(1, 2).reshape(rows, nodes, dim)
+
+
+    def fold_norms(self) -> None:
+        """Folds both norms' weights into the linear maps behind them, in place; see `prepare_for_decoding`."""
+        if self.attention_norm is not None:
+            self.attention_norm.fold_into(self.qkv)
+        self.ffn_norm.fold_into(self.gate_up)
+
+
+def store_column_major(module: nn.Module) -> None:
+    """Stores every linear weight column-major, in place; values and shapes stay.
+
+    With few rows a CPU matrix product reads such weights up to twice as fast as row-major ones.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.data = part.weight.data.t().contiguous().t()
