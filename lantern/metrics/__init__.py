@@ -1,0 +1,1 @@
+"""Metrics, one file each: records and images in, numbers with their uncertainty out."""
