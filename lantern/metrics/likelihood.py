@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lantern.models.target import TargetModel
+from lantern.models.text import TextEncoder
+from lantern.sampling import guide
 
 
-def negative_log_likelihood(codes: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Computes each image's mean negative log-likelihood per token under the target.
-
-    The law is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings were: a fixed ruler. The
-    entropy of the target's own samples is its floor for sampled images; greedy images lie far below it.
+@torch.inference_mode()
+def teacher_forced_logits(
+    target_model: TargetModel, features: Tensor, mask: Tensor, codes: Tensor, cfg_scale: float
+) -> Tensor:
+    """Computes the target's guided logits of every position of given images.
 
     Args:
-        codes: (images, tokens) integer, the generated image tokens.
-        logits: (images, tokens, vocab) float, guided target logits for each position given the codes before it (teacher forcing).
+        target_model: in evaluation mode.
+        features: (images, text tokens, caption_dim) float32, left-padded.
+        mask: (images, text tokens) bool, True where a caption token is.
+        codes: (images, tokens) integer.
+        cfg_scale: s in u + s (c - u); 1 runs without the null caption.
+
+    Returns:
+        (images, tokens, vocab) float32: position i given the caption and codes 0 to i - 1; unfiltered, temperature 1.
+    """
+    codes, first = codes.long(), features.shape[1] - 1
+    if cfg_scale == 1:
+        hidden = target_model(features, mask, codes[:, :-1])[:, first:]
+    else:  # the null caption is masked with the prompt's own mask, as in decoding
+        both = torch.cat([features, target_model.null_features(len(features))])
+        hidden = target_model(both, mask.repeat(2, 1), codes[:, :-1].repeat(2, 1))[:, first:]
+        hidden = guide(hidden, cfg_scale).to(hidden.dtype)  # guidance commutes with the bias-free head
+    return target_model.head(hidden).float()
+
+
+def negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
+    """Computes each image's mean negative log-likelihood per token.
+
+    Args:
+        codes: (images, tokens) integer.
+        logits: (images, tokens, vocab) float, of each position given the codes before it (teacher forcing).
 
     Returns:
         (images,) float32, nats per token.
@@ -25,6 +56,47 @@ def negative_log_likelihood(codes: torch.Tensor, logits: torch.Tensor) -> torch.
         raise ValueError(f"logits {tuple(logits.shape)} must be codes {tuple(codes.shape)} with a vocabulary axis added")
     if torch.isnan(logits).any():
         raise ValueError("the target's logits hold nan; its checkpoint or the guidance scale is broken")
-    log_probs = logits.double().log_softmax(dim=-1)  # (images, tokens, vocab)
-    chosen = log_probs.gather(-1, codes.long()[..., None]).squeeze(-1)
-    return -chosen.mean(dim=-1).float()
+    logits = logits.float()
+    chosen = logits.gather(-1, codes.long()[..., None]).squeeze(-1)  # (images, tokens)
+    return (logits.logsumexp(dim=-1) - chosen).mean(dim=-1)
+
+
+def score_codes(
+    target_model: TargetModel,
+    text_encoder: TextEncoder,
+    codes: Tensor,
+    texts: Sequence[str],
+    *,
+    cfg_scale: float,
+    batch_size: int = 64,
+) -> Tensor:
+    """Computes the negative log-likelihood of images' codes under the target, given their prompts.
+
+    The law is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings were: a fixed ruler. The
+    target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding moves away from it.
+
+    Args:
+        target_model: in evaluation mode.
+        text_encoder: the one it was trained with.
+        codes: (images, tokens) integer.
+        texts: prompt of each image.
+        cfg_scale: guidance scale of the law.
+        batch_size: images per forward.
+
+    Returns:
+        (images,) float32, nats per token, on the CPU.
+
+    Raises:
+        ValueError: the numbers of images and texts differ.
+    """
+    if len(codes) != len(texts):
+        raise ValueError(f"score_codes needs one text per image, got {len(codes)} images and {len(texts)} texts")
+    device = target_model.head.weight.device
+    scores = []
+    for first in tqdm(range(0, len(texts), batch_size), desc="likelihood", disable=None, leave=False):
+        rows = slice(first, first + batch_size)
+        features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
+        chosen = codes[rows].to(device)
+        logits = teacher_forced_logits(target_model, features, mask, chosen, cfg_scale)
+        scores.append(negative_log_likelihood(chosen, logits).cpu())
+    return torch.cat(scores)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from lantern.models.recogniser import HEADS, Recogniser, attribute_matches, attribute_targets
 
 
 @dataclass(frozen=True)
@@ -22,35 +25,47 @@ class PromptAccuracy:
     per_head: dict[str, float]
 
 
-def score_attributes(logits: dict[str, torch.Tensor], targets: dict[str, torch.Tensor]) -> PromptAccuracy:
+def score_attributes(logits: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> PromptAccuracy:
     """Scores recogniser logits against the attributes that the prompts ask for.
 
-    Every applicable attribute of a prompt (background, each object's size, colour and shape, the number of objects and the relation)
-    weighs the same within the prompt, and every prompt the same in a mean over `per_prompt`.
+    Every attribute of a prompt (background, layout, each object's size, colour and shape in canonical order, left or top object
+    first) weighs the same within the prompt, and every prompt the same in a mean over `per_prompt`. Two objects drawn the wrong way
+    round are wrong in every attribute in which they differ.
 
     Args:
-        logits: per head (images, classes) float.
+        logits: per recogniser head (images, classes) float.
         targets: per head (images,) int64, the class asked for; -1 where the head does not apply to the prompt.
 
     Returns:
         A `PromptAccuracy`.
-
-    Raises:
-        ValueError: logits and targets have different heads.
     """
-    if set(logits) != set(targets) or not targets:
-        raise ValueError(f"recogniser heads {sorted(logits)} and target heads {sorted(targets)} must be the same")
-    heads = sorted(targets)
-    asked = torch.stack([targets[head] >= 0 for head in heads], dim=1)  # (images, heads)
-    right = torch.stack([logits[head].argmax(dim=-1) == targets[head] for head in heads], dim=1) & asked
-    counted = asked.sum(dim=1)
-    share = right.sum(dim=1).float() / counted  # 0 / 0 = nan: a prompt without any attribute has no accuracy
-    all_correct = torch.where(counted > 0, (right == asked).all(dim=1).float(), torch.nan)
-    per_head = {head: float(right[:, j].sum() / asked[:, j].sum()) for j, head in enumerate(heads)}
-    return PromptAccuracy(share, all_correct, per_head)
+    is_right, is_asked = attribute_matches(logits, targets)  # (images, heads)
+    num_asked = is_asked.sum(dim=1)
+    share = is_right.sum(dim=1) / num_asked  # 0 / 0 = nan: a prompt without any attribute has no accuracy
+    all_right = torch.where(num_asked > 0, (is_right | ~is_asked).all(dim=1).float(), torch.nan)
+    per_head = (is_right.sum(dim=0) / is_asked.sum(dim=0)).tolist()
+    return PromptAccuracy(share, all_right, dict(zip(HEADS, per_head, strict=True)))
 
 
-def without_scenes(num_images: int) -> PromptAccuracy:
-    """The result for prompts of free text, which name no attributes that the recogniser knows: nan throughout."""
-    nothing = torch.full((num_images,), float("nan"))
-    return PromptAccuracy(nothing, nothing.clone(), {})
+def score_prompts(recogniser: Recogniser, images: torch.Tensor, scenes: Sequence[dict | None]) -> PromptAccuracy:
+    """Reads images back and scores them against their prompts' scenes.
+
+    Args:
+        recogniser: in evaluation mode.
+        images: (images, 3, size, size) float32 in [-1, 1].
+        scenes: `Scene.to_dict()` of each image's prompt; None for a prompt of free text, which names no attribute that the
+            recogniser knows: its values are nan.
+
+    Returns:
+        A `PromptAccuracy`.
+    """
+    known = [row for row, scene in enumerate(scenes) if scene is not None]
+    per_prompt, is_all_correct = torch.full((2, len(scenes)), torch.nan)
+    if not known:
+        return PromptAccuracy(per_prompt, is_all_correct, {})
+    logits = recogniser.read_features(recogniser.features(images[known]))
+    scored = score_attributes(
+        {head: values.cpu() for head, values in logits.items()}, attribute_targets([scenes[row] for row in known])
+    )
+    per_prompt[known], is_all_correct[known] = scored.per_prompt, scored.is_all_correct
+    return PromptAccuracy(per_prompt, is_all_correct, scored.per_head)

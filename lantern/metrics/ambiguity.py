@@ -1,0 +1,79 @@
+"""Token-selection ambiguity: how much probability do the target's best one and best ten next tokens hold?
+
+A text model is nearly sure of most tokens. A visual one spreads its mass over many look-alike codes; that is what starves drafts of
+acceptance, and what relaxed decoding answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lantern.data import ImageSource
+from lantern.metrics.likelihood import teacher_forced_logits
+from lantern.models.target import TargetModel
+from lantern.models.text import TextEncoder
+
+
+def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
+    """Computes the probability of the best token and of the best few.
+
+    Args:
+        logits: (..., vocab) float.
+        num_best: how many count as the few; fewer where the vocabulary is smaller.
+
+    Returns:
+        (top-1 probability, top-`num_best` probability), each (...) float32.
+    """
+    best = logits.float().softmax(dim=-1).topk(min(num_best, logits.shape[-1]), dim=-1).values
+    return best[..., 0], best.sum(dim=-1)
+
+
+@torch.inference_mode()
+def measure_ambiguity(
+    target_model: TargetModel,
+    tokenizer: nn.Module,
+    text_encoder: TextEncoder,
+    source: ImageSource,
+    *,
+    num_images: int,
+    cfg_scales: Sequence[float],
+    batch_size: int = 64,
+) -> pd.DataFrame:
+    """Measures the target's top-1 and top-10 probability at every position of held-out images.
+
+    The context of a position is the held-out image's own codes (teacher forcing), temperature 1, no filter.
+
+    Args:
+        target_model: in evaluation mode.
+        tokenizer: image tokenizer with `encode`.
+        text_encoder: the one that the target was trained with.
+        source: its split "val" gives images and captions.
+        num_images: held-out images.
+        cfg_scales: guidance scales; equal ones are measured once.
+        batch_size: images per forward.
+
+    Returns:
+        One row per guidance scale x image x position: cfg_scale, image, position, top1, top10 (probabilities).
+    """
+    device = target_model.head.weight.device
+    frames = []
+    for first in tqdm(range(0, num_images, batch_size), desc="ambiguity", disable=None, leave=False):
+        indices = range(first, min(first + batch_size, num_images))
+        codes = tokenizer.encode(source.images("val", indices).to(device))  # (images, tokens)
+        features, mask = (part.to(device) for part in text_encoder.encode(source.captions("val", indices)))
+        for cfg_scale in dict.fromkeys(cfg_scales):
+            top1, top10 = top_masses(teacher_forced_logits(target_model, features, mask, codes, cfg_scale))
+            frames.append(_to_frame(cfg_scale, first, top1.cpu(), top10.cpu()))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _to_frame(cfg_scale: float, first_image: int, top1: Tensor, top10: Tensor) -> pd.DataFrame:
+    num_images, num_tokens = top1.shape
+    image, position = torch.meshgrid(torch.arange(num_images) + first_image, torch.arange(num_tokens), indexing="ij")
+    columns = {"image": image, "position": position, "top1": top1, "top10": top10}
+    return pd.DataFrame({"cfg_scale": cfg_scale, **{name: values.flatten().numpy() for name, values in columns.items()}})
