@@ -7,7 +7,8 @@ comes before its children, and siblings in drafting order. A static tree is fixe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,23 +21,25 @@ _PUBLISHED = {
         00101 00110 00200""",
     "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
 }
-STATIC_TREES = ("chain", *_PUBLISHED)
 
 
-def tree_choices(tree: str, depth: int = 5) -> list[tuple[int, ...]]:
-    """Choices of a named static tree.
+def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Sequence[Sequence[int]]:
+    """Choices of a static tree by its name.
 
     Args:
-        tree: "chain", "naive_extend_57" or "mc_sim_7b_63".
-        depth: length of the chain; the published trees have their own.
+        tree: "chain3" (a chain of three drafts; any length), "naive_extend_57", "mc_sim_7b_63", or a key of `named`.
+        named: further trees of the config.
 
     Raises:
         ValueError: unknown name; lists the known ones.
     """
-    if tree == "chain":
-        return [(0,) * n for n in range(1, depth + 1)]
+    if named and tree in named:
+        return named[tree]
+    if match := re.fullmatch(r"chain([1-9]\d*)", tree):
+        return [(0,) * n for n in range(1, int(match[1]) + 1)]
     if tree not in _PUBLISHED:
-        raise ValueError(f"tree must be one of {', '.join(STATIC_TREES)}, dynamic, or a list of choices, got {tree!r}")
+        known = ["chain1, chain2, ...", *_PUBLISHED, *(named or {})]
+        raise ValueError(f"static tree must be one of {', '.join(known)}, got {tree!r}")
     return [tuple(int(digit) for digit in word) for word in _PUBLISHED[tree].split()]
 
 

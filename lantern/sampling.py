@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 FILTER_ORDERS = ("top_k_first", "top_p_first")
+MAX_SIBLINGS = 64  # accept decisions per position that have noise of their own; the same for every tree
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,11 @@ class NoiseField:
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Uniform noise of the accept decisions: positions (batch, nodes) -> (batch, nodes, num_slots)."""
-        stream = f"accept-{num_slots}"
-        if stream not in self._fields:
-            rows = [uniform_field(self.run_seed, i, "accept", self.num_positions, num_slots) for i in self.prompt_ids]
-            self._fields[stream] = torch.from_numpy(np.concatenate(rows)).float().to(self.device)
-        return self._read(stream, positions)
+        """Uniform noise of the accept decisions: positions (batch, nodes) -> (batch, nodes, num_slots <= MAX_SIBLINGS)."""
+        if "accept" not in self._fields:
+            rows = [uniform_field(self.run_seed, i, "accept", self.num_positions, MAX_SIBLINGS) for i in self.prompt_ids]
+            self._fields["accept"] = torch.from_numpy(np.concatenate(rows)).float().to(self.device)
+        return self._read("accept", positions)[..., :num_slots]
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
         flat = (positions.clamp(max=self.num_positions - 1) + self._row_offsets).flatten()

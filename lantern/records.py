@@ -1,0 +1,93 @@
+"""Records of generated images: what a generation job writes and everything after it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.io import load_tensors, save_tensors
+
+_TENSORS = ("codes", "target_forwards", "step_lengths", "is_substituted", "seconds", "margins")
+
+
+@dataclass
+class GenerationRecords:
+    """Images of one method, prompt set and temperature.
+
+    Attributes:
+        prompt_ids: one id per image.
+        codes: int32, (images, tokens).
+        target_forwards: int32, (images,): forwards of the target model, the prefill included; `tokens` if autoregressive.
+        step_lengths: int16, (images, tokens): tokens emitted by each target forward, bonus token included; zero-padded, each
+            row sums to the number of tokens.
+        is_substituted: bool, (images, tokens): the emitted token is not the one that the target drew there. All False for
+            verification by rejection, where the target draws no token of its own.
+        seconds: float32, (images,): seconds of the batch divided by its size, synchronised, text encoding and image
+            decoding excluded.
+        margins: float32, (images, tokens): gap between the two best perturbed log-probabilities, nats; autoregressive
+            records only, empty (images, 0) elsewhere.
+        metadata: method, temperature, cfg_scale, batch_size, run_seed, device and what else the job wants kept.
+    """
+
+    prompt_ids: list[str]
+    codes: torch.Tensor
+    target_forwards: torch.Tensor
+    step_lengths: torch.Tensor
+    is_substituted: torch.Tensor
+    seconds: torch.Tensor
+    margins: torch.Tensor
+    metadata: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+
+def save_records(path: Path, records: GenerationRecords) -> None:
+    """Writes records into one safetensors file, atomically."""
+    tensors = {name: getattr(records, name).cpu().contiguous() for name in _TENSORS}
+    save_tensors(path, tensors, {"kind": "records", "prompt_ids": records.prompt_ids, **records.metadata})
+
+
+def load_records(path: Path) -> GenerationRecords:
+    """Reads records.
+
+    Raises:
+        ValueError: the file is truncated, is no record file, or its ids and images differ in number.
+    """
+    tensors, metadata = load_tensors(path)
+    if metadata.get("kind") != "records" or set(_TENSORS) - set(tensors):
+        raise ValueError(f"{path} holds no generation records; delete it and run its rule again")
+    ids = metadata.pop("prompt_ids")
+    metadata.pop("kind")
+    if len(ids) != len(tensors["codes"]):
+        raise ValueError(f"{path} has {len(ids)} prompt ids for {len(tensors['codes'])} images; delete it and run its rule again")
+    return GenerationRecords(ids, **{name: tensors[name] for name in _TENSORS}, metadata=metadata)
+
+
+def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str] | None = None) -> GenerationRecords:
+    """Joins parts of one method's records.
+
+    Args:
+        parts: records of disjoint prompts.
+        order: prompt ids in the wanted order; by default the parts' own.
+
+    Returns:
+        One record; metadata is the first part's.
+
+    Raises:
+        ValueError: an id that appears twice, or that `order` has and the parts lack (or the other way round).
+    """
+    ids = [i for part in parts for i in part.prompt_ids]
+    place = {i: row for row, i in enumerate(ids)}
+    if len(place) < len(ids):
+        raise ValueError(f"prompt {max(ids, key=ids.count)} appears in two shards; delete this method's shards and run again")
+    order = list(order) if order is not None else ids
+    if set(order) != set(ids):
+        raise ValueError(f"shards and prompt file differ: {sorted(set(order) ^ set(ids))[:3]} are not in both; run again")
+    rows = torch.tensor([place[i] for i in order], dtype=torch.int64)
+    joined = {name: torch.cat([getattr(part, name) for part in parts])[rows] for name in _TENSORS}
+    return GenerationRecords(order, **joined, metadata=parts[0].metadata)
