@@ -6,6 +6,7 @@ Imported while Snakemake reads the workflow, once per job: no torch, no pandas h
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,37 +74,149 @@ def validate_config(config: dict[str, Any], schema: dict[str, Any] | None = None
         _check_between_keys(config)
 
 
+def uses_gpu(device: str) -> bool:
+    """Tells, without importing torch, whether jobs will run on an NVIDIA GPU, so that rules ask the scheduler for one.
+
+    Args:
+        device: "auto" (a GPU where this machine has one), "cpu" or "cuda".
+    """
+    return device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def describe_folder(folder: str | None) -> str | None:
+    """Hashes the names, sizes and dates of a folder's files, so that a change of the user's images is noticed.
+
+    Args:
+        folder: path, or None where the images are not the user's.
+
+    Returns:
+        16 hexadecimal digits; None without a folder.
+    """
+    if folder is None or not Path(folder).is_dir():
+        return None  # a missing folder is reported by the image source, which names the key
+    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in Path(folder).iterdir())
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+
+
 def closest(word: str, known: list[str]) -> str:
     """Returns the part of a sentence that helps with a misspelt word: the nearest known one, or all of them."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
+def check_prompt_count(name: str, num: int, metrics: dict[str, Any], figures: dict[str, Any]) -> None:
+    """Checks that a prompt set is large enough for the metrics and the sample grid.
+
+    Args:
+        name: of the prompt set.
+        num: prompts in it.
+        metrics: config section.
+        figures: config section.
+
+    Raises:
+        ValueError: too few prompts; names the key that asks for more.
+    """
+    needs = {
+        "metrics.kid_subset_size": metrics["kid_subset_size"],
+        "metrics.prc_neighbours": metrics["prc_neighbours"] + 1,
+        "figures.sample_prompts": figures["sample_prompts"] if name == metrics["headline_prompt_set"] else 0,
+    }
+    for key, needed in needs.items():
+        if num < needed:
+            raise ValueError(f"prompt set {name} has {num} prompts but config key {key} needs at least {needed}")
+
+
 def _check_between_keys(config: dict[str, Any]) -> None:
     """Rules that need two keys or the table of methods."""
-    _check_neighbours(config)
+    _check_prompts(config)
+    _check_sizes(config)
     _check_methods(config)
 
 
-def _check_neighbours(config: dict[str, Any]) -> None:
-    codebook_size, columns = config["tokenizer"]["codebook_size"], config["codebook"]["num_neighbours"]
-    if columns >= codebook_size:
+def _check_prompts(config: dict[str, Any]) -> None:
+    sets = {name: entry for name, entry in config["prompts"].items() if entry is not None}
+    if not sets:
+        raise ValueError("config key prompts must hold at least one prompt set that is not null")
+    for name, entry in sets.items():
+        key = f"config key prompts.{name}"
+        if ("split" in entry) == ("file" in entry):
+            raise ValueError(f"{key} must have either split or file, got {_show(entry)}")
+        if "split" in entry and entry.get("num") is None:
+            raise ValueError(f"{key}.num is missing: how many prompts of the split are wanted")
+        if "file" in entry and not Path(entry["file"]).is_file():
+            raise ValueError(f"{key}.file: there is no file {entry['file']}")
+        if entry.get("num") is not None:
+            check_prompt_count(name, entry["num"], config["metrics"], config["figures"])
+    for key, names in {
+        "metrics.headline_prompt_set": [config["metrics"]["headline_prompt_set"]],
+        "latency.prompt_sets": config["latency"]["prompt_sets"],
+    }.items():
+        for name in names:
+            if name not in sets:
+                raise ValueError(f"config key {key} names no prompt set, got {name!r}; {closest(name, list(sets))}")
+
+
+def _check_sizes(config: dict[str, Any]) -> None:
+    data, tokenizer, target, metrics = (config[name] for name in ("data", "tokenizer", "target", "metrics"))
+    if data["source"] == "folder" and not data["folder"]:
         raise ValueError(
-            f"config key codebook.num_neighbours must be less than tokenizer.codebook_size = {codebook_size}, "
-            f"got {columns}"
+            "config key data.folder must name a folder of name.png and name.txt when data.source is folder"
         )
+    rules = [
+        (
+            "data.image_size",
+            data["image_size"] % tokenizer["grid"] == 0,
+            f"a multiple of tokenizer.grid = {tokenizer['grid']}",
+        ),
+        (
+            "data.max_words",
+            data["max_words"] <= config["text"]["max_tokens"],
+            f"at most text.max_tokens = {config['text']['max_tokens']}",
+        ),
+        ("target.num_heads", target["dim"] % target["num_heads"] == 0, f"a divisor of target.dim = {target['dim']}"),
+        (
+            "metrics.kid_subset_size",
+            metrics["kid_subset_size"] <= metrics["num_reference"],
+            f"at most metrics.num_reference = {metrics['num_reference']}",
+        ),
+        (
+            "codebook.num_neighbours",
+            config["codebook"]["num_neighbours"] < tokenizer["codebook_size"] - 1,
+            f"at most tokenizer.codebook_size - 2 = {tokenizer['codebook_size'] - 2}",
+        ),
+    ]
+    for key, is_met, wanted in rules:
+        if not is_met:
+            section, name = key.split(".")
+            raise ValueError(f"config key {key} must be {wanted}, got {config[section][name]}")
 
 
 def _check_methods(config: dict[str, Any]) -> None:
-    """Expands the methods, which checks each of them, and compares their k with the table of nearest codes."""
+    """Expands the methods, which checks each of them, and compares them with other keys."""
     from lantern.methods import expand_methods
 
-    columns = config["codebook"]["num_neighbours"]
-    for run in expand_methods(config):
+    runs, columns = expand_methods(config), config["codebook"]["num_neighbours"]
+    for run in runs:
         if run.spec.k is not None and run.spec.k > columns:
             raise ValueError(
                 f"config key methods: k of {run.spec.method_id} must be at most codebook.num_neighbours = {columns}, "
-                f"got {run.spec.k}"
+                f"got {run.spec.k}; raise it where the codebook is large enough"
+            )
+    temperatures = sorted({run.temperature for run in runs})
+    for temperature in temperatures:
+        if ("autoregressive", temperature) not in {(run.spec.method_id, run.temperature) for run in runs}:
+            raise ValueError(
+                f"config key methods must hold the preset autoregressive at temperature {temperature:g}: "
+                "every other method is compared with it"
+            )
+    headline = config["metrics"]["headline_temperature"]
+    if headline not in temperatures:
+        raise ValueError(f"config key metrics.headline_temperature must be one of {temperatures}, got {headline}")
+    known = [run.spec.method_id for run in runs if run.temperature == headline]
+    for name in config["figures"]["sample_methods"] or []:
+        if name not in known:
+            raise ValueError(
+                f"config key figures.sample_methods names no method that runs, got {name!r}; {closest(name, known)}"
             )
 
 
@@ -128,6 +241,8 @@ def _sentence(error: ValidationError) -> str:
             return f"config key {key} must be one of {', '.join(map(_show, rule))}, got {value}{about}"
         case "minItems" | "minProperties" | "minLength":
             return f"config key {key} must hold at least {rule} entries, got {len(error.instance)}{about}"
+        case "multipleOf":
+            return f"config key {key} must be a multiple of {rule}, got {value}{about}"
         case "pattern":
             return f"config key {key} may hold only letters, digits, '_' and '-', got {value}{about}"
         case bound if bound in _BOUND_WORDS:

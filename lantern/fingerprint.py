@@ -1,7 +1,7 @@
 """Fingerprint of the code that a stage runs, so that an edit re-runs exactly the stages that use what was edited.
 
-Snakemake sees a change of a script but not of a package that the script imports. Each rule therefore carries this hash as
-a parameter. Comments, docstrings and layout do not count: only what is executed does. Files are parsed, never imported.
+Snakemake sees a change of a script but not of a package that the script imports. Each rule therefore carries this hash
+as a parameter. Comments, docstrings and layout do not count: only what is executed does. Files are parsed, never run.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import sys
 import traceback
@@ -47,6 +49,28 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
         finally:
             sys.stdout, sys.stderr = stdout, terminal
             logging.basicConfig(stream=terminal, force=True)
+
+
+@contextmanager
+def training_checkpoint(snakemake: Any) -> Iterator[Path]:
+    """Names the file from which an interrupted training goes on; it is removed once the block has ended well.
+
+    The name holds a hash of the rule's parameters (settings and code fingerprint), so that a changed configuration or an
+    edit starts afresh instead of going on from weights that it did not make.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script; has the outputs `model` and the rule's parameters.
+
+    Yields:
+        Path beside the output `model`.
+    """
+    key = json.dumps(dict(snakemake.params.items()), sort_keys=True, default=str)
+    folder = Path(snakemake.output.model).parent
+    path = folder / f".checkpoint-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
+    for stale in set(folder.glob(".checkpoint-*.pt")) - {path}:
+        stale.unlink()
+    yield path
+    path.unlink(missing_ok=True)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,0 +1,48 @@
+"""Lantern: from captions to a table, three figures and a report. `snakemake --cores all` runs everything on config.yaml."""
+
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+configfile: "config.yaml"
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/common.smk"
+
+
+scattergather:
+    shards=config["generation"]["num_shards"],
+
+
+include: "workflow/rules/prompts.smk"
+include: "workflow/rules/rulers.smk"
+include: "workflow/rules/tokenizer.smk"
+include: "workflow/rules/target.smk"
+include: "workflow/rules/drafter.smk"
+include: "workflow/rules/codebook.smk"
+include: "workflow/rules/generation.smk"
+include: "workflow/rules/latency.smk"
+include: "workflow/rules/quality.smk"
+include: "workflow/rules/summary.smk"
+include: "workflow/rules/figures.smk"
+
+
+localrules:
+    all,
+    figures,
+
+
+rule figures:
+    input:
+        expand(stage("figures", "{figure}.{ending}"), figure=FIGURES, ending=["png", "pdf"]),
+
+
+rule all:
+    default_target: True
+    input:
+        "results/summary.csv",
+        rules.figures.input,

@@ -1,0 +1,28 @@
+"""Environment variables of every job, in one place. Read while Snakemake builds the workflow: no torch here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Snakemake itself sets OMP_NUM_THREADS and its kin from each rule's `threads`.
+JOB_ENVIRONMENT = {
+    # glibc gives every large tensor back to the system and faults it in again, at up to ten times the cost: let it keep them.
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "67108864",
+    # Nothing is fetched from a model hub in the middle of a run.
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def set_job_environment(root: Path | str) -> None:
+    """Sets the variables that jobs inherit; a value that the user has set stays.
+
+    Args:
+        root: folder that holds `lantern/`; scripts import that one, whether the package is installed or not.
+    """
+    for name, value in JOB_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(root)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *others])

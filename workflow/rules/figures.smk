@@ -1,0 +1,79 @@
+"""The three figures. They read stored results only, so that `make figures` redraws without generating."""
+
+
+rule draw_samples:
+    input:
+        records=shards_of(config["metrics"]["headline_prompt_set"], f"{config['metrics']['headline_temperature']:g}"),
+        prompts=stage("prompts", f"{config['metrics']['headline_prompt_set']}.jsonl"),
+        tokenizer=rules.train_tokenizer.output.model,
+        verdict=rules.summarise.output.verdict,
+    output:
+        png=report(stage("figures", "fig_a_samples.png"), caption="../report/fig_a_samples.rst", category="Figures"),
+        pdf=stage("figures", "fig_a_samples.pdf"),
+    log:
+        log_of("draw_samples"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1500,
+        runtime=10,
+    params:
+        code=code("draw_samples.py"),
+        settings=config["figures"],
+        numbers=verdict_numbers,
+    message:
+        "Drawing the sample grid"
+    script:
+        "../scripts/draw_samples.py"
+
+
+rule draw_tradeoff:
+    input:
+        summary=rules.summarise.output.summary,
+        verdict=rules.summarise.output.verdict,
+    output:
+        png=report(stage("figures", "fig_b_tradeoff.png"), caption="../report/fig_b_tradeoff.rst", category="Figures"),
+        pdf=stage("figures", "fig_b_tradeoff.pdf"),
+    log:
+        log_of("draw_tradeoff"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        code=code("draw_tradeoff.py"),
+        settings=config["figures"],
+        metrics=config["metrics"],
+        numbers=verdict_numbers,
+    message:
+        "Drawing the trade-off of speed and quality"
+    script:
+        "../scripts/draw_tradeoff.py"
+
+
+rule draw_ambiguity:
+    input:
+        ambiguity=rules.measure_ambiguity.output,
+        verdict=rules.summarise.output.verdict,
+    output:
+        png=report(stage("figures", "fig_c_ambiguity.png"), caption="../report/fig_c_ambiguity.rst", category="Figures"),
+        pdf=stage("figures", "fig_c_ambiguity.pdf"),
+    log:
+        log_of("draw_ambiguity"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        code=code("draw_ambiguity.py"),
+        settings=config["figures"],
+        numbers=verdict_numbers,
+    message:
+        "Drawing the histograms of ambiguity"
+    script:
+        "../scripts/draw_ambiguity.py"

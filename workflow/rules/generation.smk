@@ -1,0 +1,34 @@
+"""Generation: one job per method, prompt set, temperature and shard of the prompts."""
+
+
+rule generate_images:
+    input:
+        prompts=rules.write_prompts.output,
+        target=rules.train_target.output.model,
+        drafter=lambda wildcards: rules.train_drafter.output.model if SPECS[wildcards.method].drafts else [],
+        nearest_codes=lambda wildcards: table_of(SPECS[wildcards.method]),
+    output:
+        stage("generation", "{method}", "{prompt_set}", "T{temperature}", "{scatteritem}.safetensors"),
+    log:
+        log_of("generate_images", "{method}", "{prompt_set}", "T{temperature}", "{scatteritem}"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=lambda wildcards, attempt: 60 * attempt,
+        gpu=GPU,
+    params:
+        code=code("generate_images.py"),
+        method=lambda wildcards: SPECS[wildcards.method].to_dict(),
+        tree=lambda wildcards: tree_of(SPECS[wildcards.method]),
+        settings=config["generation"],
+        sampling=config["sampling"],
+        text=config["text"],
+        source=config["data"]["source"],
+        seed=SEED,
+        device=DEVICE,
+    message:
+        "Generating: {wildcards.method}, prompts {wildcards.prompt_set}, temperature {wildcards.temperature}, shard {wildcards.scatteritem}"
+    script:
+        "../scripts/generate_images.py"

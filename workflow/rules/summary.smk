@@ -1,0 +1,50 @@
+"""The table of results, in numbers and in words."""
+
+
+rule summarise:
+    input:
+        quality=quality_tables("csv"),
+        images=quality_tables("images.csv"),
+        latency=rules.measure_latency.output,
+    output:
+        summary=stage("summary.csv"),
+        verdict=stage("verdict.json"),
+        table=stage("table.md"),
+    log:
+        log_of("summarise"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        code=code("summarise.py"),
+        settings=config["metrics"],
+        seed=SEED,
+    message:
+        "Summarising"
+    script:
+        "../scripts/summarise.py"
+
+
+rule publish_summary:
+    input:
+        summary=rules.summarise.output.summary,
+        verdict=rules.summarise.output.verdict,
+    output:
+        report("results/summary.csv", caption="../report/summary.rst", category="Results"),
+    log:
+        log_of("publish_summary"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=100,
+        runtime=1,
+    params:
+        numbers=verdict_numbers,
+    message:
+        "Writing {output}"
+    shell:
+        "cp {input.summary} {output} 2> {log}"

@@ -1,0 +1,14 @@
+"""Writes the table of nearest codes of the tokenizer's codebook; the metadata says how distance was measured."""
+
+from lantern.codebook import nearest_codes
+from lantern.io import save_tensors
+from lantern.job import job_log
+from lantern.models.tokenizer import load_model
+
+with job_log(snakemake) as log:
+    params, neighbours = snakemake.params, snakemake.wildcards.neighbours
+    codebook = load_model(snakemake.input.tokenizer).codebook.detach()
+    table = nearest_codes(codebook, params.settings["num_neighbours"], neighbours, params.seed)
+    metadata = {"neighbours": neighbours, "codebook_size": len(codebook), "seed": params.seed}
+    save_tensors(snakemake.output[0], {"nearest_codes": table}, metadata)
+    log.info("%d nearest codes of %d codes by %s", table.shape[1], len(codebook), neighbours)

@@ -1,0 +1,20 @@
+"""Writes one prompt set; every prompt is encoded once, so that an unknown word or a prompt too long stops the run at its start."""
+
+from itertools import islice
+
+from lantern.assembly import make_text_encoder
+from lantern.config import check_prompt_count
+from lantern.data import make_source
+from lantern.io import read_prompts, write_prompts
+from lantern.job import job_log
+
+with job_log(snakemake) as log:
+    params, settings = snakemake.params, snakemake.params.settings
+    if "file" in settings:
+        prompts = list(islice(read_prompts(snakemake.input[0]), settings.get("num")))
+    else:
+        prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
+    check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), params.metrics, params.figures)
+    make_text_encoder(params.text, params.source["data"]["source"], params.seed).encode([prompt.text for prompt in prompts])
+    write_prompts(snakemake.output[0], prompts)
+    log.info("wrote %d prompts", len(prompts))
