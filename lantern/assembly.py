@@ -1,4 +1,4 @@
-"""Puts together what several scripts and the command line need from the config's sections and the stored models."""
+"""Puts together what several scripts and the command line need from the config's sections."""
 
 from __future__ import annotations
 

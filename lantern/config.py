@@ -9,12 +9,15 @@ import difflib
 import hashlib
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
+
+T = TypeVar("T")
 
 SCHEMA_PATH = Path(__file__).resolve().parent.parent / "workflow" / "schemas" / "config.schema.yaml"
 
@@ -72,6 +75,21 @@ def validate_config(config: dict[str, Any], schema: dict[str, Any] | None = None
         raise ValueError(_sentence(best_match(unknown or errors)))
     if schema is None:
         _check_between_keys(config)
+
+
+def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
+    """Builds a settings dataclass from a config section, which may hold keys of other dataclasses as well.
+
+    Args:
+        cls: the dataclass.
+        settings: config section.
+        more: fields that come from elsewhere.
+
+    Returns:
+        The instance; fields in neither keep their default.
+    """
+    names = {field.name for field in fields(cls)}
+    return cls(**{key: value for key, value in settings.items() if key in names}, **more)
 
 
 def uses_gpu(device: str) -> bool:
@@ -165,8 +183,8 @@ def _check_sizes(config: dict[str, Any]) -> None:
     rules = [
         (
             "data.image_size",
-            data["image_size"] % tokenizer["grid"] == 0,
-            f"a multiple of tokenizer.grid = {tokenizer['grid']}",
+            data["image_size"] % (2 * tokenizer["grid"]) == 0,
+            f"a multiple of 2 * tokenizer.grid = {2 * tokenizer['grid']}",
         ),
         (
             "data.max_words",

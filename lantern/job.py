@@ -55,8 +55,8 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
 def training_checkpoint(snakemake: Any) -> Iterator[Path]:
     """Names the file from which an interrupted training goes on; it is removed once the block has ended well.
 
-    The name holds a hash of the rule's parameters (settings and code fingerprint), so that a changed configuration or an
-    edit starts afresh instead of going on from weights that it did not make.
+    The name holds a hash of the rule's parameters (settings and code fingerprint) and of its inputs' dates, so that a
+    changed configuration, an edit or a new input starts afresh instead of going on from weights that it did not make.
 
     Args:
         snakemake: the object that Snakemake hands to a script; has the outputs `model` and the rule's parameters.
@@ -64,7 +64,8 @@ def training_checkpoint(snakemake: Any) -> Iterator[Path]:
     Yields:
         Path beside the output `model`.
     """
-    key = json.dumps(dict(snakemake.params.items()), sort_keys=True, default=str)
+    inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
+    key = json.dumps([dict(snakemake.params.items()), inputs], sort_keys=True, default=str)
     folder = Path(snakemake.output.model).parent
     path = folder / f".checkpoint-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
     for stale in set(folder.glob(".checkpoint-*.pt")) - {path}:

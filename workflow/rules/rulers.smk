@@ -13,13 +13,11 @@ rule train_recogniser:
     resources:
         mem_mb=2000,
         runtime=60,
-        gpu=GPU,
     params:
         code=code("train_recogniser.py"),
         settings=config["recogniser"],
-        source=DATA,
+        data={key: config["data"][key] for key in ("image_size", "num_train")},
         seed=SEED,
-        device=DEVICE,
     message:
         "Training the recogniser"
     script:

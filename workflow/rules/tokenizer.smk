@@ -15,13 +15,11 @@ rule train_tokenizer:
     resources:
         mem_mb=3000,
         runtime=60,
-        gpu=GPU,
     params:
         code=code("train_tokenizer.py"),
         settings=config["tokenizer"],
         source=DATA,
         seed=SEED,
-        device=DEVICE,
     message:
         "Training the image tokenizer"
     script:

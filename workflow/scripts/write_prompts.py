@@ -1,4 +1,4 @@
-"""Writes one prompt set; every prompt is encoded once, so that an unknown word or a prompt too long stops the run at its start."""
+"""Writes one prompt set. Each prompt is encoded once: an unknown word or a long prompt stops the run at its start."""
 
 from itertools import islice
 
@@ -15,6 +15,8 @@ with job_log(snakemake) as log:
     else:
         prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), params.metrics, params.figures)
-    make_text_encoder(params.text, params.source["data"]["source"], params.seed).encode([prompt.text for prompt in prompts])
+    make_text_encoder(params.text, params.source["data"]["source"], params.seed).encode(
+        [prompt.text for prompt in prompts]
+    )
     write_prompts(snakemake.output[0], prompts)
     log.info("wrote %d prompts", len(prompts))

@@ -1,0 +1,10 @@
+"""Draws figure (c): histograms of the target's top-1 and top-10 probability."""
+
+from lantern.figures.ambiguity import draw_ambiguity
+from lantern.figures.style import save_figure
+from lantern.io import read_table
+from lantern.job import job_log
+
+with job_log(snakemake):
+    figure = draw_ambiguity(read_table(snakemake.input.ambiguity[0]))
+    save_figure(figure, [snakemake.output.png, snakemake.output.pdf], dpi=snakemake.params.settings["dpi"])

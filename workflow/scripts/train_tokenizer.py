@@ -1,0 +1,28 @@
+"""Trains the image tokenizer and measures its reconstructions of held-out images."""
+
+from lantern.config import pick
+from lantern.data import make_source
+from lantern.io import write_json
+from lantern.job import job_log, training_checkpoint
+from lantern.models.recogniser import load_model as load_recogniser
+from lantern.models.tokenizer import TokenizerConfig, evaluate_tokenizer, save_model
+from lantern.training.loop import run_training
+from lantern.training.tokenizer import TokenizerTrainer, TokenizerTraining
+
+with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
+    params, settings = snakemake.params, snakemake.params.settings
+    source = make_source(params.source["data"], params.seed)
+    recogniser = load_recogniser(snakemake.input.recogniser)
+    trainer = TokenizerTrainer(
+        source,
+        recogniser,
+        pick(TokenizerConfig, settings, image_size=source.image_size),
+        pick(TokenizerTraining, settings),
+        params.seed,
+    )
+    history = run_training(trainer, settings["num_steps"], name="tokenizer", checkpoint=checkpoint)
+    model, indices = trainer.model.eval(), range(settings["num_eval"])
+    scenes = source.scenes("val", indices) if params.source["data"]["source"] == "scenes" else None
+    report = evaluate_tokenizer(model, recogniser if scenes else None, source.images("val", indices), scenes)
+    save_model(snakemake.output.model, model, report)
+    write_json(snakemake.output.report, {**report, "num_eval": len(indices), "history": history})
