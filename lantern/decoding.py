@@ -1,0 +1,404 @@
+"""The one decoding loop: autoregressive and speculative generation of a batch of images.
+
+A step drafts a tree (unless decoding is autoregressive), runs the target over all its nodes at once, verifies, and commits the
+accepted path with one more token of the target's own. Every step has fixed shapes and reads nothing back to the host; the loop
+around it asks once per step whether all images are complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lantern import acceptance
+from lantern.draft_tree import DraftTree, StaticTree, slide_window, static_tree, window_table
+from lantern.drafting import Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
+from lantern.methods import MethodSpec
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel, additive, prefix_mask
+from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
+
+
+@dataclass
+class DecodingModels:
+    """What a decoder runs: models prepared for decoding, and the nearest-code table where a method relaxes.
+
+    Attributes:
+        target: the target model.
+        draft: the draft model; None for autoregressive decoding.
+        nearest_codes: int64, (vocab, columns); None without relaxation.
+    """
+
+    target: TargetModel
+    draft: DraftModel | None = None
+    nearest_codes: torch.Tensor | None = None
+
+
+@dataclass
+class Generation:
+    """Images of one batch.
+
+    Attributes:
+        codes: int64, (batch, tokens).
+        target_forwards: int64, (batch,): prefill included.
+        step_lengths: int64, (batch, tokens): tokens emitted by each target forward, zero-padded; rows sum to `tokens`.
+        accepted_lengths: int64, (batch, steps): accepted drafts of each step after the prefill, the end of the image
+            notwithstanding; -1 where an image was already complete.
+        is_substituted: bool, (batch, tokens): emitted token differs from the one that the target drew at its node.
+        margins: float32, (batch, tokens), or (batch, 0) unless asked for: gap of the two best perturbed log-weights, nats.
+    """
+
+    codes: torch.Tensor
+    target_forwards: torch.Tensor
+    step_lengths: torch.Tensor
+    accepted_lengths: torch.Tensor
+    is_substituted: torch.Tensor
+    margins: torch.Tensor
+
+
+@dataclass
+class DecodingState:
+    """Everything that one step hands to the next; buffers are longer than an image, so that the last step may overshoot.
+
+    Attributes:
+        tokens: int64, (batch, tokens + overshoot).
+        lengths: int64, (batch,): tokens emitted; stops at the size of the image.
+        is_substituted: bool, like tokens.
+        margins: float32, like tokens.
+        pending: what the draft model has not seen; None for autoregressive decoding.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    is_substituted: torch.Tensor
+    margins: torch.Tensor | None
+    pending: PendingTokens | None = None
+
+
+class Decoder:
+    """Generates images with one method.
+
+    Args:
+        models: prepared models; the draft model and the table may be None where the method needs none.
+        spec: the method.
+        sampling: temperature, filters, guidance.
+        tree: choices of the static tree, or options of the dynamic one; None for autoregressive decoding.
+        records_margins: also record the target's margins (slower; for the autoregressive reference).
+
+    Raises:
+        ValueError: a part that the method needs is missing, or k exceeds the table.
+    """
+
+    def __init__(
+        self,
+        models: DecodingModels,
+        spec: MethodSpec,
+        sampling: SamplingConfig,
+        tree: list | DynamicTreeOptions | None = None,
+        *,
+        records_margins: bool = False,
+    ) -> None:
+        self.models, self.spec, self.sampling, self.records_margins = models, spec, sampling, records_margins
+        self.target, config = models.target, models.target.config
+        self.num_tokens, self.num_text = config.num_image_tokens, config.num_text_tokens
+        weight = self.target.head.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.tree: StaticTree | None = None
+        self.drafter: TreeDrafter | None = None
+        if spec.drafts is not None:
+            if models.draft is None or tree is None:
+                raise ValueError(f"method {spec.method_id or spec.name} drafts and needs a draft model and a tree; got none")
+            self.tree = None if isinstance(tree, DynamicTreeOptions) else static_tree(tree, self.device)
+            self.drafter = TreeDrafter(models.draft, self.target, spec.drafts, self.tree or tree, sampling)
+            num_nodes = 1 + tree.num_nodes if self.tree is None else self.tree.num_nodes
+        else:
+            num_nodes = 1
+        self.max_depth = self.drafter.max_depth if self.drafter else 0
+        self.num_slots = self.num_text + self.num_tokens + num_nodes
+        self._nodes = torch.arange(num_nodes, device=self.device)
+        self._is_chain = self.tree is None and self.drafter is None or (
+            self.tree is not None and self.tree.num_nodes == self.tree.max_depth + 1
+        )
+        own = torch.ones(1, 1, 1, dtype=torch.bool, device=self.device)
+        self._window = window_table(self.tree.ancestors if self.tree else own, self.num_slots, self.dtype)
+        self.verifier = Verifier(models.nearest_codes, spec, sampling)
+
+    @torch.inference_mode()
+    def generate(self, features: torch.Tensor, mask: torch.Tensor, noise: NoiseField) -> Generation:
+        """Generates one image per prompt.
+
+        Args:
+            features: caption features, (batch, num_text_tokens, caption_dim), left-padded.
+            mask: bool, (batch, num_text_tokens), True where a caption token is.
+            noise: the images' noise; keyed by prompt id.
+
+        Returns:
+            See `Generation`.
+
+        Raises:
+            FloatingPointError: the model's logits are not finite; names the prompt and the step.
+        """
+        state = self.start(features, mask, noise)
+        counts = []
+        while not self._is_complete(state, noise, len(counts)):
+            counts.append(self.step(state))
+        return self._collect(state, counts)
+
+    def start(self, features: torch.Tensor, mask: torch.Tensor, noise: NoiseField) -> DecodingState:
+        """Runs the caption through the target and emits image token 0."""
+        self.noise, batch = noise, features.shape[0]
+        features, mask = features.to(self.device, self.dtype), mask.to(self.device)
+        if self.sampling.is_guided:  # the null half is masked like its prompt, as LlamaGen does
+            features = torch.cat([features, self.target.null_features(batch).to(self.dtype)])
+            mask = mask.repeat(2, 1)
+        self.rows = features.shape[0]
+        self.cache = self.target.new_cache(self.rows, self.num_slots)
+        slots = torch.arange(self.num_text, device=self.device).expand(batch, -1)
+        self.cache.place(slots)
+        padding = self.num_slots - self.num_text
+        prefix = torch.nn.functional.pad(prefix_mask(mask, self.num_text, self.dtype), (0, padding), value=float("-inf"))
+        hidden = self.target.run_cached(self.target.embed_text(features), slots, prefix, self.cache)
+        self._text_bias = torch.nn.functional.pad(additive(mask, self.dtype), (0, padding))[:, None, None]
+        width = self.num_tokens + self.max_depth + 1
+        state = DecodingState(
+            tokens=torch.zeros(batch, width, dtype=torch.int64, device=self.device),
+            lengths=torch.ones(batch, dtype=torch.int64, device=self.device),
+            is_substituted=torch.zeros(batch, width, dtype=torch.bool, device=self.device),
+            margins=torch.zeros(batch, width, device=self.device) if self.records_margins else None,
+        )
+        position = torch.zeros(batch, 1, dtype=torch.int64, device=self.device)
+        keys, _, _ = self._score(hidden[:, -1:], position)
+        self._record_margins(state, keys, position)
+        state.tokens[:, :1] = keys.argmax(-1)
+        if self.drafter:
+            self.drafter.start(hidden, mask, noise)
+            emitted = state.tokens[:, : self.max_depth + 1].clone()
+            wide = hidden[:, -1:].expand(-1, self.max_depth + 1, -1)
+            state.pending = PendingTokens(emitted, wide, torch.ones_like(state.lengths))
+        return state
+
+    def step(self, state: DecodingState) -> torch.Tensor:
+        """One target forward: draft, verify, commit. Changes the state in place.
+
+        Returns:
+            int64, (batch,): accepted drafts; -1 for images that were already complete.
+        """
+        if self.drafter is None:
+            root = state.tokens.gather(1, state.lengths[:, None] - 1)
+            hidden = self._run_target(root, None, state.lengths)
+            keys, _, _ = self._score(hidden, state.lengths[:, None])
+            self._record_margins(state, keys, state.lengths[:, None])
+            return self._commit_one(state, keys.argmax(-1))
+        drafts = self.drafter.grow(state.pending, state.lengths)
+        hidden = self._run_target(drafts.tokens, drafts.tree, state.lengths)
+        positions = state.lengths[:, None] + drafts.tree.depths
+        keys, weights, logits = self._score(hidden, positions)
+        is_accepted, drawn = self.verifier.verify(keys, weights, logits, drafts, self.noise, positions)
+        return self._commit_path(state, drafts, hidden, is_accepted, drawn)
+
+    def _run_target(self, tokens: torch.Tensor, tree: DraftTree | None, lengths: torch.Tensor) -> torch.Tensor:
+        """Target hidden states of a tree's nodes, (rows, nodes, dim); the root sits at image position lengths - 1."""
+        root_slot = lengths + (self.num_text - 1)
+        self.cache.place(root_slot[:, None] + self._nodes)
+        rotary_rows = root_slot[:, None]
+        if tree is not None:
+            rotary_rows = (rotary_rows + tree.depths).clamp(max=self.num_text + self.num_tokens - 1)
+        is_shared = tree is None or self.tree is not None
+        window = self._window if is_shared else window_table(tree.ancestors, self.num_slots, self.dtype)
+        mask = slide_window(window, root_slot, self.num_slots)[:, None]
+        x = self.target.token_embedding(tokens)
+        if self.rows != x.shape[0]:
+            x, mask = x.repeat(2, 1, 1), mask.repeat(2, 1, 1, 1)
+        return self.target.run_cached(x, rotary_rows, mask + self._text_bias, self.cache)
+
+    def _score(self, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(log-weights with the target's noise, log-weights, raw guided logits), each float32 (batch, nodes, vocab)."""
+        guided = guide(hidden, self.sampling.cfg_scale).to(hidden.dtype) if self.sampling.is_guided else hidden
+        logits = self.target.head(guided).float()
+        if self.sampling.is_greedy:
+            return logits, logits, logits
+        weights = filter_logits(logits, self.sampling)
+        return weights + self.noise.gumbel("target", positions), weights, logits
+
+    def _commit_one(self, state: DecodingState, emitted: torch.Tensor) -> torch.Tensor:
+        is_running = state.lengths < self.num_tokens
+        state.tokens.scatter_(1, state.lengths[:, None], emitted)
+        state.lengths = (state.lengths + 1).clamp(max=self.num_tokens)
+        return is_running.long() - 1
+
+    def _commit_path(
+        self, state: DecodingState, drafts: Drafts, hidden: torch.Tensor, is_accepted: torch.Tensor, drawn: torch.Tensor
+    ) -> torch.Tensor:
+        """Emits the longest path of accepted nodes and the target's token behind it; keeps its keys and values."""
+        tree = drafts.tree
+        path, counts = longest_path(tree, is_accepted)  # (batch, max_depth + 1), (batch,)
+        steps = torch.arange(self.max_depth + 1, device=self.device)
+        along = drawn.gather(1, path)  # the target's own tokens on the path
+        drafted = torch.nn.functional.pad(drafts.tokens.gather(1, path[:, 1:]), (0, 1))
+        emitted = torch.where(steps == counts[:, None], along, drafted)
+        is_running = state.lengths < self.num_tokens
+        columns = state.lengths[:, None] + steps
+        state.tokens.scatter_(1, columns, emitted)
+        state.is_substituted.scatter_(1, columns, emitted != along)
+        if not self._is_chain:
+            root_slot = state.lengths[:, None] + (self.num_text - 1)
+            self.cache.move(root_slot + path, root_slot + steps)
+            index = path.repeat(self.rows // len(path), 1)[..., None].expand(-1, -1, hidden.shape[2])
+            hidden = hidden.gather(1, index)
+        state.pending = PendingTokens(emitted, hidden, counts + 1)
+        state.lengths = (state.lengths + counts + 1).clamp(max=self.num_tokens)
+        return torch.where(is_running, counts, -1)
+
+    def _record_margins(self, state: DecodingState, keys: torch.Tensor, positions: torch.Tensor) -> None:
+        if state.margins is not None:
+            best = keys.topk(2, dim=-1).values
+            state.margins.scatter_(1, positions, best[..., 0] - best[..., 1])
+
+    def _is_complete(self, state: DecodingState, noise: NoiseField, step: int) -> bool:
+        """The loop's one question to the host per step."""
+        return bool((state.lengths >= self.num_tokens).all())
+
+    def _collect(self, state: DecodingState, counts: list[torch.Tensor]) -> Generation:
+        n, batch = self.num_tokens, len(state.tokens)
+        accepted = torch.stack(counts, dim=1) if counts else state.tokens.new_zeros(batch, 0)
+        lengths = torch.cat([torch.ones_like(state.lengths)[:, None], accepted + 1], dim=1)
+        lengths = lengths.cumsum(1).clamp(max=n).diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
+        margins = state.margins[:, :n] if state.margins is not None else torch.zeros(batch, 0)
+        return Generation(
+            codes=state.tokens[:, :n],
+            target_forwards=(lengths > 0).sum(1),
+            step_lengths=torch.nn.functional.pad(lengths, (0, max(0, n - lengths.shape[1])))[:, :n],
+            accepted_lengths=accepted,
+            is_substituted=state.is_substituted[:, :n],
+            margins=margins,
+        )
+
+
+def longest_path(tree: DraftTree, is_accepted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The deepest node whose whole path from the root is accepted; the first of them where there are several.
+
+    Args:
+        tree: structure.
+        is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
+
+    Returns:
+        (path, int64 (batch, max_depth + 1), padded with its last node; number of accepted drafts, int64 (batch,)).
+    """
+    is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
+    reached = tree.depths.masked_fill(is_cut.any(-1), -1)
+    counts, best = reached.max(dim=1)
+    index = best[:, None, None].expand(-1, 1, tree.paths.shape[2])
+    paths = tree.paths.expand(len(best), -1, -1)
+    return paths.gather(1, index).squeeze(1), counts
+
+
+class Verifier:
+    """Decides which nodes of a tree are accepted, by the parts that a method is made of.
+
+    Args:
+        nearest_codes: int64, (vocab, columns), or None without relaxation.
+        spec: the method.
+        sampling: temperature decides between the greedy and the sampled rules.
+
+    Raises:
+        ValueError: the table is missing or too narrow.
+    """
+
+    def __init__(self, nearest_codes: torch.Tensor | None, spec: MethodSpec, sampling: SamplingConfig) -> None:
+        self.spec, self.is_greedy = spec, sampling.is_greedy
+        self.relaxation = make_relaxation(spec)
+        self.table = None
+        if self.relaxation is not None:
+            columns = spec.k + (spec.residual == "official")
+            if nearest_codes is None or nearest_codes.shape[1] < spec.k:
+                found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
+                raise ValueError(f"method {spec.method_id or spec.name} needs the {spec.k} nearest codes, got {found}")
+            self.table = nearest_codes[:, :columns].contiguous()
+        self.rule = acceptance.RejectionRule(self.relaxation, self.table, spec.residual)
+        self.by_rejection = spec.drafts == "sampled" or (spec.residual == "official" and spec.is_relaxed)
+
+    def verify(
+        self,
+        keys: torch.Tensor,
+        weights: torch.Tensor,
+        logits: torch.Tensor,
+        drafts: Drafts,
+        noise: NoiseField,
+        positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Verifies all nodes at once.
+
+        Args:
+            keys: log-weights with the target's noise, (batch, nodes, vocab).
+            weights: log-weights after the filters, same shape.
+            logits: raw guided logits, same shape.
+            drafts: the tree.
+            noise: for the decisions of verification by rejection.
+            positions: int64, (batch, nodes): image position that each node predicts.
+
+        Returns:
+            (bool (batch, nodes): accepted by its parent; int64 (batch, nodes): the token emitted if no child is accepted).
+        """
+        tree, drawn = drafts.tree, keys.argmax(-1)
+        if self.is_greedy and self.relaxation is not None and self.spec.relaxation != "proximity":
+            table = self.table[:, : self.spec.k]
+            return acceptance.accept_greedy(logits, drafts.tokens, tree.parents, table, self.relaxation), drawn
+        if self.by_rejection and not self.is_greedy:
+            return self._reject(weights, drawn, drafts, noise, positions)
+        if self.relaxation is None:
+            return acceptance.accept_exact(drawn, drafts.tokens, tree.parents), drawn
+        if self.spec.relaxation == "proximity":
+            return (
+                acceptance.accept_look_alikes(drawn, drafts.tokens, tree.parents, tree.earlier_siblings, self.table),
+                drawn,
+            )
+        probs = _of_inner(weights, tree).softmax(-1)
+        children = _child_tokens(drafts)
+        rank = acceptance.accept_within_bound(probs, _of_inner(drawn, tree), children, self.table, self.relaxation)
+        return _is_ranked(tree, rank), drawn
+
+    def _reject(
+        self, weights: torch.Tensor, drawn: torch.Tensor, drafts: Drafts, noise: NoiseField, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tree, children = drafts.tree, _child_tokens(drafts)
+        inner_positions = _of_inner(positions.expand(drawn.shape), tree)
+        uniforms = noise.uniform(inner_positions, children.shape[-1])
+        probs = _of_inner(weights, tree).softmax(-1)
+        outcome = acceptance.accept_by_rejection(probs, children, drafts.draft_probs, uniforms, self.rule)
+        emitted = (outcome.residual.log() + noise.gumbel("target", inner_positions)).argmax(-1)
+        if tree.parent_nodes is not None:
+            emitted = drawn.index_copy(1, tree.parent_nodes, emitted)
+        return _is_ranked(tree, outcome.rank), emitted
+
+
+def make_relaxation(spec: MethodSpec) -> acceptance.Relaxation | None:
+    """The relaxation object of a method; None for exact decoding."""
+    makers = {
+        "none": lambda: None,
+        "additive": lambda: acceptance.AdditiveBound(spec.k, spec.delta),
+        "multiplicative": lambda: acceptance.MultiplicativeBound(spec.k, spec.lambda_),
+        "budget": lambda: acceptance.BudgetBound(spec.k, spec.delta),
+        "proximity": lambda: acceptance.Proximity(spec.k),
+    }
+    return makers[spec.relaxation]()
+
+
+def _of_inner(values: torch.Tensor, tree: DraftTree) -> torch.Tensor:
+    """Entries (batch, nodes, ...) of the nodes that may have children, (batch, inner, ...)."""
+    return values if tree.parent_nodes is None else values.index_select(1, tree.parent_nodes)
+
+
+def _child_tokens(drafts: Drafts) -> torch.Tensor:
+    """Drafted tokens of every inner node's children, int64 (batch, inner, m), -1 where there is none."""
+    children = drafts.tree.children.expand(len(drafts.tokens), -1, -1)
+    tokens = drafts.tokens.gather(1, children.clamp(min=0).flatten(1)).view(children.shape)
+    return tokens.masked_fill(children < 0, -1)
+
+
+def _is_ranked(tree: DraftTree, rank: torch.Tensor) -> torch.Tensor:
+    """Turns the rank of each inner node's accepted child into bool (batch, nodes): accepted by its parent."""
+    batch, nodes = len(rank), tree.num_nodes
+    if tree.parent_nodes is not None:
+        rank = rank.new_full((batch, nodes), -1).index_copy(1, tree.parent_nodes, rank)
+    return rank.gather(1, tree.parents.expand(batch, nodes)) == tree.ranks

@@ -1,0 +1,56 @@
+"""Shared fixtures: tiny random models on which every method runs in milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.codebook import nearest_codes
+from lantern.decoding import DecodingModels
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+
+torch.set_num_threads(1)
+
+DATA = Path(__file__).parent / "data"
+
+
+def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0) -> DecodingModels:
+    """A random target, a random draft model and a random codebook's nearest codes.
+
+    The heads are scaled up so that distributions are far from uniform, and the vocabulary is small, so that drafts of a random
+    draft model are accepted now and then.
+    """
+    torch.manual_seed(seed)
+    config = TargetConfig(
+        dim=32, num_layers=2, num_heads=2, vocab_size=vocab_size, grid=grid, num_text_tokens=5, caption_dim=16, ffn_multiple=16
+    )
+    target = TargetModel(config).eval()
+    draft = DraftModel(
+        DraftConfig(dim=32, num_heads=2, ffn_hidden=config.ffn_hidden, vocab_size=vocab_size, grid=grid, num_text_tokens=5)
+    ).eval()
+    with torch.no_grad():
+        for parameter in [*target.parameters(), *draft.parameters()]:
+            if parameter.dim() == 2:
+                parameter.mul_(scale)
+        draft.token_embedding.weight.copy_(target.token_embedding.weight)
+        draft.from_hidden.weight.copy_(torch.eye(config.dim))
+    table = nearest_codes(torch.randn(vocab_size, 4), k=vocab_size - 1)
+    return DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
+
+
+@pytest.fixture(scope="session")
+def models() -> DecodingModels:
+    return make_models()
+
+
+def make_prompts(models: DecodingModels, batch: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left-padded random caption features and their mask, of various lengths."""
+    config = models.target.config
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(batch, config.num_text_tokens, config.caption_dim, generator=generator)
+    lengths = torch.arange(batch) % config.num_text_tokens + 1
+    mask = torch.arange(config.num_text_tokens) >= config.num_text_tokens - lengths[:, None]
+    return features * mask[..., None], mask
