@@ -256,7 +256,7 @@ def _sentence(error: ValidationError) -> str:
             wanted = " or ".join(_TYPE_NAMES[name] for name in ([rule] if isinstance(rule, str) else rule))
             return f"config key {key} must be {wanted}, got {value}{_number_hint(error)}{about}"
         case "enum":
-            return f"config key {key} must be one of {', '.join(map(_show, rule))}, got {value}{about}"
+            return f"config key {key} must be one of {', '.join(map(str, rule))}, got {value}{about}"
         case "minItems" | "minProperties" | "minLength":
             return f"config key {key} must hold at least {rule} entries, got {len(error.instance)}{about}"
         case "multipleOf":

@@ -1,0 +1,172 @@
+"""The default config is valid; whatever is wrong with another one is a single sentence that names the key."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lantern.config import SCHEMA_PATH, closest, describe_folder, load_yaml, pick, validate_config
+
+ROOT = Path(__file__).parent.parent
+DEFAULT = load_yaml(ROOT / "config.yaml")
+
+
+def changed(path, value):
+    """The default config with one key set; the path is dotted, list places are numbers."""
+    config = copy.deepcopy(DEFAULT)
+    place = config
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    return config
+
+
+def sentence_for(config):
+    with pytest.raises(ValueError) as caught:
+        validate_config(config)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and "Traceback" not in sentence
+    return sentence
+
+
+def test_the_default_config_is_valid():
+    validate_config(DEFAULT)
+
+
+@pytest.mark.parametrize("overlay", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_overlay_is_valid_on_top_of_the_default(overlay):
+    from snakemake.utils import update_config
+
+    config = copy.deepcopy(DEFAULT)
+    update_config(config, load_yaml(overlay))
+    validate_config(config)
+
+
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        ("sampling.top_pp", 0.9, ["sampling.top_pp", "unknown", "did you mean top_p?"]),
+        ("tokeniser", {}, ["tokeniser is unknown", "did you mean tokenizer?"]),
+        ("methods.0.tempratures", [1], ["methods[0].tempratures", "did you mean temperatures?"]),
+        ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
+        ("sampling.top_p", 1.5, ["sampling.top_p", "at most 1", "1.5"]),
+        ("sampling.top_p", 0, ["sampling.top_p", "greater than 0"]),
+        ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
+        ("sampling.filter_order", "top_k", ["sampling.filter_order", "one of top_k_first, top_p_first, got 'top_k'"]),
+        ("sampling.cfg_scale", float("nan"), ["sampling.cfg_scale", "finite"]),
+        ("target.num_layers", "six", ["target.num_layers", "whole number", "'six'"]),
+        ("target.num_layers", 6.5, ["target.num_layers", "whole number", "6.5"]),
+        ("target.num_layers", True, ["target.num_layers", "whole number", "True"]),
+        ("target.learning_rate", "2e-3", ["target.learning_rate", "write 0.002 without quotes"]),
+        ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
+        ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
+        ("experiment", "", ["experiment"]),
+        ("seed", -1, ["seed", "at least 0"]),
+        ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
+        ("data", None, ["data must be a section of keys", "nothing"]),
+        ("data.source", "folder", ["data.folder", "name.txt"]),
+        ("data.image_size", 50, ["data.image_size", "multiple of 2 * tokenizer.grid", "50"]),
+        ("data.max_words", 99, ["data.max_words", "text.max_tokens"]),
+        ("codebook.num_neighbours", 1024, ["codebook.num_neighbours", "tokenizer.codebook_size", "1024"]),
+        ("methods", [], ["methods", "at least 1"]),
+        ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
+        ("prompts", {}, ["prompts", "at least 1"]),
+        ("prompts", {"seen": None}, ["prompts", "at least one prompt set"]),
+        ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
+        ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
+        ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
+        ("prompts.seen.num", 8, ["prompt set seen has 8 prompts", "metrics.kid_subset_size"]),
+        ("prompts.seen.split", "train", ["prompts.seen.split", "seen, unseen", "'train'"]),
+        ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),
+        ("metrics.headline_prompt_set", "sean", ["metrics.headline_prompt_set", "did you mean seen?"]),
+        ("metrics.headline_temperature", 0.7, ["metrics.headline_temperature", "0.7"]),
+        ("metrics.kid_subset_size", 1, ["metrics.kid_subset_size", "at least 2"]),
+        ("figures.sample_methods", ["eagle3"], ["figures.sample_methods", "did you mean eagle"]),
+        ("clip.width", 10, ["clip.width", "multiple of 8"]),
+    ],
+)
+def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
+    sentence = sentence_for(changed(path, value))
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+@pytest.mark.parametrize(
+    "entry, words",
+    [
+        ({"preset": "eagle3"}, ["methods[1]", "eagle2", "'eagle3'"]),
+        ({"preset": "eagle1", "tree": "oak"}, ["methods[1]", "tree", "mc_sim_7b_63", "'oak'"]),
+        ({"preset": "eagle1", "tree": "dynamic"}, ["methods[1]", "sampled drafts need a static tree"]),
+        ({"preset": "lantern", "k": 20, "delta": 1.5}, ["methods[1].delta", "at most 1", "1.5"]),
+        ({"preset": "lantern", "k": 20, "delta": [0.1, -1]}, ["methods[1].delta[1]", "at least 0"]),
+        ({"preset": "lantern", "k": 2000, "delta": 0.1}, ["k of lantern", "codebook.num_neighbours", "2000"]),
+        ({"preset": "lantern", "k": 0, "delta": 0.1}, ["methods[1].k", "at least 1"]),
+        ({"preset": "lantern", "delta": 0.1}, ["methods[1]", "needs k"]),
+        ({"preset": "lantern_pp", "k": 20, "lambda_": 0.5}, ["methods[1].lambda_", "at least 1"]),
+        ({"preset": "lantern", "k": 20, "delta": 0.1, "neighbours": "manhattan"}, ["methods[1]", "l2_normalised"]),
+        ({"preset": "autoregressive"}, ["methods[1]", "autoregressive", "twice"]),
+    ],
+)
+def test_a_bad_method_is_one_sentence(entry, words):
+    sentence = sentence_for(changed("methods", [{"preset": "autoregressive"}, entry]))
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+def test_every_key_of_the_default_config_has_a_comment():
+    lines = (ROOT / "config.yaml").read_text().splitlines()
+    for number, line in enumerate(lines):
+        is_scalar = ": " in line and not line.lstrip().startswith(("-", "#"))
+        in_methods = any(text.startswith("methods:") for text in lines[:number]) and not any(
+            text.startswith("generation:") for text in lines[: number + 1]
+        )
+        is_described_by_parent = line.strip().startswith(("split:", "small")) or in_methods
+        if is_scalar and not is_described_by_parent:
+            assert " # " in line, f"config.yaml, line {number + 1}: {line}"
+
+
+def test_every_part_of_the_schema_is_closed_and_described():
+    def visit(node, path):
+        if "enum" in node or "type" in node:
+            if node.get("type") == "object" and path:
+                assert "additionalProperties" in node, path
+            elif path and not path.endswith("[]"):
+                assert node.get("description"), path
+        for name, inner in node.get("properties", {}).items():
+            visit(inner, f"{path}.{name}".strip("."))
+        if isinstance(node.get("items"), dict):
+            visit(node["items"], f"{path}[]")
+
+    visit(load_yaml(SCHEMA_PATH), "")
+
+
+def test_closest_names_the_nearest_or_all():
+    assert closest("tempratures", ["temperatures", "k"]) == "did you mean temperatures?"
+    assert closest("zzz", ["b", "a"]) == "known are b, a"
+
+
+def test_pick_takes_the_fields_that_a_dataclass_has():
+    @dataclass
+    class Sizes:
+        width: int
+        depth: int = 2
+
+    assert pick(Sizes, {"width": 3, "num_steps": 9}) == Sizes(3, 2)
+    assert pick(Sizes, {"width": 3}, depth=5) == Sizes(3, 5)
+
+
+def test_a_folder_is_described_by_what_it_holds(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"1")
+    before = describe_folder(str(tmp_path))
+    assert describe_folder(str(tmp_path)) == before
+    (tmp_path / "b.png").write_bytes(b"2")
+    assert describe_folder(str(tmp_path)) != before
+    assert describe_folder(None) is None and describe_folder(str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize("text, words", [("a: [1", "not valid YAML"), ("- 1", "must hold keys"), ("a: b: c", "line 1")])
+def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"c\.yaml") as caught:
+        load_yaml(tmp_path / "c.yaml")
+    assert words in str(caught.value)
