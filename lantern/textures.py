@@ -107,7 +107,6 @@ def _clouds(noise: TextureNoise) -> Tensor:
 
 
 def _night(noise: TextureNoise) -> Tensor:
-    _, y = _coordinates(noise)
     haze = 0.6 * _smooth(noise, 0, 4, 4) + 0.4 * _smooth(noise, 1, 10, 10)
     sky = _mix((0.02, 0.03, 0.11), (0.13, 0.15, 0.33), 1.6 * haze - 0.5 + 0.1 * _streaks(noise.fine[:, 1], 1, 1))
     bright = ((noise.fine[:, 0] - 0.975) * 40.0).clamp(0.0, 1.0)

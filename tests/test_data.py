@@ -76,24 +76,24 @@ def test_folder_mistakes_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         FolderSource(tmp_path / "nowhere")
     (folder / "image05.txt").write_text(" ")
-    with pytest.raises(ValueError, match="image05.txt is empty"):
+    with pytest.raises(ValueError, match=r"image05.txt is empty"):
         FolderSource(folder)
     (folder / "image05.txt").unlink()
-    with pytest.raises(ValueError, match="image05.png has no caption file image05.txt"):
+    with pytest.raises(ValueError, match=r"image05.png has no caption file image05.txt"):
         FolderSource(folder)
     (folder / "image05.txt").write_text("a broken picture")
     (folder / "image05.png").write_bytes(b"not a picture")
     source = FolderSource(folder)
-    with pytest.raises(ValueError, match="image05.png is not a readable image"):
+    with pytest.raises(ValueError, match=r"image05.png is not a readable image"):
         source.images("train", range(18)), source.images("val", range(2))
 
 
 def test_make_source_names_the_wrong_key():
     scenes = make_source({"source": "scenes", "image_size": 48, "num_train": 7, "folder": None}, seed=3)
     assert isinstance(scenes, SceneSource) and scenes.num_train == 7 and scenes.seed == 3
-    with pytest.raises(ValueError, match="data.folder must name a folder"):
+    with pytest.raises(ValueError, match=r"data.folder must name a folder"):
         make_source({"source": "folder", "image_size": 48, "folder": None}, seed=0)
-    with pytest.raises(ValueError, match="data.source must be scenes or folder, got 'web'"):
+    with pytest.raises(ValueError, match=r"data.source must be scenes or folder, got 'web'"):
         make_source({"source": "web", "image_size": 48}, seed=0)
 
 

@@ -1,6 +1,7 @@
 """The recogniser: a small convolutional net that reads the attributes of an image of the embedded world.
 
-It is the ruler of the embedded experiment (prompt accuracy, features of FID and KID) and the tokenizer's perceptual loss.
+It is the ruler of the embedded experiment (prompt accuracy, features of FID and KID) and serves the tokenizer's
+perceptual loss.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RecogniserConfig:
 
 
 class Recogniser(nn.Module):
-    """Four convolution stages at 1/2, 1/4, 1/8 and 1/16 of the image, a feature vector and one linear head an attribute.
+    """Four convolution stages at 1/2, 1/4, 1/8 and 1/16 of the image, a feature vector, one linear head an attribute.
 
     Heads are canonical: slot 0 is the left or top object. Slot 1 means nothing where the layout is "single".
     """
@@ -86,7 +87,7 @@ class Recogniser(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Return feature vectors (images, num_features) float32 for FID and KID; independent of the batch in eval mode."""
+        """Return feature vectors (images, num_features) float32 for FID and KID, in eval mode."""
         return torch.cat([self._project(chunk) for chunk in images.split(_BATCH)])
 
     @torch.no_grad()
@@ -162,8 +163,8 @@ def evaluate_recogniser(recogniser: Recogniser, images: Tensor, scenes: Sequence
         scenes: of the same images.
 
     Returns:
-        "accuracy_<head>" for each head, "accuracy" (mean over all attributes that apply), "accuracy_all" (share of images
-        with every attribute right). Dimensionless, in [0, 1].
+        "accuracy_<head>" for each head, "accuracy" (mean over all attributes that apply), "accuracy_all" (share of
+        images with every attribute right). Dimensionless, in [0, 1].
     """
     logits = recogniser.read_features(recogniser.features(images))
     is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))

@@ -55,7 +55,7 @@ class ImageTokenizer(nn.Module):
 
     Encoder: patches of image_size / (2 * grid) pixels -> residual blocks at 2 * grid and at grid -> code_dim channels,
     normalised per position. Codes are the nearest rows of the l2-normalised codebook.
-    Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py, for what encode and decode normalise.
+    Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: what is normalised where.
     """
 
     def __init__(self, config: TokenizerConfig) -> None:
@@ -118,9 +118,7 @@ class ImageTokenizer(nn.Module):
         """
         size = self.config.image_size
         if images.shape[1:] != (3, size, size):
-            raise ValueError(
-                f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them first"
-            )
+            raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
         return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
 
     @torch.no_grad()

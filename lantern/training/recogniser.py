@@ -25,7 +25,7 @@ class RecogniserTraining:
         batch_size: images a step.
         learning_rate: of AdamW, at its highest; one tenth warms up, then cosine decay to 0.
         weight_decay: of AdamW.
-        blur_share: share of the images that are blurred and made noisy, so that the recogniser also reads reconstructions.
+        blur_share: share of the images that are blurred and made noisy, so that reconstructions can be read too.
         shape_weight: weight of the two shape losses; shapes are learnt last.
     """
 
@@ -40,8 +40,8 @@ class RecogniserTraining:
 class RecogniserTrainer:
     """Trains a recogniser step by step; the data of step i are a pure function of (seed, i).
 
-    Scenes of training and of held-out combinations alternate, so that the ruler measures both prompt sets alike; it must
-    not inherit the target's gaps. Image numbers are those of the "train" split and of a far corner of "unseen".
+    A quarter of each batch holds held-out combinations, far from the prompts' indices: the ruler must measure both
+    prompt sets alike and not share the target's gaps.
 
     Args:
         source: of scenes.

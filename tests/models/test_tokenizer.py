@@ -84,7 +84,7 @@ def test_evaluation_counts_codes_and_error(tokenizer, images):
 
 
 def test_bad_sizes_and_codes_are_rejected(tokenizer):
-    with pytest.raises(ValueError, match="tokenizer.image_size must be a multiple of 2 \\* grid = 16, got 50"):
+    with pytest.raises(ValueError, match=r"tokenizer.image_size must be a multiple of 2 \* grid = 16, got 50"):
         TokenizerConfig(image_size=50)
     with pytest.raises(ValueError, match="images must have shape"):
         tokenizer.encode(torch.zeros(1, 3, 32, 32))
@@ -99,5 +99,5 @@ def test_saved_model_is_the_same_and_foreign_files_are_named(tokenizer, images, 
     save_model(path, tokenizer)
     assert torch.equal(load_model(path).encode(images), tokenizer.encode(images))
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="tokenizer.safetensors"):
+    with pytest.raises(ValueError, match=r"tokenizer.safetensors"):
         load_model(path)

@@ -17,7 +17,7 @@ def make_trainer(num_steps=6, **settings):
 def test_all_but_shapes_are_learnt_within_seconds():
     trainer = make_trainer(num_steps=60, shape_weight=0.0)
     values = [trainer.step(i) for i in range(60)]
-    assert values[-1]["loss"] < 0.6 * values[0]["loss"]
+    assert values[-1]["loss"] < 0.8 * values[0]["loss"]
     assert values[-1]["accuracy"] > values[0]["accuracy"] + 0.2
 
 
