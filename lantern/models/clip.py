@@ -167,8 +167,8 @@ class ClipScorer:
         return cls(model.clip, model.tokenizer, model.preprocess, name="lantern-clip")
 
     @classmethod
-    def from_checkpoint(cls, path: Path) -> ClipScorer:
-        """Reads a model that `save_clip` wrote after training.
+    def from_checkpoint(cls, path: Path, device: torch.device | str = "cpu") -> ClipScorer:
+        """Reads a model that `save_clip` wrote after training, onto a device.
 
         Raises:
             ValueError: the file is truncated or foreign, or holds a model without a training report: random weights give
@@ -177,7 +177,7 @@ class ClipScorer:
         state, metadata = load_checkpoint(path, KIND)
         if not metadata.get("num_steps"):
             raise ValueError(f"{path} holds a CLIP model without a training report; refusing to score with random weights")
-        return cls.from_model(load_weights(ClipModel(ClipConfig(**metadata["config"])), state, path))
+        return cls.from_model(load_weights(ClipModel(ClipConfig(**metadata["config"])), state, path)).to(device)
 
     @classmethod
     def from_open_clip(cls, architecture: str, pretrained: str, prompt_prefix: str = "") -> ClipScorer:

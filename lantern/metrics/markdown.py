@@ -1,0 +1,107 @@
+"""The table of results in Markdown, for the README and the report, and its place between two markers of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lantern.io import write_text
+from lantern.metrics.labels import label_rows
+from lantern.metrics.verdict import select_headline
+
+HEADER = (
+    "method",
+    "tokens / forward",
+    "speed-up",
+    "NLL (nats / token)",
+    "prompt accuracy (%)",
+    "CLIP score",
+    "FID",
+    "substitutions / image",
+    "tokens equal to autoregressive (%)",
+)
+EMPTY = "–"
+
+
+def render_markdown(summary: pd.DataFrame, settings: Mapping[str, Any]) -> str:
+    """Renders the headline rows and the ceilings as a Markdown table.
+
+    Args:
+        summary: table of `build_summary`.
+        settings: config section `metrics`: headline_prompt_set, headline_temperature.
+
+    Returns:
+        Markdown: one sentence on the setting, then the table; values with half-widths are 95 % intervals.
+    """
+    rows = select_headline(summary, settings)
+    ceilings = summary[summary["temperature"].isna() & (summary["prompt_set"] == settings["headline_prompt_set"])]
+    ceilings = ceilings.assign(label=label_rows(ceilings))
+    first = rows.iloc[0]
+    lines = [
+        f"{int(first['num_images'])} prompts of `{first['prompt_set']}`, temperature {first['temperature']:g}, guidance scale "
+        f"{first['cfg_scale']:g}; [low, high] are 95 % bootstrap intervals over prompts.",
+        "",
+        _line(HEADER),
+        _line(["---", *["---:"] * (len(HEADER) - 1)]),
+    ]
+    table = pd.concat([rows, ceilings], ignore_index=True)
+    return "\n".join([*lines, *(_line(_cells(row)) for _, row in table.iterrows())]) + "\n"
+
+
+def update_marked_block(path: Path | str, text: str, name: str = "results") -> bool:
+    """Rewrites what stands between `<!-- name:begin -->` and `<!-- name:end -->` in a file.
+
+    Args:
+        path: the file, e.g. README.md.
+        text: new content of the block.
+        name: of the block.
+
+    Returns:
+        Whether the file changed; an unchanged file is not written.
+
+    Raises:
+        ValueError: the markers are missing, repeated or in the wrong order.
+    """
+    path = Path(path)
+    before = path.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
+        raise ValueError(f"{path} must hold the marker {begin} once and, after it, {end} once")
+    head, rest = before.split(begin)
+    tail = rest.split(end)[1]
+    after = f"{head}{begin}\n{text.strip()}\n{end}{tail}"
+    if after != before:
+        write_text(path, after)
+    return after != before
+
+
+def _cells(row: pd.Series) -> list[str]:
+    return [
+        row["label"],
+        _with_interval(row, "mean_accepted_length", 2),
+        _with_interval(row, "speedup", 2),
+        _with_interval(row, "nll", 2),
+        _with_interval(row, "prompt_accuracy", 1, factor=100),
+        _with_interval(row, "clip_score", 3),
+        _number(row["fid"], 1),
+        _number(row["substitutions"], 1),
+        _number(100 * row["tokens_equal_autoregressive"], 0),
+    ]
+
+
+def _with_interval(row: pd.Series, name: str, digits: int, factor: float = 1.0) -> str:
+    value, low, high = (factor * row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    if pd.isna(value) or pd.isna(low) or (low == value == high):
+        return _number(value, digits)
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _number(value: float, digits: int) -> str:
+    return EMPTY if pd.isna(value) else f"{value:.{digits}f}"
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"

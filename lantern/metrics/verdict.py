@@ -1,0 +1,195 @@
+"""What the table says about the claims, in numbers and in plain words, whether or not the claims come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from lantern.metrics.labels import label_rows
+from lantern.metrics.speed import BASELINE
+
+ACCURACY_TOLERANCE = 0.02
+LOSSLESS_CLAIM = 1.2
+RELAXED_CLAIMS = (1.5, 2.0)
+MISSING = "not measured"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest row of a kind.
+
+    Attributes:
+        label: of the method, with parameters; "none" where no row qualifies.
+        row: its columns; empty where no row qualifies.
+    """
+
+    label: str
+    row: Mapping[str, Any]
+
+    def value(self, name: str) -> float:
+        """A column's value, nan where no row qualifies."""
+        return float(self.row[name]) if name in self.row else float("nan")
+
+
+def select_headline(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Selects the rows of the headline prompt set and temperature, with a column `label`; ceilings are left out.
+
+    Raises:
+        ValueError: there are none, or autoregressive decoding is not among them.
+    """
+    prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
+    rows = summary[(summary["prompt_set"] == prompt_set) & (summary["temperature"] == temperature)]
+    if BASELINE not in set(rows["method_id"]):
+        raise ValueError(
+            f"the table has no {BASELINE} row for metrics.headline_prompt_set {prompt_set} at "
+            f"metrics.headline_temperature {temperature:g}"
+        )
+    rows = rows.reset_index(drop=True)
+    return rows.assign(label=label_rows(rows))
+
+
+def is_lossless(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows are exact: no relaxation, and tokens equal to autoregressive decoding's.
+
+    Sampled drafts without relaxation keep the law, not the tokens; they count by their proof. Autoregressive decoding itself does not
+    count, nor does a row whose tokens should be equal and are not.
+    """
+    is_equal = (rows["tokens_equal_autoregressive"] == 1) | (rows["drafts"] == "sampled")
+    return (rows["relaxation"] == "none") & is_equal & (rows["method_id"] != BASELINE)
+
+
+def compute_verdict(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Finds the fastest lossless row and the fastest relaxed row that keeps prompt accuracy, and judges the claims.
+
+    Args:
+        summary: table of `build_summary`.
+        settings: config section `metrics`: headline_prompt_set, headline_temperature.
+
+    Returns:
+        JSON values: `claims` (list of text, holds, speedup, low, high, method), `text` (a paragraph), `numbers` (name -> text, for
+        captions).
+    """
+    rows = select_headline(summary, settings)
+    baseline = rows[rows["method_id"] == BASELINE].iloc[0]
+    # A nan (prompts of free text) rules no row out; the text then says that prompt accuracy says nothing.
+    lost = baseline["prompt_accuracy"] - rows["prompt_accuracy"]
+    is_faithful = (rows["relaxation"] != "none") & ~(lost > ACCURACY_TOLERANCE + 1e-9)
+    lossless, relaxed = _fastest(rows[is_lossless(rows)]), _fastest(rows[is_faithful])
+    claims = [_judge("lossless", lossless, LOSSLESS_CLAIM)]
+    claims += [_judge("relaxed", relaxed, claim) for claim in RELAXED_CLAIMS]
+    numbers = {
+        **_baseline_numbers(baseline),
+        **_best_numbers("lossless", lossless),
+        **_best_numbers("relaxed", relaxed),
+        **_equality_numbers(summary),
+    }
+    text = " ".join([_setting_text(baseline), *(claim["text"] for claim in claims), numbers["equality_text"]])
+    return {"claims": claims, "text": text, "numbers": {**numbers, "verdict": text}}
+
+
+def _fastest(rows: pd.DataFrame) -> Best:
+    timed = rows[rows["speedup"].notna()]
+    if timed.empty:
+        return Best("none", {})
+    row = timed.loc[timed["speedup"].idxmax()]
+    return Best(str(row["label"]), row.to_dict())
+
+
+def _judge(kind: str, best: Best, claim: float) -> dict[str, Any]:
+    """One claim: at least `claim` times faster than autoregressive decoding."""
+    wanted = f"a {kind} speed-up of at least {claim:g}"
+    if not best.row:
+        reason = "no such row was timed" if kind == "lossless" else "no timed row keeps prompt accuracy within 2 points"
+        return {"kind": kind, "claim": claim, "holds": False, "text": f"Not shown: {wanted}; {reason}.", "method": None}
+    speedup, low, high = (best.value(f"speedup{end}") for end in ("", "_low", "_high"))
+    measured = f"{best.label} reaches {speedup:.2f} {interval(low, high)}"
+    if speedup < claim:
+        sentence = f"Not reached: {wanted}; the best, {measured}."
+    elif low < claim:
+        sentence = f"Reached, though the interval does not exclude less: {wanted}; {measured}."
+    else:
+        sentence = f"Reached: {wanted}; {measured}."
+    return {
+        "kind": kind,
+        "claim": claim,
+        "holds": bool(speedup >= claim),
+        "text": sentence,
+        "method": best.row["method_id"],
+        "speedup": speedup,
+        "low": _or_none(low),
+        "high": _or_none(high),
+    }
+
+
+def interval(low: float, high: float, digits: int = 2) -> str:
+    """Writes a 95 % interval as [low, high]; "(no interval)" where there are too few prompts for one."""
+    return "(no interval)" if pd.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _or_none(value: float) -> float | None:
+    return None if pd.isna(value) else value
+
+
+def _setting_text(baseline: pd.Series) -> str:
+    accuracy = baseline["prompt_accuracy"]
+    quality = f", and {100 * accuracy:.1f} % of the attributes asked for are read back from its images"
+    if pd.isna(accuracy):
+        quality = "; the prompts name no attributes that the recogniser knows, so that prompt accuracy says nothing here"
+    return (
+        f"On the {baseline['num_images']} prompts of the set {baseline['prompt_set']} at temperature {baseline['temperature']:g} and "
+        f"guidance scale {baseline['cfg_scale']:g}, autoregressive decoding has {baseline['nll']:.2f} nats per token{quality}."
+    )
+
+
+def _baseline_numbers(baseline: pd.Series) -> dict[str, str]:
+    return {
+        "prompt_set": str(baseline["prompt_set"]),
+        "temperature": f"{baseline['temperature']:g}",
+        "cfg_scale": f"{baseline['cfg_scale']:g}",
+        "num_images": str(int(baseline["num_images"])),
+        "num_timed": _format(baseline["num_timed"], "{:.0f}"),
+        "autoregressive_latency_ms": _format(1000 * baseline["latency_s"], "{:.0f}"),
+        "autoregressive_nll": _format(baseline["nll"], "{:.2f}"),
+        "autoregressive_accuracy": _format(100 * baseline["prompt_accuracy"], "{:.1f}"),
+        "autoregressive_clip_score": _format(baseline["clip_score"], "{:.3f}"),
+    }
+
+
+def _best_numbers(kind: str, best: Best) -> dict[str, str]:
+    change = [100 * best.value(f"prompt_accuracy_change{end}") for end in ("", "_low", "_high")]
+    return {
+        f"{kind}_name": best.label,
+        f"{kind}_speedup": _format(best.value("speedup"), "{:.2f}"),
+        f"{kind}_interval": interval(best.value("speedup_low"), best.value("speedup_high")),
+        f"{kind}_accepted": _format(best.value("mean_accepted_length"), "{:.2f}"),
+        f"{kind}_nll": _format(best.value("nll"), "{:.2f}"),
+        f"{kind}_accuracy_change": _format(change[0], "{:+.1f}") + (
+            "" if pd.isna(change[1]) else f" [{change[1]:+.1f}, {change[2]:+.1f}]"
+        ),
+    }
+
+
+def _equality_numbers(summary: pd.DataFrame) -> dict[str, str]:
+    """How many rows that must equal autoregressive decoding token for token do, over all prompt sets and temperatures."""
+    must = (summary["relaxation"] == "none") & (summary["method_id"] != BASELINE)
+    must &= summary["drafts"].isin(["top", "coupled"]) | (summary["temperature"] == 0)
+    rows = summary[must]
+    num_equal = int((rows["tokens_equal_autoregressive"] == 1).sum())
+    num_ties = int(rows["num_near_ties"].sum())
+    if rows.empty:
+        text = "No exact method was run whose tokens must equal autoregressive decoding's."
+    elif num_equal == len(rows):
+        text = f"All {num_equal} rows of exact methods emit autoregressive decoding's tokens, one for one, in every image"
+        text += f" ({num_ties} images excepted for a near-tie of floating point)."
+    else:
+        text = (
+            f"NOT exact: only {num_equal} of {len(rows)} rows of exact methods emit autoregressive decoding's tokens in every image."
+        )
+    return {"num_exact_rows": str(len(rows)), "num_equal_rows": str(num_equal), "equality_text": text}
+
+
+def _format(value: float, template: str) -> str:
+    return MISSING if pd.isna(value) else template.format(value)
