@@ -29,6 +29,10 @@ TEMPERATURES = sorted({temperature for _, temperature in RUNS})
 # What a folder of images holds is part of the config as far as re-running is concerned.
 DATA = {"data": config["data"], "listing": describe_folder(config["data"]["folder"])}
 
+# The report's front page reads its numbers from here; a first run has none yet.
+VERDICT = Path("results", config["experiment"], "verdict.json")
+config["numbers"] = json.loads(VERDICT.read_text())["numbers"] if VERDICT.is_file() else {}
+
 
 wildcard_constraints:
     prompt_set="|".join(PROMPT_SETS),
