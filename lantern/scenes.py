@@ -23,7 +23,7 @@ from lantern.textures import (
     paint_backgrounds,
 )
 
-SHAPES = ("circle", "square", "triangle", "star", "cross")
+SHAPES = ("circle", "square", "triangle", "cross", "ring")
 COLOURS = {
     "red": (0.88, 0.10, 0.13),
     "yellow": (0.98, 0.84, 0.12),
@@ -32,11 +32,11 @@ COLOURS = {
     "purple": (0.68, 0.20, 0.88),
     "white": (0.97, 0.97, 0.97),
 }
-SIZES = {"small": 7.0, "large": 11.0}  # radius in units of a 48 pixel image
+SIZES = {"small": 7.6, "large": 11.0}  # radius in units of a 48 pixel image
 BACKGROUNDS = tuple(TEXTURES)
 RELATIONS = ("left of", "right of", "above", "below")
 HELD_OUT = frozenset(
-    {("red", "cross"), ("yellow", "triangle"), ("green", "square"), ("blue", "star"), ("purple", "circle")}
+    {("red", "cross"), ("yellow", "triangle"), ("green", "square"), ("blue", "ring"), ("purple", "circle")}
 )
 SPLITS = ("train", "seen", "unseen")
 VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "below", "on", *BACKGROUNDS)
@@ -272,7 +272,7 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
     """Light a surface from the top left: gradient, highlight and a dark rim; (images, 3, size, size)."""
     r = radius[:, None, None]
     light = 0.98 - 0.13 * (x + y) / r
-    rim = ((distance + 1.7) / 1.2).clamp(0.0, 1.0)
+    rim = (distance / (0.11 * r) + 1.4).clamp(0.0, 1.0)
     highlight = (1.0 - ((x + 0.32 * r) ** 2 + (y + 0.36 * r) ** 2) / (0.34 * r) ** 2).clamp(0.0, 1.0)
     surface = colour[:, :, None, None] * (light * (1.0 - 0.55 * rim))[:, None]
     return surface + (0.35 * highlight)[:, None] * (1.0 - surface)
@@ -320,17 +320,8 @@ def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     return torch.minimum(upright, torch.maximum(x.abs() - long, y.abs() - short))
 
 
-def _star(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    """Five-pointed star: fold the plane into one half point, then the distance to its edge line."""
-    folded, height = x.abs(), -y
-    for c, s in ((0.809017, -0.587785), (-0.809017, -0.587785)):  # mirror lines of a regular pentagon
-        overlap = (c * folded + s * height).clamp(min=0.0)
-        folded, height = folded - 2.0 * c * overlap, height - 2.0 * s * overlap
-    outer, inner = 1.22 * r, 0.58 * r
-    # edge from the tip (0, outer) to the notch (inner sin 36, inner cos 36)
-    normal_x, normal_y = outer - 0.809017 * inner, 0.587785 * inner
-    length = (normal_x**2 + normal_y**2).sqrt()
-    return (normal_x * folded.abs() + normal_y * (height - outer)) / length
+def _ring(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    return ((x * x + y * y).sqrt() - 0.73 * r).abs() - 0.29 * r
 
 
-_DISTANCES = {"circle": _circle, "square": _square, "triangle": _triangle, "star": _star, "cross": _cross}
+_DISTANCES = {"circle": _circle, "square": _square, "triangle": _triangle, "cross": _cross, "ring": _ring}

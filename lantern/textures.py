@@ -72,7 +72,7 @@ def _mix(low: tuple[float, float, float], high: tuple[float, float, float], weig
 
 
 def _grass(noise: TextureNoise) -> Tensor:
-    blades = 0.5 + 0.24 * _streaks(noise.fine[:, 0], 7, 1) + 0.10 * _streaks(noise.fine[:, 1], 3, 1)
+    blades = 0.5 + 0.24 * _streaks(noise.fine[:, 0], 9, 3) + 0.06 * _streaks(noise.fine[:, 1], 5, 1)
     patches = _smooth(noise, 0, 5, 5) - 0.5
     image = _mix((0.13, 0.25, 0.07), (0.50, 0.62, 0.24), blades + 0.5 * patches)
     return image + 0.10 * patches[:, None] * torch.tensor([1.0, 0.4, 0.0])[None, :, None, None]
@@ -80,38 +80,39 @@ def _grass(noise: TextureNoise) -> Tensor:
 
 def _sand(noise: TextureNoise) -> Tensor:
     x, y = _coordinates(noise)
-    bend = 5.0 * _smooth(noise, 0, 4, 4) + noise.parameter(0, 0.0, 6.3)
+    bend = 7.0 * _smooth(noise, 0, 5, 5) + noise.parameter(0, 0.0, 6.3)
     ripples = torch.sin(noise.parameter(1, 0.5, 0.8) * y + noise.parameter(2, -0.3, 0.3) * x + bend)
-    grain = _streaks(noise.fine[:, 0], 1, 1)
-    speckles = (noise.fine[:, 1] > 0.97).float()
-    weight = 0.55 + 0.20 * ripples + 0.09 * grain + 0.25 * (_smooth(noise, 1, 6, 6) - 0.5) - 0.45 * speckles
+    grain = 0.03 * _streaks(noise.fine[:, 0], 1, 1) + 0.10 * _streaks(noise.fine[:, 1], 3, 3)
+    weight = 0.52 + 0.22 * ripples + grain + 0.3 * (_smooth(noise, 1, 6, 6) - 0.5)
     return _mix((0.55, 0.43, 0.27), (0.93, 0.84, 0.64), weight)
 
 
 def _water(noise: TextureNoise) -> Tensor:
     _, y = _coordinates(noise)
-    swell = _smooth(noise, 0, 14, 4) - 0.5
-    waves = 0.45 * swell + 0.12 * _streaks(noise.fine[:, 0], 1, 7) + 0.12 * (y / REFERENCE_SIZE - 0.5)
-    glints = (_streaks(noise.fine[:, 1], 1, 5) - 1.1).clamp(0.0, 1.0) * (0.5 + swell).clamp(0.0, 1.0)
-    return _mix((0.02, 0.24, 0.36), (0.22, 0.56, 0.66), 0.5 + waves) + 0.45 * glints[:, None]
+    swell = _smooth(noise, 0, 12, 5) - 0.5
+    waves = 0.5 * swell + 0.10 * _streaks(noise.fine[:, 0], 3, 7) + 0.12 * (y / REFERENCE_SIZE - 0.5)
+    glints = (_streaks(noise.fine[:, 1], 3, 9) - 1.0).clamp(0.0, 1.0)
+    return _mix((0.02, 0.24, 0.36), (0.22, 0.56, 0.66), 0.5 + waves) + 0.4 * glints[:, None]
 
 
 def _clouds(noise: TextureNoise) -> Tensor:
     _, y = _coordinates(noise)
     billows = 0.62 * _smooth(noise, 0, 5, 4) + 0.26 * _smooth(noise, 1, 11, 9) + 0.12 * _smooth(noise, 2, 16, 16)
     cover = ((billows - noise.parameter(0, 0.40, 0.52)) * 5.0).clamp(0.0, 1.0)
-    shade = 0.06 * _streaks(noise.fine[:, 0], 3, 3)
+    shade = 0.05 * _streaks(noise.fine[:, 0], 5, 5)
     sky = _mix((0.36, 0.58, 0.84), (0.66, 0.81, 0.93), (y / REFERENCE_SIZE).expand_as(cover) + shade)
     grey = (0.93 - 0.5 * (billows - 0.5).clamp(min=0.0) + 0.5 * shade)[:, None]
     return sky + (grey - sky) * cover[:, None]
 
 
 def _night(noise: TextureNoise) -> Tensor:
-    haze = 0.6 * _smooth(noise, 0, 4, 4) + 0.4 * _smooth(noise, 1, 10, 10)
-    sky = _mix((0.02, 0.03, 0.11), (0.13, 0.15, 0.33), 1.6 * haze - 0.5 + 0.1 * _streaks(noise.fine[:, 1], 1, 1))
-    bright = ((noise.fine[:, 0] - 0.975) * 40.0).clamp(0.0, 1.0)
-    glow = F.avg_pool2d(bright[:, None], 3, 1, 1)[:, 0]
-    return sky + (0.85 * bright + 1.1 * glow)[:, None] * torch.tensor([1.0, 0.97, 0.85])[None, :, None, None]
+    haze = 0.55 * _smooth(noise, 0, 4, 4) + 0.45 * _smooth(noise, 1, 11, 11)
+    sky = _mix((0.02, 0.03, 0.11), (0.14, 0.16, 0.36), 2.0 * haze - 0.6)
+    bright = ((noise.fine[:, 0] - 0.989) * 60.0).clamp(0.0, 0.6)
+    # a star is a bright pixel in a cross of dimmer ones in a soft square
+    across = F.avg_pool2d(bright[:, None], (1, 3), 1, (0, 1)) + F.avg_pool2d(bright[:, None], (3, 1), 1, (1, 0))
+    glow = 1.2 * across + 2.2 * F.avg_pool2d(bright[:, None], 3, 1, 1)
+    return sky + (0.4 * bright[:, None] + glow) * torch.tensor([1.0, 0.97, 0.85])[None, :, None, None]
 
 
 def _brick(noise: TextureNoise) -> Tensor:
@@ -125,7 +126,7 @@ def _brick(noise: TextureNoise) -> Tensor:
     mortar = (1.25 - inside).clamp(0.0, 1.0)
     brick = (row.floor() * COARSE_SIZE + column.floor()).long().flatten(1)  # (images, size * size)
     tone = noise.coarse[:, 0].flatten(1).gather(1, brick).view_as(mortar)
-    grain = 0.13 * _streaks(noise.fine[:, 0], 1, 1) + 0.1 * _streaks(noise.fine[:, 1], 2, 3)
+    grain = 0.03 * _streaks(noise.fine[:, 0], 1, 1) + 0.10 * _streaks(noise.fine[:, 1], 3, 5)
     wall = _mix((0.36, 0.19, 0.14), (0.66, 0.40, 0.30), 0.9 * tone + grain)
     return wall + (0.62 + 0.25 * grain[:, None] - wall) * mortar[:, None]
 

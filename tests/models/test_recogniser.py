@@ -30,7 +30,7 @@ def test_targets_are_canonical():
     texts = [
         "a large red circle right of a small blue square on grass",
         "a small blue square left of a large red circle on grass",
-        "a small white star on night",
+        "a small white ring on night",
     ]
     targets = attribute_targets([parse_caption(text) for text in texts])
     for name in HEADS:
@@ -43,7 +43,7 @@ def test_targets_are_canonical():
 
 
 def test_matches_leave_out_what_a_scene_does_not_have():
-    targets = attribute_targets([parse_caption("a small white star on night")])
+    targets = attribute_targets([parse_caption("a small white ring on night")])
     is_match, is_applicable = attribute_matches(perfect_logits(targets), targets)
     assert is_applicable.tolist() == [[True] * 5 + [False] * 3]
     assert torch.equal(is_match, is_applicable)
