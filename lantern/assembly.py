@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from lantern.models.text import WordEmbeddingEncoder
+from lantern.data import ImageSource
+from lantern.io import load_tensors
+from lantern.models.text import TextEncoder, WordEmbeddingEncoder
 from lantern.scenes import VOCABULARY
+from lantern.training.data import CodeDataset
 
 
 def make_text_encoder(text: dict[str, Any], data_source: str, seed: int) -> WordEmbeddingEncoder:
@@ -18,3 +22,16 @@ def make_text_encoder(text: dict[str, Any], data_source: str, seed: int) -> Word
     """
     vocabulary = VOCABULARY if data_source == "scenes" else None
     return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], seed)
+
+
+def load_codes(path: Path | str, source: ImageSource, split: str, encoder: TextEncoder) -> CodeDataset:
+    """Reads the codes of a split's first images and joins them with their captions.
+
+    Args:
+        path: file with the tensor `codes`, (images, tokens).
+        source: where the images came from.
+        split: of the source.
+        encoder: of captions.
+    """
+    tensors, _ = load_tensors(path)
+    return CodeDataset(tensors["codes"], source.captions(split, range(len(tensors["codes"]))), encoder)

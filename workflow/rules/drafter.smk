@@ -3,7 +3,7 @@
 
 rule train_drafter:
     input:
-        codes=rules.encode_images.output.codes,
+        train=rules.encode_images.output.train,
         target=rules.train_target.output.model,
     output:
         model=stage("drafter", "model.safetensors"),

@@ -3,7 +3,8 @@
 
 rule train_target:
     input:
-        codes=rules.encode_images.output.codes,
+        train=rules.encode_images.output.train,
+        val=rules.encode_images.output.val,
     output:
         model=stage("target", "model.safetensors"),
         report=stage("target", "report.json"),
@@ -19,6 +20,7 @@ rule train_target:
     params:
         code=code("train_target.py"),
         settings=config["target"],
+        codes={"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]},
         text=config["text"],
         source=DATA,
         seed=SEED,

@@ -30,7 +30,8 @@ rule encode_images:
     input:
         tokenizer=rules.train_tokenizer.output.model,
     output:
-        codes=stage("codes", "train.safetensors"),
+        train=stage("codes", "train.safetensors"),
+        val=stage("codes", "val.safetensors"),
     log:
         log_of("encode_images"),
     conda:
@@ -42,6 +43,7 @@ rule encode_images:
         gpu=GPU,
     params:
         code=code("encode_images.py"),
+        num_val=config["target"]["num_eval"],
         source=DATA,
         seed=SEED,
         device=DEVICE,

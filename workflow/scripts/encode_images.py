@@ -1,4 +1,4 @@
-"""Turns the training images into codes, once, for the target and the draft model."""
+"""Turns images into codes, once, for the target and the draft model: all training images, and some held-out ones."""
 
 import torch
 from tqdm import tqdm
@@ -14,9 +14,9 @@ with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
     source, device = make_source(params.source["data"], params.seed), resolve_device(params.device)
     tokenizer = load_model(snakemake.input.tokenizer).to(device)
-    codes = [
-        tokenizer.encode(source.images("train", range(begin, min(begin + CHUNK, source.num_train))).to(device)).cpu()
-        for begin in tqdm(range(0, source.num_train, CHUNK), desc="encoding", unit="chunk", disable=None)
-    ]
-    save_tensors(snakemake.output.codes, {"codes": torch.cat(codes).int()}, {"num_images": source.num_train})
-    log.info("encoded %d images", source.num_train)
+    for split, num_images in {"train": source.num_train, "val": params.num_val}.items():
+        begins = tqdm(range(0, num_images, CHUNK), desc=f"encoding {split}", unit="chunk", disable=None)
+        images = (source.images(split, range(begin, min(begin + CHUNK, num_images))).to(device) for begin in begins)
+        codes = torch.cat([tokenizer.encode(chunk).cpu() for chunk in images])
+        save_tensors(snakemake.output[split], {"codes": codes.int()}, {"split": split})
+        log.info("encoded %d images of %s", num_images, split)

@@ -1,1 +1,28 @@
-"""To come."""
+"""Trains the draft model against the frozen target."""
+
+from lantern.assembly import load_codes, make_text_encoder
+from lantern.config import pick
+from lantern.data import make_source
+from lantern.io import write_json
+from lantern.job import job_log, resolve_device, training_checkpoint
+from lantern.models.draft import save_draft
+from lantern.models.target import load_target
+from lantern.training.drafter import DrafterTrainer, DrafterTraining, new_draft_model
+from lantern.training.loop import run_training
+
+with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
+    params, settings = snakemake.params, snakemake.params.settings
+    source = make_source(params.source["data"], params.seed)
+    encoder = make_text_encoder(params.text, params.source["data"]["source"], params.seed)
+    target = load_target(snakemake.input.target).to(resolve_device(params.device))
+    trainer = DrafterTrainer(
+        new_draft_model(target, params.seed),
+        target,
+        load_codes(snakemake.input.train, source, "train", encoder),
+        pick(DrafterTraining, settings, cfg_scale=params.cfg_scale),
+        params.seed,
+    )
+    history = run_training(trainer, settings["num_steps"], name="drafter", checkpoint=checkpoint)
+    report = {name: value for name, value in history[-1].items() if name.startswith(("loss", "overlap"))}
+    save_draft(snakemake.output.model, trainer.draft, report)
+    write_json(snakemake.output.report, {**report, "history": history})
