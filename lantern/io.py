@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     """Gives a temporary path to write to; on success it takes the place of `path`, on any error it is removed.
 
     The temporary file lies in the same folder (so that the rename is atomic), its name starts with "." and it keeps the
-    suffix, which decides the format for some writers. Parent folders are created.
+    suffix, which decides the format for some writers. Parent folders are created. What a killed writer of the same file left
+    behind is removed: a file has one writer at a time.
 
     Args:
         path: the file that shall appear.
@@ -40,6 +42,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    pattern = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{8}}{re.escape(path.suffix)}")
+    for leftover in [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]:
+        leftover.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield temporary

@@ -31,6 +31,14 @@ def test_atomic_path_creates_folders_and_leaves_only_the_file(tmp_path):
     assert os.listdir(target.parent) == ["codes.npy"]
 
 
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
+    (tmp_path / ".codes.0123abcd.npy").write_bytes(b"half")
+    (tmp_path / ".codes.other.npy").write_bytes(b"mine")
+    with atomic_path(tmp_path / "codes.npy") as temporary:
+        temporary.write_bytes(b"whole")
+    assert sorted(os.listdir(tmp_path)) == [".codes.other.npy", "codes.npy"]
+
+
 def test_an_error_while_writing_keeps_the_old_file_and_removes_the_new(tmp_path):
     target = tmp_path / "table.csv"
     target.write_text("old")

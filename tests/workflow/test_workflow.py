@@ -1,0 +1,397 @@
+"""The real Snakefile on a tiny world: a whole run, what re-runs after it, faults in the middle, bad input."""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from lantern.config import load_yaml
+from lantern.io import load_tensors, read_json
+from lantern.methods import expand_methods
+from tiny_run import ROOT, TINY, Workflow
+
+TRAINING = {"train_recogniser", "train_tokenizer", "encode_images", "train_clip", "train_target", "train_drafter"}
+# fmt: off
+COLUMNS = [
+    "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "temperature", "cfg_scale",
+    "prompt_set", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions", "nll", "fid", "kid",
+    "precision", "recall", "clip_score", "prompt_accuracy", "tokens_equal_autoregressive",
+]
+# fmt: on
+
+
+def planned(output):
+    """Rule -> number of jobs, from the table that Snakemake prints."""
+    return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.M)}
+
+
+def with_overlay(workflow, folder, **sections):
+    path = folder / "overlay.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return replace(workflow, overlays=(path,))
+
+
+def hashes(folder):
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# --- before anything runs -------------------------------------------------------------------------
+
+
+def test_lint_finds_nothing():
+    command = [sys.executable, "-m", "snakemake", "--lint"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0 and "good condition" in result.stdout + result.stderr, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "overlay", [None, *sorted((ROOT / "experiments").glob("*.yaml"))], ids=lambda p: getattr(p, "stem", "default")
+)
+def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
+    configs = [str(path) for path in (ROOT / "config.yaml", overlay) if path]
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2"]
+    command += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path), "--configfile", *configs]
+    result = subprocess.run(command, capture_output=True, text=True)
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output
+    jobs = planned(output)
+    if overlay is None:
+        config = load_yaml(ROOT / "config.yaml")
+        shards = config["generation"]["num_shards"]
+        assert jobs["generate_images"] == len(expand_methods(config)) * len(config["prompts"]) * shards
+    assert jobs["total"] == sum(count for name, count in jobs.items() if name != "total")
+    assert os.listdir(tmp_path) in ([], [".snakemake"])
+
+
+# --- a whole run ----------------------------------------------------------------------------------
+
+
+def test_a_run_reaches_table_figures_and_numbers(finished):
+    summary = pd.read_csv(finished.folder / "results" / "summary.csv")
+    assert [column for column in COLUMNS if column not in summary.columns] == []
+    methods = summary[~summary["method"].isin(["real", "reconstruction"])]
+    assert set(methods["method"]) == {"autoregressive", "eagle2", "lantern"}
+    assert len(methods) == 4 * 2  # methods and temperatures x prompt sets
+    assert (methods["num_images"] == 4).all()
+    exact = methods[methods["method"].isin(["autoregressive", "eagle2"])]
+    assert (exact["tokens_equal_autoregressive"] == 1).all()
+    for name in ("fig_a_samples", "fig_b_tradeoff", "fig_c_ambiguity"):
+        assert finished.result(f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert finished.result(f"figures/{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert read_json(finished.result("verdict.json"))["numbers"]["num_images"] == "4"
+
+
+def test_a_run_leaves_no_temporary_file_and_says_what_it_does(finished):
+    assert [path for path in (finished.folder / "results").rglob(".*")] == []
+    assert "Training the target model" in finished.output
+    assert re.search(r"\d+ of \d+ steps \(100%\) done", finished.output)
+    assert "target step 5/6" in finished.result("logs/train_target.log").read_text()
+
+
+def test_records_pair_prompts_and_images_by_id(finished):
+    _, metadata = load_tensors(finished.result("generation/eagle2/seen/T1/2-of-2.safetensors"))
+    assert metadata["prompt_ids"] == ["seen-00002", "seen-00003"]
+    assert metadata["method"]["method_id"] == "eagle2" and metadata["temperature"] == 1.0
+
+
+def test_a_second_run_has_nothing_to_do(finished):
+    begun = time.monotonic()
+    code, output = finished.run()
+    assert code == 0 and "Nothing to be done" in output, output
+    assert time.monotonic() - begun < 15
+
+
+def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_path):
+    report = tmp_path / "report.html"
+    code, output = finished.run("--report", str(report))
+    assert code == 0, output
+    page = report.read_text()
+    assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
+    assert "fig_b_tradeoff.png" in page and "summary.csv" in page
+    assert read_json(finished.result("verdict.json"))["numbers"]["autoregressive_nll"] in page
+    for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
+        assert wrong not in page, wrong
+
+
+# --- what re-runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_redrawn_without_generating(copy_of_finished):
+    rules = re.search(r"^FIGURE_RULES := (.+)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
+    before = hashes(copy_of_finished.result("generation"))
+    shutil.rmtree(copy_of_finished.folder / ".snakemake")  # as on another machine, to which only results/ was copied
+    for figure in copy_of_finished.result("figures").iterdir():
+        figure.unlink()
+    arguments = ["--rerun-triggers", "mtime", "--allowed-rules", *rules, "figures", "--forcerun", *rules]
+    code, output = copy_of_finished.run(*arguments, "--", "figures")
+    assert code == 0, output
+    assert set(planned(output)) - {"total"} == {*rules, "figures"}
+    assert len(list(copy_of_finished.result("figures").iterdir())) == 6
+    assert hashes(copy_of_finished.result("generation")) == before
+
+
+def edited_project(folder, module):
+    """A copy of the project with one statement more in a module."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "results", ".snakemake", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    with open(folder / "lantern" / module, "a") as file:
+        file.write("\nEDITED = True\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "module, runs, rests",
+    [
+        (
+            "acceptance.py",
+            {"generate_images", "measure_latency", "measure_quality"},
+            TRAINING | {"build_nearest_codes"},
+        ),
+        ("figures/tradeoff.py", {"draw_tradeoff"}, TRAINING | {"generate_images", "draw_samples", "summarise"}),
+        ("training/tokenizer.py", {"train_tokenizer", "train_target"}, {"train_recogniser", "train_clip"}),
+    ],
+)
+def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path, module, runs, rests):
+    project = edited_project(tmp_path / "project", module)
+    command = [str(project / "Snakefile") if part == str(ROOT / "Snakefile") else part for part in finished.command()]
+    result = subprocess.run([*command, "--dry-run", "--quiet", "rules"], capture_output=True, text=True)
+    jobs = set(planned(result.stdout + result.stderr))
+    assert runs <= jobs and not rests & jobs, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "sections, runs, rests",
+    [
+        ({"sampling": {"top_k": 16}}, {"generate_images", "measure_latency"}, TRAINING | {"build_nearest_codes"}),
+        (
+            {"metrics": {"kid_subsets": 3}},
+            {"measure_quality", "summarise"},
+            TRAINING | {"generate_images", "measure_latency"},
+        ),
+        ({"drafter": {"num_steps": 7}}, {"train_drafter", "generate_images"}, TRAINING - {"train_drafter"}),
+        ({"figures": {"dpi": 90}}, {"draw_samples"}, TRAINING | {"generate_images", "measure_quality", "summarise"}),
+        ({"generation": {"batch_size": 3}}, {"generate_images"}, TRAINING | {"measure_latency"}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_changed_key_re_runs_what_depends_on_it(finished, tmp_path, sections, runs, rests):
+    code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
+    jobs = set(planned(output))
+    assert code == 0 and runs <= jobs and not rests & jobs, output
+
+
+def test_a_new_method_generates_only_its_own_images(finished, tmp_path):
+    methods = load_yaml(TINY)["methods"] + [{"preset": "coupled", "temperatures": [1]}]
+    code, output = with_overlay(finished, tmp_path, methods=methods).run("--dry-run", "--quiet", "rules")
+    assert code == 0 and planned(output)["generate_images"] == 2 * 2, output
+
+
+def test_codes_do_not_depend_on_the_number_of_shards(finished, copy_of_finished):
+    name = "generation/lantern-k4-delta0.2/seen/T1"
+    folder = copy_of_finished.result(name)
+    target = f"results/tiny/{name}/1-of-1.safetensors"
+    code, output = copy_of_finished.run(target, "--set-scatter", "shards=1")
+    assert code == 0, output + copy_of_finished.logs()
+    whole, metadata = load_tensors(folder / "1-of-1.safetensors")
+    assert metadata["prompt_ids"] == [f"seen-{n:05d}" for n in range(4)]
+    halves = [load_tensors(finished.result(f"{name}/{n}-of-2.safetensors"))[0]["codes"] for n in (1, 2)]
+    assert torch.equal(whole["codes"], torch.cat(halves))
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+SHARD = "generation/eagle2/seen/T1/1-of-2.safetensors"
+
+
+def patched_fsync(folder, body):
+    """A sitecustomize that changes how workflow scripts flush a file to disk; returns the environment that loads it."""
+    (folder / "patch").mkdir()
+    (folder / "patch" / "sitecustomize.py").write_text(
+        "import errno, os, sys, time\n"
+        "original = os.fsync\n"
+        "def fsync(descriptor):\n"
+        "    if '.snakemake/scripts' not in sys.argv[0]:\n"
+        "        return original(descriptor)\n"
+        f"    {body}\n"
+        "os.fsync = fsync\n"
+    )
+    return {"PYTHONPATH": str(folder / "patch")}
+
+
+def test_a_shard_killed_while_writing_is_not_taken_for_a_result_and_is_made_again(copy_of_finished, tmp_path):
+    shard = copy_of_finished.result(SHARD)
+    whole = shard.read_bytes()
+    shard.unlink()
+    environment = {**os.environ, **patched_fsync(tmp_path, "time.sleep(600)")}
+    process = subprocess.Popen(
+        copy_of_finished.command(),
+        cwd=copy_of_finished.folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(shard.parent.glob(".1-of-2.*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert list(shard.parent.glob(".1-of-2.*.safetensors")), "the job never came to write"
+    assert not shard.exists()
+
+    code, output = copy_of_finished.run("--unlock")
+    assert code == 0, output
+    code, output = copy_of_finished.run()
+    assert code == 0, output + copy_of_finished.logs()
+    assert planned(output)["generate_images"] == 1
+    made_again, _ = load_tensors(shard)
+    shard.write_bytes(whole)
+    before, _ = load_tensors(shard)
+    assert (made_again["codes"] == before["codes"]).all()
+    assert not list(shard.parent.glob(".1-of-2.*"))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(copy_of_finished, tmp_path):
+    shard = copy_of_finished.result(SHARD)
+    shard.unlink()
+    environment = patched_fsync(tmp_path, "raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))")
+    code, output = copy_of_finished.run(env=environment)
+    assert code != 0
+    assert f"could not write results/tiny/{SHARD}: No space left on device" in output
+    assert "Traceback" not in output
+    assert sorted(path.name for path in shard.parent.iterdir()) == ["2-of-2.safetensors"]
+
+
+def test_a_truncated_shard_is_named(copy_of_finished):
+    shard = copy_of_finished.result(SHARD)
+    shard.write_bytes(shard.read_bytes()[:-40])
+    code, output = copy_of_finished.run()
+    assert code != 0 and "Traceback" not in output
+    assert f"results/tiny/{SHARD} is truncated" in output, output
+
+
+def test_a_foreign_checkpoint_is_named(copy_of_finished):
+    target = copy_of_finished.result("target/model.safetensors")
+    shutil.copy(copy_of_finished.result("drafter/model.safetensors"), target)
+    code, output = copy_of_finished.run("--until", "train_drafter")
+    assert code != 0 and "Traceback" not in output
+    assert "results/tiny/target/model.safetensors should hold a target_model, found draft_model" in output, output
+
+
+def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
+    from types import SimpleNamespace
+
+    from lantern.job import training_checkpoint
+
+    (tmp_path / "codes").write_text("x")
+
+    class Parameters(dict):
+        pass
+
+    def job(**parameters):
+        return SimpleNamespace(
+            params=Parameters(parameters),
+            input=[tmp_path / "codes"],
+            output=SimpleNamespace(model=tmp_path / "model.st"),
+        )
+
+    with pytest.raises(KeyboardInterrupt), training_checkpoint(job(num_steps=5)) as first:
+        first.write_text("step 3")
+        raise KeyboardInterrupt
+    with training_checkpoint(job(num_steps=5)) as again:
+        assert again == first and again.read_text() == "step 3"
+    assert not first.exists()
+    first.write_text("step 3")
+    with training_checkpoint(job(num_steps=6)) as other:
+        assert other != first and not first.exists() and not other.exists()
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sections, words",
+    [
+        ({"sampling": {"topk": 3}}, "config key sampling.topk is unknown; did you mean top_k?"),
+        ({"methods": [{"preset": "autoregresive"}]}, "methods[0]: preset must be one of autoregressive"),
+        ({"methods": [{"preset": "eagle1", "tree": "oak"}]}, "methods[0]: tree must be one of"),
+        (
+            {"codebook": {"num_neighbours": 32}},
+            "codebook.num_neighbours must be at most tokenizer.codebook_size - 2 = 30, got 32",
+        ),
+        ({"sampling": {"top_p": 1.5}}, "sampling.top_p must be at most 1, got 1.5"),
+    ],
+    ids=["misspelt", "method", "tree", "k", "range"],
+)
+def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, sections, words):
+    begun = time.monotonic()
+    code, output = with_overlay(Workflow(tmp_path), tmp_path, **sections).run()
+    assert code != 0 and words in output and "Traceback" not in output, output
+    assert words in output.strip().splitlines()[-1]
+    assert time.monotonic() - begun < 10
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "name, text, words",
+    [
+        ("empty.txt", "", "empty.txt: the prompt file is empty"),
+        (
+            "twice.csv",
+            "id,text\na,a red circle on grass\na,a blue square on sand\n" * 1,
+            "twice.csv: duplicate prompt ids a",
+        ),
+        ("words.txt", "a red circle on grass\na purple hippopotamus on grass\n", "hippopotamus"),
+        ("gap.txt", "a red circle on grass\n\na blue square on grass\n", "gap.txt, line 2"),
+        ("few.txt", "a red circle on grass\n", "prompt set seen has 1 prompts but config key metrics.kid_subset_size"),
+    ],
+)
+def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    prompts = {"seen": {"file": str(tmp_path / name), "num": None, "split": None}, "unseen": None}
+    prompts["seen"].pop("split")
+    workflow = with_overlay(Workflow(tmp_path), tmp_path, prompts=prompts)
+    code, output = workflow.run("--until", "write_prompts")
+    assert code != 0 and words in output and "Traceback" not in output, output
+    assert not workflow.result("tokenizer").exists()
+
+
+# --- a user's own images --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline_runs_on_a_folder_of_images(tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(40):
+        colour = tuple((number * step) % 256 for step in (37, 91, 151))
+        Image.new("RGB", (40 + number, 64), colour).save(folder / f"photo {number:02d}.png")
+        (folder / f"photo {number:02d}.txt").write_text(f"Photo number {number}, taken in the “garden”.\n")
+    workflow = with_overlay(
+        Workflow(tmp_path),
+        tmp_path,
+        data={"source": "folder", "folder": str(folder)},
+        prompts={"unseen": None},
+        methods=[{"preset": "autoregressive"}, {"preset": "coupled"}],
+        generation={"num_shards": 1},
+    )
+    code, output = workflow.run()
+    assert code == 0, output + workflow.logs()
+    summary = pd.read_csv(tmp_path / "results" / "summary.csv")
+    assert {"autoregressive", "coupled"} <= set(summary["method"])
+    assert (summary[summary["method"] == "coupled"]["tokens_equal_autoregressive"] == 1).all()
+    assert "seen-photo" in (workflow.result("prompts/seen.jsonl")).read_text()
+    assert Path(workflow.result("figures/fig_a_samples.png")).stat().st_size > 1000
