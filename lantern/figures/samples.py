@@ -20,9 +20,9 @@ from lantern.metrics.speed import BASELINE
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 
-PROMPT_WIDTH = 1.05  # inches for the prompt texts
-WRAP = 19  # letters in a line of prompt text
-MAX_CELL = 1.1  # inches
+PROMPT_WIDTH = 1.12  # inches for the prompt texts
+WRAP = 18  # letters in a line of prompt text
+MIN_CELL, MAX_CELL = 0.7, 1.1  # inches; a grid of many columns grows wider than the page
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def draw_samples(grid: SampleGrid) -> Figure:
         grid: what to show.
 
     Returns:
-        A figure of page width.
+        A figure of page width at most, unless there are more than eight columns.
     """
     rows, columns = len(grid.row_titles), len(grid.column_titles)
-    cell = min(MAX_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns)
+    cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))
     title_lines = max(title.count("\n") + 1 for title in grid.column_titles)
-    top, note = 0.14 * title_lines + 0.08, 0.17  # inches
+    top, note = 0.13 * title_lines + 0.06, 0.17  # inches
     width, height = PROMPT_WIDTH + cell * columns, top + (cell + note) * rows
     with paper_style():
         figure = new_figure(width, height)
@@ -115,6 +115,9 @@ def draw_samples(grid: SampleGrid) -> Figure:
             text = textwrap.fill(grid.row_titles[row], WRAP, break_long_words=False)
             middle = bottom + cell / height / 2
             figure.text(0.03 / width, middle, text, fontsize=8, va="center", linespacing=1.15)
+            if row == rows - 1:
+                place = ((PROMPT_WIDTH - 0.06) / width, bottom - 0.09 / height)
+                figure.text(*place, "tokens / forward", ha="right", va="center")
             for column in range(columns):
                 left = (PROMPT_WIDTH + column * cell + 0.025) / width
                 axes = figure.add_axes((left, bottom, (cell - 0.05) / width, (cell - 0.05) / height))

@@ -1,0 +1,152 @@
+"""The whole measurement on tiny random models: its bookkeeping, not its numbers."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+from lantern.data import SceneSource
+from lantern.metrics.quality import Rulers, measure_quality
+from lantern.methods import MethodSpec
+from lantern.models.clip import ClipConfig, ClipModel, ClipScorer
+from lantern.models.recogniser import Recogniser, RecogniserConfig
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.models.tokenizer import ImageTokenizer, TokenizerConfig
+from lantern.records import GenerationRecords
+
+NUM, TOKENS, VOCAB = 6, 16, 32
+SETTINGS = {
+    "num_reference": 8,
+    "kid_subset_size": 4,
+    "kid_subsets": 2,
+    "prc_neighbours": 1,
+    "batch_size": 4,
+    "near_tie_margin": 1e-4,
+}
+EXACT = MethodSpec("coupled", "chain3", "coupled", method_id="coupled")
+RELAXED = MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="proximity-k5")
+REJECTED = MethodSpec("lantern_pp", "chain3", "sampled", "multiplicative", "paper", "l2", 5, lambda_=2.0, method_id="pp")
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SceneSource(0, image_size=48, num_train=16)
+
+
+@pytest.fixture(scope="module")
+def rulers(source):
+    torch.manual_seed(0)
+    target = TargetConfig(
+        dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, num_text_tokens=16, caption_dim=8, ffn_multiple=8
+    )
+    tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
+    return Rulers(
+        ImageTokenizer(tokenizer).eval(),
+        Recogniser(RecogniserConfig(width=8, num_features=8)).eval(),
+        ClipScorer.from_model(ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))),
+        TargetModel(target).eval(),
+        WordEmbeddingEncoder(source.vocabulary, 8, 16),
+    )
+
+
+def make_records(codes, spec, prompts):
+    autoregressive = spec.name == "autoregressive"
+    return GenerationRecords(
+        prompt_ids=[p.id for p in prompts],
+        codes=codes.int(),
+        target_forwards=torch.full((NUM,), TOKENS if autoregressive else 8, dtype=torch.int32),
+        step_lengths=torch.ones(NUM, TOKENS, dtype=torch.int16),
+        is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
+        seconds=torch.ones(NUM),
+        margins=torch.ones(NUM, TOKENS) if autoregressive else torch.ones(NUM, 0),
+        metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0},
+    )
+
+
+@pytest.fixture(scope="module")
+def records(source):
+    prompts = source.prompts("seen", NUM)
+    codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
+    changed = codes.clone()
+    changed[:2, 7] = (changed[:2, 7] + 1) % VOCAB
+    specs = {"autoregressive": codes, "coupled": codes, "proximity-k5": changed, "pp": changed}
+    spec_of = {
+        "autoregressive": MethodSpec("autoregressive", method_id="autoregressive"),
+        "coupled": EXACT,
+        "proximity-k5": RELAXED,
+        "pp": REJECTED,
+    }
+    made = {name: make_records(rows, spec_of[name], prompts) for name, rows in specs.items()}
+    made["proximity-k5"].is_substituted[:2, 7] = True
+    return made
+
+
+@pytest.fixture(scope="module")
+def measured(records, source, rulers):
+    arguments = (records, source.prompts("seen", NUM), source, rulers)
+    return measure_quality(*arguments, settings=SETTINGS, prompt_set="seen", split="seen", seed=0)
+
+
+def test_one_row_per_method_and_ceiling(measured):
+    rows, images = measured
+    assert rows.method_id.tolist() == ["autoregressive", "coupled", "proximity-k5", "pp", "real", "reconstruction"]
+    assert len(images) == 6 * NUM
+    assert not images.duplicated(["method_id", "prompt_id"]).any()
+    assert (rows.cfg_scale == 3.0).all()
+    assert rows.set_index("method_id").loc["proximity-k5", ["method", "tree", "drafts", "k"]].tolist() == [
+        "proximity",
+        "chain3",
+        "coupled",
+        5,
+    ]
+
+
+def test_equal_codes_have_equal_numbers(measured):
+    rows, _ = measured
+    rows = rows.set_index("method_id")
+    quality = ["nll", "fid", "kid", "precision", "recall", "clip_score", "prompt_accuracy"]
+    assert rows.loc["coupled", quality].equals(rows.loc["autoregressive", quality].rename("coupled"))
+    assert rows.loc["proximity-k5", "nll"] != rows.loc["autoregressive", "nll"]
+    assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
+
+
+def test_substitutions_are_counted_where_they_are_known(measured):
+    _, images = measured
+    counts = images.groupby("method_id").substitutions.sum(min_count=1)
+    assert counts["proximity-k5"] == 2
+    assert counts["coupled"] == 0
+    assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
+
+
+def test_images_are_those_of_their_prompts(measured, records, source, rulers):
+    # each image scored on its own, without any sharing between methods
+    _, images = measured
+    prompts = source.prompts("seen", NUM)
+    rows = images[images.method_id == "proximity-k5"].set_index("prompt_id")
+    for i, prompt in enumerate(prompts):
+        pixels = rulers.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
+        expected = float(rulers.clip_scorer.score(pixels, [prompt.text]))
+        assert rows.loc[prompt.id, "clip_score"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_real_images_have_no_codes_and_reconstructions_have(measured):
+    rows = measured[0].set_index("method_id")
+    assert math.isnan(rows.loc["real", "nll"])
+    assert rows.loc["reconstruction", "nll"] > 0
+
+
+def test_batch_size_does_not_matter(measured, records, source, rulers):
+    arguments = (records, source.prompts("seen", NUM), source, rulers)
+    settings = {**SETTINGS, "batch_size": 3}
+    rows, images = measure_quality(*arguments, settings=settings, prompt_set="seen", split="seen", seed=0)
+    pd.testing.assert_frame_equal(rows, measured[0], rtol=1e-3, atol=1e-5)
+    pd.testing.assert_frame_equal(images, measured[1], rtol=1e-3, atol=1e-5)
+
+
+def test_foreign_records_are_rejected(records, source, rulers):
+    options = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "seed": 0}
+    with pytest.raises(ValueError, match="other prompts"):
+        measure_quality(records, source.prompts("unseen", NUM), source, rulers, **options)
+    with pytest.raises(ValueError, match="needs the records of autoregressive"):
+        measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, rulers, **options)
