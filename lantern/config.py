@@ -175,38 +175,37 @@ def _check_prompts(config: dict[str, Any]) -> None:
 
 
 def _check_sizes(config: dict[str, Any]) -> None:
-    data, tokenizer, target, metrics = (config[name] for name in ("data", "tokenizer", "target", "metrics"))
-    if data["source"] == "folder" and not data["folder"]:
+    if config["data"]["source"] == "folder" and not config["data"]["folder"]:
         raise ValueError(
             "config key data.folder must name a folder of name.png and name.txt when data.source is folder"
         )
-    rules = [
-        (
-            "data.image_size",
-            data["image_size"] % (2 * tokenizer["grid"]) == 0,
-            f"a multiple of 2 * tokenizer.grid = {2 * tokenizer['grid']}",
-        ),
-        (
-            "data.max_words",
-            data["max_words"] <= config["text"]["max_tokens"],
-            f"at most text.max_tokens = {config['text']['max_tokens']}",
-        ),
-        ("target.num_heads", target["dim"] % target["num_heads"] == 0, f"a divisor of target.dim = {target['dim']}"),
-        (
-            "metrics.kid_subset_size",
-            metrics["kid_subset_size"] <= metrics["num_reference"],
-            f"at most metrics.num_reference = {metrics['num_reference']}",
-        ),
-        (
-            "codebook.num_neighbours",
-            config["codebook"]["num_neighbours"] < tokenizer["codebook_size"] - 1,
-            f"at most tokenizer.codebook_size - 2 = {tokenizer['codebook_size'] - 2}",
-        ),
-    ]
-    for key, is_met, wanted in rules:
-        if not is_met:
-            section, name = key.split(".")
-            raise ValueError(f"config key {key} must be {wanted}, got {config[section][name]}")
+    twice_grid, codebook_size = 2 * config["tokenizer"]["grid"], config["tokenizer"]["codebook_size"]
+    dim, dynamic = config["target"]["dim"], config["draft_tree"]["dynamic"]
+    drafted = dynamic["top_k"] + dynamic["depth"] * dynamic["top_k"] ** 2
+    upper_bounds = {
+        "data.max_words": ("text.max_tokens", config["text"]["max_tokens"]),
+        "metrics.kid_subset_size": ("metrics.num_reference", config["metrics"]["num_reference"]),
+        "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
+        "draft_tree.dynamic.num_nodes": ("top_k + depth * top_k ** 2", drafted),
+    }
+    for key, (name, bound) in upper_bounds.items():
+        if _get(config, key) > bound:
+            raise ValueError(f"config key {key} must be at most {name} = {bound}, got {_get(config, key)}")
+    if config["data"]["image_size"] % twice_grid:
+        raise ValueError(
+            f"config key data.image_size must be a multiple of 2 * tokenizer.grid = {twice_grid}, "
+            f"got {config['data']['image_size']}"
+        )
+    if dim % config["target"]["num_heads"]:
+        raise ValueError(
+            f"config key target.num_heads must be a divisor of target.dim = {dim}, got {config['target']['num_heads']}"
+        )
+
+
+def _get(config: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        config = config[part]
+    return config
 
 
 def _check_methods(config: dict[str, Any]) -> None:

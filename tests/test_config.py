@@ -84,6 +84,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("metrics.headline_temperature", 0.7, ["metrics.headline_temperature", "0.7"]),
         ("metrics.kid_subset_size", 1, ["metrics.kid_subset_size", "at least 2"]),
         ("figures.sample_methods", ["eagle3"], ["figures.sample_methods", "did you mean eagle"]),
+        ("draft_tree.dynamic.num_nodes", 999, ["draft_tree.dynamic.num_nodes", "at most", "999"]),
         ("clip.width", 10, ["clip.width", "multiple of 8"]),
     ],
 )

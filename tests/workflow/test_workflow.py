@@ -24,8 +24,8 @@ from tiny_run import ROOT, TINY, Workflow
 TRAINING = {"train_recogniser", "train_tokenizer", "encode_images", "train_clip", "train_target", "train_drafter"}
 # fmt: off
 COLUMNS = [
-    "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "temperature", "cfg_scale",
-    "prompt_set", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions", "nll", "fid", "kid",
+    "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
+    "cfg_scale", "prompt_set", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions", "nll", "fid", "kid",
     "precision", "recall", "clip_score", "prompt_accuracy", "tokens_equal_autoregressive",
 ]
 # fmt: on
@@ -46,7 +46,7 @@ def hashes(folder):
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-# --- before anything runs -------------------------------------------------------------------------
+# --- before anything runs --------------------------------------------------------------------------
 
 
 def test_lint_finds_nothing():
@@ -74,7 +74,7 @@ def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
     assert os.listdir(tmp_path) in ([], [".snakemake"])
 
 
-# --- a whole run ----------------------------------------------------------------------------------
+# --- a whole run -----------------------------------------------------------------------------------
 
 
 def test_a_run_reaches_table_figures_and_numbers(finished):
@@ -124,7 +124,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_pat
         assert wrong not in page, wrong
 
 
-# --- what re-runs ------------------------------------------------------------------------------------------------------------
+# --- what re-runs ----------------------------------------------------------------------------------
 
 
 def test_figures_are_redrawn_without_generating(copy_of_finished):
@@ -209,7 +209,7 @@ def test_codes_do_not_depend_on_the_number_of_shards(finished, copy_of_finished)
     assert torch.equal(whole["codes"], torch.cat(halves))
 
 
-# --- faults ---------------------------------------------------------------------------------------
+# --- faults ----------------------------------------------------------------------------------------
 
 SHARD = "generation/eagle2/seen/T1/1-of-2.safetensors"
 
@@ -317,7 +317,7 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
         assert other != first and not first.exists() and not other.exists()
 
 
-# --- bad input ------------------------------------------------------------------------------------
+# --- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path,
     assert not workflow.result("tokenizer").exists()
 
 
-# --- a user's own images --------------------------------------------------------------------------
+# --- a user's own images ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
