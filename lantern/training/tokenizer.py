@@ -13,6 +13,7 @@ from lantern.data import ImageSource, batch_indices
 from lantern.models.recogniser import Recogniser
 from lantern.models.tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
 from lantern.training.loop import cosine_rate, set_learning_rate
+from lantern.training.muon import ConvolutionMuon
 
 _DATA_STREAM = 202  # keeps this stage's draws apart from the other stages'
 _KMEANS_IMAGES = 512
@@ -26,7 +27,8 @@ class TokenizerTraining:
     Attributes:
         num_steps: optimiser steps.
         batch_size: images a step.
-        learning_rate: of AdamW, at its highest; 50 steps warm up, then cosine decay to 0.
+        kernel_learning_rate: of Muon, for convolution kernels, at its highest; a short warm-up, then cosine decay to 0.
+        learning_rate: of AdamW, for all else; same course.
         continuous_steps: first steps without quantisation; then k-means on the latents makes the codebook.
         codebook_decay: of the moving averages of a code's vectors, a step.
         dead_share: a code used less often than this share of the mean use is moved to a latent of the batch.
@@ -37,6 +39,7 @@ class TokenizerTraining:
 
     num_steps: int = 800
     batch_size: int = 32
+    kernel_learning_rate: float = 5e-3
     learning_rate: float = 2e-3
     continuous_steps: int = 100
     codebook_decay: float = 0.97
@@ -71,16 +74,19 @@ class TokenizerTrainer:
         self.settings = settings
         self.seed = seed
         self.model = ImageTokenizer(config).to(memory_format=torch.channels_last)
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), settings.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4
-        )
+        parameters = list(self.model.parameters())
+        kernels = [p for p in parameters if p.dim() == 4 and min(p.shape[:2]) > config.code_dim]
+        others = [p for p in parameters if all(p is not kernel for kernel in kernels)]
+        self.optimisers = [
+            ConvolutionMuon(kernels, settings.kernel_learning_rate),
+            torch.optim.AdamW(others, settings.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4),
+        ]
         self.code_use = torch.ones(config.codebook_size)
         self.code_sums = self.model.codebook.clone()
 
     def step(self, i: int) -> dict[str, float]:
         """Run step i; returns losses and the perplexity of the batch's codes."""
         settings = self.settings
-        set_learning_rate(self.optimiser, cosine_rate(i, settings.num_steps, warmup=50))
         if i == settings.continuous_steps:
             self._start_codebook(i)
         images = self.source.images("train", self._indices(i, settings.batch_size))
@@ -93,9 +99,11 @@ class TokenizerTrainer:
         reconstructions = self.model.reconstruct(latents + (quantised - latents).detach())
         losses = self._losses(images, reconstructions, latents, quantised)
         loss = sum(losses.values())
-        self.optimiser.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         loss.backward()
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            set_learning_rate(optimiser, cosine_rate(i, settings.num_steps, warmup=max(1, settings.num_steps // 20)))
+            optimiser.step()
         if codes is not None:
             self._update_codebook(i, latents.detach().flatten(0, 1), codes.flatten())
         error = F.mse_loss(reconstructions.detach().clamp(-1, 1), images)
@@ -106,7 +114,7 @@ class TokenizerTrainer:
         """Return the weights, the optimiser's state and the codebook's moving averages."""
         return {
             "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "code_use": self.code_use,
             "code_sums": self.code_sums,
         }
@@ -114,7 +122,8 @@ class TokenizerTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a state of `state_dict`."""
         self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
         self.code_use = state["code_use"].clone()
         self.code_sums = state["code_sums"].clone()
 
