@@ -14,6 +14,7 @@ from lantern.models.recogniser import Recogniser, RecogniserConfig, attribute_ta
 from lantern.training.loop import cosine_rate, set_learning_rate
 
 _DATA_STREAM = 101  # keeps this stage's draws apart from the other stages'
+_FAR = 1 << 30  # prompts are the first indices of "unseen"; training takes those from here on
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,6 @@ class RecogniserTrainer:
         targets = attribute_targets([scene for split, numbers in parts for scene in self.source.scenes(split, numbers)])
         generator = torch.Generator().manual_seed((self.seed + _DATA_STREAM) * 1_000_003 + i)
         return degrade(images, self.settings.blur_share, generator), targets
-
-
-_FAR = 1 << 30  # prompts are the first indices of "unseen"; training takes these instead
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -27,7 +27,7 @@ class TokenizerTraining:
     Attributes:
         num_steps: optimiser steps.
         batch_size: images a step.
-        kernel_learning_rate: of Muon, for convolution kernels, at its highest; a short warm-up, then cosine decay to 0.
+        matrix_learning_rate: of Muon, for convolution kernels, at its highest; a short warm-up, then cosine decay to 0.
         learning_rate: of AdamW, for all else; same course.
         continuous_steps: first steps without quantisation; then k-means on the latents makes the codebook.
         codebook_decay: of the moving averages of a code's vectors, a step.
@@ -39,7 +39,7 @@ class TokenizerTraining:
 
     num_steps: int = 800
     batch_size: int = 32
-    kernel_learning_rate: float = 5e-3
+    matrix_learning_rate: float = 5e-3
     learning_rate: float = 2e-3
     continuous_steps: int = 100
     codebook_decay: float = 0.97
@@ -78,7 +78,7 @@ class TokenizerTrainer:
         kernels = [p for p in parameters if p.dim() == 4 and min(p.shape[:2]) > config.code_dim]
         others = [p for p in parameters if all(p is not kernel for kernel in kernels)]
         self.optimisers = [
-            ConvolutionMuon(kernels, settings.kernel_learning_rate),
+            ConvolutionMuon(kernels, settings.matrix_learning_rate),
             torch.optim.AdamW(others, settings.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4),
         ]
         self.code_use = torch.ones(config.codebook_size)
