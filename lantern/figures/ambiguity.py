@@ -9,7 +9,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern.figures.style import BLUE, COLUMN_WIDTH, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILLION, new_figure, paper_style
+from lantern.figures.style import (
+    BLUE,
+    COLUMN_WIDTH,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    VERMILLION,
+    new_figure,
+    paper_style,
+)
 
 NUM_BINS = 40
 COLUMNS = {"top1": "probability of the best token", "top10": "probability of the ten best tokens"}
@@ -31,7 +41,9 @@ def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
     """
     missing = [name for name in ("cfg_scale", *COLUMNS) if name not in ambiguity.columns]
     if missing or ambiguity.empty:
-        raise ValueError(f"the ambiguity table needs rows and the columns cfg_scale, top1, top10; lacks {missing or 'rows'}")
+        raise ValueError(
+            f"the ambiguity table needs rows and the columns cfg_scale, top1, top10; lacks {missing or 'rows'}"
+        )
     with paper_style():
         figure = new_figure(COLUMN_WIDTH, 3.7)
         panels = figure.subplots(2, 1, sharex=True)

@@ -45,8 +45,8 @@ class SampleGrid:
         rows, columns = len(self.row_titles), len(self.column_titles)
         if self.images.shape[:2] != (rows, columns) or [len(line) for line in self.notes] != [columns] * rows:
             raise ValueError(
-                f"a sample grid of {rows} rows and {columns} columns needs as many images and notes, got images of shape "
-                f"{self.images.shape} and notes of lengths {[len(line) for line in self.notes]}"
+                f"a sample grid of {rows} rows and {columns} columns needs as many images and notes, got images of "
+                f"shape {self.images.shape} and notes of lengths {[len(line) for line in self.notes]}"
             )
 
 
@@ -63,8 +63,8 @@ def select_samples(
         records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
         prompts: the prompt set.
         tokenizer: image tokenizer with `decode`.
-        settings: config section `figures`: sample_prompts, rows (the first so many prompts, not a choice); sample_methods, columns as
-            method ids (None takes autoregressive and then the first method of every preset).
+        settings: config section `figures`: sample_prompts, rows (the first so many prompts, not a choice);
+            sample_methods, columns as method ids (None takes autoregressive and then the first method of every preset).
 
     Returns:
         A `SampleGrid`.

@@ -1,4 +1,4 @@
-"""One look for all figures: colours that colour-blind readers can tell apart, sizes for a paper's column, reproducible files."""
+"""One look for all figures: colours for colour-blind readers, sizes of a paper's column, reproducible files."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
 def split_curves(rows: pd.DataFrame) -> list[Curve]:
     """Splits the headline rows into curves.
 
-    A curve holds the rows of one family along the first parameter of GRID_ORDER that varies in it; further varying parameters (k
-    beside delta, say) make further curves of the same colour.
+    A curve holds the rows of one family along the first parameter of GRID_ORDER that varies in it; further varying
+    parameters (k beside delta, say) make further curves of the same colour.
     """
     rows = rows.assign(family=label_families(rows))
     keys = ["method", *PARTS]

@@ -1,7 +1,7 @@
 """Token-selection ambiguity: how much probability do the target's best one and best ten next tokens hold?
 
-A text model is nearly sure of most tokens. A visual one spreads its mass over many look-alike codes; that is what starves drafts of
-acceptance, and what relaxed decoding answers.
+A text model is nearly sure of most tokens. A visual one spreads its mass over many look-alike codes; that is what
+starves drafts of acceptance, and what relaxed decoding answers.
 """
 
 from __future__ import annotations
@@ -76,4 +76,6 @@ def _to_frame(cfg_scale: float, first_image: int, top1: Tensor, top10: Tensor) -
     num_images, num_tokens = top1.shape
     image, position = torch.meshgrid(torch.arange(num_images) + first_image, torch.arange(num_tokens), indexing="ij")
     columns = {"image": image, "position": position, "top1": top1, "top10": top10}
-    return pd.DataFrame({"cfg_scale": cfg_scale, **{name: values.flatten().numpy() for name, values in columns.items()}})
+    return pd.DataFrame(
+        {"cfg_scale": cfg_scale, **{name: values.flatten().numpy() for name, values in columns.items()}}
+    )

@@ -1,7 +1,7 @@
 """Percentile bootstrap over prompts.
 
-The prompt is the unit that is resampled. Columns given together are resampled together, so a statistic of two columns of the same
-prompts (a speed-up, a difference between methods that share their noise) is paired.
+The prompt is the unit that is resampled. Columns given together are resampled together, so a statistic of two columns
+of the same prompts (a speed-up, a difference between methods that share their noise) is paired.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def bootstrap_interval(
         seed: of the resampling; the same seed gives the same interval on every machine.
 
     Returns:
-        (low, high); (nan, nan) when there are fewer than two prompts, since nothing can then be said about their spread.
+        (low, high); (nan, nan) when there are fewer than two prompts, since nothing can then be said about their
+        spread.
 
     Raises:
         ValueError: no column, columns of unequal length, a value that is not finite, or a level or count out of bounds.

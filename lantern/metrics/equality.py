@@ -13,8 +13,8 @@ class Equality:
 
     Attributes:
         is_equal: (images,) bool, all codes are equal.
-        is_near_tie: (images,) bool, codes differ, and the first difference sits where the autoregressive decoder's two best
-            candidates were closer than the stated margin: a difference of rounding, not of law.
+        is_near_tie: (images,) bool, codes differ, and the first difference sits where the autoregressive decoder's two
+            best candidates were closer than the stated margin: a difference of rounding, not of law.
         first_difference: (images,) int64, position of the first difference; the number of tokens where there is none.
     """
 
@@ -39,14 +39,15 @@ def compare_with_autoregressive(
 ) -> Equality:
     """Compares codes image by image with the autoregressive decoder's.
 
-    Batched and one-token forwards round differently in the last bits. Where the autoregressive decoder's two best perturbed
-    log-probabilities are almost equal, either may win; everything after such a position then differs legitimately. Only the *first*
-    difference can be excused in this way.
+    Batched and one-token forwards round differently in the last bits. Where the autoregressive decoder's two best
+    perturbed log-probabilities are almost equal, either may win; everything after such a position then differs
+    legitimately. Only the *first* difference can be excused in this way.
 
     Args:
         codes: (images, tokens) integer, of the method.
         autoregressive_codes: (images, tokens) integer, same prompts in the same order, same noise.
-        margins: (images, tokens) float, gap of the two best perturbed log-probabilities of the autoregressive decoder, in nats.
+        margins: (images, tokens) float, gap of the two best perturbed log-probabilities of the autoregressive decoder,
+            in nats.
         near_tie_margin: nats; a first difference below it is a near-tie.
 
     Returns:

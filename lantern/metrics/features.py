@@ -1,7 +1,7 @@
 """Recogniser features for torch-fidelity's metrics.
 
-torch-fidelity's own extractors (Inception, VGG, CLIP) expect photographs of 224 pixels and more, and weights from the network. The
-embedded world registers its recogniser instead.
+torch-fidelity's own extractors (Inception, VGG, CLIP) expect photographs of 224 pixels and more, and weights from the
+network. The embedded world registers its recogniser instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class RecogniserExtractor(FeatureExtractorBase):
         """
         super().__init__(name, features_list)
         if recogniser is None and feature_extractor_weights_path is None:
-            raise ValueError(f"{EXTRACTOR_NAME} needs feature_extractor_weights_path, the checkpoint of a trained recogniser")
+            raise ValueError(
+                f"{EXTRACTOR_NAME} needs feature_extractor_weights_path, the checkpoint of a trained recogniser"
+            )
         self.recogniser = recogniser if recogniser is not None else load_model(feature_extractor_weights_path)
         width = self.recogniser.config.num_features
         self.register_buffer("mean", torch.zeros(width) if feature_mean is None else feature_mean)
@@ -125,8 +127,9 @@ def extract_features(recogniser: Recogniser, images: Tensor, batch_size: int = 6
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation by which features are standardised before any distance is taken.
 
-    KID's cubic kernel and the distances behind precision and recall depend on the scale of the features; a net's raw features have
-    none that means anything, and a few loud ones would decide. Standardised by the reference set, all count alike.
+    KID's cubic kernel and the distances behind precision and recall depend on the scale of the features; a net's raw
+    features have none that means anything, and a few loud ones would decide. Standardised by the reference set, all
+    count alike.
 
     Args:
         reference: (n, num_features) float32, raw features of the reference images.

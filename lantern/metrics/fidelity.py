@@ -1,7 +1,8 @@
 """FID, KID, precision and recall, computed by torch-fidelity on standardised recogniser features.
 
-The reference is the tokenizer's reconstruction of held-out images, not the images themselves: what the tokenizer cannot draw is no
-fault of the decoder. Values depend on the number of images (FID falls with it) and on the features: compare rows of one table only.
+The reference is the tokenizer's reconstruction of held-out images, not the images themselves: what the tokenizer cannot
+draw is no fault of the decoder. Values depend on the number of images (FID falls with it) and on the features: compare
+rows of one table only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def measure_fidelity(
         ValueError: too few images for a setting, or a feature that is not finite.
     """
     _check(generated, reference, kid_subset_size, prc_neighbours)
-    # float64: with fewer images than features the covariances are singular, and their product's eigenvalues need the digits.
+    # float64: with fewer images than features the covariances are singular, and their product's eigenvalues need the
+    # digits.
     generated, reference = generated.double(), reference.double()
     statistics = [fid_features_to_statistics(features) for features in (generated, reference)]
     fid = fid_statistics_to_metric(*statistics, verbose=False)
@@ -70,7 +72,9 @@ def _check(generated: Tensor, reference: Tensor, kid_subset_size: int, prc_neigh
             f"{len(reference)} reference, got {kid_subset_size}"
         )
     if prc_neighbours >= fewest:
-        raise ValueError(f"metrics.prc_neighbours must be less than the number of images, {fewest}, got {prc_neighbours}")
+        raise ValueError(
+            f"metrics.prc_neighbours must be less than the number of images, {fewest}, got {prc_neighbours}"
+        )
     for name, features in (("generated", generated), ("reference", reference)):
         if not torch.isfinite(features).all():
             raise ValueError(f"the features of the {name} images hold a value that is not finite")

@@ -32,7 +32,8 @@ def describe_parameters(row: Mapping[str, Any]) -> str:
 def label_families(table: pd.DataFrame) -> pd.Series:
     """Names the family of each row: the method without its grid of k, delta and lambda.
 
-    Rows that share a preset but differ in their parts (tree, drafts, neighbours, ...) are told apart by the parts that differ.
+    Rows that share a preset but differ in their parts (tree, drafts, neighbours, ...) are told apart by the parts that
+    differ.
 
     Args:
         table: columns method and PARTS, one row per method.

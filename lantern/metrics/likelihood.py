@@ -53,7 +53,9 @@ def negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
         ValueError: shapes do not fit, or a logit is nan.
     """
     if logits.shape[:-1] != codes.shape:
-        raise ValueError(f"logits {tuple(logits.shape)} must be codes {tuple(codes.shape)} with a vocabulary axis added")
+        raise ValueError(
+            f"logits {tuple(logits.shape)} must be codes {tuple(codes.shape)} with a vocabulary axis added"
+        )
     if torch.isnan(logits).any():
         raise ValueError("the target's logits hold nan; its checkpoint or the guidance scale is broken")
     logits = logits.float()
@@ -72,8 +74,9 @@ def score_codes(
 ) -> Tensor:
     """Computes the negative log-likelihood of images' codes under the target, given their prompts.
 
-    The law is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings were: a fixed ruler. The
-    target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding moves away from it.
+    The law is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings were: a
+    fixed ruler. The target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding
+    moves away from it.
 
     Args:
         target_model: in evaluation mode.

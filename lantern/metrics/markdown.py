@@ -41,8 +41,8 @@ def render_markdown(summary: pd.DataFrame, settings: Mapping[str, Any]) -> str:
     ceilings = ceilings.assign(label=label_rows(ceilings))
     first = rows.iloc[0]
     lines = [
-        f"{int(first['num_images'])} prompts of `{first['prompt_set']}`, temperature {first['temperature']:g}, guidance scale "
-        f"{first['cfg_scale']:g}; [low, high] are 95 % bootstrap intervals over prompts.",
+        f"{int(first['num_images'])} prompts of `{first['prompt_set']}`, temperature {first['temperature']:g}, "
+        f"guidance scale {first['cfg_scale']:g}; [low, high] are 95 % bootstrap intervals over prompts.",
         "",
         _line(HEADER),
         _line(["---", *["---:"] * (len(HEADER) - 1)]),

@@ -15,9 +15,11 @@ class PromptAccuracy:
     """What the recogniser read back.
 
     Attributes:
-        per_prompt: (images,) float32 in [0, 1], share of the prompt's attributes that were read correctly; nan without a scene.
+        per_prompt: (images,) float32 in [0, 1], share of the prompt's attributes that were read correctly; nan without
+            a scene.
         is_all_correct: (images,) float32, 1 where every attribute is right, 0 otherwise; nan without a scene.
-        per_head: share right per recogniser head, over the images to which the head applies; nan where it applies to none.
+        per_head: share right per recogniser head, over the images to which the head applies; nan where it applies to
+            none.
     """
 
     per_prompt: torch.Tensor
@@ -28,9 +30,9 @@ class PromptAccuracy:
 def score_attributes(logits: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> PromptAccuracy:
     """Scores recogniser logits against the attributes that the prompts ask for.
 
-    Every attribute of a prompt (background, layout, each object's size, colour and shape in canonical order, left or top object
-    first) weighs the same within the prompt, and every prompt the same in a mean over `per_prompt`. Two objects drawn the wrong way
-    round are wrong in every attribute in which they differ.
+    Every attribute of a prompt (background, layout, each object's size, colour and shape in canonical order, left or
+    top object first) weighs the same within the prompt, and every prompt the same in a mean over `per_prompt`. Two
+    objects drawn the wrong way round are wrong in every attribute in which they differ.
 
     Args:
         logits: per recogniser head (images, classes) float.
@@ -53,8 +55,8 @@ def score_prompts(recogniser: Recogniser, images: torch.Tensor, scenes: Sequence
     Args:
         recogniser: in evaluation mode.
         images: (images, 3, size, size) float32 in [-1, 1].
-        scenes: `Scene.to_dict()` of each image's prompt; None for a prompt of free text, which names no attribute that the
-            recogniser knows: its values are nan.
+        scenes: `Scene.to_dict()` of each image's prompt; None for a prompt of free text, which names no attribute that
+            the recogniser knows: its values are nan.
 
     Returns:
         A `PromptAccuracy`.

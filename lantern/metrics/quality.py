@@ -1,7 +1,7 @@
 """Quality of generated images: every quality metric of every method on one prompt set at one temperature.
 
-Exact methods emit the autoregressive decoder's codes, so that many rows of a table share images: each distinct pair of prompt and
-codes is decoded and measured once.
+Exact methods emit the autoregressive decoder's codes, so that many rows of a table share images: each distinct pair of
+prompt and codes is decoded and measured once.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ImageScores:
 
     Attributes:
         features: (images, num_features) float32, raw recogniser features.
-        columns: name -> (images,) float32: clip_score (cosine), prompt_accuracy and is_all_correct (shares), nll (nats per token;
-            nan for images without codes).
+        columns: name -> (images,) float32: clip_score (cosine), prompt_accuracy and is_all_correct (shares), nll (nats
+            per token; nan for images without codes).
     """
 
     features: Tensor
@@ -81,9 +81,9 @@ def measure_quality(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measures all methods on one prompt set at one temperature, and the two ceilings.
 
-    The reference of FID, KID, precision and recall: reconstructions of held-out images of `split` that belong to none of the prompts
-    (a folder with too few held-out images repeats them). The ceilings are as many images as there are prompts: "real" and
-    "reconstruction", with their own captions.
+    The reference of FID, KID, precision and recall: reconstructions of held-out images of `split` that belong to none
+    of the prompts (a folder with too few held-out images repeats them). The ceilings are as many images as there are
+    prompts: "real" and "reconstruction", with their own captions.
 
     Args:
         records: method_id -> its records; all of one temperature and guidance scale, of the same prompts.
@@ -96,7 +96,8 @@ def measure_quality(
         seed: of KID's subsets.
 
     Returns:
-        (rows, images): one row per method with its parameters, tokens_equal_autoregressive and the quality metrics; one row per
+        (rows, images): one row per method with its parameters, tokens_equal_autoregressive and the quality metrics; one
+            row per
         method x prompt with what was measured on that image.
 
     Raises:
@@ -261,7 +262,7 @@ def _compare(record: GenerationRecords, baseline: GenerationRecords, settings: M
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Counts per image. Relaxed verification by rejection draws no token of the target's own: substitutions are nan there."""
+    """Counts per image. Relaxed verification by rejection draws no token of the target: substitutions are nan there."""
     method = record.metadata["method"]
     is_rejection = method["drafts"] == "sampled" or method["residual"] == "official"
     substitutions = record.is_substituted.sum(dim=1).double()
@@ -286,7 +287,9 @@ def _check_records(records: Mapping[str, GenerationRecords], prompts: Sequence[P
     expected = [prompt.id for prompt in prompts]
     for method_id, record in records.items():
         if record.prompt_ids != expected:
-            raise ValueError(f"the records of {method_id} are of other prompts than the prompt set; generate them again")
+            raise ValueError(
+                f"the records of {method_id} are of other prompts than the prompt set; generate them again"
+            )
 
 
 def _chunks(first: int, last: int, size: int, name: str) -> tqdm:

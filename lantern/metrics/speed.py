@@ -1,8 +1,8 @@
 """Speed: tokens per target forward, latency at batch 1, speed-up over autoregressive decoding, substitutions.
 
-`mean_accepted_length` is, everywhere in this project, the number of tokens emitted per forward pass of the target, the bonus token
-included: the prompt's own forward counts, autoregressive decoding has exactly 1, and the wall-clock speed-up cannot exceed it. Some
-papers report the accepted drafts alone, which is one less.
+`mean_accepted_length` is, everywhere in this project, the number of tokens emitted per forward pass of the target, the
+bonus token included: the prompt's own forward counts, autoregressive decoding has exactly 1, and the wall-clock
+speed-up cannot exceed it. Some papers report the accepted drafts alone, which is one less.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def mean_accepted_length(
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     if (target_forwards < 1).any() or (target_forwards > num_tokens).any():
         raise ValueError("target_forwards must lie in [1, number of tokens]: every forward emits a token at least")
-    low, high = bootstrap_interval(
-        ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed
-    )
+    low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
     value = float(ratio_statistic(num_tokens.astype(np.float64), target_forwards.astype(np.float64)))
     return {
         "mean_accepted_length": value,
@@ -51,9 +49,10 @@ def mean_accepted_length(
 def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
     """Computes median latency and paired speed-up of every method.
 
-    Repeats of a prompt are reduced to their median first. The speed-up is the median over prompts of the paired ratio seconds of
-    autoregressive / seconds of the method: methods ran interleaved, so that a prompt's two timings shared the machine's state, and
-    the median ignores single hiccups of the machine. The interval resamples prompts, hence pairs.
+    Repeats of a prompt are reduced to their median first. The speed-up is the median over prompts of the paired ratio
+    seconds of autoregressive / seconds of the method: methods ran interleaved, so that a prompt's two timings shared
+    the machine's state, and the median ignores single hiccups of the machine. The interval resamples prompts, hence
+    pairs.
 
     Args:
         latency: columns method_id, prompt_set, temperature, prompt_id, seconds (batch 1), one row per timed image.
@@ -61,11 +60,13 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         seed: of the bootstrap.
 
     Returns:
-        One row per method_id x prompt_set x temperature: latency_s (median over prompts), speedup, speedup_low, speedup_high,
+        One row per method_id x prompt_set x temperature: latency_s (median over prompts), speedup, speedup_low,
+            speedup_high,
         num_timed (prompts).
 
     Raises:
-        ValueError: a missing column, a time that is not positive, no autoregressive rows, or a prompt without its partner.
+        ValueError: a missing column, a time that is not positive, no autoregressive rows, or a prompt without its
+            partner.
     """
     _check_latency(latency)
     keys = ["prompt_set", "temperature"]
@@ -97,7 +98,9 @@ def _paired_ratios(baseline: pd.Series, seconds: pd.Series, method_id: str) -> n
     """Seconds of the baseline by seconds of the method, prompt by prompt: (prompts,)."""
     alone = sorted(set(baseline.index) ^ set(seconds.index))
     if alone:
-        raise ValueError(f"prompt {alone[0]} was timed for only one of {BASELINE} and {method_id}; a speed-up is paired")
+        raise ValueError(
+            f"prompt {alone[0]} was timed for only one of {BASELINE} and {method_id}; a speed-up is paired"
+        )
     return (baseline.loc[seconds.index] / seconds).to_numpy()
 
 

@@ -1,4 +1,4 @@
-"""The table of results: one row per method x parameters x prompt set x temperature, with 95 % intervals over prompts."""
+"""The table of results: one row per method x parameters x prompt set x temperature, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -72,13 +72,14 @@ def build_summary(
     Args:
         quality: tables of `measure_quality`, one row per method.
         images: its tables of one row per method x prompt.
-        latency: method_id, prompt_set, temperature, prompt_id, seconds; prompt sets that were not timed have empty cells.
+        latency: method_id, prompt_set, temperature, prompt_id, seconds; prompt sets that were not timed have empty
+            cells.
         settings: config section `metrics`: bootstrap_resamples.
         seed: of the bootstrap.
 
     Returns:
-        SUMMARY_COLUMNS. `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise. The
-        ceilings, methods "real" and "reconstruction", appear once per prompt set, with an empty temperature.
+        SUMMARY_COLUMNS. `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same
+        noise. The ceilings, methods "real" and "reconstruction", appear once per prompt set, with an empty temperature.
 
     Raises:
         ValueError: a method lacks its table of images, or a column is missing.
@@ -113,9 +114,7 @@ def _measure_group(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[st
         return values
     paired = group.set_index("prompt_id")["prompt_accuracy"] - baseline.set_index("prompt_id")["prompt_accuracy"]
     values |= _mean_with_interval("prompt_accuracy_change", paired.to_numpy(), options)
-    values |= mean_accepted_length(
-        group["num_tokens"].to_numpy(int), group["target_forwards"].to_numpy(int), **options
-    )
+    values |= mean_accepted_length(group["num_tokens"].to_numpy(int), group["target_forwards"].to_numpy(int), **options)
     values["substitutions"] = float(group["substitutions"].mean())
     return values
 

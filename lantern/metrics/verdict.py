@@ -54,11 +54,19 @@ def select_headline(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Da
 def is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Tells which rows are exact: no relaxation, and tokens equal to autoregressive decoding's.
 
-    Sampled drafts without relaxation keep the law, not the tokens; they count by their proof. Autoregressive decoding itself does not
-    count, nor does a row whose tokens should be equal and are not.
+    Verification by rejection (sampled drafts, or the authors' code) without relaxation keeps the law, not the tokens;
+    it counts by its proof. Autoregressive decoding itself does not count, nor does a row whose tokens should be equal
+    and are not.
     """
-    is_equal = (rows["tokens_equal_autoregressive"] == 1) | (rows["drafts"] == "sampled")
+    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return (rows["relaxation"] == "none") & is_equal & (rows["method_id"] != BASELINE)
+
+
+def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows must equal autoregressive decoding token for token."""
+    is_rejection = (rows["drafts"] == "sampled") | (rows["residual"] == "official")
+    is_exact = (rows["relaxation"] == "none") & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
+    return is_exact & (~is_rejection | (rows["temperature"] == 0))
 
 
 def compute_verdict(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +77,8 @@ def compute_verdict(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[
         settings: config section `metrics`: headline_prompt_set, headline_temperature.
 
     Returns:
-        JSON values: `claims` (list of text, holds, speedup, low, high, method), `text` (a paragraph), `numbers` (name -> text, for
+        JSON values: `claims` (list of text, holds, speedup, low, high, method), `text` (a paragraph), `numbers` (name
+            -> text, for
         captions).
     """
     rows = select_headline(summary, settings)
@@ -137,10 +146,13 @@ def _setting_text(baseline: pd.Series) -> str:
     accuracy = baseline["prompt_accuracy"]
     quality = f", and {100 * accuracy:.1f} % of the attributes asked for are read back from its images"
     if pd.isna(accuracy):
-        quality = "; the prompts name no attributes that the recogniser knows, so that prompt accuracy says nothing here"
+        quality = (
+            "; the prompts name no attributes that the recogniser knows, so that prompt accuracy says nothing here"
+        )
     return (
-        f"On the {baseline['num_images']} prompts of the set {baseline['prompt_set']} at temperature {baseline['temperature']:g} and "
-        f"guidance scale {baseline['cfg_scale']:g}, autoregressive decoding has {baseline['nll']:.2f} nats per token{quality}."
+        f"On the {baseline['num_images']} prompts of the set {baseline['prompt_set']} at temperature "
+        f"{baseline['temperature']:g} and guidance scale {baseline['cfg_scale']:g}, autoregressive decoding has "
+        f"{baseline['nll']:.2f} nats per token{quality}."
     )
 
 
@@ -166,28 +178,20 @@ def _best_numbers(kind: str, best: Best) -> dict[str, str]:
         f"{kind}_interval": interval(best.value("speedup_low"), best.value("speedup_high")),
         f"{kind}_accepted": _format(best.value("mean_accepted_length"), "{:.2f}"),
         f"{kind}_nll": _format(best.value("nll"), "{:.2f}"),
-        f"{kind}_accuracy_change": _format(change[0], "{:+.1f}") + (
-            "" if pd.isna(change[1]) else f" [{change[1]:+.1f}, {change[2]:+.1f}]"
-        ),
+        f"{kind}_accuracy_change": _format(change[0], "{:+.1f}")
+        + ("" if pd.isna(change[1]) else f" [{change[1]:+.1f}, {change[2]:+.1f}]"),
     }
 
 
 def _equality_numbers(summary: pd.DataFrame) -> dict[str, str]:
-    """How many rows that must equal autoregressive decoding token for token do, over all prompt sets and temperatures."""
-    must = (summary["relaxation"] == "none") & (summary["method_id"] != BASELINE)
-    must &= summary["drafts"].isin(["top", "coupled"]) | (summary["temperature"] == 0)
-    rows = summary[must]
-    num_equal = int((rows["tokens_equal_autoregressive"] == 1).sum())
-    num_ties = int(rows["num_near_ties"].sum())
+    """How many rows that must equal autoregressive decoding do, over all prompt sets and temperatures."""
+    rows = summary[_must_be_equal(summary)]
+    num_equal, num_ties = int((rows["tokens_equal_autoregressive"] == 1).sum()), int(rows["num_near_ties"].sum())
+    text = "Exact: " if num_equal == len(rows) else "NOT exact: "
+    text += "rows of exact methods that emit autoregressive decoding's tokens, one for one, in every image: "
+    text += f"{num_equal} of {len(rows)} ({num_ties} images excepted for a near-tie)."
     if rows.empty:
         text = "No exact method was run whose tokens must equal autoregressive decoding's."
-    elif num_equal == len(rows):
-        text = f"All {num_equal} rows of exact methods emit autoregressive decoding's tokens, one for one, in every image"
-        text += f" ({num_ties} images excepted for a near-tie of floating point)."
-    else:
-        text = (
-            f"NOT exact: only {num_equal} of {len(rows)} rows of exact methods emit autoregressive decoding's tokens in every image."
-        )
     return {"num_exact_rows": str(len(rows)), "num_equal_rows": str(num_equal), "equality_text": text}
 
 

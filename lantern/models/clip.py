@@ -1,4 +1,4 @@
-"""CLIP scorers: a small open_clip model trained on the world's own captions, or a published one, behind one interface."""
+"""CLIP scorers: a small open_clip model trained on the world's captions, or a published one, behind one interface."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ClipConfig:
 
     Attributes:
         vocabulary: known words, in the order of their token ids.
-        is_open_vocabulary: other words share one token and long captions are cut, as a user's own captions need; False makes both
-            an error, as suits the embedded world's closed grammar.
+        is_open_vocabulary: other words share one token and long captions are cut, as a user's own captions need; False
+            makes both an error, as suits the embedded world's closed grammar.
         context_length: tokens of a caption, start and end token included.
         embed_dim: length of the common embedding.
         width: channels after the stem of the residual image tower, even.
@@ -92,7 +92,7 @@ class WordTokenizer:
 
 
 class ClipModel(nn.Module):
-    """A small CLIP made of open_clip's own parts: ModifiedResNet image tower, causal text transformer, learned temperature."""
+    """A small CLIP of open_clip's parts: ModifiedResNet image tower, causal text transformer, learned temperature."""
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
@@ -141,12 +141,15 @@ def save_clip(path: Path, model: ClipModel, metadata: dict[str, Any] | None = No
 class ClipScorer:
     """Scores how well images fit texts.
 
-    The score is the cosine between image and text embedding, in [-1, 1], the field's convention (about 0.32 for good images with
-    OpenAI's ViT-B/32); some papers multiply it by 100. Scores of different encoders or text prefixes must not be compared.
+    The score is the cosine between image and text embedding, in [-1, 1], the field's convention (about 0.32 for good
+    images with OpenAI's ViT-B/32); some papers multiply it by 100. Scores of different encoders or text prefixes must
+    not be compared.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, preprocess: Any, *, name: str, prompt_prefix: str = "") -> None:
-        """Wraps trained towers; use `from_checkpoint` or `from_open_clip`, which make sure that the weights are trained.
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, preprocess: Any, *, name: str, prompt_prefix: str = ""
+    ) -> None:
+        """Wraps trained towers; `from_checkpoint` and `from_open_clip` make sure that the weights are trained.
 
         Args:
             model: open_clip model with encode_image and encode_text.
@@ -171,12 +174,14 @@ class ClipScorer:
         """Reads a model that `save_clip` wrote after training, onto a device.
 
         Raises:
-            ValueError: the file is truncated or foreign, or holds a model without a training report: random weights give
-                plausible-looking scores.
+            ValueError: the file is truncated or foreign, or holds a model without a training report: random weights
+                give plausible-looking scores.
         """
         state, metadata = load_checkpoint(path, KIND)
         if not metadata.get("num_steps"):
-            raise ValueError(f"{path} holds a CLIP model without a training report; refusing to score with random weights")
+            raise ValueError(
+                f"{path} holds a CLIP model without a training report; refusing to score with random weights"
+            )
         return cls.from_model(load_weights(ClipModel(ClipConfig(**metadata["config"])), state, path)).to(device)
 
     @classmethod
@@ -192,7 +197,9 @@ class ClipScorer:
             ValueError: `pretrained` is empty: open_clip would only warn and return random weights.
         """
         if not pretrained:
-            raise ValueError(f"pretrained must name the weights of {architecture} (e.g. 'openai'): a random model cannot score")
+            raise ValueError(
+                f"pretrained must name the weights of {architecture} (e.g. 'openai'): a random model cannot score"
+            )
         import open_clip
 
         model = open_clip.create_model(architecture, pretrained=pretrained, require_pretrained=True)

@@ -63,7 +63,7 @@ class ClipTrainer:
         return {"loss": loss.item()}
 
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
-        """Indices and captions of step i. A caption drawn twice is dropped: the loss would call its second image a mismatch."""
+        """Indices and captions of step i. A caption drawn twice stays once: the loss would call it a mismatch."""
         indices = batch_indices(self.seed, i, self.settings["batch_size"], self.source.num_train)
         first = {}
         for index, caption in zip(indices, self.source.captions("train", indices), strict=True):
@@ -98,7 +98,8 @@ def train_clip(
         device: where to train.
 
     Returns:
-        (model in evaluation mode, report as JSON values: num_steps, final_loss, retrieval accuracies, training history).
+        (model in evaluation mode, report as JSON values: num_steps, final_loss, retrieval accuracies, training
+        history).
     """
     # A generator of its own is no option: open_clip initialises from the global one. The fork keeps the caller's state.
     with torch.random.fork_rng(devices=[]):
@@ -110,13 +111,19 @@ def train_clip(
     for split in ("val", "unseen"):
         accuracy = retrieval_accuracy(ClipScorer.from_model(model), source, split, settings["num_eval"])
         report |= {f"{split}_{name}": value for name, value in accuracy.items()}
-    return model.eval(), {**report, "num_candidates": NUM_CANDIDATES, "num_eval": settings["num_eval"], "history": history}
+    return model.eval(), {
+        **report,
+        "num_candidates": NUM_CANDIDATES,
+        "num_eval": settings["num_eval"],
+        "history": history,
+    }
 
 
 def make_config(source: ImageSource, settings: dict[str, Any]) -> ClipConfig:
     """Builds the model's config: sizes from the settings, words from the source.
 
-    A source without a closed vocabulary lends the most frequent words of its training captions; all others share one token.
+    A source without a closed vocabulary lends the most frequent words of its training captions; all others share one
+    token.
     """
     sizes = {"width": settings["width"], "embed_dim": settings["embed_dim"]}
     if source.vocabulary is not None:
@@ -133,11 +140,12 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
         scorer: a trained scorer.
         source: of captioned images.
         split: which images; not "train".
-        num_pairs: image-caption pairs; groups of 32 are made of them, a remainder is left out unless it is all there is.
+        num_pairs: image-caption pairs; groups of 32 are made of them, a remainder is left out unless it is all there
+            is.
 
     Returns:
-        image_to_text_accuracy and text_to_image_accuracy, shares right (chance: 1 / 32 with full groups; a candidate with the same
-        caption counts as right), and mean_clip_score, the mean cosine of matching pairs.
+        image_to_text_accuracy and text_to_image_accuracy, shares right (chance: 1 / 32 with full groups; a candidate
+        with the same caption counts as right), and mean_clip_score, the mean cosine of matching pairs.
     """
     captions = source.captions(split, range(num_pairs))
     images = torch.cat([scorer.embed_images(source.images(split, chunk)) for chunk in _chunks(num_pairs, 64)])

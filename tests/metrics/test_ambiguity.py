@@ -1,10 +1,11 @@
 import pytest
 import torch
+from torch import nn
+
 from lantern.data import SceneSource
 from lantern.metrics.ambiguity import measure_ambiguity, top_masses
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder
-from torch import nn
 
 
 class FakeTokenizer(nn.Module):

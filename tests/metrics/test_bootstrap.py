@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
+
 from lantern.metrics.bootstrap import bootstrap_interval, mean_statistic, median_statistic, ratio_statistic
 
 
 def test_interval_of_the_mean_covers_the_truth_about_95_percent_of_the_time():
-    # 400 experiments; a percentile interval of 40 skewed values covers a little less than 95 %. If the true coverage were 0.93, fewer
-    # than 355 hits of 400 (0.8875) would come up less than once in 500 times; more than 394 would mean that the interval is too wide.
+    # 400 experiments; a percentile interval of 40 skewed values covers a little less than 95 %. If the true coverage
+    # were 0.93, fewer than 355 hits of 400 (0.8875) would come up less than once in 500 times; more than 394 would mean
+    # that the interval is too wide.
     generator = np.random.default_rng(0)
     hits = 0
     for trial in range(400):

@@ -2,11 +2,12 @@ import math
 
 import pytest
 import torch
+
 from lantern.metrics.equality import compare_with_autoregressive
 
 
 def planted():
-    """Four images of five tokens: equal, different at 2, different at 1 and at a near-tie there, near-tie only after the difference."""
+    """Equal; different at 2; different at 1, at a near-tie; different at 1, with a near-tie only later."""
     base = torch.arange(20).view(4, 5)
     codes = base.clone()
     codes[1, 2] = 99

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from torch_fidelity import calculate_metrics
+
 from lantern.metrics.features import (
     EXTRACTOR_NAME,
     ImageTensors,
@@ -13,7 +15,6 @@ from lantern.metrics.features import (
 )
 from lantern.metrics.fidelity import measure_fidelity
 from lantern.models.recogniser import Recogniser, RecogniserConfig, save_model
-from torch_fidelity import calculate_metrics
 
 OPTIONS = {"kid_subset_size": 20, "kid_subsets": 5, "prc_neighbours": 3}
 
@@ -80,7 +81,10 @@ def test_fewer_images_than_features_still_gives_a_number():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"kid_subset_size": 51}, "kid_subset_size must be at most"), ({"prc_neighbours": 50}, "prc_neighbours must be less")],
+    [
+        ({"kid_subset_size": 51}, "kid_subset_size must be at most"),
+        ({"prc_neighbours": 50}, "prc_neighbours must be less"),
+    ],
 )
 def test_settings_beyond_the_number_of_images_name_their_key(change, message):
     with pytest.raises(ValueError, match=message):

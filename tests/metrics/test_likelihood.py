@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from lantern.metrics.likelihood import negative_log_likelihood, score_codes, teacher_forced_logits
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder

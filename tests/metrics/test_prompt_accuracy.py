@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from lantern.metrics.prompt_accuracy import score_attributes, score_prompts
 from lantern.models.recogniser import HEADS, Recogniser, RecogniserConfig, attribute_targets
 from lantern.scenes import BACKGROUNDS, Scene
@@ -25,7 +26,8 @@ def test_right_images_score_one():
 
 
 def test_by_hand():
-    # two objects: background, layout and 2 x (size, colour, shape) = 8 attributes; wrong colour of the second and wrong background
+    # two objects: background, layout and 2 x (size, colour, shape) = 8 attributes; wrong colour of the second and wrong
+    # background
     seen = Scene(BACKGROUNDS[1], (("large", "red", "circle"), ("small", "white", "square")), "left of")
     # one object: 5 attributes, one wrong
     small = Scene(BACKGROUNDS[1], (("large", "green", "triangle"),))

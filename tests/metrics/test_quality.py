@@ -5,9 +5,10 @@ import math
 import pandas as pd
 import pytest
 import torch
+
 from lantern.data import SceneSource
-from lantern.metrics.quality import Rulers, measure_quality
 from lantern.methods import MethodSpec
+from lantern.metrics.quality import Rulers, measure_quality
 from lantern.models.clip import ClipConfig, ClipModel, ClipScorer
 from lantern.models.recogniser import Recogniser, RecogniserConfig
 from lantern.models.target import TargetConfig, TargetModel
@@ -26,7 +27,9 @@ SETTINGS = {
 }
 EXACT = MethodSpec("coupled", "chain3", "coupled", method_id="coupled")
 RELAXED = MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="proximity-k5")
-REJECTED = MethodSpec("lantern_pp", "chain3", "sampled", "multiplicative", "paper", "l2", 5, lambda_=2.0, method_id="pp")
+REJECTED = MethodSpec(
+    "lantern_pp", "chain3", "sampled", "multiplicative", "paper", "l2", 5, lambda_=2.0, method_id="pp"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,9 @@ def rulers(source):
     return Rulers(
         ImageTokenizer(tokenizer).eval(),
         Recogniser(RecogniserConfig(width=8, num_features=8)).eval(),
-        ClipScorer.from_model(ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))),
+        ClipScorer.from_model(
+            ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
+        ),
         TargetModel(target).eval(),
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
     )

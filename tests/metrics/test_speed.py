@@ -1,6 +1,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+
 from lantern.metrics.speed import mean_accepted_length, summarise_latency
 
 
