@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-RESIDUALS = ("paper", "official")
+RESIDUALS = ("paper", "official", "official_lumina")
 
 
 class Relaxation(Protocol):
@@ -283,6 +283,70 @@ def accept_greedy(
     return (tokens == top) | (surrogate > top_probs) | ((surrogate == top_probs) & (tokens < top))
 
 
+@dataclass(frozen=True)
+class RejectionRule:
+    """What a rejection test adds to x, and what it leaves behind.
+
+    Args:
+        relaxation: None for exact decoding, else additive or multiplicative.
+        table: int64, (vocab, > k): nearest codes; one column more than k for the official residual.
+        residual: "paper": t becomes normalise(max(0, t~ - p)), t~ being t with A(x)'s mass moved onto x. "official" and
+            "official_lumina": what the authors' code does for LlamaGen and for Lumina-mGPT; see `_official`.
+    """
+
+    relaxation: Relaxation | None = None
+    table: torch.Tensor | None = None
+    residual: str = "paper"
+
+    def relax(self, probs: torch.Tensor, token: torch.Tensor) -> RelaxedSet:
+        """A(x) of one draft per node."""
+        if self.relaxation is None:
+            empty = torch.zeros(*token.shape, 0, dtype=torch.int64, device=token.device)
+            return RelaxedSet(empty, empty.bool(), torch.zeros_like(probs[..., 0]))
+        return relaxed_set(probs, token, self.table, self.relaxation, torch.zeros_like(probs[..., 0]))
+
+    def residual_probs(
+        self, probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet, draft_probs: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Distribution after x was rejected; all arguments per node, (..., vocab) or (...)."""
+        if self.residual != "paper" and self.relaxation is not None:
+            return self._official(probs, token, relaxed, draft_probs)
+        moved = remove_relaxed_set(probs, token, relaxed)
+        if draft_probs is None:
+            left = moved
+        else:
+            moved = moved.scatter(-1, token[..., None], (_at(probs, token) + relaxed.mass)[..., None])
+            left = (moved - draft_probs).clamp(min=0)
+        total = left.sum(-1, keepdim=True)
+        # Nothing left means that the rejection had probability 0: rounding. Stay inside the filtered support.
+        return torch.where(total > 0, left / total.clamp(min=torch.finfo(probs.dtype).tiny), probs)
+
+    def _official(
+        self, probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet, draft_probs: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The authors' residual (needed to reproduce their numbers).
+
+        It differs from the paper's: if any prefix of neighbours qualified, the first k + 1 neighbours are zeroed, merged or
+        not: in t for deterministic drafts and for Lumina-mGPT, but in p for LlamaGen's sampled drafts; and no mass left
+        becomes uniform over all codes.
+
+        Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).
+        """
+        wide = self.table[:, : self.relaxation.k + 1][token]
+        is_merged = relaxed.is_member.any(-1, keepdim=True)
+        if draft_probs is not None and self.residual == "official":
+            draft_probs = draft_probs.scatter(-1, wide, torch.where(is_merged, 0.0, draft_probs.gather(-1, wide)))
+        else:
+            probs = probs.scatter(-1, wide, torch.where(is_merged, 0.0, probs.gather(-1, wide)))
+        if draft_probs is None:
+            left = probs.scatter(-1, token[..., None], 0.0)
+        else:
+            left = (probs - draft_probs).clamp(min=0)
+        total = left.sum(-1, keepdim=True)
+        uniform = torch.full_like(left, 1 / left.shape[-1])
+        return torch.where(total > 0, left / total.clamp(min=torch.finfo(probs.dtype).tiny), uniform)
+
+
 @dataclass
 class Rejection:
     """Outcome of verification by rejection.
@@ -336,67 +400,6 @@ def accept_by_rejection(
             remaining = remaining / remaining.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
             draft_probs = torch.where((children[..., i] >= 0)[..., None], remaining, draft_probs)
     return Rejection(rank, probs)
-
-
-@dataclass(frozen=True)
-class RejectionRule:
-    """What a rejection test adds to x, and what it leaves behind.
-
-    Args:
-        relaxation: None for exact decoding, else additive or multiplicative.
-        table: int64, (vocab, > k): nearest codes; one column more than k for the official residual.
-        residual: "paper": t becomes normalise(max(0, t~ - p)), t~ being t with A(x)'s mass moved onto x. "official": what
-            the authors' code does; see `_official`.
-    """
-
-    relaxation: Relaxation | None = None
-    table: torch.Tensor | None = None
-    residual: str = "paper"
-
-    def relax(self, probs: torch.Tensor, token: torch.Tensor) -> RelaxedSet:
-        """A(x) of one draft per node."""
-        if self.relaxation is None:
-            empty = torch.zeros(*token.shape, 0, dtype=torch.int64, device=token.device)
-            return RelaxedSet(empty, empty.bool(), torch.zeros_like(probs[..., 0]))
-        return relaxed_set(probs, token, self.table, self.relaxation, torch.zeros_like(probs[..., 0]))
-
-    def residual_probs(
-        self, probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet, draft_probs: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Distribution after x was rejected; all arguments per node, (..., vocab) or (...)."""
-        if self.residual == "official" and self.relaxation is not None:
-            return self._official(probs, token, relaxed, draft_probs)
-        moved = remove_relaxed_set(probs, token, relaxed)
-        if draft_probs is None:
-            left = moved
-        else:
-            moved = moved.scatter(-1, token[..., None], (_at(probs, token) + relaxed.mass)[..., None])
-            left = (moved - draft_probs).clamp(min=0)
-        total = left.sum(-1, keepdim=True)
-        # Nothing left means that the rejection had probability 0: rounding. Stay inside the filtered support.
-        return torch.where(total > 0, left / total.clamp(min=torch.finfo(probs.dtype).tiny), probs)
-
-    def _official(
-        self, probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet, draft_probs: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The authors' residual (needed to reproduce their numbers).
-
-        It differs from the paper's: if any prefix of neighbours qualified, the first k + 1 neighbours are zeroed, merged or
-        not; in t for deterministic drafts, but in p for sampled ones; and no mass left becomes uniform over all codes.
-
-        Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).
-        """
-        wide = self.table[:, : self.relaxation.k + 1][token]
-        is_merged = relaxed.is_member.any(-1, keepdim=True)
-        if draft_probs is None:
-            zeroed = torch.where(is_merged, 0.0, probs.gather(-1, wide))
-            left = probs.scatter(-1, wide, zeroed).scatter(-1, token[..., None], 0.0)
-        else:
-            zeroed = torch.where(is_merged, 0.0, draft_probs.gather(-1, wide))
-            left = (probs - draft_probs.scatter(-1, wide, zeroed)).clamp(min=0)
-        total = left.sum(-1, keepdim=True)
-        uniform = torch.full_like(left, 1 / left.shape[-1])
-        return torch.where(total > 0, left / total.clamp(min=torch.finfo(probs.dtype).tiny), uniform)
 
 
 def _at(values: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

@@ -203,7 +203,7 @@ class Decoder:
         self.cache.place(root_slot[:, None] + self._nodes)
         rotary_rows = root_slot[:, None]
         if tree is not None:
-            rotary_rows = (rotary_rows + tree.depths).clamp(max=self.num_text + self.num_tokens - 1)
+            rotary_rows = rotary_rows + tree.depths
         is_shared = tree is None or self.tree is not None
         window = self._window if is_shared else window_table(tree.ancestors, self.num_slots, self.dtype)
         mask = slide_window(window, root_slot, self.num_slots)[:, None]
@@ -232,7 +232,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Emits the longest path of accepted nodes and the target's token behind it; keeps its keys and values."""
         tree = drafts.tree
-        path, counts = longest_path(tree, is_accepted)  # (batch, max_depth + 1), (batch,)
+        order = first_leaf(tree) if self.verifier.follows_first_leaf else None
+        path, counts = longest_path(tree, is_accepted, order)  # (batch, max_depth + 1), (batch,)
         steps = torch.arange(self.max_depth + 1, device=self.device)
         along = drawn.gather(1, path)  # the target's own tokens on the path
         drafted = torch.nn.functional.pad(drafts.tokens.gather(1, path[:, 1:]), (0, 1))
@@ -275,22 +276,41 @@ class Decoder:
         )
 
 
-def longest_path(tree: DraftTree, is_accepted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def longest_path(
+    tree: DraftTree, is_accepted: torch.Tensor, order: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The deepest node whose whole path from the root is accepted; the first of them where there are several.
 
     Args:
         tree: structure.
         is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
+        order: int64, (batch or 1, nodes), in [0, nodes): which of several deepest nodes is first; by default node numbers.
 
     Returns:
         (path, int64 (batch, max_depth + 1), padded with its last node; number of accepted drafts, int64 (batch,)).
     """
     is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
     reached = tree.depths.masked_fill(is_cut.any(-1), -1)
-    counts, best = reached.max(dim=1)
+    if order is None:
+        counts, best = reached.max(dim=1)
+    else:
+        best = (reached * tree.num_nodes - order).argmax(dim=1)
+        counts = reached.gather(1, best[:, None]).squeeze(1)
     index = best[:, None, None].expand(-1, 1, tree.paths.shape[2])
     paths = tree.paths.expand(len(best), -1, -1)
     return paths.gather(1, index).squeeze(1), counts
+
+
+def first_leaf(tree: DraftTree) -> torch.Tensor:
+    """Lowest-numbered leaf at or below each node, int64 (rows, nodes).
+
+    The authors' code lists a dynamic tree's paths by leaf and takes the first of the longest; greedy relaxed decoding is where
+    several are accepted.
+    """
+    is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
+    node = torch.arange(tree.num_nodes, device=is_leaf.device)
+    below = tree.ancestors & is_leaf[:, :, None]  # (rows, leaf, node)
+    return torch.where(below, node[None, :, None], tree.num_nodes - 1).amin(dim=1)
 
 
 class Verifier:
@@ -310,13 +330,14 @@ class Verifier:
         self.relaxation = make_relaxation(spec)
         self.table = None
         if self.relaxation is not None:
-            columns = spec.k + (spec.residual == "official")
+            columns = spec.k + (spec.residual != "paper")
             if nearest_codes is None or nearest_codes.shape[1] < spec.k:
                 found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
                 raise ValueError(f"method {spec.method_id or spec.name} needs the {spec.k} nearest codes, got {found}")
             self.table = nearest_codes[:, :columns].contiguous()
         self.rule = acceptance.RejectionRule(self.relaxation, self.table, spec.residual)
-        self.by_rejection = spec.drafts == "sampled" or (spec.residual == "official" and spec.is_relaxed)
+        self.follows_first_leaf = self.is_greedy and spec.residual != "paper" and spec.tree == "dynamic"
+        self.by_rejection = spec.drafts == "sampled" or (spec.residual != "paper" and spec.is_relaxed)
 
     def verify(
         self,
@@ -373,7 +394,9 @@ class Verifier:
 
 
 def make_relaxation(spec: MethodSpec) -> acceptance.Relaxation | None:
-    """The relaxation object of a method; None for exact decoding."""
+    """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too."""
+    if spec.delta == 0 or spec.lambda_ == 1:
+        return None
     makers = {
         "none": lambda: None,
         "additive": lambda: acceptance.AdditiveBound(spec.k, spec.delta),

@@ -14,6 +14,7 @@ import torch
 from lantern.draft_tree import DraftTree, StaticTree, slide_window, tree_from_parents, window_table
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, additive
+from lantern.models.transformer import OVERSHOOT
 from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
 
 _LEVEL_COST = 1e-6  # nats per level: breaks ties so that a parent always outranks its children
@@ -96,6 +97,8 @@ class TreeDrafter:
         self.num_image_tokens = target.config.num_image_tokens
         is_static = isinstance(tree, StaticTree)
         self.max_depth = tree.max_depth if is_static else tree.depth + 1
+        if self.max_depth > OVERSHOOT:
+            raise ValueError(f"a draft tree must be at most {OVERSHOOT} drafts deep, got {self.max_depth}; choose a shallower tree")
         num_inner = len(tree.parent_nodes) - 1 if is_static else tree.depth * tree.top_k
         self.num_slots = self.num_text_rows + self.num_image_tokens + max(self.max_depth + 1, num_inner) + 1
         weight = target.head.weight
@@ -162,7 +165,7 @@ class TreeDrafter:
         """One pass: nodes at the given slots and grid steps behind `begin` (both relative to it)."""
         origin = (begin + self.num_text_rows)[:, None]
         self.cache.place(origin + slots)
-        rotary_rows = (origin + steps).clamp(max=self.num_text_rows + self.num_image_tokens - 1).expand(-1, tokens.shape[1])
+        rotary_rows = (origin + steps).expand(-1, tokens.shape[1])
         mask = slide_window(window, origin[:, 0], self.num_slots)[:, None]
         mask = mask.repeat(hidden.shape[0] // len(begin), 1, 1, 1) + self._text_bias
         return self.draft.run_cached(tokens, hidden, rotary_rows, mask, self.cache)

@@ -13,7 +13,7 @@ from typing import Any
 
 DRAFTS = ("sampled", "top", "coupled")
 RELAXATIONS = ("none", "additive", "multiplicative", "budget", "proximity")
-RESIDUALS = ("paper", "official")
+RESIDUALS = ("paper", "official", "official_lumina")
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "random")
 
 # Parts of each preset; "static" stands for the config's draft_tree.static. Source: reference/acceptance.md, last table.
@@ -46,7 +46,7 @@ class MethodSpec:
         tree: "dynamic", or the name of a static tree; None for autoregressive decoding.
         drafts: "sampled", "top" or "coupled"; None for autoregressive decoding.
         relaxation: "none", "additive", "multiplicative", "budget" or "proximity".
-        residual: "paper" or "official" (the authors' code).
+        residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina".
         neighbours: which nearest codes: "l2", "l2_normalised", "cosine" or "random"; None without relaxation.
         k: nearest codes; None without relaxation.
         delta: additive bound or budget, probability mass in [0, 1]; None elsewhere.
@@ -109,8 +109,8 @@ def _check_parts(spec: MethodSpec) -> None:
         raise ValueError(f"relaxation budget needs drafts top, got {spec.drafts} for {spec.name}; only there delta bounds TV")
     if spec.relaxation == "proximity" and spec.drafts == "sampled":
         raise ValueError(f"relaxation proximity needs drafts coupled or top, got sampled for {spec.name}")
-    if spec.residual == "official" and (spec.drafts == "coupled" or spec.relaxation in ("budget", "proximity")):
-        raise ValueError(f"residual official reproduces the authors' code, which has no such method as {spec.name}")
+    if spec.residual != "paper" and (spec.drafts == "coupled" or spec.relaxation in ("budget", "proximity")):
+        raise ValueError(f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper")
 
 
 def _check_parameters(spec: MethodSpec) -> None:

@@ -18,6 +18,9 @@ def find_multiple(n: int, k: int) -> int:
     return -(-n // k) * k
 
 
+OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
+
+
 def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float) -> torch.Tensor:
     """2D rotary table over a text prefix and a square image grid.
 
@@ -28,8 +31,8 @@ def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float) ->
         base: rotary base.
 
     Returns:
-        complex64, (num_text_tokens + grid * grid, head_dim / 2): first half of the channels turns with the grid row, second
-        half with the grid column.
+        complex64, (num_text_tokens + grid * grid + OVERSHOOT, head_dim / 2): first half of the channels turns with the grid
+        row, second half with the grid column.
 
     Source: LlamaGen autoregressive/models/gpt.py (precompute_freqs_cis_2d), convention needed by its checkpoints.
     """
@@ -39,7 +42,8 @@ def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float) ->
     by_row = angles[:, None, :].expand(grid, grid, -1)
     by_column = angles[None, :, :].expand(grid, grid, -1)
     image_rows = torch.polar(torch.ones(()), torch.cat([by_row, by_column], dim=-1).reshape(grid * grid, half))
-    return torch.cat([torch.zeros(num_text_tokens, half, dtype=torch.complex64), image_rows])
+    outside = torch.zeros(num_text_tokens + OVERSHOOT, half, dtype=torch.complex64)
+    return torch.cat([outside[:num_text_tokens], image_rows, outside[num_text_tokens:]])
 
 
 class RMSNorm(nn.Module):
