@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from lantern.metrics.labels import label_rows
+from lantern.metrics.rulers import describe_rulers
 from lantern.metrics.speed import BASELINE
 
 ACCURACY_TOLERANCE = 0.02
@@ -69,12 +70,15 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
     return is_exact & (~is_rejection | (rows["temperature"] == 0))
 
 
-def compute_verdict(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, Any]:
+def compute_verdict(
+    summary: pd.DataFrame, settings: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
     """Finds the fastest lossless row and the fastest relaxed row that keeps prompt accuracy, and judges the claims.
 
     Args:
         summary: table of `build_summary`.
         settings: config section `metrics`: headline_prompt_set, headline_temperature.
+        reports: training reports for `describe_rulers`; None for none.
 
     Returns:
         JSON values: `claims` (list of text, holds, speedup, low, high, method), `text` (a paragraph), `numbers` (name
@@ -96,7 +100,11 @@ def compute_verdict(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[
         **_equality_numbers(summary),
     }
     text = " ".join([_setting_text(baseline), *(claim["text"] for claim in claims), numbers["equality_text"]])
-    return {"claims": claims, "text": text, "numbers": {**numbers, "verdict": text}}
+    return {
+        "claims": claims,
+        "text": text,
+        "numbers": {**numbers, "verdict": text, "rulers": describe_rulers(reports or {})},
+    }
 
 
 def _fastest(rows: pd.DataFrame) -> Best:
@@ -115,6 +123,8 @@ def _judge(kind: str, best: Best, claim: float) -> dict[str, Any]:
         return {"kind": kind, "claim": claim, "holds": False, "text": f"Not shown: {wanted}; {reason}.", "method": None}
     speedup, low, high = (best.value(f"speedup{end}") for end in ("", "_low", "_high"))
     measured = f"{best.label} reaches {speedup:.2f} {interval(low, high)}"
+    if kind == "relaxed" and not pd.isna(best.value("prompt_accuracy_change")):
+        measured += f", at a change of prompt accuracy of {100 * best.value('prompt_accuracy_change'):+.1f} points"
     if speedup < claim:
         sentence = f"Not reached: {wanted}; the best, {measured}."
     elif low < claim:

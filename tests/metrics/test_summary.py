@@ -130,8 +130,22 @@ def test_verdict_names_the_best_rows(summary):
     assert verdict["numbers"]["relaxed_name"] == "LANTERN k 20, δ 0.1"
     assert verdict["numbers"]["lossless_accepted"] == "2.00"
     assert "Not reached: a relaxed speed-up of at least 2" in verdict["text"]
+    assert "at a change of prompt accuracy of -1.0 points" in verdict["text"]
     assert "Exact: rows of exact methods" in verdict["text"]
     assert "in every image: 1 of 1 (0 images excepted" in verdict["text"]
+
+
+def test_verdict_describes_the_rulers(summary):
+    reports = {
+        "clip": {"val_image_to_text_accuracy": 0.99, "val_text_to_image_accuracy": 0.98, "num_candidates": 32},
+        "recogniser": {"val": {"accuracy": 0.995}, "unseen": {"accuracy": 0.9}},
+        "tokenizer": {"psnr_db": 23.4, "codes_used_share": 0.97, "accuracy": 0.96},
+        "target": {"val_cross_entropy": 3.456},
+    }
+    text = compute_verdict(summary, SETTINGS, reports)["numbers"]["rulers"]
+    for part in ("caption among 32 in 99.0 %", "reads 99.5 %", "at 23.4 dB, with 96.0 %", "3.46 nats"):
+        assert part in text
+    assert compute_verdict(summary, SETTINGS)["numbers"]["rulers"] == ""
 
 
 def test_verdict_does_not_count_a_row_that_should_be_exact_and_is_not(summary):
