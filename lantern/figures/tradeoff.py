@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ QUALITIES = {"nll": "NLL under the target\n(nats / token; lower is closer)", "pr
 FACTORS = {"prompt_accuracy": 100.0}
 GRID_ORDER = ("delta", "lambda_", "k")  # the first of these that varies runs along a curve
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
+MAX_SHORT_LABEL = 27  # letters
 LINES = ("-", "--", ":", "-.")
 
 
@@ -31,13 +33,13 @@ class Curve:
     Attributes:
         label: family and grid, for the legend.
         method: preset, which decides colour and marker.
-        line: line style; curves of one method differ by it.
+        place: number among the curves of the same method, which decides line style and filling of the markers.
         rows: its rows of the table, in the order of the grid.
     """
 
     label: str
     method: str
-    line: str
+    place: int
     rows: pd.DataFrame
 
 
@@ -57,7 +59,9 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
-    legend_rows = -(-(len(curves) + 1) // 3)
+    # three columns of short labels fit the page, or two of long ones; the band of prompt accuracy has an entry too
+    num_columns = 3 if max(len(curve.label) for curve in curves) <= MAX_SHORT_LABEL else 2
+    legend_rows = -(-(len(curves) + 1) // num_columns)
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 4.6 + 0.17 * legend_rows)
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
@@ -70,7 +74,9 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
                 _note_missing(axes, rows, speed, quality)
                 axes.set(xlabel=speed_title if y == 1 else None, ylabel=quality_title if x == 0 else None)
         handles, labels = panels[1, 1].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=2.2)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=num_columns, columnspacing=1.2, handlelength=2.2
+        )
         return figure
 
 
@@ -82,13 +88,14 @@ def split_curves(rows: pd.DataFrame) -> list[Curve]:
     """
     rows = rows.assign(family=label_families(rows))
     keys = ["method", *PARTS]
-    curves = []
+    curves, counts = [], Counter()
     for _, family in rows.groupby(keys, sort=False, dropna=False):
         along = next((name for name in GRID_ORDER if family[name].nunique() > 1), None)
         others = [name for name in SYMBOLS if name != along]
-        for place, (_, curve) in enumerate(family.groupby(others, sort=True, dropna=False)):
-            curve = curve.sort_values(along) if along else curve
-            curves.append(Curve(_label(curve, along), str(curve["method"].iloc[0]), LINES[place % len(LINES)], curve))
+        for _, curve in family.groupby(others, sort=True, dropna=False):
+            curve, method = curve.sort_values(along) if along else curve, str(curve["method"].iloc[0])
+            curves.append(Curve(_label(curve, along), method, counts[method], curve))
+            counts[method] += 1
     return curves
 
 
@@ -113,13 +120,14 @@ def _draw_curve(axes: Axes, curve: Curve, speed: str, quality: str) -> None:
         xerr=bars[0],
         yerr=bars[1],
         fmt=method_marker(curve.method),
-        linestyle=curve.line if len(x) > 1 else "none",
+        linestyle=LINES[curve.place % len(LINES)] if len(x) > 1 else "none",
         color=colour,
         ecolor=(colour, 0.45),
         elinewidth=0.9,
         markersize=11 if curve.method == BASELINE else 6,
-        markeredgecolor="white",
-        markeredgewidth=0.5,
+        markerfacecolor="white" if curve.place % 2 else colour,
+        markeredgecolor=colour if curve.place % 2 else "white",
+        markeredgewidth=1.0 if curve.place % 2 else 0.5,
         label=curve.label,
         zorder=4 if curve.method == BASELINE else 3,
     )

@@ -30,8 +30,8 @@ def _recogniser(report: Mapping[str, Any]) -> str:
 def _clip(report: Mapping[str, Any]) -> str:
     there, back = (_percent(report[f"val_{way}_accuracy"]) for way in ("image_to_text", "text_to_image"))
     return (
-        f"The CLIP model finds a real held-out image's caption among {report['num_candidates']} in {there} of cases, and "
-        f"the image of a caption in {back}."
+        f"The CLIP model finds a real held-out image's caption among {report['num_candidates']} in {there} of cases, "
+        f"and the image of a caption in {back}."
     )
 
 
