@@ -1,9 +1,10 @@
 """Verification: which drafted tokens are accepted, and what is emitted where the drafts end.
 
-Two ways to verify. *Sampled once* (top and coupled drafts): the target's own token y is drawn at every node of the tree, and a
-node accepts its first child whose relaxed set {x} and A(x) holds y. *By rejection* (sampled drafts): children are accepted one
-after the other with probability s(x) / p(x), a rejection leaves the residual distribution. Both work on all nodes at once, on
-fixed shapes and without host synchronisation. A relaxation says how large A(x) may grow.
+Two ways to verify. *Sampled once* (top and coupled drafts): the target's own token y is drawn at every node of the
+tree, and a node accepts its first child whose relaxed set {x} and A(x) holds y. *By rejection* (sampled drafts):
+children are accepted one after the other with probability s(x) / p(x), a rejection leaves the residual distribution.
+Both work on all nodes at once, on fixed shapes and without host synchronisation. A relaxation says how large A(x) may
+grow.
 
 Shapes: inner = nodes that may have children, m = most children of one node.
 """
@@ -23,7 +24,8 @@ class Relaxation(Protocol):
 
     Attributes:
         k: nearest codes considered.
-        renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound applies.
+        renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
+            applies.
     """
 
     k: int
@@ -38,8 +40,8 @@ class Relaxation(Protocol):
 class AdditiveBound:
     """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
 
-    The law departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and with
-    sampled drafts there is no such bound (reference/acceptance.md, "What the bound bounds").
+    The law departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and
+    with sampled drafts there is no such bound (reference/acceptance.md, "What the bound bounds").
 
     Raises:
         ValueError: delta outside [0, 1], or k < 0.
@@ -56,6 +58,7 @@ class AdditiveBound:
         check_delta(self.delta)
 
     def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
+        """The same for every draft: delta."""
         return self.delta
 
 
@@ -81,6 +84,7 @@ class MultiplicativeBound:
             raise ValueError(f"lambda_ must be >= 1, got {self.lambda_}; 1 is exact, for the additive bound set delta")
 
     def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
+        """(lambda - 1) t(x)."""
         return (self.lambda_ - 1) * token_probs
 
 
@@ -103,12 +107,14 @@ class BudgetBound:
         check_delta(self.delta)
 
     def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
+        """What earlier siblings have left of the budget."""
         return self.delta - spent
 
 
 @dataclass(frozen=True)
 class Proximity:
-    """Ours: A(x) is all of the k nearest codes, whatever their mass: "the draft is a look-alike of what the target drew".
+    """Ours: A(x) is all of the k nearest codes, whatever their mass: "the draft is a look-alike of what the target
+    drew".
 
     TV from the target is at most the rate of substitutions (emitted token other than y), which is counted.
 
@@ -123,6 +129,7 @@ class Proximity:
         check_k(self.k)
 
     def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
+        """No bound."""
         return float("inf")
 
 
@@ -191,7 +198,11 @@ def accept_exact(drawn: torch.Tensor, tokens: torch.Tensor, parents: torch.Tenso
 
 
 def accept_look_alikes(
-    drawn: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, earlier_siblings: torch.Tensor | None, table: torch.Tensor
+    drawn: torch.Tensor,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    earlier_siblings: torch.Tensor | None,
+    table: torch.Tensor,
 ) -> torch.Tensor:
     """Proximity verification: the first child x with y in {x} or the k nearest codes of x.
 
@@ -258,8 +269,9 @@ def accept_greedy(
 ) -> torch.Tensor:
     """Relaxed verification at temperature 0: x is accepted if s(x) makes it the most probable token.
 
-    s(x) is taken from the softmax of the raw guided logits (temperature and filters ignored), as the authors' code does; ties
-    go to the lower code. Whether A(x) keeps its mass makes no difference: if it holds the top token, s(x) exceeds it anyway.
+    s(x) is taken from the softmax of the raw guided logits (temperature and filters ignored), as the authors' code
+    does; ties go to the lower code. Whether A(x) keeps its mass makes no difference: if it holds the top token, s(x)
+    exceeds it anyway.
 
     Args:
         raw_logits: guided, unfiltered logits, (batch, nodes, vocab).
@@ -326,7 +338,8 @@ class RejectionRule:
     ) -> torch.Tensor:
         """The authors' residual (needed to reproduce their numbers).
 
-        It differs from the paper's: if any prefix of neighbours qualified, the first k + 1 neighbours are zeroed, merged or
+        It differs from the paper's: if any prefix of neighbours qualified, the first k + 1 neighbours are zeroed,
+        merged or
         not: in t for deterministic drafts and for Lumina-mGPT, but in p for LlamaGen's sampled drafts; and no mass left
         becomes uniform over all codes.
 
@@ -338,10 +351,7 @@ class RejectionRule:
             draft_probs = draft_probs.scatter(-1, wide, torch.where(is_merged, 0.0, draft_probs.gather(-1, wide)))
         else:
             probs = probs.scatter(-1, wide, torch.where(is_merged, 0.0, probs.gather(-1, wide)))
-        if draft_probs is None:
-            left = probs.scatter(-1, token[..., None], 0.0)
-        else:
-            left = (probs - draft_probs).clamp(min=0)
+        left = probs.scatter(-1, token[..., None], 0.0) if draft_probs is None else (probs - draft_probs).clamp(min=0)
         total = left.sum(-1, keepdim=True)
         uniform = torch.full_like(left, 1 / left.shape[-1])
         return torch.where(total > 0, left / total.clamp(min=torch.finfo(probs.dtype).tiny), uniform)

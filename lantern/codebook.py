@@ -15,7 +15,8 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         codebook: (vocab, code_dim).
         k: columns kept, 1 <= k < vocab.
         neighbours: "l2" on the rows as stored (the LANTERN authors' table), "l2_normalised" on normalised rows (what an
-            l2-normalised tokenizer decodes; the default), "cosine", or "random" (other codes in random order, the control).
+            l2-normalised tokenizer decodes; the default), "cosine", or "random" (other codes in random order, the
+            control).
         seed: of the random table.
 
     Returns:

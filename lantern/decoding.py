@@ -1,8 +1,8 @@
 """The one decoding loop: autoregressive and speculative generation of a batch of images.
 
-A step drafts a tree (unless decoding is autoregressive), runs the target over all its nodes at once, verifies, and commits the
-accepted path with one more token of the target's own. Every step has fixed shapes and reads nothing back to the host; the loop
-around it asks once per step whether all images are complete.
+A step drafts a tree (unless decoding is autoregressive), runs the target over all its nodes at once, verifies, and
+commits the accepted path with one more token of the target's own. Every step has fixed shapes and reads nothing back
+to the host; the loop around it asks once per step whether all images are complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Generation:
         accepted_lengths: int64, (batch, steps): accepted drafts of each step after the prefill, the end of the image
             notwithstanding; -1 where an image was already complete.
         is_substituted: bool, (batch, tokens): emitted token differs from the one that the target drew at its node.
-        margins: float32, (batch, tokens), or (batch, 0) unless asked for: gap of the two best perturbed log-weights, nats.
+        margins: float32, (batch, tokens), or (batch, 0) unless asked for: gap of the two best perturbed log-weights,
+            nats.
     """
 
     codes: torch.Tensor
@@ -59,7 +60,8 @@ class Generation:
 
 @dataclass
 class DecodingState:
-    """Everything that one step hands to the next; buffers are longer than an image, so that the last step may overshoot.
+    """Everything that one step hands to the next; buffers are longer than an image, so that the last step may
+    overshoot.
 
     Attributes:
         tokens: int64, (batch, tokens + overshoot).
@@ -108,7 +110,9 @@ class Decoder:
         self.drafter: TreeDrafter | None = None
         if spec.drafts is not None:
             if models.draft is None or tree is None:
-                raise ValueError(f"method {spec.method_id or spec.name} drafts and needs a draft model and a tree; got none")
+                raise ValueError(
+                    f"method {spec.method_id or spec.name} drafts and needs a draft model and a tree; got none"
+                )
             self.tree = None if isinstance(tree, DynamicTreeOptions) else static_tree(tree, self.device)
             self.drafter = TreeDrafter(models.draft, self.target, spec.drafts, self.tree or tree, sampling)
             num_nodes = 1 + tree.num_nodes if self.tree is None else self.tree.num_nodes
@@ -117,12 +121,19 @@ class Decoder:
         self.max_depth = self.drafter.max_depth if self.drafter else 0
         self.num_slots = self.num_text + self.num_tokens + num_nodes
         self._nodes = torch.arange(num_nodes, device=self.device)
-        self._is_chain = self.tree is None and self.drafter is None or (
+        self._is_chain = (self.tree is None and self.drafter is None) or (
             self.tree is not None and self.tree.num_nodes == self.tree.max_depth + 1
         )
         own = torch.ones(1, 1, 1, dtype=torch.bool, device=self.device)
         self._window = window_table(self.tree.ancestors if self.tree else own, self.num_slots, self.dtype)
         self.verifier = Verifier(models.nearest_codes, spec, sampling)
+
+    @property
+    def noise_streams(self) -> list[str]:
+        """The noise that this method reads."""
+        if self.sampling.is_greedy:
+            return []
+        return ["target", "draft", "accept"] if self.verifier.by_rejection else ["target"]
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, noise: NoiseField) -> Generation:
@@ -157,7 +168,9 @@ class Decoder:
         slots = torch.arange(self.num_text, device=self.device).expand(batch, -1)
         self.cache.place(slots)
         padding = self.num_slots - self.num_text
-        prefix = torch.nn.functional.pad(prefix_mask(mask, self.num_text, self.dtype), (0, padding), value=float("-inf"))
+        prefix = torch.nn.functional.pad(
+            prefix_mask(mask, self.num_text, self.dtype), (0, padding), value=float("-inf")
+        )
         hidden = self.target.run_cached(self.target.embed_text(features), slots, prefix, self.cache)
         self._text_bias = torch.nn.functional.pad(additive(mask, self.dtype), (0, padding))[:, None, None]
         width = self.num_tokens + self.max_depth + 1
@@ -216,6 +229,7 @@ class Decoder:
         """(log-weights with the target's noise, log-weights, raw guided logits), each float32 (batch, nodes, vocab)."""
         guided = guide(hidden, self.sampling.cfg_scale).to(hidden.dtype) if self.sampling.is_guided else hidden
         logits = self.target.head(guided).float()
+        self._is_finite = logits.sum((1, 2)).isfinite()  # (batch,); a sum is not finite as soon as one logit is not
         if self.sampling.is_greedy:
             return logits, logits, logits
         weights = filter_logits(logits, self.sampling)
@@ -257,8 +271,14 @@ class Decoder:
             state.margins.scatter_(1, positions, best[..., 0] - best[..., 1])
 
     def _is_complete(self, state: DecodingState, noise: NoiseField, step: int) -> bool:
-        """The loop's one question to the host per step."""
-        return bool((state.lengths >= self.num_tokens).all())
+        """The loop's one question to the host per step: are all images complete, and are the logits still finite?"""
+        is_done, is_finite = torch.stack([(state.lengths >= self.num_tokens).all(), self._is_finite.all()]).tolist()
+        if not is_finite:
+            names = [i for i, good in zip(noise.prompt_ids, self._is_finite.tolist(), strict=True) if not good]
+            raise FloatingPointError(
+                f"logits of prompt {names[0]} are not finite at step {step} ({len(names)} prompts of the batch)"
+            )
+        return is_done
 
     def _collect(self, state: DecodingState, counts: list[torch.Tensor]) -> Generation:
         n, batch = self.num_tokens, len(state.tokens)
@@ -284,7 +304,8 @@ def longest_path(
     Args:
         tree: structure.
         is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
-        order: int64, (batch or 1, nodes), in [0, nodes): which of several deepest nodes is first; by default node numbers.
+        order: int64, (batch or 1, nodes), in [0, nodes): which of several deepest nodes is first; by default node
+            numbers.
 
     Returns:
         (path, int64 (batch, max_depth + 1), padded with its last node; number of accepted drafts, int64 (batch,)).
@@ -304,8 +325,8 @@ def longest_path(
 def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Lowest-numbered leaf at or below each node, int64 (rows, nodes).
 
-    The authors' code lists a dynamic tree's paths by leaf and takes the first of the longest; greedy relaxed decoding is where
-    several are accepted.
+    The authors' code lists a dynamic tree's paths by leaf and takes the first of the longest; greedy relaxed decoding
+    is where several are accepted.
     """
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)
@@ -359,7 +380,8 @@ class Verifier:
             positions: int64, (batch, nodes): image position that each node predicts.
 
         Returns:
-            (bool (batch, nodes): accepted by its parent; int64 (batch, nodes): the token emitted if no child is accepted).
+            (bool (batch, nodes): accepted by its parent; int64 (batch, nodes): the token emitted if no child is
+            accepted).
         """
         tree, drawn = drafts.tree, keys.argmax(-1)
         if self.is_greedy and self.relaxation is not None and self.spec.relaxation != "proximity":

@@ -1,8 +1,8 @@
 """Draft trees: which drafted tokens are verified together, and who follows whom.
 
-Node 0 is the root, the last token already emitted; every other node is a drafted token. Nodes are numbered so that a parent
-comes before its children, and siblings in drafting order. A static tree is fixed by a list of choices; a dynamic one
-(EAGLE-2) is chosen anew in every step from the draft model's probabilities.
+Node 0 is the root, the last token already emitted; every other node is a drafted token. Nodes are numbered so that a
+parent comes before its children, and siblings in drafting order. A static tree is fixed by a list of choices; a
+dynamic one (EAGLE-2) is chosen anew in every step from the draft model's probabilities.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 # Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
 # continuation of the best first token.
 _PUBLISHED = {
-    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 030 031 100 101
-        110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002 00010 00011 00100
-        00101 00110 00200""",
+    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 030
+    031 100 101
+        110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002 00010 00011
+        00100 00101 00110 00200""",
     "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
 }
 
@@ -69,10 +70,12 @@ class DraftTree:
 
     @property
     def num_nodes(self) -> int:
+        """Nodes, root included."""
         return self.parents.shape[1]
 
     @property
     def max_depth(self) -> int:
+        """Most drafts on a path."""
         return self.paths.shape[2] - 1
 
 
@@ -103,8 +106,12 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
     is_sibling = (parents[:, :, None] == parents[:, None, :]) & (node[None, :] < node[:, None]) & (node[None, :] > 0)
     ranks = is_sibling.sum(dim=2)
     # Column nodes * max_children takes the root, which is nobody's child.
-    flat = (parents * max_children + ranks).index_fill(1, torch.zeros(1, dtype=torch.int64, device=device), nodes * max_children)
-    children = torch.full((rows, nodes * max_children + 1), -1, device=device).scatter_(1, flat, node.expand(rows, nodes))
+    flat = (parents * max_children + ranks).index_fill(
+        1, torch.zeros(1, dtype=torch.int64, device=device), nodes * max_children
+    )
+    children = torch.full((rows, nodes * max_children + 1), -1, device=device).scatter_(
+        1, flat, node.expand(rows, nodes)
+    )
     return DraftTree(
         parents=parents,
         depths=depths,
@@ -122,9 +129,10 @@ class StaticTree(DraftTree):
     """A tree fixed by choices, with the plan by which the draft model fills it.
 
     Attributes:
-        levels: per depth d >= 1 that is drafted from, the int64 nodes of depth d that have children; level 0 is the root.
-        drafted: per level, int64 (inner nodes of the level, children): for each node of depth d + 1, in node order, where its
-            token stands in the flattened proposals of the level.
+        levels: per depth d >= 1 that is drafted from, the int64 nodes of depth d that have children; level 0 is the
+            root.
+        drafted: per level, int64 (inner nodes of the level, children): for each node of depth d + 1, in node order,
+            where its token stands in the flattened proposals of the level.
         inner_ordinal: int64, (nodes,): place of a node among the non-root nodes that have children; 0 elsewhere.
     """
 
@@ -138,8 +146,8 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
     """Builds the tree of a list of choices.
 
     Args:
-        choices: paths from the root, each a sequence of sibling ranks; every prefix of a path must be listed too, and so
-            must every lower rank.
+        choices: paths from the root, each a sequence of sibling ranks; every prefix of a path must be listed too, and
+            so must every lower rank.
         device: where the tensors live.
 
     Returns:
@@ -182,7 +190,9 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
 def _check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     paths = [tuple(int(rank) for rank in path) for path in choices]
     if not paths:
-        raise ValueError("tree choices must list at least one path, got none; for no drafts use the autoregressive method")
+        raise ValueError(
+            "tree choices must list at least one path, got none; for no drafts use the autoregressive method"
+        )
     known = set(paths)
     if len(known) < len(paths):
         raise ValueError(f"tree choices list the path {list(max(paths, key=paths.count))} twice; list every path once")

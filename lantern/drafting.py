@@ -1,7 +1,8 @@
 """How the draft model fills a tree: the catch-up pass over newly accepted tokens, then one pass per level of the tree.
 
-Drafts are "top" (the most probable tokens), "sampled" (without replacement, with noise of their own) or "coupled" (with the
-very noise by which the target will draw, so that both tend to pick the same token). At temperature 0 all three are "top".
+Drafts are "top" (the most probable tokens), "sampled" (without replacement, with noise of their own) or "coupled"
+(with the very noise by which the target will draw, so that both tend to pick the same token). At temperature 0 all
+three are "top".
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class DynamicTreeOptions:
                 raise ValueError(f"draft_tree.dynamic.{name} must be >= 1, got {getattr(self, name)}")
         drafted = self.top_k + self.depth * self.top_k**2
         if self.num_nodes > drafted:
-            raise ValueError(f"draft_tree.dynamic.num_nodes must be <= top_k + depth top_k^2 = {drafted}, got {self.num_nodes}")
+            raise ValueError(
+                f"draft_tree.dynamic.num_nodes must be <= top_k + depth top_k^2 = {drafted}, got {self.num_nodes}"
+            )
 
 
 @dataclass
@@ -88,7 +91,12 @@ class TreeDrafter:
     """
 
     def __init__(
-        self, draft: DraftModel, target: TargetModel, drafts: str, tree: StaticTree | DynamicTreeOptions, sampling: SamplingConfig
+        self,
+        draft: DraftModel,
+        target: TargetModel,
+        drafts: str,
+        tree: StaticTree | DynamicTreeOptions,
+        sampling: SamplingConfig,
     ) -> None:
         self.draft, self.head, self.sampling = draft, target.head, sampling
         self.drafts = "top" if sampling.is_greedy else drafts
@@ -98,7 +106,9 @@ class TreeDrafter:
         is_static = isinstance(tree, StaticTree)
         self.max_depth = tree.max_depth if is_static else tree.depth + 1
         if self.max_depth > OVERSHOOT:
-            raise ValueError(f"a draft tree must be at most {OVERSHOOT} drafts deep, got {self.max_depth}; choose a shallower tree")
+            raise ValueError(
+                f"a draft tree must be at most {OVERSHOOT} drafts deep, got {self.max_depth}; choose a shallower tree"
+            )
         num_inner = len(tree.parent_nodes) - 1 if is_static else tree.depth * tree.top_k
         self.num_slots = self.num_text_rows + self.num_image_tokens + max(self.max_depth + 1, num_inner) + 1
         weight = target.head.weight
@@ -124,7 +134,9 @@ class TreeDrafter:
         self._text_bias = torch.nn.functional.pad(additive(visible, self.dtype), (0, self.num_slots - n))[:, None, None]
         slots = torch.arange(n, device=self.device).expand(batch, n)
         causal = torch.ones(1, n, n, dtype=torch.bool, device=self.device).tril_()
-        mask = slide_window(window_table(causal, self.num_slots, self.dtype), torch.zeros_like(slots[:, 0]), self.num_slots)
+        mask = slide_window(
+            window_table(causal, self.num_slots, self.dtype), torch.zeros_like(slots[:, 0]), self.num_slots
+        )
         mask = mask[:, None].repeat(rows // batch, 1, 1, 1) + self._text_bias
         own = torch.nn.functional.pad(torch.eye(n, dtype=torch.bool, device=self.device), (0, self.num_slots - n))
         mask = mask.masked_fill(own, 0.0)
@@ -171,7 +183,8 @@ class TreeDrafter:
         return self.draft.run_cached(tokens, hidden, rotary_rows, mask, self.cache)
 
     def _weights(self, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-weights after the filters, the same with the noise that picks the drafts), each (batch, nodes, vocab)."""
+        """(log-weights after the filters, the same with the noise that picks the drafts), each (batch, nodes,
+        vocab)."""
         guided = guide(hidden, self.sampling.cfg_scale).to(hidden.dtype) if self.sampling.is_guided else hidden
         logits = self.head(guided).float()
         if self.sampling.is_greedy:
@@ -187,12 +200,18 @@ class TreeDrafter:
         for depth, plan in enumerate(self._levels):
             if depth > 0:
                 tokens = levels[-1].index_select(1, plan.tokens)
-                hidden = self._run(tokens, hidden.index_select(1, plan.parents), lengths, plan.slots, depth - 1, plan.window)
+                hidden = self._run(
+                    tokens, hidden.index_select(1, plan.parents), lengths, plan.slots, depth - 1, plan.window
+                )
             positions = (lengths + depth)[:, None].expand(-1, hidden.shape[1])
             weights, keys = self._weights(hidden, positions)
             if self.drafts == "sampled":
                 probs.append(weights.softmax(-1))
-            best = keys.argmax(-1, keepdim=True) if plan.num_children == 1 else keys.topk(plan.num_children, dim=-1).indices
+            best = (
+                keys.argmax(-1, keepdim=True)
+                if plan.num_children == 1
+                else keys.topk(plan.num_children, dim=-1).indices
+            )
             levels.append(best.flatten(1).index_select(1, plan.drafted))
         return Drafts(torch.cat(levels, dim=1), self.tree, torch.cat(probs, dim=1) if probs else None)
 
@@ -204,7 +223,9 @@ class TreeDrafter:
         weights, keys = self._weights(hidden, lengths[:, None])
         scores, tokens = _children(keys, k)
         scores, tokens = scores[:, 0] - _LEVEL_COST, tokens[:, 0]  # (batch, k)
-        found = [(tokens, scores, torch.full_like(tokens, -1))]  # candidates: token, score, candidate that is their parent
+        found = [
+            (tokens, scores, torch.full_like(tokens, -1))
+        ]  # candidates: token, score, candidate that is their parent
         place = beam.expand(batch, k)  # of the beam's nodes among the candidates
         hidden = hidden.expand(-1, k, -1)
         visible = torch.zeros(batch, k, options.depth * k, dtype=torch.bool, device=self.device)
@@ -214,7 +235,7 @@ class TreeDrafter:
             visible = visible.scatter(2, own[..., None], True)
             window = window_table(visible, self.num_slots, self.dtype)
             hidden = self._run(tokens, hidden, lengths, own, level, window)
-            weights, keys = self._weights(hidden, (lengths + level + 1)[:, None].expand(-1, k))
+            _weights, keys = self._weights(hidden, (lengths + level + 1)[:, None].expand(-1, k))
             child_scores, child_tokens = _children(keys, k)  # (batch, k, k)
             child_scores = (child_scores + scores[..., None] - _LEVEL_COST).flatten(1)
             child_tokens = child_tokens.flatten(1)

@@ -1,7 +1,8 @@
 """Pre-allocated key/value cache with one length per row.
 
-Slots of a row: the text prefix, then the accepted image tokens, then the nodes of the draft tree under verification. After
-verification the accepted path is moved to the front of the nodes' region; whatever lies behind is overwritten by the next step.
+Slots of a row: the text prefix, then the accepted image tokens, then the nodes of the draft tree under verification.
+After verification the accepted path is moved to the front of the nodes' region; whatever lies behind is overwritten by
+the next step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ class KVCache:
     """
 
     def __init__(
-        self, num_layers: int, num_rows: int, num_slots: int, num_heads: int, head_dim: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        num_layers: int,
+        num_rows: int,
+        num_slots: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.num_rows, self.num_slots = num_rows, num_slots
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.

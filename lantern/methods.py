@@ -74,6 +74,7 @@ class MethodSpec:
 
     @property
     def is_relaxed(self) -> bool:
+        """Whether the law may depart from the target's."""
         return self.relaxation != "none"
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,13 +105,19 @@ def _check_parts(spec: MethodSpec) -> None:
     if spec.drafts not in DRAFTS:
         raise ValueError(f"drafts of {spec.name} must be one of {', '.join(DRAFTS)}, got {spec.drafts!r}")
     if spec.drafts == "sampled" and spec.tree == "dynamic":
-        raise ValueError(f"sampled drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts")
+        raise ValueError(
+            f"sampled drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
+        )
     if spec.relaxation == "budget" and spec.drafts != "top":
-        raise ValueError(f"relaxation budget needs drafts top, got {spec.drafts} for {spec.name}; only there delta bounds TV")
+        raise ValueError(
+            f"relaxation budget needs drafts top, got {spec.drafts} for {spec.name}; only there delta bounds TV"
+        )
     if spec.relaxation == "proximity" and spec.drafts == "sampled":
         raise ValueError(f"relaxation proximity needs drafts coupled or top, got sampled for {spec.name}")
     if spec.residual != "paper" and (spec.drafts == "coupled" or spec.relaxation in ("budget", "proximity")):
-        raise ValueError(f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper")
+        raise ValueError(
+            f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
+        )
 
 
 def _check_parameters(spec: MethodSpec) -> None:
@@ -122,9 +129,13 @@ def _check_parameters(spec: MethodSpec) -> None:
         if name not in wanted and value is not None:
             raise ValueError(f"method {spec.name} with relaxation {spec.relaxation} takes no {name}, got {value}")
     if spec.k is not None and (spec.k != int(spec.k) or spec.k < 1):
-        raise ValueError(f"k of {spec.name} must be a whole number >= 1, got {spec.k}; for exact decoding use relaxation none")
+        raise ValueError(
+            f"k of {spec.name} must be a whole number >= 1, got {spec.k}; for exact decoding use relaxation none"
+        )
     if spec.delta is not None and not 0 <= spec.delta <= 1:
-        raise ValueError(f"delta of {spec.name} must be in [0, 1], got {spec.delta}; for the multiplicative bound set lambda_")
+        raise ValueError(
+            f"delta of {spec.name} must be in [0, 1], got {spec.delta}; for the multiplicative bound set lambda_"
+        )
     if spec.lambda_ is not None and spec.lambda_ < 1:
         raise ValueError(f"lambda_ of {spec.name} must be >= 1, got {spec.lambda_}; for the additive bound set delta")
     if spec.is_relaxed and spec.neighbours not in NEIGHBOURS:
@@ -151,7 +162,9 @@ def expand_methods(config: dict[str, Any]) -> list[MethodRun]:
             for run in _expand_entry(entry, config, static_names):
                 key = (run.spec.method_id, run.temperature)
                 if key in runs:
-                    raise ValueError(f"{key[0]} at temperature {key[1]:g} is listed twice; remove one or give it a name")
+                    raise ValueError(
+                        f"{key[0]} at temperature {key[1]:g} is listed twice; remove one or give it a name"
+                    )
                 runs[key] = run
         except ValueError as error:
             raise ValueError(where + str(error)) from error

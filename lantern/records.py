@@ -21,11 +21,12 @@ class GenerationRecords:
     Attributes:
         prompt_ids: one id per image.
         codes: int32, (images, tokens).
-        target_forwards: int32, (images,): forwards of the target model, the prefill included; `tokens` if autoregressive.
-        step_lengths: int16, (images, tokens): tokens emitted by each target forward, bonus token included; zero-padded, each
-            row sums to the number of tokens.
-        is_substituted: bool, (images, tokens): the emitted token is not the one that the target drew there. All False for
-            verification by rejection, where the target draws no token of its own.
+        target_forwards: int32, (images,): forwards of the target model, the prefill included; `tokens` if
+            autoregressive.
+        step_lengths: int16, (images, tokens): tokens emitted by each target forward, bonus token included;
+            zero-padded, each row sums to the number of tokens.
+        is_substituted: bool, (images, tokens): the emitted token is not the one that the target drew there. All False
+            for verification by rejection, where the target draws no token of its own.
         seconds: float32, (images,): seconds of the batch divided by its size, synchronised, text encoding and image
             decoding excluded.
         margins: float32, (images, tokens): gap between the two best perturbed log-probabilities, nats; autoregressive
@@ -64,7 +65,9 @@ def load_records(path: Path) -> GenerationRecords:
     ids = metadata.pop("prompt_ids")
     metadata.pop("kind")
     if len(ids) != len(tensors["codes"]):
-        raise ValueError(f"{path} has {len(ids)} prompt ids for {len(tensors['codes'])} images; delete it and run its rule again")
+        raise ValueError(
+            f"{path} has {len(ids)} prompt ids for {len(tensors['codes'])} images; delete it and run its rule again"
+        )
     return GenerationRecords(ids, **{name: tensors[name] for name in _TENSORS}, metadata=metadata)
 
 
@@ -84,10 +87,14 @@ def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str]
     ids = [i for part in parts for i in part.prompt_ids]
     place = {i: row for row, i in enumerate(ids)}
     if len(place) < len(ids):
-        raise ValueError(f"prompt {max(ids, key=ids.count)} appears in two shards; delete this method's shards and run again")
+        raise ValueError(
+            f"prompt {max(ids, key=ids.count)} appears in two shards; delete this method's shards and run again"
+        )
     order = list(order) if order is not None else ids
     if set(order) != set(ids):
-        raise ValueError(f"shards and prompt file differ: {sorted(set(order) ^ set(ids))[:3]} are not in both; run again")
+        raise ValueError(
+            f"shards and prompt file differ: {sorted(set(order) ^ set(ids))[:3]} are not in both; run again"
+        )
     rows = torch.tensor([place[i] for i in order], dtype=torch.int64)
     joined = {name: torch.cat([getattr(part, name) for part in parts])[rows] for name in _TENSORS}
     return GenerationRecords(order, **joined, metadata=parts[0].metadata)

@@ -1,8 +1,8 @@
 """From logits to tokens: guidance, temperature, top-k and top-p filters, and the noise field of an image.
 
-All randomness of an image comes from its noise field, a pure function of (run seed, prompt id, stream, position, code or
-slot). It is computed on the CPU in float64 from a counter-based generator and rounded to float32, hence the same whatever the
-device, the batch or the method that reads it.
+All randomness of an image comes from its noise field, a pure function of (run seed, prompt id, stream, position, code
+or slot). It is computed on the CPU in float64 from a counter-based generator and rounded to float32, hence the same
+whatever the device, the batch or the method that reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class SamplingConfig:
         temperature: 0 takes the most probable token; otherwise logits are divided by it.
         top_k: keep the k largest logits, ties with the k-th kept; 0 keeps all.
         top_p: keep the most probable tokens up to and including the one that crosses this mass; 1 keeps all.
-        filter_order: "top_k_first" (LlamaGen) or "top_p_first" (the LANTERN authors' code); they differ when both filter.
+        filter_order: "top_k_first" (LlamaGen) or "top_p_first" (the LANTERN authors' code); they differ when both
+            filter.
         cfg_scale: guidance scale s in u + s (c - u); 1 runs without the null caption.
 
     Raises:
@@ -53,10 +54,12 @@ class SamplingConfig:
 
     @property
     def is_greedy(self) -> bool:
+        """Whether the most probable token is taken."""
         return self.temperature == 0
 
     @property
     def is_guided(self) -> bool:
+        """Whether the null caption runs along."""
         return self.cfg_scale > 1
 
 
@@ -64,8 +67,8 @@ def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
     """Classifier-free guidance u + s (c - u) in float32.
 
     Args:
-        doubled: (2 batch, ...), captioned rows first, null rows second; logits, or hidden states in front of a linear head
-            (guidance and a bias-free head commute, and the head then runs on half the rows).
+        doubled: (2 batch, ...), captioned rows first, null rows second; logits, or hidden states in front of a linear
+            head (guidance and a bias-free head commute, and the head then runs on half the rows).
         cfg_scale: s.
 
     Returns:
@@ -85,7 +88,8 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
     Returns:
         Unnormalised log-probabilities, (..., vocab), -inf where filtered out.
 
-    Source: order "top_k_first" LlamaGen autoregressive/models/generate.py; "top_p_first" jadohu/LANTERN ea_model_llamagen.py.
+    Source: order "top_k_first" LlamaGen autoregressive/models/generate.py; "top_p_first" jadohu/LANTERN
+    ea_model_llamagen.py.
     """
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature
@@ -149,27 +153,42 @@ class NoiseField:
     """
 
     def __init__(
-        self, run_seed: int, prompt_ids: Sequence[str], num_positions: int, vocab_size: int, device: torch.device | str = "cpu"
+        self,
+        run_seed: int,
+        prompt_ids: Sequence[str],
+        num_positions: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.run_seed, self.prompt_ids, self.device = run_seed, list(prompt_ids), device
         self.num_positions, self.vocab_size = num_positions, vocab_size
         self._fields: dict[str, torch.Tensor] = {}
         self._row_offsets = torch.arange(len(self.prompt_ids), device=device)[:, None] * num_positions
 
+    def prepare(self, streams: Sequence[str]) -> None:
+        """Makes the fields of some streams now: "target", "draft", "accept"."""
+        for stream in streams:
+            if stream not in self._fields:
+                self._fields[stream] = torch.cat([self._make(stream, prompt_id) for prompt_id in self.prompt_ids]).to(
+                    self.device
+                )
+
+    def _make(self, stream: str, prompt_id: str) -> torch.Tensor:
+        if stream == "accept":
+            uniform = uniform_field(self.run_seed, prompt_id, stream, self.num_positions, MAX_SIBLINGS)
+            return torch.from_numpy(uniform).float()
+        return gumbel_field(self.run_seed, prompt_id, stream, self.num_positions, self.vocab_size)
+
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
         """Gumbel noise: positions int64 (batch, nodes), clamped to the last one -> (batch, nodes, vocab)."""
-        if stream not in self._fields:
-            rows = [gumbel_field(self.run_seed, i, stream, self.num_positions, self.vocab_size) for i in self.prompt_ids]
-            self._fields[stream] = torch.cat(rows).to(self.device)
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Uniform noise of the accept decisions: positions (batch, nodes) -> (batch, nodes, num_slots <= MAX_SIBLINGS)."""
-        if "accept" not in self._fields:
-            rows = [uniform_field(self.run_seed, i, "accept", self.num_positions, MAX_SIBLINGS) for i in self.prompt_ids]
-            self._fields["accept"] = torch.from_numpy(np.concatenate(rows)).float().to(self.device)
+        """Uniform noise of the accept decisions: positions (batch, nodes) -> (batch, nodes, num_slots <=
+        MAX_SIBLINGS)."""
         return self._read("accept", positions)[..., :num_slots]
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
+        self.prepare([stream])
         flat = (positions.clamp(max=self.num_positions - 1) + self._row_offsets).flatten()
         return self._fields[stream].index_select(0, flat).view(*positions.shape, -1)

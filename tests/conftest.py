@@ -20,16 +20,25 @@ DATA = Path(__file__).parent / "data"
 def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0) -> DecodingModels:
     """A random target, a random draft model and a random codebook's nearest codes.
 
-    The heads are scaled up so that distributions are far from uniform, and the vocabulary is small, so that drafts of a random
-    draft model are accepted now and then.
+    The heads are scaled up so that distributions are far from uniform, and the vocabulary is small, so that drafts of
+    a random draft model are accepted now and then.
     """
     torch.manual_seed(seed)
     config = TargetConfig(
-        dim=32, num_layers=2, num_heads=2, vocab_size=vocab_size, grid=grid, num_text_tokens=5, caption_dim=16, ffn_multiple=16
+        dim=32,
+        num_layers=2,
+        num_heads=2,
+        vocab_size=vocab_size,
+        grid=grid,
+        num_text_tokens=5,
+        caption_dim=16,
+        ffn_multiple=16,
     )
     target = TargetModel(config).eval()
     draft = DraftModel(
-        DraftConfig(dim=32, num_heads=2, ffn_hidden=config.ffn_hidden, vocab_size=vocab_size, grid=grid, num_text_tokens=5)
+        DraftConfig(
+            dim=32, num_heads=2, ffn_hidden=config.ffn_hidden, vocab_size=vocab_size, grid=grid, num_text_tokens=5
+        )
     ).eval()
     with torch.no_grad():
         for parameter in [*target.parameters(), *draft.parameters()]:

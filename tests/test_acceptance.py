@@ -6,15 +6,17 @@ import json
 
 import pytest
 import torch
-from conftest import DATA
 
+from conftest import DATA
 from lantern import acceptance
-from lantern.acceptance import AdditiveBound, BudgetBound, MultiplicativeBound, Proximity, RejectionRule
+from lantern.acceptance import AdditiveBound, MultiplicativeBound, RejectionRule
 
 LAWS = json.loads((DATA / "reference" / "emission_law.json").read_text())
 
 
-def law_by_rejection(target: torch.Tensor, draft: torch.Tensor | None, children: int | list[int], rule: RejectionRule) -> torch.Tensor:
+def law_by_rejection(
+    target: torch.Tensor, draft: torch.Tensor | None, children: int | list[int], rule: RejectionRule
+) -> torch.Tensor:
     """Exact law of the emitted token at one node: every sequence of drafts, every accept or reject, weighted.
 
     `children` is the number of drafts drawn from `draft` without replacement, or the list of deterministic drafts.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern.decoding import Decoder, DecodingModels, Generation, longest_path
-from lantern.draft_tree import static_tree, tree_choices
+from conftest import make_prompts
+from lantern.decoding import Decoder, DecodingModels, Generation
+from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
-from lantern.methods import PRESETS, MethodSpec
+from lantern.methods import MethodSpec
 from lantern.sampling import NoiseField, SamplingConfig
-from conftest import make_models, make_prompts
 
 TREES = {
     "chain3": tree_choices("chain3"),
@@ -23,7 +22,12 @@ AUTOREGRESSIVE = MethodSpec(name="autoregressive")
 
 
 def generate(
-    models: DecodingModels, spec: MethodSpec, batch: int = 5, tree: str = "chain3", ids: list[str] | None = None, **sampling
+    models: DecodingModels,
+    spec: MethodSpec,
+    batch: int = 5,
+    tree: str = "chain3",
+    ids: list[str] | None = None,
+    **sampling,
 ) -> Generation:
     sampling = SamplingConfig(**{"cfg_scale": 2.0, **sampling})
     features, mask = make_prompts(models, 5)
@@ -36,7 +40,9 @@ def generate(
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 6, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 6, "top_p": 0.9}]
+)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("drafts", ["top", "coupled"])
 def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, sampling, batch):

@@ -1,18 +1,20 @@
-"""Numbers of the public reference code (tests/data/reference, made by LlamaGen@ce98ec4 and LANTERN@3a56e45) reproduced by ours.
+"""Numbers of the public reference code (tests/data/reference, made by LlamaGen@ce98ec4 and LANTERN@3a56e45) reproduced
+by ours.
 
 The models are tiny and random, the drafter was trained with the official losses until it is accepted now and then.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import DATA
 from safetensors.torch import load_file
 
+from conftest import DATA
 from lantern import decoding
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels, Verifier, longest_path
@@ -178,8 +180,9 @@ def test_dynamic_trees(reference, mode, shape):
             assert torch.equal(drafts.tokens, tokens)
             assert torch.equal(drafts.tree.ancestors[0], mask)
             continue
-        # Filters leave probabilities of exactly 0 and 1: with the former the tree is filled up by nodes without probability,
-        # with the latter a child ties with its parent, and there the reference loses parents. Compare what is not tied.
+        # Filters leave probabilities of exactly 0 and 1: with the former the tree is filled up by nodes without
+        # probability, with the latter a child ties with its parent, and there the reference loses parents. Compare
+        # what is not tied.
         mine = token_paths(drafts.tokens[0], drafts.tree.ancestors[0])
         theirs = token_paths(tokens[0], mask)
         worst = float(kept_scores[0])
@@ -229,10 +232,14 @@ def test_conditional_draft_probabilities(reference, name):
 
 def method_of(kind: str, k: int, delta: float) -> MethodSpec:
     """The authors' one flag: 0 is exact, up to 1 it is delta, above it is lambda."""
-    parts = {"tree": "dynamic", "drafts": "top"} if kind == "dynamic" else {"tree": "naive_extend_57", "drafts": "sampled"}
+    parts = (
+        {"tree": "dynamic", "drafts": "top"} if kind == "dynamic" else {"tree": "naive_extend_57", "drafts": "sampled"}
+    )
     if delta == 0:
         return MethodSpec(name="exact", **parts)
-    bound = {"relaxation": "multiplicative", "lambda_": delta} if delta > 1 else {"relaxation": "additive", "delta": delta}
+    bound = (
+        {"relaxation": "multiplicative", "lambda_": delta} if delta > 1 else {"relaxation": "additive", "delta": delta}
+    )
     return MethodSpec(name="relaxed", residual="official", neighbours="l2", k=k, **bound, **parts)
 
 
@@ -250,7 +257,8 @@ class RecordedNoise:
 
 
 def renumber(paths: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
-    """Parents (1, nodes) of a tree given by its leaf paths (rows of node numbers, -1 padded), and the new number of each node.
+    """Parents (1, nodes) of a tree given by its leaf paths (rows of node numbers, -1 padded), and the new number of
+    each node.
 
     New numbers go by depth, then by first appearance: siblings in the order in which the reference tries them.
     """
@@ -261,7 +269,7 @@ def renumber(paths: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
                 number.setdefault(node, len(number))
     parents = torch.zeros(len(number), dtype=torch.int64)
     for row in paths.tolist():
-        for parent, node in zip(row, row[1:], strict=False):
+        for parent, node in itertools.pairwise(row):
             if node >= 0:
                 parents[number[node]] = number[parent]
     return parents[None], number
@@ -270,7 +278,9 @@ def renumber(paths: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
 POSTERIOR = read_json("posterior.json")
 
 
-@pytest.mark.parametrize("case", POSTERIOR, ids=lambda c: f"{c['case']}-{c['kind'].split(':')[0]}-{c['mode']}-k{c['k']}-d{c['delta']}")
+@pytest.mark.parametrize(
+    "case", POSTERIOR, ids=lambda c: f"{c['case']}-{c['kind'].split(':')[0]}-{c['mode']}-k{c['k']}-d{c['delta']}"
+)
 def test_posterior(reference, case):
     """Accepted length, best path and what is left, for recorded uniforms."""
     stored = load_file(FOLDER / "posterior.safetensors")
@@ -325,9 +335,13 @@ def walk_recorded(case, verifier, weights, drafts, stored) -> None:
         ranks = [rank for rank in range(children.shape[1]) if children[node, rank] >= 0]
         for rank in ranks:
             token = drafts.tokens[0, children[node, rank]]
-            if drafts.draft_probs is not None and has_no_probability(drafts.draft_probs[0, node], drafts, node, rank, token):
+            if drafts.draft_probs is not None and has_no_probability(
+                drafts.draft_probs[0, node], drafts, node, rank, token
+            ):
                 continue
-            uniforms[0, node, rank] = case["uniforms"][used + rank - ranks[0]] if used + rank < len(case["uniforms"]) else 0.5
+            uniforms[0, node, rank] = (
+                case["uniforms"][used + rank - ranks[0]] if used + rank < len(case["uniforms"]) else 0.5
+            )
         outcome = decoding.acceptance.accept_by_rejection(
             probs, decoding._child_tokens(drafts), drafts.draft_probs, uniforms, verifier.rule
         )

@@ -1,6 +1,7 @@
 """Our own checkpoint layout: one safetensors file with the weights, the model's config and what kind of model it is.
 
-Layouts of other projects (LlamaGen, the LANTERN authors' drafters) are converted into this one by `lantern.models.layouts`.
+Layouts of other projects (LlamaGen, the LANTERN authors' drafters) are converted into this one by
+`lantern.models.layouts`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def load_weights(model: torch.nn.Module, state: dict[str, torch.Tensor], path: P
     """Copies weights into a model after comparing names and shapes; puts it into evaluation mode.
 
     Raises:
-        ValueError: a missing or foreign key, or a shape that differs; names the file, the key, what was expected and found.
+        ValueError: a missing or foreign key, or a shape that differs; names the file, the key, what was expected and
+        found.
     """
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in expected.items():
@@ -62,6 +64,8 @@ def load_weights(model: torch.nn.Module, state: dict[str, torch.Tensor], path: P
             raise ValueError(f"{path}: tensor {name} should have shape {shape}, found {tuple(state[name].shape)}")
     foreign = sorted(set(state) - set(expected))
     if foreign:
-        raise ValueError(f"{path} holds the foreign tensor {foreign[0]} ({len(foreign)} such); it belongs to another model")
+        raise ValueError(
+            f"{path} holds the foreign tensor {foreign[0]} ({len(foreign)} such); it belongs to another model"
+        )
     model.load_state_dict(state)
     return model.eval()

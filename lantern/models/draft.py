@@ -38,11 +38,13 @@ class DraftConfig:
 
 
 class DraftModel(nn.Module):
-    """fc(cat(token embedding, target hidden)) -> one decoder layer without input norm; the target's head reads the result.
+    """fc(cat(token embedding, target hidden)) -> one decoder layer without input norm; the target's head reads the
+    result.
 
     The fc layer is kept as its two halves, `from_token` (with the bias) and `from_hidden`.
 
-    Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py, convention of their weights.
+    Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py, convention of their
+    weights.
     """
 
     def __init__(self, config: DraftConfig) -> None:
@@ -74,7 +76,9 @@ class DraftModel(nn.Module):
         Returns:
             Predicted next hidden states, (rows, n, dim).
         """
-        return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None, None], mask)
+        return self.layer(
+            self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None, None], mask
+        )
 
     def run_cached(
         self, tokens: torch.Tensor, hidden: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
@@ -83,7 +87,8 @@ class DraftModel(nn.Module):
 
         Args:
             tokens: int64, (batch, nodes).
-            hidden: (rows, nodes, dim); rows = batch, or twice the batch under guidance (both halves draft the same tokens).
+            hidden: (rows, nodes, dim); rows = batch, or twice the batch under guidance (both halves draft the same
+                tokens).
             rotary_rows: int64, (batch, nodes).
             mask: additive, (rows, 1, nodes, slots).
             cache: one layer.
@@ -98,7 +103,8 @@ class DraftModel(nn.Module):
         return self.layer(x, gather_rotary(self.rotary, rotary_rows, x.shape[0]), mask, cache)
 
     def prepare_for_decoding(self) -> DraftModel:
-        """As the target's: faster to decode with, no longer to be trained or saved. Tabulates `from_token` on any device."""
+        """As the target's: faster to decode with, no longer to be trained or saved. Tabulates `from_token` on any
+        device."""
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)
         if self.token_table.device.type == "cpu" and self.token_table.dtype == torch.float32:

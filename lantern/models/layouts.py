@@ -33,7 +33,10 @@ _LAYER_NAMES = {
 # Matrices that our layer keeps stacked in one, in this order.
 _STACKED = {
     "qkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    "gate_up.weight": (("feed_forward.w1.weight", "mlp.gate_proj.weight"), ("feed_forward.w3.weight", "mlp.up_proj.weight")),
+    "gate_up.weight": (
+        ("feed_forward.w1.weight", "mlp.gate_proj.weight"),
+        ("feed_forward.w3.weight", "mlp.up_proj.weight"),
+    ),
 }
 
 
@@ -103,7 +106,11 @@ def _convert_layer(parts: dict[str, torch.Tensor], index: int) -> dict[str, torc
             continue
         pieces = []
         for alternatives in names:
-            found = [left.pop(name) for name in ((alternatives,) if isinstance(alternatives, str) else alternatives) if name in left]
+            found = [
+                left.pop(name)
+                for name in ((alternatives,) if isinstance(alternatives, str) else alternatives)
+                if name in left
+            ]
             if not found:
                 raise ValueError(f"layer {index} lacks the tensor {alternatives}; the checkpoint is incomplete")
             pieces.append(found[0])

@@ -39,14 +39,17 @@ class TargetConfig:
 
     @property
     def num_image_tokens(self) -> int:
+        """Tokens of an image."""
         return self.grid * self.grid
 
     @property
     def head_dim(self) -> int:
+        """Channels of an attention head."""
         return self.dim // self.num_heads
 
     @property
     def ffn_hidden(self) -> int:
+        """Channels inside the feed-forward part."""
         return find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
 
 
@@ -61,7 +64,9 @@ class TargetModel(nn.Module):
         self.config = config
         self.caption_in = nn.Linear(config.caption_dim, config.dim, bias=False)
         self.caption_out = nn.Linear(config.dim, config.dim, bias=False)
-        self.null_caption = nn.Parameter(torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5)
+        self.null_caption = nn.Parameter(
+            torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
+        )
         self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(
             Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps) for _ in range(config.num_layers)
@@ -88,7 +93,8 @@ class TargetModel(nn.Module):
         """Teacher-forced pass over a whole image.
 
         Args:
-            features: caption features, (rows, num_text_tokens, caption_dim), left-padded; `null_features` for no caption.
+            features: caption features, (rows, num_text_tokens, caption_dim), left-padded; `null_features` for no
+                caption.
             mask: bool, (rows, num_text_tokens), True where a caption token is.
             codes: int64, (rows, n): image tokens; token n - 1 may be left out, since nothing is predicted from it.
 
@@ -107,7 +113,9 @@ class TargetModel(nn.Module):
         """The learned null caption, (num_rows, num_text_tokens, caption_dim)."""
         return self.null_caption.expand(num_rows, -1, -1)
 
-    def run_cached(self, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def run_cached(
+        self, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+    ) -> torch.Tensor:
         """Runs new nodes against the cache, whose slots were chosen with `cache.place`.
 
         Args:
@@ -127,8 +135,8 @@ class TargetModel(nn.Module):
     def prepare_for_decoding(self) -> TargetModel:
         """Makes a float32 CPU model faster to decode with, in place: folds norm weights, stores weights column-major.
 
-        The model can no longer be trained or saved afterwards. Outputs change by rounding only. A no-op on other devices
-        and dtypes, whose kernels want the weights as they are.
+        The model can no longer be trained or saved afterwards. Outputs change by rounding only. A no-op on other
+        devices and dtypes, whose kernels want the weights as they are.
         """
         if self.head.weight.device.type == "cpu" and self.head.weight.dtype == torch.float32:
             for layer in self.layers:
@@ -145,7 +153,8 @@ class TargetModel(nn.Module):
 
 
 def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Rotary factors of some nodes: table (n, head_dim / 2), rotary_rows (batch, nodes) -> (num_rows, nodes, 1, 1, head_dim / 2)."""
+    """Rotary factors of some nodes: table (n, head_dim / 2), rotary_rows (batch, nodes) -> (num_rows, nodes, 1, 1,
+    head_dim / 2)."""
     batch, nodes = rotary_rows.shape
     rotary = table.index_select(0, rotary_rows.flatten()).view(batch, nodes, 1, 1, -1)
     return rotary if num_rows == batch else rotary.repeat(num_rows // batch, 1, 1, 1, 1)

@@ -1,7 +1,7 @@
 """Transformer parts that the target model and the draft model share: norm, rotary table, attention layer.
 
-The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It runs in two ways with the same code: over a
-whole sequence (training, `cache=None`), or over a few new rows against a `KVCache` (decoding).
+The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It runs in two ways with the same code:
+over a whole sequence (training, `cache=None`), or over a few new rows against a `KVCache` (decoding).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float) ->
     """2D rotary table over a text prefix and a square image grid.
 
     Args:
-        num_text_tokens: rows of zeros in front; a zero row zeroes queries and keys, so that attention over text is uniform.
+        num_text_tokens: rows of zeros in front; a zero row zeroes queries and keys, so that attention over text is
+            uniform.
         grid: side of the image grid in tokens; rows follow in raster order.
         head_dim: width of one attention head; divisible by 4.
         base: rotary base.
 
     Returns:
-        complex64, (num_text_tokens + grid * grid + OVERSHOOT, head_dim / 2): first half of the channels turns with the grid
-        row, second half with the grid column.
+        complex64, (num_text_tokens + grid * grid + OVERSHOOT, head_dim / 2): first half of the channels turns with the
+        grid row, second half with the grid column.
 
     Source: LlamaGen autoregressive/models/gpt.py (precompute_freqs_cis_2d), convention needed by its checkpoints.
     """
@@ -59,6 +60,7 @@ class RMSNorm(nn.Module):
         self.register_buffer("floor", torch.tensor((dim * eps) ** 0.5), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalises the last axis of (..., dim)."""
         if self.weight is None:
             # x / hypot(|x|, sqrt(d eps)); the factor sqrt(d) sits in the folded weight. On a CPU F.rms_norm is not one
             # kernel but eight, and takes twice as long.
@@ -82,7 +84,9 @@ class Layer(nn.Module):
         has_attention_norm: False for EAGLE's draft layer, whose input is not normalised.
     """
 
-    def __init__(self, dim: int, num_heads: int, ffn_hidden: int, eps: float, *, has_attention_norm: bool = True) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, ffn_hidden: int, eps: float, *, has_attention_norm: bool = True
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.attention_norm = RMSNorm(dim, eps) if has_attention_norm else None
@@ -93,7 +97,12 @@ class Layer(nn.Module):
         self.down = nn.Linear(ffn_hidden, dim, bias=False)
 
     def forward(
-        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor | None, cache: KVCache | None = None, index: int = 0
+        self,
+        x: torch.Tensor,
+        rotary: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: KVCache | None = None,
+        index: int = 0,
     ) -> torch.Tensor:
         """Runs the layer.
 
@@ -120,7 +129,9 @@ class Layer(nn.Module):
         head_dim = dim // self.num_heads
         qkv = self.qkv(normed).view(rows, nodes, 3, self.num_heads, head_dim // 2, 2)
         turned = torch.view_as_real(torch.view_as_complex(qkv[:, :, :2].float()) * rotary).to(x.dtype)
-        query, key = turned.view(rows, nodes, 2, self.num_heads, head_dim).unbind(2)  # each (rows, nodes, heads, head_dim)
+        query, key = turned.view(rows, nodes, 2, self.num_heads, head_dim).unbind(
+            2
+        )  # each (rows, nodes, heads, head_dim)
         value = qkv[:, :, 2].flatten(-2)
         if cache is not None:
             key, value = cache.append(index, key, value)
@@ -128,7 +139,6 @@ class Layer(nn.Module):
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask
         )
         return attended.transpose(1, 2).reshape(rows, nodes, dim)
-
 
     def fold_norms(self) -> None:
         """Folds both norms' weights into the linear maps behind them, in place; see `prepare_for_decoding`."""

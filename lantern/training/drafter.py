@@ -1,9 +1,10 @@
 """Training of the draft model against a frozen target.
 
-Two losses. "guided" (default) compares what decoding compares: the guided distributions u + s (c - u) of target and draft
-model, on pairs of captioned and null rows, over several passes in which the draft model continues its own predictions.
-"published" is the LANTERN authors' recipe: SmoothL1 on the hidden state plus 0.1 cross-entropy, unguided, one pass, noise on
-the input. Against their code, both train the first draft position too and clip the gradient's norm, not its values.
+Two losses. "guided" (default) compares what decoding compares: the guided distributions u + s (c - u) of target and
+draft model, on pairs of captioned and null rows, over several passes in which the draft model continues its own
+predictions. "published" is the LANTERN authors' recipe: SmoothL1 on the hidden state plus 0.1 cross-entropy, unguided,
+one pass, noise on the input. Against their code, both train the first draft position too and clip the gradient's norm,
+not its values.
 """
 
 from __future__ import annotations
@@ -63,12 +64,15 @@ class DrafterTraining:
 
 
 def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
-    """A draft model that fits the target: its token embedding, and an fc layer that starts by passing the hidden state through."""
+    """A draft model that fits the target: its token embedding, and an fc layer that starts by passing the hidden state
+    through."""
     c = target.config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         draft = DraftModel(
-            DraftConfig(c.dim, c.num_heads, c.ffn_hidden, c.vocab_size, c.grid, c.num_text_tokens, c.norm_eps, c.rope_base)
+            DraftConfig(
+                c.dim, c.num_heads, c.ffn_hidden, c.vocab_size, c.grid, c.num_text_tokens, c.norm_eps, c.rope_base
+            )
         )
         for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
             torch.nn.init.normal_(part.weight, std=0.02)
@@ -180,11 +184,13 @@ def _probs(target: TargetModel, hidden: torch.Tensor, scale: float) -> torch.Ten
         return target.head(guide(hidden, scale) if scale > 1 else hidden).softmax(-1)
 
 
-def unroll(draft: DraftModel, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
+def unroll(
+    draft: DraftModel, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int
+) -> list[torch.Tensor]:
     """Runs the draft model on its own predictions, as decoding does.
 
-    In pass d every row sees the rows up to d - 1 places before it with the target's hidden states, then one row of each pass
-    between, then itself: just what a draft at depth d of a chain sees.
+    In pass d every row sees the rows up to d - 1 places before it with the target's hidden states, then one row of
+    each pass between, then itself: just what a draft at depth d of a chain sees.
 
     Args:
         draft: the model.

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 class Trainer(Protocol):
     """What `run_training` drives. The data of step i must be a pure function of (seed, i): then a resumed run equals an
-    undisturbed one."""
+    undisturbed one.
+    """
 
     def step(self, i: int) -> dict[str, float]:
         """Runs optimiser step i; returns what to log."""
@@ -28,7 +29,9 @@ class Trainer(Protocol):
         """Model, optimiser and whatever else the next step depends on."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave."""
+        ...
 
 
 def run_training(
@@ -81,7 +84,9 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, list[dict[s
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"training checkpoint {checkpoint} cannot be read ({error}); delete it to start again") from error
+        raise ValueError(
+            f"training checkpoint {checkpoint} cannot be read ({error}); delete it to start again"
+        ) from error
     trainer.load_state_dict(saved["trainer"])
     log.info("resumed at step %d from %s", saved["next_step"], checkpoint)
     return saved["next_step"], saved["history"]
@@ -95,7 +100,9 @@ def _save(trainer: Trainer, checkpoint: Path, next_step: int, history: list[dict
 def _check_finite(values: dict[str, float], name: str, i: int) -> None:
     for key, value in values.items():
         if not math.isfinite(value):
-            raise FloatingPointError(f"{name}: {key} is {value} at step {i}; lower the learning rate or look at the data")
+            raise FloatingPointError(
+                f"{name}: {key} is {value} at step {i}; lower the learning rate or look at the data"
+            )
 
 
 def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0) -> float:

@@ -21,14 +21,18 @@ class MuonAdamW:
     Source: Muon, Jordan et al. 2024, as in torch.optim.
     """
 
-    def __init__(self, model: torch.nn.Module, matrix_learning_rate: float, learning_rate: float, max_norm: float = 1.0) -> None:
+    def __init__(
+        self, model: torch.nn.Module, matrix_learning_rate: float, learning_rate: float, max_norm: float = 1.0
+    ) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         matrices = [p for name, p in named if p.dim() == 2 and name.startswith(("layers.", "layer."))]
         is_matrix = {id(p) for p in matrices}
         others = [p for _, p in named if id(p) not in is_matrix]
         self.parameters, self.max_norm = matrices + others, max_norm
         self.parts = [
-            torch.optim.Muon(matrices, lr=matrix_learning_rate, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.Muon(
+                matrices, lr=matrix_learning_rate, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+            ),
             torch.optim.AdamW(others, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.95)),
         ]
 

@@ -72,7 +72,9 @@ class TargetTrainer:
         self.optimiser.load_state_dict(state["optimiser"])
 
 
-def next_token_loss(model: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def next_token_loss(
+    model: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """Mean cross-entropy of the next image token, nats, teacher-forced; shapes as in `TargetModel.forward`."""
     hidden = model(features, mask, codes[:, :-1])[:, model.config.num_text_tokens - 1 :]
     return F.cross_entropy(model.head(hidden).flatten(0, 1), codes.flatten())

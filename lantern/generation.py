@@ -1,0 +1,158 @@
+"""Generation jobs: models and trees loaded for a method, records made from prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from lantern.decoding import Decoder, DecodingModels, Generation
+from lantern.draft_tree import tree_choices
+from lantern.drafting import DynamicTreeOptions
+from lantern.io import load_tensors
+from lantern.methods import MethodSpec
+from lantern.models.draft import load_draft
+from lantern.models.target import load_target
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern.sampling import NoiseField
+
+
+def load_decoding_models(
+    target: Path, draft: Path | None = None, table: Path | None = None, device: torch.device | str = "cpu"
+) -> DecodingModels:
+    """Loads models and prepares them for decoding.
+
+    Args:
+        target: target checkpoint.
+        draft: draft checkpoint; None for autoregressive decoding only.
+        table: file with the tensor "nearest_codes"; None without relaxation.
+        device: where to decode.
+
+    Raises:
+        ValueError: a foreign or truncated file, or a draft model that does not fit the target.
+    """
+    models = DecodingModels(load_target(target).to(device).prepare_for_decoding())
+    if draft is not None:
+        models.draft = load_draft(draft).to(device).prepare_for_decoding()
+        for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
+            expected, found = getattr(models.target.config, name), getattr(models.draft.config, name)
+            if expected != found:
+                raise ValueError(
+                    f"{draft}: {name} should be {expected} as in {target}, found {found}; train the drafter again"
+                )
+    if table is not None:
+        models.nearest_codes = load_nearest_codes(table, device)
+    return models
+
+
+def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Reads a table of nearest codes, int64 (vocab, columns).
+
+    Raises:
+        ValueError: the file is truncated or holds no such table.
+    """
+    tensors, _ = load_tensors(path)
+    if "nearest_codes" not in tensors:
+        raise ValueError(
+            f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; delete it and run its rule again"
+        )
+    return tensors["nearest_codes"].long().to(device)
+
+
+def make_tree(
+    spec: MethodSpec, settings: dict[str, int] | Sequence[Sequence[int]] | None
+) -> DynamicTreeOptions | Sequence[Sequence[int]] | None:
+    """The tree that a `Decoder` of this method takes.
+
+    Args:
+        spec: the method.
+        settings: config section `draft_tree.dynamic` for a dynamic tree, choices for a tree of the config's own; None
+            for a tree known by name, and for autoregressive decoding.
+    """
+    if spec.tree is None:
+        return None
+    if spec.tree == "dynamic":
+        return DynamicTreeOptions(**settings)
+    return tree_choices(spec.tree) if settings is None else settings
+
+
+def select_shard(prompts: Sequence[Prompt], scatteritem: str) -> list[Prompt]:
+    """The prompts of one shard: "2-of-4" takes every fourth, beginning with the second."""
+    number, total = (int(word) for word in scatteritem.split("-of-"))
+    return list(prompts[number - 1 :: total])
+
+
+def generate_records(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    batch_size: int,
+) -> GenerationRecords:
+    """Generates one image per prompt.
+
+    Args:
+        decoder: the method.
+        prompts: what to draw; the result does not depend on how they are batched.
+        encoder: text features.
+        run_seed: of the noise fields.
+        batch_size: images decoded together.
+
+    Returns:
+        Records in the order of the prompts. Seconds exclude text encoding, making the noise, and image decoding.
+    """
+    parts: dict[str, list[torch.Tensor]] = {}
+    name = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}"
+    for begin in tqdm(range(0, len(prompts), batch_size), desc=name, unit="batch", disable=None, mininterval=1.0):
+        batch = prompts[begin : begin + batch_size]
+        generation, seconds = decode_timed(decoder, batch, encoder, run_seed)
+        values = {
+            "codes": generation.codes.int(),
+            "target_forwards": generation.target_forwards.int(),
+            "step_lengths": generation.step_lengths.short(),
+            "is_substituted": generation.is_substituted,
+            "margins": generation.margins,
+            "seconds": torch.full((len(batch),), seconds / len(batch)),
+        }
+        for name, value in values.items():
+            parts.setdefault(name, []).append(value.cpu())
+    config = decoder.sampling
+    metadata = {
+        "method": decoder.spec.to_dict(),
+        "temperature": config.temperature,
+        "cfg_scale": config.cfg_scale,
+        "batch_size": batch_size,
+        "num_threads": torch.get_num_threads(),
+        "run_seed": run_seed,
+        "device": str(decoder.device),
+        "torch": torch.__version__,
+    }
+    tensors = {name: torch.cat(values) for name, values in parts.items()}
+    return GenerationRecords([prompt.id for prompt in prompts], **tensors, metadata=metadata)
+
+
+def decode_timed(
+    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
+) -> tuple[Generation, float]:
+    """Draws one batch; returns it with its seconds, synchronised, text encoding and noise excluded."""
+    features, mask = encoder.encode([prompt.text for prompt in prompts])
+    noise = NoiseField(
+        run_seed, [p.id for p in prompts], decoder.num_tokens, decoder.target.config.vocab_size, decoder.device
+    )
+    noise.prepare(decoder.noise_streams)
+    _synchronise(decoder.device)
+    begun = time.perf_counter()
+    generation = decoder.generate(features, mask, noise)
+    _synchronise(decoder.device)
+    return generation, time.perf_counter() - begun
+
+
+def _synchronise(device: torch.device) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
