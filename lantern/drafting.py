@@ -184,7 +184,8 @@ class TreeDrafter:
 
     def _weights(self, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-weights after the filters, the same with the noise that picks the drafts), each (batch, nodes,
-        vocab)."""
+        vocab).
+        """
         guided = guide(hidden, self.sampling.cfg_scale).to(hidden.dtype) if self.sampling.is_guided else hidden
         logits = self.head(guided).float()
         if self.sampling.is_greedy:
@@ -220,7 +221,7 @@ class TreeDrafter:
         options: DynamicTreeOptions = self.tree
         k, batch = options.top_k, len(lengths)
         beam = torch.arange(k, device=self.device)
-        weights, keys = self._weights(hidden, lengths[:, None])
+        _, keys = self._weights(hidden, lengths[:, None])
         scores, tokens = _children(keys, k)
         scores, tokens = scores[:, 0] - _LEVEL_COST, tokens[:, 0]  # (batch, k)
         found = [
@@ -235,7 +236,7 @@ class TreeDrafter:
             visible = visible.scatter(2, own[..., None], True)
             window = window_table(visible, self.num_slots, self.dtype)
             hidden = self._run(tokens, hidden, lengths, own, level, window)
-            _weights, keys = self._weights(hidden, (lengths + level + 1)[:, None].expand(-1, k))
+            _, keys = self._weights(hidden, (lengths + level + 1)[:, None].expand(-1, k))
             child_scores, child_tokens = _children(keys, k)  # (batch, k, k)
             child_scores = (child_scores + scores[..., None] - _LEVEL_COST).flatten(1)
             child_tokens = child_tokens.flatten(1)

@@ -102,6 +102,10 @@ def _check_parts(spec: MethodSpec) -> None:
         if spec.is_relaxed:
             raise ValueError(f"method {spec.name} relaxes drafts but has none; set tree and drafts")
         return
+    _check_drafts(spec)
+
+
+def _check_drafts(spec: MethodSpec) -> None:
     if spec.drafts not in DRAFTS:
         raise ValueError(f"drafts of {spec.name} must be one of {', '.join(DRAFTS)}, got {spec.drafts!r}")
     if spec.drafts == "sampled" and spec.tree == "dynamic":

@@ -185,7 +185,8 @@ class NoiseField:
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
         """Uniform noise of the accept decisions: positions (batch, nodes) -> (batch, nodes, num_slots <=
-        MAX_SIBLINGS)."""
+        MAX_SIBLINGS).
+        """
         return self._read("accept", positions)[..., :num_slots]
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:

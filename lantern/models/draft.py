@@ -104,7 +104,8 @@ class DraftModel(nn.Module):
 
     def prepare_for_decoding(self) -> DraftModel:
         """As the target's: faster to decode with, no longer to be trained or saved. Tabulates `from_token` on any
-        device."""
+        device.
+        """
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)
         if self.token_table.device.type == "cpu" and self.token_table.dtype == torch.float32:

@@ -154,7 +154,8 @@ class TargetModel(nn.Module):
 
 def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:
     """Rotary factors of some nodes: table (n, head_dim / 2), rotary_rows (batch, nodes) -> (num_rows, nodes, 1, 1,
-    head_dim / 2)."""
+    head_dim / 2).
+    """
     batch, nodes = rotary_rows.shape
     rotary = table.index_select(0, rotary_rows.flatten()).view(batch, nodes, 1, 1, -1)
     return rotary if num_rows == batch else rotary.repeat(num_rows // batch, 1, 1, 1, 1)

@@ -1,5 +1,6 @@
 """Codes and captions in batches that are pure functions of (seed, step), so that a resumed training repeats an
-undisturbed one."""
+undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class CodeDataset:
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Codes int64 (batch, tokens), caption features (batch, num_text_tokens, caption_dim) and mask of some
-        images."""
+        images.
+        """
         features, mask = self.encoder.encode([self.captions[i] for i in indices.tolist()])
         return self.codes[indices].long(), features, mask
 

@@ -65,7 +65,8 @@ class DrafterTraining:
 
 def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
     """A draft model that fits the target: its token embedding, and an fc layer that starts by passing the hidden state
-    through."""
+    through.
+    """
     c = target.config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
