@@ -117,11 +117,12 @@ def extract_features(recogniser: Recogniser, images: Tensor, batch_size: int = 6
     Returns:
         (n, num_features) float32, on the CPU.
     """
-    extractor = FEATURE_EXTRACTORS_REGISTRY[register_recogniser()](EXTRACTOR_NAME, [LAYER], recogniser=recogniser)
     device = next(recogniser.parameters()).device
+    build = FEATURE_EXTRACTORS_REGISTRY[register_recogniser()]
+    extractor = build(EXTRACTOR_NAME, [LAYER], recogniser=recogniser).eval().to(device)
     stored = ImageTensors(images).images
     with torch.inference_mode():
-        return torch.cat([extractor.eval()(rows.to(device))[0].cpu() for rows in stored.split(batch_size)])
+        return torch.cat([extractor(rows.to(device))[0].cpu() for rows in stored.split(batch_size)])
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:

@@ -262,11 +262,11 @@ def _compare(record: GenerationRecords, baseline: GenerationRecords, settings: M
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Counts per image. Relaxed verification by rejection draws no token of the target: substitutions are nan there."""
+    """Counts per image. Verification by rejection draws no token of the target's own: substitutions are nan there."""
     method = record.metadata["method"]
     is_rejection = method["drafts"] == "sampled" or method["residual"] == "official"
     substitutions = record.is_substituted.sum(dim=1).double()
-    if is_rejection and method["relaxation"] != "none":
+    if is_rejection:
         substitutions = torch.full_like(substitutions, torch.nan)
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),

@@ -1,5 +1,6 @@
 """The whole measurement on tiny random models: its bookkeeping, not its numbers."""
 
+import copy
 import math
 
 import pandas as pd
@@ -155,3 +156,18 @@ def test_foreign_records_are_rejected(records, source, rulers):
         measure_quality(records, source.prompts("unseen", NUM), source, rulers, **options)
     with pytest.raises(ValueError, match="needs the records of autoregressive"):
         measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, rulers, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers):
+    on_gpu = Rulers(
+        *(copy.deepcopy(model).cuda() for model in (rulers.tokenizer, rulers.recogniser)),
+        copy.deepcopy(rulers.clip_scorer).to("cuda"),
+        copy.deepcopy(rulers.target_model).cuda(),
+        rulers.text_encoder,
+    )
+    arguments = (records, source.prompts("seen", NUM), source, on_gpu)
+    rows, _ = measure_quality(*arguments, settings=SETTINGS, prompt_set="seen", split="seen", seed=0)
+    columns = ["nll", "clip_score", "prompt_accuracy"]
+    assert rows[columns].to_numpy() == pytest.approx(measured[0][columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)
