@@ -91,8 +91,8 @@ def _water(noise: TextureNoise) -> Tensor:
     _, y = _coordinates(noise)
     swell = _smooth(noise, 0, 12, 5) - 0.5
     waves = 0.5 * swell + 0.10 * _streaks(noise.fine[:, 0], 3, 7) + 0.12 * (y / REFERENCE_SIZE - 0.5)
-    glints = (_streaks(noise.fine[:, 1], 3, 9) - 1.0).clamp(0.0, 1.0)
-    return _mix((0.02, 0.24, 0.36), (0.22, 0.56, 0.66), 0.5 + waves) + 0.4 * glints[:, None]
+    glints = F.avg_pool2d((_streaks(noise.fine[:, 1], 3, 9) - 0.9).clamp(0.0, 1.2)[:, None], 3, 1, 1)
+    return _mix((0.02, 0.24, 0.36), (0.22, 0.56, 0.66), 0.5 + waves) + 0.45 * glints
 
 
 def _clouds(noise: TextureNoise) -> Tensor:
@@ -108,10 +108,10 @@ def _clouds(noise: TextureNoise) -> Tensor:
 def _night(noise: TextureNoise) -> Tensor:
     haze = 0.55 * _smooth(noise, 0, 4, 4) + 0.45 * _smooth(noise, 1, 11, 11)
     sky = _mix((0.02, 0.03, 0.11), (0.14, 0.16, 0.36), 2.0 * haze - 0.6)
-    bright = ((noise.fine[:, 0] - 0.989) * 60.0).clamp(0.0, 0.6)
+    bright = ((noise.fine[:, 0] - 0.991) * 90.0).clamp(0.0, 0.6)
     # a star is a bright pixel in a cross of dimmer ones in a soft square
     across = F.avg_pool2d(bright[:, None], (1, 3), 1, (0, 1)) + F.avg_pool2d(bright[:, None], (3, 1), 1, (1, 0))
-    glow = 1.2 * across + 2.2 * F.avg_pool2d(bright[:, None], 3, 1, 1)
+    glow = 1.5 * across + 4.0 * F.avg_pool2d(bright[:, None], 3, 1, 1)
     return sky + (0.4 * bright[:, None] + glow) * torch.tensor([1.0, 0.97, 0.85])[None, :, None, None]
 
 
