@@ -11,11 +11,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
+
+if TYPE_CHECKING:
+    from lantern.methods import MethodSpec
 
 T = TypeVar("T")
 
@@ -90,6 +93,19 @@ def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
     """
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
+
+
+def tree_settings(spec: MethodSpec, config: dict[str, Any]) -> dict[str, int] | list | None:
+    """Finds what a method's tree needs besides its name.
+
+    Args:
+        spec: the method.
+        config: the whole configuration; reads `draft_tree.dynamic` and `trees`.
+
+    Returns:
+        Options of the dynamic tree, choices of a tree listed under `trees`, or None where the name says all.
+    """
+    return config["draft_tree"]["dynamic"] if spec.tree == "dynamic" else config["trees"].get(spec.tree)
 
 
 def uses_gpu(device: str) -> bool:

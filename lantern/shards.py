@@ -1,4 +1,4 @@
-"""Reads what the generation jobs of several methods wrote, each in one or more shards."""
+"""Brings together what the generation jobs of several methods wrote, each in one or more shards."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from lantern.config import describe_folder, uses_gpu, validate_config
+from lantern.config import describe_folder, tree_settings, uses_gpu, validate_config
 from lantern.environment import set_job_environment
 from lantern.fingerprint import code_fingerprint
 from lantern.methods import expand_methods
@@ -62,18 +62,13 @@ def methods_at(temperature):
 
 
 def table_of(spec):
-    """Tables of nearest codes that a method reads: one, or none for an exact method."""
-    return [stage("codebook", f"{spec.neighbours}.safetensors")] if spec.neighbours else []
+    """Table of nearest codes that a method reads; no file for an exact method."""
+    return stage("codebook", f"{spec.neighbours}.safetensors") if spec.neighbours else []
 
 
 def all_tables():
     """Tables of nearest codes of all methods."""
-    return sorted({path for spec in SPECS.values() for path in table_of(spec)})
-
-
-def tree_of(spec):
-    """Settings of a method's draft tree, as far as its name does not say them."""
-    return config["draft_tree"]["dynamic"] if spec.tree == "dynamic" else config["trees"].get(spec.tree)
+    return sorted({table_of(spec) for spec in SPECS.values() if spec.neighbours})
 
 
 def shards_of(prompt_set, temperature):

@@ -3,7 +3,7 @@
 
 rule generate_images:
     input:
-        prompts=rules.write_prompts.output,
+        prompts=rules.write_prompts.output[0],
         target=rules.train_target.output.model,
         drafter=lambda wildcards: rules.train_drafter.output.model if SPECS[wildcards.method].drafts else [],
         nearest_codes=lambda wildcards: table_of(SPECS[wildcards.method]),
@@ -21,9 +21,9 @@ rule generate_images:
     params:
         code=code("generate_images.py"),
         method=lambda wildcards: SPECS[wildcards.method].to_dict(),
-        tree=lambda wildcards: tree_of(SPECS[wildcards.method]),
-        settings=config["generation"],
+        tree=lambda wildcards: tree_settings(SPECS[wildcards.method], config),
         sampling=config["sampling"],
+        settings=config["generation"],
         text=config["text"],
         source=config["data"]["source"],
         seed=SEED,

@@ -20,7 +20,7 @@ rule measure_latency:
         gpu=GPU,
     params:
         code=code("measure_latency.py"),
-        runs=[(spec.to_dict(), tree_of(spec), float(temperature)) for spec, temperature in RUNS],
+        runs=[(spec.to_dict(), tree_settings(spec, config), float(temperature)) for spec, temperature in RUNS],
         settings=config["latency"],
         sampling=config["sampling"],
         text=config["text"],

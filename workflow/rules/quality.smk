@@ -4,7 +4,7 @@
 rule measure_quality:
     input:
         records=lambda wildcards: shards_of(wildcards.prompt_set, wildcards.temperature),
-        prompts=rules.write_prompts.output,
+        prompts=rules.write_prompts.output[0],
         tokenizer=rules.train_tokenizer.output.model,
         recogniser=rules.train_recogniser.output.model,
         clip=rules.train_clip.output.model,

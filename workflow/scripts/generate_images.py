@@ -1,1 +1,30 @@
-"""To come."""
+"""Generates the images of one method, prompt set, temperature and shard, and writes their records."""
+
+from pathlib import Path
+
+from lantern.assembly import make_text_encoder
+from lantern.decoding import Decoder
+from lantern.generation import generate_records, load_decoding_models, make_tree, select_shard
+from lantern.io import read_prompts
+from lantern.job import job_log, resolve_device
+from lantern.methods import MethodSpec
+from lantern.records import save_records
+from lantern.sampling import SamplingConfig
+
+with job_log(snakemake) as log:
+    params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)
+    draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
+    models = load_decoding_models(files.target, draft, table, resolve_device(params.device))
+    sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
+    prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
+    if not prompts:
+        raise ValueError("there are more shards than prompts; ask for fewer (config key generation.num_shards)")
+    records = generate_records(
+        Decoder(models, spec, sampling, make_tree(spec, params.tree), records_margins=spec.drafts is None),
+        prompts,
+        make_text_encoder(params.text, params.source, params.seed),
+        run_seed=params.seed,
+        batch_size=params.settings["batch_size"],
+    )
+    save_records(Path(snakemake.output[0]), records)
+    log.info("generated %d images in %.1f s of decoding", len(records), float(records.seconds.sum()))

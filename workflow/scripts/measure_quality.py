@@ -12,7 +12,7 @@ from lantern.shards import load_shards
 
 with job_log(snakemake):
     params, device = snakemake.params, resolve_device(snakemake.params.device)
-    prompts = read_prompts(snakemake.input.prompts[0])
+    prompts = read_prompts(snakemake.input.prompts)
     rulers = Rulers(
         tokenizer.load_model(snakemake.input.tokenizer).to(device),
         recogniser.load_model(snakemake.input.recogniser).to(device),

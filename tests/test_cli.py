@@ -1,0 +1,50 @@
+"""The command line: what it draws is tested on a trained tiny run (tests/workflow); here, what it says otherwise."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lantern.cli import app, load_config
+
+ROOT = Path(__file__).parent.parent
+CONFIG = str(ROOT / "config.yaml")
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_an_untrained_experiment_names_the_command_that_trains_it(tmp_path):
+    code, output = run("sample", "a red circle on grass", "--results", str(tmp_path), "--configfile", CONFIG)
+    assert code == 1
+    assert "run `make reproduce` first" in output and "Traceback" not in output
+    assert len(output.strip().splitlines()) == 1
+
+
+def test_a_bad_config_is_one_sentence(tmp_path):
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("sampling:\n  topk: 3\n")
+    code, output = run("sample", "a red circle on grass", "--configfile", CONFIG, "--configfile", str(overlay))
+    assert code == 1 and "config key sampling.topk is unknown; did you mean top_k?" in output
+
+
+def test_a_missing_config_is_named(tmp_path):
+    code, output = run("sample", "a red circle on grass", "--configfile", str(tmp_path / "none.yaml"))
+    assert code == 1 and "none.yaml" in output
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["sample", "--help"]])
+def test_help_is_shown(arguments):
+    _, output = run(*arguments)
+    assert "Usage" in output and "sample" in output
+
+
+def test_later_config_files_lie_over_earlier_ones(tmp_path):
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("sampling:\n  cfg_scale: 2.0\nmethods:\n  - preset: autoregressive\nprompts:\n  unseen: null\n")
+    config = load_config([Path(CONFIG), overlay])
+    assert config["sampling"]["cfg_scale"] == 2.0 and config["sampling"]["top_p"] == 1.0
+    assert config["methods"] == [{"preset": "autoregressive"}]
+    assert config["prompts"]["unseen"] is None and config["prompts"]["seen"]["split"] == "seen"
