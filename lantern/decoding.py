@@ -133,7 +133,7 @@ class Decoder:
         """The noise that this method reads."""
         if self.sampling.is_greedy:
             return []
-        return ["target", "draft", "accept"] if self.verifier.by_rejection else ["target"]
+        return ["target"] if self.verifier.draws_target_tokens else ["target", "draft", "accept"]
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, noise: NoiseField) -> Generation:
@@ -255,7 +255,8 @@ class Decoder:
         is_running = state.lengths < self.num_tokens
         columns = state.lengths[:, None] + steps
         state.tokens.scatter_(1, columns, emitted)
-        state.is_substituted.scatter_(1, columns, emitted != along)
+        if self.verifier.draws_target_tokens:
+            state.is_substituted.scatter_(1, columns, emitted != along)
         if not self._is_chain:
             root_slot = state.lengths[:, None] + (self.num_text - 1)
             self.cache.move(root_slot + path, root_slot + steps)
@@ -359,6 +360,7 @@ class Verifier:
         self.rule = acceptance.RejectionRule(self.relaxation, self.table, spec.residual)
         self.follows_first_leaf = self.is_greedy and spec.residual != "paper" and spec.tree == "dynamic"
         self.by_rejection = spec.drafts == "sampled" or (spec.residual != "paper" and spec.is_relaxed)
+        self.draws_target_tokens = self.is_greedy or not self.by_rejection  # only then is a substitution defined
 
     def verify(
         self,
@@ -387,7 +389,7 @@ class Verifier:
         if self.is_greedy and self.relaxation is not None and self.spec.relaxation != "proximity":
             table = self.table[:, : self.spec.k]
             return acceptance.accept_greedy(logits, drafts.tokens, tree.parents, table, self.relaxation), drawn
-        if self.by_rejection and not self.is_greedy:
+        if not self.draws_target_tokens:
             return self._reject(weights, drawn, drafts, noise, positions)
         if self.relaxation is None:
             return acceptance.accept_exact(drawn, drafts.tokens, tree.parents), drawn

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import make_prompts
-from lantern.decoding import Decoder, DecodingModels, Generation
-from lantern.draft_tree import tree_choices
+from conftest import make_models, make_prompts
+from lantern.decoding import Decoder, DecodingModels, Generation, longest_path
+from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions
-from lantern.methods import MethodSpec
+from lantern.methods import PRESETS, MethodSpec
 from lantern.sampling import NoiseField, SamplingConfig
 
 TREES = {
@@ -53,3 +54,188 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, sa
     assert (result.step_lengths.sum(1) == 16).all()
     assert batch == 1 or (result.target_forwards < 16).any()  # the equality is not won by never accepting a draft
     assert not result.is_substituted.any()
+
+
+def method(**parts) -> MethodSpec:
+    return MethodSpec(name="method", **parts)
+
+
+METHODS = {
+    "autoregressive": method(),
+    "sampled": method(tree="bushy", drafts="sampled"),
+    "coupled": method(tree="bushy", drafts="coupled"),
+    "additive": method(tree="dynamic", drafts="top", relaxation="additive", neighbours="l2_normalised", k=4, delta=0.2),
+    "official": method(
+        tree="dynamic",
+        drafts="top",
+        relaxation="additive",
+        residual="official",
+        neighbours="l2_normalised",
+        k=4,
+        delta=0.2,
+    ),
+    "multiplicative": method(
+        tree="bushy", drafts="sampled", relaxation="multiplicative", neighbours="l2_normalised", k=4, lambda_=3.0
+    ),
+    "budget": method(tree="dynamic", drafts="top", relaxation="budget", neighbours="l2_normalised", k=4, delta=0.2),
+    "proximity": method(tree="bushy", drafts="coupled", relaxation="proximity", neighbours="l2_normalised", k=3),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_images_do_not_depend_on_the_batch(models, name, temperature):
+    spec = METHODS[name]
+    together = generate(models, spec, 5, spec.tree or "chain3", temperature=temperature)
+    for row in (0, 3):
+        alone = generate(models, spec, 1, spec.tree or "chain3", [f"prompt-{row}"], temperature=temperature)
+        assert torch.equal(alone.codes[0], together.codes[row])
+        assert alone.target_forwards[0] == together.target_forwards[row]
+    ids = [f"prompt-{row}" for row in (4, 2, 0, 1, 3)]
+    shuffled = generate(models, spec, 5, spec.tree or "chain3", ids, temperature=temperature)
+    assert torch.equal(shuffled.codes, together.codes[[4, 2, 0, 1, 3]])
+
+
+@pytest.mark.parametrize("name", ["additive", "multiplicative", "budget", "proximity"])
+def test_relaxation_accepts_more_than_exact_decoding(models, name):
+    """Over 40 images; the exact counterpart shares tree, drafts and noise."""
+    spec = METHODS[name]
+    exact = method(tree=spec.tree, drafts=spec.drafts)
+    ids = [f"prompt-{i}" for i in range(40)]
+    relaxed_forwards = generate(models, spec, 40, spec.tree, ids).target_forwards.sum()
+    assert relaxed_forwards < generate(models, exact, 40, spec.tree, ids).target_forwards.sum()
+
+
+def test_substitutions_are_counted_where_the_emitted_token_is_not_the_targets(models):
+    ids = [f"prompt-{i}" for i in range(20)]
+    relaxed = generate(models, METHODS["proximity"], 20, "bushy", ids)
+    exact = generate(models, AUTOREGRESSIVE, 20, ids=ids)
+    assert relaxed.is_substituted.any()
+    # up to the first substitution an image is the autoregressive one, and there it departs
+    for row in range(20):
+        where = relaxed.is_substituted[row].nonzero()
+        first = int(where[0]) if len(where) else 16
+        assert torch.equal(relaxed.codes[row, :first], exact.codes[row, :first])
+        assert first == 16 or relaxed.codes[row, first] != exact.codes[row, first]
+
+
+@pytest.mark.parametrize("drafts", ["sampled", "top", "coupled"])
+def test_emitted_pairs_have_the_targets_law(drafts):
+    """Chi-square of the first two tokens over 4000 images against the enumerated law; fails once in 10^4 by chance."""
+    models = make_models(vocab_size=4, grid=2, seed=3)
+    target, count = models.target, 4000
+    features, mask = make_prompts(models, 1)
+    features, mask = features.expand(count, -1, -1), mask.expand(count, -1)
+    noise = NoiseField(11, [f"p{i}" for i in range(count)], 4, 4)
+    decoder = Decoder(
+        models, method(tree="pair", drafts=drafts), SamplingConfig(cfg_scale=1.0), [(0,), (1,), (0, 0), (1, 0)]
+    )
+    codes = decoder.generate(features, mask, noise).codes
+    with torch.inference_mode():
+        first = target.head(target(features[:1], mask[:1], codes[:1, :0])[:, -1]).softmax(-1)[0].double()
+        rows = torch.arange(4)[:, None]
+        second = target.head(target(features[:4], mask[:4], rows)[:, -1]).softmax(-1).double()
+    law = (first[:, None] * second).flatten()
+    observed = torch.bincount(codes[:, 0] * 4 + codes[:, 1], minlength=16).double()
+    kept = law * count > 1
+    statistic = ((observed - law * count) ** 2 / (law * count))[kept].sum()
+    degrees = int(kept.sum()) - 1
+    # 99.99th percentile by the Wilson-Hilferty approximation
+    limit = degrees * (1 - 2 / (9 * degrees) + 3.72 * (2 / (9 * degrees)) ** 0.5) ** 3
+    assert statistic < limit, (float(statistic), limit)
+
+
+class NoHostSync(TorchDispatchMode):
+    """Raises where an operation would have to wait for the device."""
+
+    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in self.forbidden:
+            raise AssertionError(f"{name} reads from the device inside a step")
+        if name in ("index", "index_put", "index_put_"):
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), "boolean index: shape depends on data"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_does_not_synchronise(models, name, temperature):
+    spec = METHODS[name]
+    features, mask = make_prompts(models, 3)
+    noise = NoiseField(0, ["a", "b", "c"], 16, models.target.config.vocab_size)
+    sampling = SamplingConfig(temperature=temperature, cfg_scale=2.0)
+    decoder = Decoder(models, spec, sampling, TREES[spec.tree] if spec.tree else None)
+    noise.prepare(decoder.noise_streams)
+    with torch.inference_mode():
+        state = decoder.start(features, mask, noise)
+        with NoHostSync():
+            for _ in range(3):
+                decoder.step(state)
+
+
+class Always:
+    """A verifier that accepts every draft, none, or the first level only."""
+
+    def __init__(self, verifier, depths: int) -> None:
+        self.verifier, self.depths = verifier, depths
+        self.follows_first_leaf, self.draws_target_tokens = False, True
+
+    def verify(self, keys, weights, logits, drafts, noise, positions):
+        _, drawn = self.verifier.verify(keys, weights, logits, drafts, noise, positions)
+        return (drafts.tree.depths <= self.depths).expand(drafts.tokens.shape), drawn
+
+
+@pytest.mark.parametrize(("depths", "forwards"), [(0, 16), (1, 9), (3, 5)])
+def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths, forwards):
+    """16 tokens on a chain of 3: the prefill emits one, each step one more than it accepts."""
+    features, mask = make_prompts(models, 2)
+    noise = NoiseField(0, ["a", "b"], 16, models.target.config.vocab_size)
+    decoder = Decoder(models, method(tree="chain3", drafts="coupled"), SamplingConfig(cfg_scale=2.0), TREES["chain3"])
+    decoder.verifier = Always(decoder.verifier, depths)
+    generation = decoder.generate(features, mask, noise)
+    assert generation.target_forwards.tolist() == [forwards, forwards]
+    assert generation.step_lengths.sum(1).tolist() == [16, 16]
+    assert generation.step_lengths[0, : forwards - 1].tolist() == [1] + [depths + 1] * (forwards - 2)
+
+
+def test_longest_path_by_eye():
+    """Root 0 with children 1 and 2, 1 with child 3, 2 with child 4."""
+    tree = static_tree([(0,), (1,), (0, 0), (1, 0)])
+    accepted = torch.tensor(
+        [
+            [False, True, False, True, False],  # 0-1-3
+            [False, False, True, True, False],  # 3's parent is not accepted: 0-2
+            [False, True, True, True, True],  # two longest paths: the first
+            [True, False, False, True, True],  # none: the root alone
+        ]
+    )
+    path, counts = longest_path(tree, accepted)
+    assert path.tolist() == [[0, 1, 3], [0, 2, 2], [0, 1, 3], [0, 0, 0]]
+    assert counts.tolist() == [2, 1, 2, 0]
+
+
+def test_logits_that_are_not_finite_name_prompt_and_step():
+    models = make_models(seed=5)
+    with torch.no_grad():
+        models.target.head.weight[3, 0] = float("nan")
+    with pytest.raises(FloatingPointError, match=r"prompt prompt-0 .* step"):
+        generate(models, AUTOREGRESSIVE, 2)
+
+
+def test_missing_parts_are_named(models):
+    bare = DecodingModels(models.target)
+    with pytest.raises(ValueError, match="needs a draft model"):
+        Decoder(bare, method(tree="chain3", drafts="coupled"), SamplingConfig(), TREES["chain3"])
+    with pytest.raises(ValueError, match="needs the 3 nearest codes, got no table"):
+        Decoder(DecodingModels(models.target, models.draft), METHODS["proximity"], SamplingConfig(), TREES["bushy"])
+
+
+def test_every_preset_has_parts_that_go_together():
+    for name, parts in PRESETS.items():
+        wanted = {"k": 4} if parts["relaxation"] != "none" else {}
+        wanted |= {"delta": 0.1} if parts["relaxation"] in ("additive", "budget") else {}
+        wanted |= {"lambda_": 2.0} if parts["relaxation"] == "multiplicative" else {}
+        wanted |= {"neighbours": "l2"} if wanted else {}
+        assert MethodSpec(name=name, **parts, **wanted).name == name

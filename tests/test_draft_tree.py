@@ -1,0 +1,72 @@
+"""Structures of draft trees that can be checked by eye, and their attention masks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lantern.draft_tree import slide_window, static_tree, tree_choices, tree_from_parents, window_table
+from lantern.drafting import DynamicTreeOptions
+
+
+def test_static_tree_by_eye():
+    """Root 0; children 1, 2; 1 has 3, 4; 2 has 5."""
+    tree = static_tree([(1,), (0,), (0, 0), (1, 0), (0, 1)])
+    assert tree.parents.tolist() == [[0, 0, 0, 1, 1, 2]]
+    assert tree.depths.tolist() == [[0, 1, 1, 2, 2, 2]]
+    assert tree.ranks.tolist() == [[0, 0, 1, 0, 1, 0]]
+    assert tree.paths[0].tolist() == [[0, 0, 0], [0, 1, 1], [0, 2, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]]
+    assert tree.parent_nodes.tolist() == [0, 1, 2]
+    assert tree.children.tolist() == [[[1, 2], [3, 4], [5, -1]]]
+    assert tree.ancestors[0, 4].tolist() == [True, True, False, False, True, False]
+    assert tree.earlier_siblings[0].nonzero().tolist() == [[2, 1], [4, 3]]
+    assert [level.tolist() for level in tree.levels] == [[0], [1, 2]]
+    assert tree.level_children == [2, 2]
+    assert [places.tolist() for places in tree.drafted] == [[0, 1], [0, 1, 2]]
+
+
+def test_chain_has_no_siblings():
+    tree = static_tree(tree_choices("chain4"))
+    assert tree.num_nodes == 5
+    assert tree.max_depth == 4
+    assert tree.earlier_siblings is None
+
+
+def test_rows_of_a_batch_may_have_different_trees():
+    tree = tree_from_parents(torch.tensor([[0, 0, 1, 2], [0, 0, 0, 2]]), max_depth=3, max_children=3)
+    assert tree.depths.tolist() == [[0, 1, 2, 3], [0, 1, 1, 2]]
+    assert tree.paths[:, 3].tolist() == [[0, 1, 2, 3], [0, 2, 3, 3]]
+    assert tree.children[1].tolist() == [[1, 2, -1], [-1, -1, -1], [3, -1, -1], [-1, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ([], "at least one path"),
+        ([(0,), (0,)], r"list the path \[0\] twice"),
+        ([(0, 0)], r"\[0, 0\] lacks its parent \[0\]"),
+        ([(1,)], r"\[1\] lacks its sibling \[0\]"),
+        ([(0,), (-1,)], "ranks >= 0"),
+    ],
+)
+def test_bad_choices_are_named(choices, message):
+    with pytest.raises(ValueError, match=message):
+        static_tree(choices)
+
+
+def test_unknown_tree_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"naive_extend_57, mc_sim_7b_63, mine, got 'bushy'"):
+        tree_choices("bushy", {"mine": [[0]]})
+
+
+def test_window_slides_to_each_rows_length():
+    tree = static_tree([(0,), (1,)])
+    mask = slide_window(window_table(tree.ancestors, 6, torch.float32), torch.tensor([1, 3]), 6)
+    visible = (mask == 0).int().tolist()
+    assert visible[0] == [[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0]]
+    assert visible[1] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1]]
+
+
+def test_dynamic_options_bound_the_number_of_nodes():
+    with pytest.raises(ValueError, match=r"num_nodes must be <= top_k \+ depth top_k\^2 = 10, got 11"):
+        DynamicTreeOptions(num_nodes=11, depth=2, top_k=2)
