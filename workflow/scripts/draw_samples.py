@@ -11,11 +11,5 @@ with job_log(snakemake):
     settings = snakemake.params.settings
     prompts = read_prompts(snakemake.input.prompts)
     records = load_shards(snakemake.input.records, [prompt.id for prompt in prompts])
-    grid = select_samples(
-        records,
-        prompts,
-        load_model(snakemake.input.tokenizer),
-        num_prompts=settings["sample_prompts"],
-        method_ids=settings["sample_methods"],
-    )
+    grid = select_samples(records, prompts, load_model(snakemake.input.tokenizer), settings=settings)
     save_figure(draw_samples(grid), [snakemake.output.png, snakemake.output.pdf], dpi=settings["dpi"])
