@@ -38,8 +38,8 @@ class TokenizerConfig:
     grid: int = 8
     codebook_size: int = 1024
     code_dim: int = 8
-    encoder_width: int = 64
-    decoder_width: int = 80
+    encoder_width: int = 48
+    decoder_width: int = 64
     decoder_blocks: int = 2
 
     def __post_init__(self) -> None:

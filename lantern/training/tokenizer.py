@@ -37,12 +37,12 @@ class TokenizerTraining:
         perceptual_weight: of the distance of the recogniser's activations; 0 without a recogniser.
     """
 
-    num_steps: int = 800
-    batch_size: int = 32
-    matrix_learning_rate: float = 5e-3
+    num_steps: int = 1000
+    batch_size: int = 16
+    matrix_learning_rate: float = 4e-3
     learning_rate: float = 2e-3
-    continuous_steps: int = 100
-    codebook_decay: float = 0.97
+    continuous_steps: int = 120
+    codebook_decay: float = 0.985
     dead_share: float = 0.05
     commitment_weight: float = 0.25
     gradient_weight: float = 0.5
