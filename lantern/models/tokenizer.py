@@ -16,7 +16,7 @@ from lantern.models.recogniser import Recogniser, evaluate_recogniser
 from lantern.scenes import Scene
 
 _KIND = "image_tokenizer"
-_BATCH = 128  # images; larger batches leave the cache
+_BATCH = 32  # images; larger batches leave the cache
 _GROUPS = 8
 
 
