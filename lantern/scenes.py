@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lantern.shapes import SHAPES, signed_distance
 from lantern.textures import (
     COARSE_SIZE,
     NUM_COARSE,
@@ -23,7 +24,6 @@ from lantern.textures import (
     paint_backgrounds,
 )
 
-SHAPES = ("circle", "square", "triangle", "cross", "ring")
 COLOURS = {
     "red": (0.88, 0.10, 0.13),
     "yellow": (0.98, 0.84, 0.12),
@@ -257,7 +257,7 @@ def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tenso
     line = (torch.arange(size, dtype=torch.float32) + 0.5) * scale
     x = line[None, None, :] - position[:, 0, None, None]
     y = line[None, :, None] - position[:, 1, None, None]
-    distance = _signed_distance([item[2] for item in objects], x, y, radius, 0.22 * jitter[:, 3])
+    distance = signed_distance([item[2] for item in objects], x, y, radius, 0.22 * jitter[:, 3])
     shadow = torch.zeros_like(distance)
     offset = max(1, round(2.0 / scale))
     shadow[:, offset:, offset:] = 0.5 * torch.sigmoid(-0.9 * distance[:, :-offset, :-offset])
@@ -276,52 +276,3 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
     highlight = (1.0 - ((x + 0.32 * r) ** 2 + (y + 0.36 * r) ** 2) / (0.34 * r) ** 2).clamp(0.0, 1.0)
     surface = colour[:, :, None, None] * (light * (1.0 - 0.55 * rim))[:, None]
     return surface + (0.35 * highlight)[:, None] * (1.0 - surface)
-
-
-def _signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor, angle: Tensor) -> Tensor:
-    """Signed distance to each shape's outline, negative inside.
-
-    Args:
-        shapes: (images,) names.
-        x: (images, 1, size) horizontal offset from the centre.
-        y: (images, size, 1) vertical offset, downwards.
-        radius: (images,).
-        angle: (images,) rotation in radians.
-
-    Returns:
-        (images, size, size), in the unit of `radius`.
-    """
-    distance = torch.empty(len(shapes), y.shape[1], x.shape[2])
-    for shape in sorted(set(shapes)):
-        rows = torch.tensor([row for row, other in enumerate(shapes) if other == shape])
-        cos, sin = angle[rows].cos()[:, None, None], angle[rows].sin()[:, None, None]
-        turned_x = cos * x[rows] + sin * y[rows]
-        turned_y = cos * y[rows] - sin * x[rows]
-        distance[rows] = _DISTANCES[shape](turned_x, turned_y, radius[rows, None, None])
-    return distance
-
-
-def _circle(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    return (x * x + y * y).sqrt() - r
-
-
-def _square(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    return torch.maximum(x.abs(), y.abs()) - 0.88 * r
-
-
-def _triangle(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    below = y - 0.72 * r
-    return torch.maximum(below, 0.866 * x.abs() - 0.5 * (y + 0.02 * r) - 0.56 * r)
-
-
-def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    long, short = 1.05 * r, 0.37 * r
-    upright = torch.maximum(x.abs() - short, y.abs() - long)
-    return torch.minimum(upright, torch.maximum(x.abs() - long, y.abs() - short))
-
-
-def _ring(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    return ((x * x + y * y).sqrt() - 0.73 * r).abs() - 0.29 * r
-
-
-_DISTANCES = {"circle": _circle, "square": _square, "triangle": _triangle, "cross": _cross, "ring": _ring}
