@@ -399,3 +399,33 @@ def test_greedy_ids_and_accepted_lengths(reference, run, scale):
         mine = [n for n in generation.accepted_lengths[i].tolist() if n >= 0]
         # The last step may overshoot the image, where the two codes see different positions.
         assert mine[:-1] == stored["accept"][: len(mine) - 1], f"prompt {i}"
+
+
+@pytest.mark.parametrize("tree", ["chain3", "mc_sim_7b_63"])
+def test_sampled_drafts_keep_the_targets_law_on_trained_models(reference, tree):
+    """Chi-square of the third token over 1000 images against the enumerated law; fails once in 10^4 by chance.
+
+    The drafter was trained on this target, so that drafts of all depths are accepted and rejected on the way there.
+    """
+    count, vocab = 1000, SIZES["vocab"]
+    features, mask = reference.io["cond_leftpad"][1:2], reference.io["mask_leftpad"][1:2].bool()
+    models = DecodingModels(reference.target, reference.draft)
+    spec = MethodSpec(name="eagle1", tree=tree, drafts="sampled")
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0), tree_choices(tree))
+    noise = NoiseField(5, [f"image-{i}" for i in range(count)], SIZES["block"], vocab)
+    generation = decoder.generate(features.expand(count, -1, -1), mask.expand(count, -1), noise)
+    assert generation.target_forwards.float().mean() < 0.9 * SIZES["block"]
+    first, second = torch.meshgrid(torch.arange(vocab), torch.arange(vocab), indexing="ij")
+    pairs = torch.stack([first.flatten(), second.flatten()], dim=1)
+    with torch.inference_mode():
+        hidden = reference.plain(features.expand(len(pairs), -1, -1), mask.expand(len(pairs), -1), pairs)
+        probs = reference.plain.head(hidden[:, SIZES["cls"] - 1 :]).softmax(-1).double()  # (pairs, 3, vocab)
+    joint = probs[:, 0].gather(1, pairs[:, :1]) * probs[:, 1].gather(1, pairs[:, 1:])
+    law = (joint * probs[:, 2]).sum(0)
+    observed = torch.bincount(generation.codes[:, 2], minlength=vocab).double()
+    kept = law * count > 5
+    statistic = float(((observed - law * count) ** 2 / (law * count))[kept].sum())
+    degrees = int(kept.sum()) - 1
+    assert degrees >= 5
+    # 99.99th percentile by the Wilson-Hilferty approximation
+    assert statistic < degrees * (1 - 2 / (9 * degrees) + 3.72 * (2 / (9 * degrees)) ** 0.5) ** 3
