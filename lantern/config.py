@@ -173,11 +173,11 @@ def _check_prompts(config: dict[str, Any]) -> None:
         raise ValueError("config key prompts must hold at least one prompt set that is not null")
     for name, entry in sets.items():
         key = f"config key prompts.{name}"
-        if ("split" in entry) == ("file" in entry):
+        if (entry.get("split") is None) == (entry.get("file") is None):
             raise ValueError(f"{key} must have either split or file, got {_show(entry)}")
-        if "split" in entry and entry.get("num") is None:
+        if entry.get("split") is not None and entry.get("num") is None:
             raise ValueError(f"{key}.num is missing: how many prompts of the split are wanted")
-        if "file" in entry and not Path(entry["file"]).is_file():
+        if entry.get("file") is not None and not Path(entry["file"]).is_file():
             raise ValueError(f"{key}.file: there is no file {entry['file']}")
         if entry.get("num") is not None:
             check_prompt_count(name, entry["num"], config["metrics"], config["figures"])

@@ -79,6 +79,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
         ("prompts.seen.num", 8, ["prompt set seen has 8 prompts", "metrics.kid_subset_size"]),
         ("prompts.seen.split", "train", ["prompts.seen.split", "seen, unseen", "'train'"]),
+        ("prompts.seen.file", "config.yaml", ["prompts.seen", "split or file"]),
         ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),
         ("metrics.headline_prompt_set", "sean", ["metrics.headline_prompt_set", "did you mean seen?"]),
         ("metrics.headline_temperature", 0.7, ["metrics.headline_temperature", "0.7"]),

@@ -116,7 +116,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_pat
     report = tmp_path / "report.html"
     code, output = finished.run("--report", str(report))
     assert code == 0, output
-    page = report.read_text()
+    page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
     assert "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert read_json(finished.result("verdict.json"))["numbers"]["autoregressive_nll"] in page
@@ -362,7 +362,6 @@ def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, sections, words)
 def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     prompts = {"seen": {"file": str(tmp_path / name), "num": None, "split": None}, "unseen": None}
-    prompts["seen"].pop("split")
     workflow = with_overlay(Workflow(tmp_path), tmp_path, prompts=prompts)
     code, output = workflow.run("--until", "write_prompts")
     assert code != 0 and words in output and "Traceback" not in output, output

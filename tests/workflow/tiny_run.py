@@ -20,7 +20,7 @@ class Workflow:
     def command(self, *arguments):
         configs = [str(path) for path in (ROOT / "config.yaml", TINY, *self.overlays)]
         snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
-        return [sys.executable, "-m", "snakemake", *snakefile, "--cores", "2", *arguments, "--configfile", *configs]
+        return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
     def run(self, *arguments, env=None, timeout=240):
         """Runs Snakemake; returns (exit code, everything printed)."""

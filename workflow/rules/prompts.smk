@@ -21,8 +21,6 @@ rule write_prompts:
         settings=lambda wildcards: config["prompts"][wildcards.prompt_set],
         source=DATA,
         text=config["text"],
-        metrics=config["metrics"],
-        figures=config["figures"],
         seed=SEED,
     message:
         "Writing prompt set {wildcards.prompt_set}"

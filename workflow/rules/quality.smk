@@ -24,7 +24,7 @@ rule measure_quality:
     params:
         code=code("measure_quality.py"),
         settings=config["metrics"],
-        split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split", "val"),
+        split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
         text=config["text"],
         source=DATA,
         seed=SEED,

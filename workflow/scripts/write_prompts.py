@@ -10,11 +10,12 @@ from lantern.job import job_log
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings
-    if "file" in settings:
+    config = snakemake.config  # for a check only: what stands in params re-runs everything when it changes
+    if settings.get("file"):
         prompts = list(islice(read_prompts(snakemake.input[0]), settings.get("num")))
     else:
         prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
-    check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), params.metrics, params.figures)
+    check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])
     make_text_encoder(params.text, params.source["data"]["source"], params.seed).encode(
         [prompt.text for prompt in prompts]
     )
