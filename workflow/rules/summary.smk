@@ -5,7 +5,11 @@ rule summarise:
     input:
         quality=quality_tables("csv"),
         images=quality_tables("images.csv"),
-        latency=rules.measure_latency.output,
+        latency=rules.measure_latency.output[0],
+        tokenizer=rules.train_tokenizer.output.report,
+        target=rules.train_target.output.report,
+        recogniser=rules.train_recogniser.output.report,
+        clip=rules.train_clip.output.report,
     output:
         summary=stage("summary.csv"),
         verdict=stage("verdict.json"),

@@ -15,9 +15,9 @@ with job_log(snakemake) as log:
         prompts = list(islice(read_prompts(snakemake.input[0]), settings.get("num")))
     else:
         prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
-    check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])
     make_text_encoder(params.text, params.source["data"]["source"], params.seed).encode(
         [prompt.text for prompt in prompts]
     )
+    check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])
     write_prompts(snakemake.output[0], prompts)
     log.info("wrote %d prompts", len(prompts))
