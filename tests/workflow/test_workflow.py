@@ -124,6 +124,24 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_pat
         assert wrong not in page, wrong
 
 
+def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path):
+    from typer.testing import CliRunner
+
+    from lantern.cli import app
+
+    options = ["--configfile", str(ROOT / "config.yaml"), "--configfile", str(TINY)]
+    options += ["--results", str(finished.folder / "results"), "--output", str(tmp_path / "sample.png")]
+    result = CliRunner().invoke(app, ["sample", "a large red circle left of a small blue square on grass", *options])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")
+    rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()[1:4]}
+    assert set(rows) == {"autoregressive", "eagle2", "lantern-k4-delta0.2"}
+    assert rows["autoregressive"][:2] == ["16", "1.00"] and float(rows["eagle2"][2]) > 0
+
+    result = CliRunner().invoke(app, ["sample", "a purple hippopotamus", *options])
+    assert result.exit_code == 1 and "unknown word 'hippopotamus'" in result.output
+
+
 # --- what re-runs ----------------------------------------------------------------------------------
 
 
