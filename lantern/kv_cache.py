@@ -38,6 +38,7 @@ class KVCache:
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
         self.keys = torch.zeros(num_layers, num_rows, num_slots, num_heads, head_dim, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
+        self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)]
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * num_slots  # (rows, 1)
         self._flat_slots = torch.empty(0, dtype=torch.int64, device=device)
 
@@ -60,8 +61,8 @@ class KVCache:
         Returns:
             (keys, values) over all slots, each (rows, slots, heads, head_dim); views, not copies.
         """
-        for store, new in ((self.keys[layer], key), (self.values[layer], value)):
-            store.flatten(0, 1).index_copy_(0, self._flat_slots, new.flatten(0, 1))
+        for store, new in zip(self._flat[layer], (key, value), strict=True):
+            store.index_copy_(0, self._flat_slots, new.flatten(0, 1))
         return self.keys[layer], self.values[layer]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
