@@ -7,12 +7,12 @@ from pathlib import Path
 
 # Snakemake itself sets OMP_NUM_THREADS and its kin from each rule's `threads`.
 JOB_ENVIRONMENT = {
-    # glibc gives every large tensor back to the system and faults it in again, at up to ten times the cost: let it keep them.
+    # glibc gives large tensors back to the system and faults them in again, at up to ten times the cost: let it keep them.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "67108864",
-    # GNU OpenMP's threads wait for each other by spinning. Where another process wants the core, that costs five to ten
-    # times the work itself (measured: 468 against 86 ms for a training step with two threads); so they soon go to sleep.
+    # GNU OpenMP's threads wait for each other by spinning. Where another process wants the core, that costs five times
+    # the work itself (measured: 468 against 92 ms for a training step with two threads); so they soon go to sleep.
     "GOMP_SPINCOUNT": "2000",
     # Nothing is fetched from a model hub in the middle of a run.
     "HF_HUB_OFFLINE": "1",
