@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern import acceptance
 from lantern.draft_tree import DraftTree, StaticTree, slide_window, static_tree, window_table
 from lantern.drafting import Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, additive, prefix_mask
 from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
+from lantern.verification import Verifier, first_leaf, longest_path
 
 
 @dataclass
@@ -295,157 +295,3 @@ class Decoder:
             is_substituted=state.is_substituted[:, :n],
             margins=margins,
         )
-
-
-def longest_path(
-    tree: DraftTree, is_accepted: torch.Tensor, order: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The deepest node whose whole path from the root is accepted; the first of them where there are several.
-
-    Args:
-        tree: structure.
-        is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
-        order: int64, (batch or 1, nodes), in [0, nodes): which of several deepest nodes is first; by default node
-            numbers.
-
-    Returns:
-        (path, int64 (batch, max_depth + 1), padded with its last node; number of accepted drafts, int64 (batch,)).
-    """
-    is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
-    reached = tree.depths.masked_fill(is_cut.any(-1), -1)
-    if order is None:
-        counts, best = reached.max(dim=1)
-    else:
-        best = (reached * tree.num_nodes - order).argmax(dim=1)
-        counts = reached.gather(1, best[:, None]).squeeze(1)
-    index = best[:, None, None].expand(-1, 1, tree.paths.shape[2])
-    paths = tree.paths.expand(len(best), -1, -1)
-    return paths.gather(1, index).squeeze(1), counts
-
-
-def first_leaf(tree: DraftTree) -> torch.Tensor:
-    """Lowest-numbered leaf at or below each node, int64 (rows, nodes).
-
-    The authors' code lists a dynamic tree's paths by leaf and takes the first of the longest; greedy relaxed decoding
-    is where several are accepted.
-    """
-    is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
-    node = torch.arange(tree.num_nodes, device=is_leaf.device)
-    below = tree.ancestors & is_leaf[:, :, None]  # (rows, leaf, node)
-    return torch.where(below, node[None, :, None], tree.num_nodes - 1).amin(dim=1)
-
-
-class Verifier:
-    """Decides which nodes of a tree are accepted, by the parts that a method is made of.
-
-    Args:
-        nearest_codes: int64, (vocab, columns), or None without relaxation.
-        spec: the method.
-        sampling: temperature decides between the greedy and the sampled rules.
-
-    Raises:
-        ValueError: the table is missing or too narrow.
-    """
-
-    def __init__(self, nearest_codes: torch.Tensor | None, spec: MethodSpec, sampling: SamplingConfig) -> None:
-        self.spec, self.is_greedy = spec, sampling.is_greedy
-        self.relaxation = make_relaxation(spec)
-        self.table = None
-        if self.relaxation is not None:
-            columns = spec.k + (spec.residual != "paper")
-            if nearest_codes is None or nearest_codes.shape[1] < spec.k:
-                found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
-                raise ValueError(f"method {spec.method_id or spec.name} needs the {spec.k} nearest codes, got {found}")
-            self.table = nearest_codes[:, :columns].contiguous()
-        self.rule = acceptance.RejectionRule(self.relaxation, self.table, spec.residual)
-        self.follows_first_leaf = self.is_greedy and spec.residual != "paper" and spec.tree == "dynamic"
-        self.by_rejection = spec.drafts == "sampled" or (spec.residual != "paper" and spec.is_relaxed)
-        self.draws_target_tokens = self.is_greedy or not self.by_rejection  # only then is a substitution defined
-
-    def verify(
-        self,
-        keys: torch.Tensor,
-        weights: torch.Tensor,
-        logits: torch.Tensor,
-        drafts: Drafts,
-        noise: NoiseField,
-        positions: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Verifies all nodes at once.
-
-        Args:
-            keys: log-weights with the target's noise, (batch, nodes, vocab).
-            weights: log-weights after the filters, same shape.
-            logits: raw guided logits, same shape.
-            drafts: the tree.
-            noise: for the decisions of verification by rejection.
-            positions: int64, (batch, nodes): image position that each node predicts.
-
-        Returns:
-            (bool (batch, nodes): accepted by its parent; int64 (batch, nodes): the token emitted if no child is
-            accepted).
-        """
-        tree, drawn = drafts.tree, keys.argmax(-1)
-        if self.is_greedy and self.relaxation is not None and self.spec.relaxation != "proximity":
-            table = self.table[:, : self.spec.k]
-            return acceptance.accept_greedy(logits, drafts.tokens, tree.parents, table, self.relaxation), drawn
-        if not self.draws_target_tokens:
-            return self._reject(weights, drawn, drafts, noise, positions)
-        if self.relaxation is None:
-            return acceptance.accept_exact(drawn, drafts.tokens, tree.parents), drawn
-        if self.spec.relaxation == "proximity":
-            return (
-                acceptance.accept_look_alikes(drawn, drafts.tokens, tree.parents, tree.earlier_siblings, self.table),
-                drawn,
-            )
-        probs = _of_inner(weights, tree).softmax(-1)
-        children = _child_tokens(drafts)
-        rank = acceptance.accept_within_bound(probs, _of_inner(drawn, tree), children, self.table, self.relaxation)
-        return _is_ranked(tree, rank), drawn
-
-    def _reject(
-        self, weights: torch.Tensor, drawn: torch.Tensor, drafts: Drafts, noise: NoiseField, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        tree, children = drafts.tree, _child_tokens(drafts)
-        inner_positions = _of_inner(positions.expand(drawn.shape), tree)
-        uniforms = noise.uniform(inner_positions, children.shape[-1])
-        probs = _of_inner(weights, tree).softmax(-1)
-        outcome = acceptance.accept_by_rejection(probs, children, drafts.draft_probs, uniforms, self.rule)
-        emitted = (outcome.residual.log() + noise.gumbel("target", inner_positions)).argmax(-1)
-        if tree.parent_nodes is not None:
-            emitted = drawn.index_copy(1, tree.parent_nodes, emitted)
-        return _is_ranked(tree, outcome.rank), emitted
-
-
-def make_relaxation(spec: MethodSpec) -> acceptance.Relaxation | None:
-    """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too."""
-    if spec.delta == 0 or spec.lambda_ == 1:
-        return None
-    makers = {
-        "none": lambda: None,
-        "additive": lambda: acceptance.AdditiveBound(spec.k, spec.delta),
-        "multiplicative": lambda: acceptance.MultiplicativeBound(spec.k, spec.lambda_),
-        "budget": lambda: acceptance.BudgetBound(spec.k, spec.delta),
-        "proximity": lambda: acceptance.Proximity(spec.k),
-    }
-    return makers[spec.relaxation]()
-
-
-def _of_inner(values: torch.Tensor, tree: DraftTree) -> torch.Tensor:
-    """Entries (batch, nodes, ...) of the nodes that may have children, (batch, inner, ...)."""
-    return values if tree.parent_nodes is None else values.index_select(1, tree.parent_nodes)
-
-
-def _child_tokens(drafts: Drafts) -> torch.Tensor:
-    """Drafted tokens of every inner node's children, int64 (batch, inner, m), -1 where there is none."""
-    children = drafts.tree.children.expand(len(drafts.tokens), -1, -1)
-    tokens = drafts.tokens.gather(1, children.clamp(min=0).flatten(1)).view(children.shape)
-    return tokens.masked_fill(children < 0, -1)
-
-
-def _is_ranked(tree: DraftTree, rank: torch.Tensor) -> torch.Tensor:
-    """Turns the rank of each inner node's accepted child into bool (batch, nodes): accepted by its parent."""
-    batch, nodes = len(rank), tree.num_nodes
-    if tree.parent_nodes is not None:
-        rank = rank.new_full((batch, nodes), -1).index_copy(1, tree.parent_nodes, rank)
-    return rank.gather(1, tree.parents.expand(batch, nodes)) == tree.ranks

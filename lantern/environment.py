@@ -7,7 +7,8 @@ from pathlib import Path
 
 # Snakemake itself sets OMP_NUM_THREADS and its kin from each rule's `threads`.
 JOB_ENVIRONMENT = {
-    # glibc gives large tensors back to the system and faults them in again, at up to ten times the cost: let it keep them.
+    # glibc gives large tensors back to the system and faults them in again, at up to ten times the cost: let it keep
+    # them.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "67108864",

@@ -28,8 +28,8 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     """Gives a temporary path to write to; on success it takes the place of `path`, on any error it is removed.
 
     The temporary file lies in the same folder (so that the rename is atomic), its name starts with "." and it keeps the
-    suffix, which decides the format for some writers. Parent folders are created. What a killed writer of the same file left
-    behind is removed: a file has one writer at a time.
+    suffix, which decides the format for some writers. Parent folders are created. What a killed writer of the same
+    file left behind is removed: a file has one writer at a time.
 
     Args:
         path: the file that shall appear.

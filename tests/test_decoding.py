@@ -7,11 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_models, make_prompts
-from lantern.decoding import Decoder, DecodingModels, Generation, longest_path
+from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import PRESETS, MethodSpec
 from lantern.sampling import NoiseField, SamplingConfig
+from lantern.verification import longest_path
 
 TREES = {
     "chain3": tree_choices("chain3"),

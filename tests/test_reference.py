@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import DATA
-from lantern import decoding
+from lantern import acceptance, decoding, verification
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels, Verifier, longest_path
+from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
 from lantern.drafting import Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
@@ -26,6 +26,7 @@ from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.layouts import convert_draft, convert_target
 from lantern.models.target import TargetConfig, TargetModel, additive
 from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
+from lantern.verification import Verifier, longest_path
 
 FOLDER = DATA / "reference"
 SIZES = json.loads((FOLDER / "config.json").read_text())["tiny"]
@@ -342,8 +343,8 @@ def walk_recorded(case, verifier, weights, drafts, stored) -> None:
             uniforms[0, node, rank] = (
                 case["uniforms"][used + rank - ranks[0]] if used + rank < len(case["uniforms"]) else 0.5
             )
-        outcome = decoding.acceptance.accept_by_rejection(
-            probs, decoding._child_tokens(drafts), drafts.draft_probs, uniforms, verifier.rule
+        outcome = acceptance.accept_by_rejection(
+            probs, verification.child_tokens(drafts), drafts.draft_probs, uniforms, verifier.rule
         )
         rank = int(outcome.rank[0, node])
         if rank >= len(ranks):
