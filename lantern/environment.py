@@ -9,7 +9,6 @@ from pathlib import Path
 JOB_ENVIRONMENT = {
     # glibc gives large tensors back to the system and faults them in again, at up to ten times the cost: let it keep
     # them.
-    # them.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "67108864",
