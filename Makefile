@@ -3,6 +3,7 @@
 #   make reproduce   run the workflow on config.yaml, then write results/report.html
 #   make test        run the tests
 #   make figures     redraw the figures from stored results; never generates
+#   make readme      write the results into README.md and docs/ (for maintainers)
 #   make report      write results/report.html from stored results
 #   make lint        ruff, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
@@ -16,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test figures report lint format resume lock clean distclean
+.PHONY: help reproduce test figures report readme lint format resume lock clean distclean
 
 CORES ?= all
 ARGS ?=
@@ -52,6 +53,9 @@ reproduce: $(STAMP)
 report: $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --report results/.report.html
 	mv results/.report.html $(REPORT)
+
+readme: $(STAMP)
+	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -52,3 +52,49 @@ rule publish_summary:
         "Writing {output}"
     shell:
         "cp {input.summary} {output} 2> {log}"
+
+
+# Not part of `all`: it changes files under version control. `make readme`.
+rule publish_readme:
+    input:
+        verdict=rules.summarise.output.verdict,
+        table=rules.summarise.output.table,
+        pictures=[stage("figures", f"{name}.png") for name in FIGURES[:2]],
+    output:
+        touch(stage("readme.published")),
+    log:
+        log_of("publish_readme"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=500,
+        runtime=1,
+    params:
+        code=code("publish_readme.py"),
+        root=workflow.basedir,
+    message:
+        "Writing the results into README.md and docs/"
+    script:
+        "../scripts/publish_readme.py"
+
+
+rule update_readme:
+    input:
+        table=rules.summarise.output.table,
+    output:
+        stage("readme", "table.md"),
+    log:
+        log_of("update_readme"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=500,
+        runtime=5,
+    params:
+        readme=Path(workflow.basedir, "README.md").as_posix(),
+    message:
+        "Writing the table of results into README.md"
+    script:
+        "../scripts/update_readme.py"

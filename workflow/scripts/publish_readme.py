@@ -1,0 +1,18 @@
+"""Writes the table of results and the verdict into README.md, and copies its two pictures: nothing there is typed by hand."""
+
+import shutil
+from pathlib import Path
+
+from lantern.io import atomic_path, read_json
+from lantern.job import job_log
+from lantern.metrics.markdown import update_marked_block
+
+with job_log(snakemake) as log:
+    numbers = read_json(snakemake.input.verdict)["numbers"]
+    table = Path(snakemake.input.table).read_text(encoding="utf-8")
+    root = Path(snakemake.params.root)
+    update_marked_block(root / "README.md", f"{numbers['verdict']}\n\n{numbers['rulers']}\n\n{table}")
+    for picture in snakemake.input.pictures:
+        with atomic_path(root / "docs" / Path(picture).name) as temporary:
+            shutil.copyfile(picture, temporary)
+    log.info("wrote README.md and docs/")
