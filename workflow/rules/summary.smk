@@ -77,24 +77,3 @@ rule publish_readme:
         "Writing the results into README.md and docs/"
     script:
         "../scripts/publish_readme.py"
-
-
-rule update_readme:
-    input:
-        table=rules.summarise.output.table,
-    output:
-        stage("readme", "table.md"),
-    log:
-        log_of("update_readme"),
-    conda:
-        ENVIRONMENT
-    threads: 1
-    resources:
-        mem_mb=500,
-        runtime=5,
-    params:
-        readme=Path(workflow.basedir, "README.md").as_posix(),
-    message:
-        "Writing the table of results into README.md"
-    script:
-        "../scripts/update_readme.py"

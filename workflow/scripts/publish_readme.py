@@ -1,4 +1,4 @@
-"""Writes the table of results and the verdict into README.md, and copies its two pictures: nothing there is typed by hand."""
+"""Writes the table of results and the verdict into README.md, and copies its two pictures."""
 
 import shutil
 from pathlib import Path
