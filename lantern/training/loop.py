@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,10 +84,8 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, list[dict[s
         return 0, []
     try:
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"training checkpoint {checkpoint} cannot be read ({error}); delete it to start again"
-        ) from error
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise ValueError(f"training checkpoint {checkpoint} cannot be read: damaged or foreign; delete it") from error
     trainer.load_state_dict(saved["trainer"])
     log.info("resumed at step %d from %s", saved["next_step"], checkpoint)
     return saved["next_step"], saved["history"]

@@ -1,0 +1,21 @@
+"""A data set of four-token images that follow from their caption, and a target model of its size."""
+
+from __future__ import annotations
+
+import torch
+
+from lantern.models.target import TargetConfig
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.training.data import CodeDataset
+
+CONFIG = TargetConfig(
+    dim=32, num_layers=2, num_heads=2, vocab_size=8, grid=2, num_text_tokens=3, caption_dim=16, ffn_multiple=16
+)
+
+
+def make_dataset(num: int = 64) -> CodeDataset:
+    """Caption "red": codes 0 1 2 3; caption "blue": codes 4 5 6 7."""
+    is_red = torch.arange(num) % 2 == 0
+    codes = torch.where(is_red[:, None], torch.arange(4), torch.arange(4, 8))
+    captions = ["red" if red else "blue" for red in is_red.tolist()]
+    return CodeDataset(codes, captions, WordEmbeddingEncoder(["red", "blue"], 16, 3, 0))
