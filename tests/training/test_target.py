@@ -15,8 +15,6 @@ from lantern.training.target import TargetTrainer, TargetTraining, evaluate_targ
 def make_trainer(num_steps: int = 60) -> TargetTrainer:
     torch.manual_seed(0)
     training = TargetTraining(num_steps, batch_size=8, warmup=5, matrix_learning_rate=0.02, learning_rate=0.01)
-        num_steps=num_steps, batch_size=8, warmup=5, matrix_learning_rate=0.02, learning_rate=0.01
-    )
     return TargetTrainer(TargetModel(CONFIG), make_dataset(), training, seed=0)
 
 
