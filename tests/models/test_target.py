@@ -1,0 +1,138 @@
+"""Target and draft model: cached and whole passes agree, preparation changes nothing, padding has no say."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny_codes import CONFIG
+
+from lantern.models.checkpoints import load_weights, save_checkpoint
+from lantern.models.draft import load_draft, save_draft
+from lantern.models.target import TargetModel, additive, load_target, prefix_mask, save_target
+from lantern.models.transformer import RMSNorm, rotary_table
+from lantern.training.drafter import new_draft_model
+
+
+@pytest.fixture(scope="module")
+def model() -> TargetModel:
+    torch.manual_seed(0)
+    model = TargetModel(CONFIG).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def run_stepwise(model: TargetModel, features, mask, codes) -> torch.Tensor:
+    """The caption in one pass, then token by token against the cache."""
+    n, total = CONFIG.num_text_tokens, CONFIG.num_text_tokens + codes.shape[1]
+    cache = model.new_cache(len(codes), total)
+    whole = prefix_mask(mask, total, torch.float32)
+    slots = torch.arange(n).expand(len(codes), -1)
+    cache.place(slots)
+    hidden = [model.run_cached(model.embed_text(features), slots, whole[:, :, :n], cache)]
+    for i in range(codes.shape[1]):
+        slots = torch.full((len(codes), 1), n + i)
+        cache.place(slots)
+        x = model.token_embedding(codes[:, i : i + 1])
+        hidden.append(model.run_cached(x, slots, whole[:, :, n + i : n + i + 1], cache))
+    return torch.cat(hidden, dim=1)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_cached_passes_equal_the_whole_pass(model, is_prepared):
+    features, codes = torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    with torch.inference_mode():
+        expected = model(features, mask, codes)
+    other = copy.deepcopy(model)
+    with torch.inference_mode():
+        found = run_stepwise(other.prepare_for_decoding() if is_prepared else other, features, mask, codes)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_padded_caption_columns_have_no_say(model):
+    features, codes = torch.randn(1, 3, 16), torch.randint(0, 8, (1, 4))
+    mask = torch.tensor([[False, True, True]])
+    changed = features.clone()
+    changed[:, 0] = 7.0
+    with torch.inference_mode():
+        torch.testing.assert_close(model(features, mask, codes)[:, 1:], model(changed, mask, codes)[:, 1:])
+
+
+def test_later_tokens_have_no_say(model):
+    features, mask = torch.randn(1, 3, 16), torch.ones(1, 3, dtype=torch.bool)
+    with torch.inference_mode():
+        one = model(features, mask, torch.tensor([[1, 2, 3, 4]]))
+        other = model(features, mask, torch.tensor([[1, 2, 3, 7]]))
+    torch.testing.assert_close(one[:, :-1], other[:, :-1])
+    assert not torch.allclose(one[:, -1], other[:, -1])
+
+
+def test_rotary_table_by_eye():
+    """Head width 4 has one frequency, 1: the first pair turns by the row, the second by the column, in radians."""
+    table = rotary_table(num_text_tokens=1, grid=2, head_dim=4, base=100.0)
+    angle = torch.angle(table[1:5])
+    torch.testing.assert_close(angle, torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]))
+    assert (table[0] == 0).all()
+    assert (table[5:] == 0).all()
+
+
+def test_folded_norm_equals_norm_then_linear():
+    norm, linear = RMSNorm(8, eps=1e-2), torch.nn.Linear(8, 5, bias=False)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        expected = linear(norm(x))
+        norm.fold_into(linear)
+        torch.testing.assert_close(linear(norm(x)), expected)
+
+
+def test_additive_mask():
+    assert additive(torch.tensor([True, False]), torch.float32).tolist() == [0.0, float("-inf")]
+
+
+def test_checkpoints_round_trip(model, tmp_path):
+    save_target(tmp_path / "t.safetensors", model, {"note": 1})
+    loaded = load_target(tmp_path / "t.safetensors")
+    assert loaded.config == model.config
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name])
+    draft = new_draft_model(model, 0)
+    save_draft(tmp_path / "d.safetensors", draft)
+    assert load_draft(tmp_path / "d.safetensors").config == draft.config
+
+
+def test_wrong_files_are_named(model, tmp_path):
+    path = tmp_path / "t.safetensors"
+    save_target(path, model)
+    with pytest.raises(ValueError, match=r"t\.safetensors should hold a draft_model, found target_model"):
+        load_draft(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"t\.safetensors"):
+        load_target(path)
+    with pytest.raises(FileNotFoundError, match=r"absent\.safetensors"):
+        load_target(tmp_path / "absent.safetensors")
+
+
+def test_wrong_weights_name_file_key_expected_and_found(model, tmp_path):
+    path = tmp_path / "x.safetensors"
+    state = dict(model.state_dict())
+    head = state.pop("head.weight")
+    with pytest.raises(ValueError, match=r"x\.safetensors lacks the tensor head\.weight of shape \(8, 32\)"):
+        load_weights(model, state, path)
+    with pytest.raises(ValueError, match=r"head\.weight should have shape \(8, 32\), found \(4, 32\)"):
+        load_weights(model, state | {"head.weight": head[:4]}, path)
+    with pytest.raises(ValueError, match=r"foreign tensor extra"):
+        load_weights(model, state | {"head.weight": head, "extra": head}, path)
+
+
+def test_nothing_is_left_of_a_checkpoint_that_failed_to_write(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "lantern.io.save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path / "t.safetensors", model, "target_model")
+    assert list(tmp_path.iterdir()) == []
