@@ -165,8 +165,8 @@ def main() -> None:
     folder = options.results or Path("results") / config["experiment"]
     models, tables = load_models(config, folder, options.random_weights)
     if options.compile:
-        models.target.compile_layers()
-        models.draft.compile_layers()
+        models.target.run_cached = torch.compile(models.target.run_cached, dynamic=False)
+        models.draft.run_cached = torch.compile(models.draft.run_cached, dynamic=False)
     decoders = make_decoders(config, models, tables, options.temperature)
     rows = measure(decoders, options.images, options.warmup)
     show(rows)

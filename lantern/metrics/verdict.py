@@ -65,7 +65,7 @@ def is_lossless(rows: pd.DataFrame) -> pd.Series:
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
     """Tells which rows must equal autoregressive decoding token for token."""
-    is_rejection = (rows["drafts"] == "sampled") | (rows["residual"] == "official")
+    is_rejection = (rows["drafts"] == "sampled") | (rows["residual"] != "paper")
     is_exact = (rows["relaxation"] == "none") & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
     return is_exact & (~is_rejection | (rows["temperature"] == 0))
 
