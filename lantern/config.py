@@ -9,18 +9,17 @@ import difflib
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
+from lantern.settings import check_prompt_count
+
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
-
-T = TypeVar("T")
 
 SCHEMA_PATH = Path(__file__).resolve().parent.parent / "workflow" / "schemas" / "config.schema.yaml"
 
@@ -80,21 +79,6 @@ def validate_config(config: dict[str, Any], schema: dict[str, Any] | None = None
         _check_between_keys(config)
 
 
-def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
-    """Builds a settings dataclass from a config section, which may hold keys of other dataclasses as well.
-
-    Args:
-        cls: the dataclass.
-        settings: config section.
-        more: fields that come from elsewhere.
-
-    Returns:
-        The instance; fields in neither keep their default.
-    """
-    names = {field.name for field in fields(cls)}
-    return cls(**{key: value for key, value in settings.items() if key in names}, **more)
-
-
 def tree_settings(spec: MethodSpec, config: dict[str, Any]) -> dict[str, int] | list | None:
     """Finds what a method's tree needs besides its name.
 
@@ -136,28 +120,6 @@ def closest(word: str, known: list[str]) -> str:
     """Returns the part of a sentence that helps with a misspelt word: the nearest known one, or all of them."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-
-
-def check_prompt_count(name: str, num: int, metrics: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Checks that a prompt set is large enough for the metrics and the sample grid.
-
-    Args:
-        name: of the prompt set.
-        num: prompts in it.
-        metrics: config section.
-        figures: config section.
-
-    Raises:
-        ValueError: too few prompts; names the key that asks for more.
-    """
-    needs = {
-        "metrics.kid_subset_size": metrics["kid_subset_size"],
-        "metrics.prc_neighbours": metrics["prc_neighbours"] + 1,
-        "figures.sample_prompts": figures["sample_prompts"] if name == metrics["headline_prompt_set"] else 0,
-    }
-    for key, needed in needs.items():
-        if num < needed:
-            raise ValueError(f"prompt set {name} has {num} prompts but config key {key} needs at least {needed}")
 
 
 def _check_between_keys(config: dict[str, Any]) -> None:

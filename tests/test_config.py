@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lantern.config import SCHEMA_PATH, closest, describe_folder, load_yaml, pick, validate_config
+from lantern.config import SCHEMA_PATH, closest, describe_folder, load_yaml, validate_config
+from lantern.settings import pick
 
 ROOT = Path(__file__).parent.parent
 DEFAULT = load_yaml(ROOT / "config.yaml")

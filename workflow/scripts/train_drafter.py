@@ -1,12 +1,12 @@
 """Trains the draft model against the frozen target."""
 
 from lantern.assembly import load_codes, make_text_encoder
-from lantern.config import pick
 from lantern.data import make_source
 from lantern.io import write_json
 from lantern.job import job_log, resolve_device, training_checkpoint
 from lantern.models.draft import save_draft
 from lantern.models.target import load_target
+from lantern.settings import pick
 from lantern.training.drafter import DrafterTrainer, DrafterTraining, new_draft_model
 from lantern.training.loop import run_training
 

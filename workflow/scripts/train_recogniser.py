@@ -1,10 +1,10 @@
 """Trains the recogniser on scenes of the embedded world, also where the run's images come from a folder."""
 
-from lantern.config import pick
 from lantern.data import SceneSource
 from lantern.io import write_json
 from lantern.job import job_log, training_checkpoint
 from lantern.models.recogniser import RecogniserConfig, evaluate_recogniser, save_model
+from lantern.settings import pick
 from lantern.training.loop import run_training
 from lantern.training.recogniser import RecogniserTrainer, RecogniserTraining
 

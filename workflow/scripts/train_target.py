@@ -3,11 +3,11 @@
 import torch
 
 from lantern.assembly import load_codes, make_text_encoder
-from lantern.config import pick
 from lantern.data import make_source
 from lantern.io import write_json
 from lantern.job import job_log, resolve_device, training_checkpoint
 from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.settings import pick
 from lantern.training.loop import run_training
 from lantern.training.target import TargetTrainer, TargetTraining, evaluate_target
 

@@ -1,11 +1,11 @@
 """Trains the image tokenizer and measures its reconstructions of held-out images."""
 
-from lantern.config import pick
 from lantern.data import make_source
 from lantern.io import write_json
 from lantern.job import job_log, training_checkpoint
 from lantern.models.recogniser import load_model as load_recogniser
 from lantern.models.tokenizer import TokenizerConfig, evaluate_tokenizer, save_model
+from lantern.settings import pick
 from lantern.training.loop import run_training
 from lantern.training.tokenizer import TokenizerTrainer, TokenizerTraining
 

@@ -3,10 +3,10 @@
 from itertools import islice
 
 from lantern.assembly import make_text_encoder
-from lantern.config import check_prompt_count
 from lantern.data import make_source
 from lantern.io import read_prompts, write_prompts
 from lantern.job import job_log
+from lantern.settings import check_prompt_count
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings
