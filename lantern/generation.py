@@ -105,9 +105,11 @@ def generate_records(
         batch_size: images decoded together.
 
     Returns:
-        Records in the order of the prompts. Seconds exclude text encoding, making the noise, and image decoding.
+        Records in the order of the prompts. Seconds are taken after a warm-up and exclude text encoding, making the noise,
+        and image decoding.
     """
     parts: dict[str, list[torch.Tensor]] = {}
+    decode_timed(decoder, prompts[:1], encoder, run_seed)  # warm up: first calls allocate and choose kernels
     name = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}"
     for begin in tqdm(range(0, len(prompts), batch_size), desc=name, unit="batch", disable=None, mininterval=1.0):
         batch = prompts[begin : begin + batch_size]
