@@ -105,8 +105,8 @@ def generate_records(
         batch_size: images decoded together.
 
     Returns:
-        Records in the order of the prompts. Seconds are taken after a warm-up and exclude text encoding, making the noise,
-        and image decoding.
+        Records in the order of the prompts. Seconds are taken after a warm-up and exclude text encoding, making the
+        noise, and image decoding.
     """
     parts: dict[str, list[torch.Tensor]] = {}
     decode_timed(decoder, prompts[:1], encoder, run_seed)  # warm up: first calls allocate and choose kernels
