@@ -149,6 +149,6 @@ def _column_titles(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     families = label_families(table)
     titles = []
     for family, (_, row) in zip(families, table.iterrows(), strict=True):
-        name = family.replace(" (", "\n(").replace("autoregressive", "auto-\nregressive")
+        name = family.replace(" ", "\n").replace("autoregressive", "auto-\nregressive")
         titles.append("\n".join(part for part in (name, describe_parameters(row)) if part))
     return titles

@@ -44,7 +44,7 @@ def label_families(table: pd.DataFrame) -> pd.Series:
     parts = table[list(PARTS)].astype(object).where(table[list(PARTS)].notna(), "")
     labels = pd.Series("", index=table.index, dtype=object)
     for method, rows in table.groupby("method", sort=False).groups.items():
-        name = NAMES.get(str(method), str(method))
+        name = NAMES.get(str(method), str(method).replace("_", " "))
         differing = [part for part in PARTS if parts.loc[rows, part].nunique() > 1]
         for row in rows:
             shown = [str(parts.loc[row, part]) for part in differing if parts.loc[row, part] != ""]
