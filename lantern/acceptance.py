@@ -16,8 +16,6 @@ from typing import Protocol
 
 import torch
 
-RESIDUALS = ("paper", "official", "official_lumina")
-
 
 class Relaxation(Protocol):
     """How many of a draft's nearest codes may stand in for it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-NEIGHBOURS = ("l2", "l2_normalised", "cosine", "random")
+from lantern.methods import NEIGHBOURS
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:

@@ -206,22 +206,6 @@ def _check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     return sorted(paths, key=lambda path: (len(path), path))
 
 
-def window_mask(visible: torch.Tensor, begin: torch.Tensor, num_slots: int, dtype: torch.dtype) -> torch.Tensor:
-    """Attention mask of nodes that sit behind a prefix of per-row length.
-
-    Args:
-        visible: bool, (rows or 1, queries, nodes): which of the nodes' own slots each query sees.
-        begin: int64, (batch,): slots in front of the nodes, all visible.
-        num_slots: slots of the cache.
-        dtype: of the result.
-
-    Returns:
-        Additive mask, (batch, queries, num_slots).
-    """
-    table = window_table(visible, num_slots, dtype)
-    return slide_window(table, begin, num_slots)
-
-
 def window_table(visible: torch.Tensor, num_slots: int, dtype: torch.dtype) -> torch.Tensor:
     """What `slide_window` slides over: [prefix, all visible | the nodes | behind them, nothing visible].
 
