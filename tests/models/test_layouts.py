@@ -40,7 +40,7 @@ def test_drafter_without_bias_and_with_foreign_keys():
 
 
 def as_hugging_face(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights under the names of the authors' Hugging Face layout: rows of wqkv split in three, no permutation."""
+    """The same weights in the authors' Hugging Face layout: rows of wqkv split in three, no permutation."""
     names = {
         "attention.wo": "self_attn.o_proj",
         "feed_forward.w1": "mlp.gate_proj",
