@@ -23,10 +23,12 @@ from typing import Any
 
 import torch
 
+from lantern.assembly import make_text_encoder
 from lantern.codebook import nearest_codes
 from lantern.config import load_yaml
 from lantern.decoding import Decoder, DecodingModels
 from lantern.generation import load_decoding_models, load_nearest_codes, make_tree
+from lantern.io import read_prompts
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import NoiseField, SamplingConfig
@@ -71,20 +73,30 @@ def make_decoders(
     return decoders
 
 
-def draw(decoder: Decoder, number: int) -> tuple[float, int]:
-    """Seconds and target forwards of one image of a random caption."""
-    c = decoder.target.config
-    generator = torch.Generator().manual_seed(number)
-    features = torch.randn(1, c.num_text_tokens, c.caption_dim, generator=generator)
-    mask = torch.ones(1, c.num_text_tokens, dtype=torch.bool)
-    noise = NoiseField(0, [f"benchmark-{number}"], c.num_image_tokens, c.vocab_size)
+def load_captions(
+    config: dict[str, Any], folder: Path, is_random: bool
+) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """(prompt id, features, mask) of what is drawn: the run's own prompts, or random features for random weights."""
+    text = config["text"]
+    if is_random:
+        mask = torch.ones(1, text["max_tokens"], dtype=torch.bool)
+        return [(f"random-{i}", torch.randn(1, text["max_tokens"], text["caption_dim"]), mask) for i in range(32)]
+    prompts = read_prompts(folder / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl")
+    encoder = make_text_encoder(text, config["data"]["source"], config["seed"])
+    return [(prompt.id, *encoder.encode([prompt.text])) for prompt in prompts]
+
+
+def draw(decoder: Decoder, caption: Caption) -> tuple[float, int]:
+    """Seconds and target forwards of one image."""
+    prompt_id, features, mask = caption
+    noise = NoiseField(0, [prompt_id], decoder.num_tokens, decoder.target.config.vocab_size)
     noise.prepare(decoder.noise_streams)
     begun = time.perf_counter()
     generation = decoder.generate(features, mask, noise)
     return time.perf_counter() - begun, int(generation.target_forwards)
 
 
-def time_parts(decoder: Decoder, num_images: int) -> dict[str, float]:
+def time_parts(decoder: Decoder, captions: list[Caption]) -> dict[str, float]:
     """Milliseconds per step of each part; "other" is what is left of the step."""
     spent: dict[str, float] = defaultdict(float)
 
@@ -105,7 +117,7 @@ def time_parts(decoder: Decoder, num_images: int) -> dict[str, float]:
         if holder is not None:
             clocked(holder, name, part)
     clocked(decoder.verifier, "verify", "verify")
-    steps = sum(draw(decoder, number)[1] - 1 for number in range(num_images))
+    steps = sum(draw(decoder, caption)[1] - 1 for caption in captions)
     for owner in (decoder, decoder.drafter, decoder.verifier):
         for name in ("step", "grow", "_run_target", "_score", "_commit_path", "verify"):
             if owner is not None and name in vars(owner):
@@ -115,25 +127,28 @@ def time_parts(decoder: Decoder, num_images: int) -> dict[str, float]:
     return parts
 
 
-def measure(decoders: dict[str, Decoder], num_images: int, num_warmup: int) -> dict[str, dict[str, float]]:
+def measure(decoders: dict[str, Decoder], captions: list[Caption], num_warmup: int) -> dict[str, dict[str, float]]:
     """Interleaved whole-image times, then the parts of a step."""
     seconds, forwards = defaultdict(list), defaultdict(int)
-    for number in range(-num_warmup, num_images):
+    for number in range(-num_warmup, len(captions)):
         for method_id, decoder in decoders.items():
-            took, count = draw(decoder, max(number, 0))
+            took, count = draw(decoder, captions[max(number, 0)])
             if number >= 0:
                 seconds[method_id].append(took)
                 forwards[method_id] += count
     rows = {}
     for method_id, decoder in decoders.items():
         ratios = [a / b for a, b in zip(seconds["autoregressive"], seconds[method_id], strict=True)]
-        length = num_images * decoder.num_tokens / forwards[method_id]
+        length = len(captions) * decoder.num_tokens / forwards[method_id]
         rows[method_id] = {
             "latency_s": statistics.median(seconds[method_id]),
             "speedup": statistics.median(ratios),
             "mean_accepted_length": length,
             "step_cost": length / statistics.median(ratios),
-            **{f"{part}_ms": value for part, value in time_parts(decoder, max(1, num_images // 4)).items()},
+            **{
+                f"{part}_ms": value
+                for part, value in time_parts(decoder, captions[: max(1, len(captions) // 4)]).items()
+            },
         }
     return rows
 
@@ -168,7 +183,8 @@ def main() -> None:
         models.target.run_cached = torch.compile(models.target.run_cached, dynamic=False)
         models.draft.run_cached = torch.compile(models.draft.run_cached, dynamic=False)
     decoders = make_decoders(config, models, tables, options.temperature)
-    rows = measure(decoders, options.images, options.warmup)
+    captions = load_captions(config, folder, options.random_weights)[: options.images]
+    rows = measure(decoders, captions, options.warmup)
     show(rows)
     machine = {
         "processor": platform.processor() or platform.machine(),
