@@ -34,6 +34,7 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import NoiseField, SamplingConfig
 from lantern.training.drafter import new_draft_model
 
+Caption = tuple[str, torch.Tensor, torch.Tensor]
 PARTS = {
     "draft": ("drafter", "grow"),
     "target": (None, "_run_target"),
@@ -73,9 +74,7 @@ def make_decoders(
     return decoders
 
 
-def load_captions(
-    config: dict[str, Any], folder: Path, is_random: bool
-) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+def load_captions(config: dict[str, Any], folder: Path, is_random: bool) -> list[Caption]:
     """(prompt id, features, mask) of what is drawn: the run's own prompts, or random features for random weights."""
     text = config["text"]
     if is_random:
