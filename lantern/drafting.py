@@ -8,13 +8,12 @@ three are "top".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from lantern.draft_tree import DraftTree, StaticTree, slide_window, tree_from_parents, window_table
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, additive
+from lantern.models.target import TargetModel, additive, prefix_mask
 from lantern.models.transformer import OVERSHOOT
 from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
 
@@ -133,13 +132,8 @@ class TreeDrafter:
         visible = text_mask[:, :n] if self.draft.config.masks_text_padding else torch.ones_like(text_mask[:, :n])
         self._text_bias = torch.nn.functional.pad(additive(visible, self.dtype), (0, self.num_slots - n))[:, None, None]
         slots = torch.arange(n, device=self.device).expand(batch, n)
-        causal = torch.ones(1, n, n, dtype=torch.bool, device=self.device).tril_()
-        mask = slide_window(
-            window_table(causal, self.num_slots, self.dtype), torch.zeros_like(slots[:, 0]), self.num_slots
-        )
-        mask = mask[:, None].repeat(rows // batch, 1, 1, 1) + self._text_bias
-        own = torch.nn.functional.pad(torch.eye(n, dtype=torch.bool, device=self.device), (0, self.num_slots - n))
-        mask = mask.masked_fill(own, 0.0)
+        mask = prefix_mask(visible, n, self.dtype)
+        mask = torch.nn.functional.pad(mask, (0, self.num_slots - n), value=float("-inf"))
         self.cache.place(slots)
         self.draft.run_cached(torch.zeros_like(slots), text_hidden[:, :n], slots, mask, self.cache)
 
@@ -300,8 +294,3 @@ def _plan_levels(tree: StaticTree, num_slots: int, dtype: torch.dtype) -> list[_
         window = window_table(visible, num_slots, dtype)
         plans.append(_LevelPlan(nodes - first, parents, tree.inner_ordinal[nodes], window, num_children, drafted))
     return plans
-
-
-def dynamic_options(config: dict[str, Any]) -> DynamicTreeOptions:
-    """Reads `draft_tree.dynamic` of a configuration."""
-    return DynamicTreeOptions(**config["draft_tree"]["dynamic"])

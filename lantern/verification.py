@@ -75,8 +75,8 @@ class Verifier:
             self.table = nearest_codes[:, :columns].contiguous()
         self.rule = acceptance.RejectionRule(self.relaxation, self.table, spec.residual)
         self.follows_first_leaf = self.is_greedy and spec.residual != "paper" and spec.tree == "dynamic"
-        self.by_rejection = spec.drafts == "sampled" or (spec.residual != "paper" and spec.is_relaxed)
-        self.draws_target_tokens = self.is_greedy or not self.by_rejection  # only then is a substitution defined
+        by_rejection = spec.drafts == "sampled" or (spec.residual != "paper" and spec.is_relaxed)
+        self.draws_target_tokens = self.is_greedy or not by_rejection  # only then is a substitution defined
 
     def verify(
         self,
