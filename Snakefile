@@ -27,8 +27,11 @@ include: "workflow/rules/codebook.smk"
 include: "workflow/rules/generation.smk"
 include: "workflow/rules/latency.smk"
 include: "workflow/rules/quality.smk"
+include: "workflow/rules/ablations.smk"
+include: "workflow/rules/law.smk"
 include: "workflow/rules/summary.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/study.smk"
 
 
 localrules:

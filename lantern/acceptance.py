@@ -12,173 +12,10 @@ Shapes: inner = nodes that may have children, m = most children of one node.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-
-class Relaxation(Protocol):
-    """How many of a draft's nearest codes may stand in for it.
-
-    Attributes:
-        k: nearest codes considered.
-        renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
-            applies.
-    """
-
-    k: int
-    renormalises: bool
-
-    def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
-        """Largest mass that A(x) may have, for drafts of target probability token_probs, after `spent` at this node."""
-        ...
-
-
-@dataclass(frozen=True)
-class AdditiveBound:
-    """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
-
-    The law departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and
-    with sampled drafts there is no such bound (reference/acceptance.md, "What the bound bounds").
-
-    Raises:
-        ValueError: delta outside [0, 1], or k < 0.
-
-    Source: LANTERN (arXiv 2410.03355), section 4.
-    """
-
-    k: int
-    delta: float
-    renormalises = True
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
-        check_delta(self.delta)
-
-    def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
-        """The same for every draft: delta."""
-        return self.delta
-
-
-@dataclass(frozen=True)
-class MultiplicativeBound:
-    """LANTERN++: A(x) is the longest prefix of the k nearest codes with mass <= (lambda - 1) t(x).
-
-    The law departs from the target's without a bound of its own: likely drafts draw in more mass.
-
-    Raises:
-        ValueError: lambda_ < 1, or k < 0.
-
-    Source: LANTERN++ (arXiv 2502.06352), section 3.
-    """
-
-    k: int
-    lambda_: float
-    renormalises = True
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
-        if self.lambda_ < 1:
-            raise ValueError(f"lambda_ must be >= 1, got {self.lambda_}; 1 is exact, for the additive bound set delta")
-
-    def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
-        """(lambda - 1) t(x)."""
-        return (self.lambda_ - 1) * token_probs
-
-
-@dataclass(frozen=True)
-class BudgetBound:
-    """Ours: the children of a node share one budget delta of target mass, in drafting order.
-
-    With deterministic (top) drafts at most delta of the mass moves, so TV <= delta at every node.
-
-    Raises:
-        ValueError: delta outside [0, 1], or k < 0.
-    """
-
-    k: int
-    delta: float
-    renormalises = False
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
-        check_delta(self.delta)
-
-    def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
-        """What earlier siblings have left of the budget."""
-        return self.delta - spent
-
-
-@dataclass(frozen=True)
-class Proximity:
-    """Ours: A(x) is all of the k nearest codes, whatever their mass: "the draft is a look-alike of what the target
-    drew".
-
-    TV from the target is at most the rate of substitutions (emitted token other than y), which is counted.
-
-    Raises:
-        ValueError: k < 0.
-    """
-
-    k: int
-    renormalises = False
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
-
-    def bound(self, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor | float:
-        """No bound."""
-        return float("inf")
-
-
-def check_k(k: int) -> None:
-    """Raises ValueError unless k is >= 0."""
-    if k < 0:
-        raise ValueError(f"k must be >= 0, got {k}; 0 is exact decoding")
-
-
-def check_delta(delta: float) -> None:
-    """Raises ValueError unless delta is in [0, 1]."""
-    if not 0 <= delta <= 1:
-        raise ValueError(f"delta must be in [0, 1], got {delta}; for the multiplicative bound set lambda_")
-
-
-@dataclass
-class RelaxedSet:
-    """A(x) of some drafts x.
-
-    Attributes:
-        codes: int64, (..., k): the nearest codes of x.
-        is_member: bool, (..., k): which of them are in A(x); always a prefix.
-        mass: (...): target mass of A(x).
-    """
-
-    codes: torch.Tensor
-    is_member: torch.Tensor
-    mass: torch.Tensor
-
-
-def relaxed_set(
-    probs: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor, relaxation: Relaxation, spent: torch.Tensor
-) -> RelaxedSet:
-    """Grows A(x): the longest prefix of the nearest codes of x whose target mass stays within the bound.
-
-    Args:
-        probs: target mass, (..., vocab); codes already removed at the node are 0.
-        tokens: int64, (...): drafts x.
-        table: int64, (vocab, >= k): nearest codes.
-        relaxation: the bound.
-        spent: (...): mass that earlier siblings have merged.
-
-    Returns:
-        See `RelaxedSet`.
-    """
-    codes = table[:, : relaxation.k][tokens]
-    cumulative = probs.gather(-1, codes).cumsum(-1)
-    bound = relaxation.bound(probs.gather(-1, tokens[..., None]), spent[..., None])
-    is_member = cumulative <= bound
-    mass = (cumulative * is_member).amax(-1) if relaxation.k else torch.zeros_like(spent)
-    return RelaxedSet(codes, is_member, mass)
+from lantern.relaxation import Relaxation, RelaxedSet, relaxed_set, remove_relaxed_set, walk_children
 
 
 def accept_exact(drawn: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
@@ -240,26 +77,10 @@ def accept_within_bound(
     """
     num_ranks = children.shape[-1]
     accepted = torch.full_like(drawn, num_ranks)
-    spent = torch.zeros_like(probs[..., 0])
-    for rank in range(num_ranks):
-        is_drafted = children[..., rank] >= 0
-        token = children[..., rank].clamp(min=0)
-        relaxed = relaxed_set(probs, token, table, relaxation, spent)
+    for rank, (token, is_drafted, relaxed) in enumerate(walk_children(probs, children, table, relaxation)):
         fits = (token == drawn) | ((relaxed.codes == drawn[..., None]) & relaxed.is_member).any(-1)
         accepted = torch.where(fits & is_drafted & (accepted == num_ranks), rank, accepted)
-        if rank + 1 < num_ranks:
-            reduced = remove_relaxed_set(probs, token, relaxed)
-            if relaxation.renormalises:
-                reduced = reduced / reduced.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-            probs = torch.where(is_drafted[..., None], reduced, probs)
-            spent = spent + relaxed.mass * is_drafted
     return accepted
-
-
-def remove_relaxed_set(probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet) -> torch.Tensor:
-    """Sets the mass of {x} and A(x) to 0; (..., vocab)."""
-    kept = probs.gather(-1, relaxed.codes) * ~relaxed.is_member
-    return probs.scatter(-1, relaxed.codes, kept).scatter(-1, token[..., None], 0.0)
 
 
 def accept_greedy(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 
-from lantern.methods import NEIGHBOURS
+DISTANCES = ("l2", "l2_normalised", "cosine", "random")  # what the codebook alone decides
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
@@ -28,10 +30,9 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
     """
     vocab = codebook.shape[0]
-    if not 1 <= k < vocab:
-        raise ValueError(f"k must be in [1, {vocab - 1}] for a codebook of {vocab} codes, got {k}")
-    if neighbours not in NEIGHBOURS:
-        raise ValueError(f"neighbours must be one of {', '.join(NEIGHBOURS)}, got {neighbours!r}")
+    _check_k(k, vocab)
+    if neighbours not in DISTANCES:
+        raise ValueError(f"neighbours must be one of {', '.join(DISTANCES)}, got {neighbours!r}")
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)
     generator = torch.Generator().manual_seed(seed)
     table = torch.empty(vocab, k, dtype=torch.int64)
@@ -46,3 +47,36 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         distance[torch.arange(chunk.stop - begin), torch.arange(begin, chunk.stop)] = float("inf")
         table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]
     return table
+
+
+def co_varying_codes(batches: Iterable[torch.Tensor], k: int) -> torch.Tensor:
+    """Table of the codes whose probabilities rise and fall together: neighbours in the eyes of the target model.
+
+    Args:
+        batches: target probabilities of many contexts, each (contexts, vocab) float.
+        k: columns kept, 1 <= k < vocab.
+
+    Returns:
+        int64, (vocab, k): codes in the order of falling Pearson correlation over contexts; ties go to the lower code. A
+        code whose probability never changes correlates with none.
+
+    Raises:
+        ValueError: k out of range, or fewer than two contexts.
+    """
+    count, total, products = 0, 0.0, 0.0
+    for probs in batches:
+        probs = probs.double()
+        count, total, products = count + len(probs), total + probs.sum(0), products + probs.T @ probs
+    if count < 2:
+        raise ValueError(f"co-varying codes need at least 2 contexts, got {count}")
+    vocab = len(total)
+    _check_k(k, vocab)
+    covariance = products / count - torch.outer(total, total) / count**2  # (vocab, vocab)
+    deviation = covariance.diagonal().clamp(min=0).sqrt()
+    correlation = covariance / torch.outer(deviation, deviation).clamp(min=torch.finfo(torch.float64).tiny)
+    return correlation.fill_diagonal_(-torch.inf).argsort(dim=-1, descending=True, stable=True)[:, :k]
+
+
+def _check_k(k: int, vocab: int) -> None:
+    if not 1 <= k < vocab:
+        raise ValueError(f"k must be in [1, {vocab - 1}] for a codebook of {vocab} codes, got {k}")

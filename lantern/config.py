@@ -92,6 +92,13 @@ def tree_settings(spec: MethodSpec, config: dict[str, Any]) -> dict[str, int] | 
     return config["draft_tree"]["dynamic"] if spec.tree == "dynamic" else config["trees"].get(spec.tree)
 
 
+def table_file(neighbours: str, training_seed: int | str) -> str:
+    """Names the file of a table of nearest codes; only the one by probability depends on the target, hence on its
+    seed.
+    """
+    return f"{neighbours}.s{training_seed}.safetensors" if neighbours == "probability" else f"{neighbours}.safetensors"
+
+
 def uses_gpu(device: str) -> bool:
     """Tells, without importing torch, whether jobs will run on an NVIDIA GPU, so that rules ask the scheduler for one.
 
@@ -164,6 +171,8 @@ def _check_sizes(config: dict[str, Any]) -> None:
         "data.max_words": ("text.max_tokens", config["text"]["max_tokens"]),
         "metrics.kid_subset_size": ("metrics.num_reference", config["metrics"]["num_reference"]),
         "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
+        "law.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
+        "law.num_children": ("tokenizer.codebook_size", codebook_size),
         "draft_tree.dynamic.num_nodes": ("top_k + depth * top_k ** 2", drafted),
     }
     for key, (name, bound) in upper_bounds.items():
@@ -188,15 +197,12 @@ def _get(config: dict[str, Any], key: str) -> Any:
 
 def _check_methods(config: dict[str, Any]) -> None:
     """Expands the methods, which checks each of them, and compares them with other keys."""
-    from lantern.methods import expand_methods
+    from lantern.methods import expand_ablations, expand_methods
 
-    runs, columns = expand_methods(config), config["codebook"]["num_neighbours"]
-    for run in runs:
-        if run.spec.k is not None and run.spec.k > columns:
-            raise ValueError(
-                f"config key methods: k of {run.spec.method_id} must be at most codebook.num_neighbours = {columns}, "
-                f"got {run.spec.k}; raise it where the codebook is large enough"
-            )
+    runs = expand_methods(config)
+    _check_neighbour_counts("methods", [run.spec for run in runs], config)
+    for name, points in expand_ablations(config).items():
+        _check_neighbour_counts(f"ablations.grids.{name}", [point.spec for point in points], config)
     temperatures = sorted({run.temperature for run in runs})
     for temperature in temperatures:
         if ("autoregressive", temperature) not in {(run.spec.method_id, run.temperature) for run in runs}:
@@ -204,14 +210,28 @@ def _check_methods(config: dict[str, Any]) -> None:
                 f"config key methods must hold the preset autoregressive at temperature {temperature:g}: "
                 "every other method is compared with it"
             )
+    if temperatures == [0]:
+        raise ValueError(
+            "config key methods must hold a method at a temperature above 0: the law of the emitted token is measured "
+            "where tokens are sampled"
+        )
     headline = config["metrics"]["headline_temperature"]
     if headline not in temperatures:
         raise ValueError(f"config key metrics.headline_temperature must be one of {temperatures}, got {headline}")
     known = [run.spec.method_id for run in runs if run.temperature == headline]
-    for name in config["figures"]["sample_methods"] or []:
-        if name not in known:
+    for key in ("figures.sample_methods", "study.methods"):
+        for name in _get(config, key) or []:
+            if name not in known:
+                raise ValueError(f"config key {key} names no method that runs, got {name!r}; {closest(name, known)}")
+
+
+def _check_neighbour_counts(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> None:
+    columns = config["codebook"]["num_neighbours"]
+    for spec in specs:
+        if spec.k is not None and spec.k > columns:
             raise ValueError(
-                f"config key figures.sample_methods names no method that runs, got {name!r}; {closest(name, known)}"
+                f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours = {columns}, "
+                f"got {spec.k}; raise it where the codebook is large enough"
             )
 
 

@@ -7,6 +7,7 @@ to the host; the loop around it asks once per step whether all images are comple
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +89,11 @@ class Decoder:
         tree: choices of the static tree, or options of the dynamic one; None for autoregressive decoding.
         records_margins: also record the target's margins (slower; for the autoregressive reference).
 
+    Attributes:
+        observer: None, or what a measurement wants to be called with at every step: log-weights after the filters
+            (batch, nodes, vocab), drafts, acceptances (batch, nodes), image positions that the nodes predict (batch,
+            nodes).
+
     Raises:
         ValueError: a part that the method needs is missing, or k exceeds the table.
     """
@@ -127,6 +133,7 @@ class Decoder:
         own = torch.ones(1, 1, 1, dtype=torch.bool, device=self.device)
         self._window = window_table(self.tree.ancestors if self.tree else own, self.num_slots, self.dtype)
         self.verifier = Verifier(models.nearest_codes, spec, sampling)
+        self.observer: Callable[[torch.Tensor, Drafts, torch.Tensor, torch.Tensor], None] | None = None
 
     @property
     def noise_streams(self) -> list[str]:
@@ -208,6 +215,8 @@ class Decoder:
         positions = state.lengths[:, None] + drafts.tree.depths
         keys, weights, logits = self._score(hidden, positions)
         is_accepted, drawn = self.verifier.verify(keys, weights, logits, drafts, self.noise, positions)
+        if self.observer is not None:
+            self.observer(weights, drafts, is_accepted, positions)
         return self._commit_path(state, drafts, hidden, is_accepted, drawn)
 
     def _run_target(self, tokens: torch.Tensor, tree: DraftTree | None, lengths: torch.Tensor) -> torch.Tensor:

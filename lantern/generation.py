@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -19,7 +21,7 @@ from lantern.models.target import load_target
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern.sampling import NoiseField
+from lantern.sampling import NoiseField, SamplingConfig
 
 
 def load_decoding_models(
@@ -48,6 +50,36 @@ def load_decoding_models(
     if table is not None:
         models.nearest_codes = load_nearest_codes(table, device)
     return models
+
+
+def load_decoders(
+    files: Any, runs: Sequence[tuple], sampling: dict[str, Any], device: torch.device | str = "cpu"
+) -> list[Decoder]:
+    """Loads the models once and makes a decoder of every method.
+
+    Args:
+        files: paths as attributes: target, drafter, and nearest_codes, a list of tables as `load_tables` reads them.
+        runs: (fields of the `MethodSpec`, settings of its tree, temperature).
+        sampling: config section `sampling`.
+        device: where to decode.
+    """
+    shared = load_decoding_models(files.target, files.drafter, device=device)
+    tables = load_tables(files.nearest_codes, device)
+    decoders = []
+    for method, tree, temperature in runs:
+        spec = MethodSpec(**method)
+        models = replace(shared, nearest_codes=tables.get(spec.neighbours))
+        config = SamplingConfig(temperature=temperature, **sampling)
+        decoders.append(Decoder(models, spec, config, make_tree(spec, tree)))
+    return decoders
+
+
+def load_tables(paths: Sequence[str | Path], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    """Reads tables of nearest codes; each is named after its file up to the first dot: "l2_normalised",
+    "probability".
+    """
+    paths = [paths] if isinstance(paths, str) else paths
+    return {Path(path).name.partition(".")[0]: load_nearest_codes(path, device) for path in paths}
 
 
 def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -94,6 +126,7 @@ def generate_records(
     *,
     run_seed: int,
     batch_size: int,
+    num_warmup: int = 1,
 ) -> GenerationRecords:
     """Generates one image per prompt.
 
@@ -103,13 +136,15 @@ def generate_records(
         encoder: text features.
         run_seed: of the noise fields.
         batch_size: images decoded together.
+        num_warmup: images drawn first and thrown away, since first calls allocate and choose kernels.
 
     Returns:
-        Records in the order of the prompts. Seconds are taken after a warm-up and exclude text encoding, making the
+        Records in the order of the prompts. Seconds are taken after the warm-up and exclude text encoding, making the
         noise, and image decoding.
     """
     parts: dict[str, list[torch.Tensor]] = {}
-    decode_timed(decoder, prompts[:1], encoder, run_seed)  # warm up: first calls allocate and choose kernels
+    for _ in range(num_warmup):
+        decode_timed(decoder, prompts[:1], encoder, run_seed)
     name = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}"
     for begin in tqdm(range(0, len(prompts), batch_size), desc=name, unit="batch", disable=None, mininterval=1.0):
         batch = prompts[begin : begin + batch_size]
@@ -148,13 +183,14 @@ def decode_timed(
         run_seed, [p.id for p in prompts], decoder.num_tokens, decoder.target.config.vocab_size, decoder.device
     )
     noise.prepare(decoder.noise_streams)
-    _synchronise(decoder.device)
+    synchronise(decoder.device)
     begun = time.perf_counter()
     generation = decoder.generate(features, mask, noise)
-    _synchronise(decoder.device)
+    synchronise(decoder.device)
     return generation, time.perf_counter() - begun
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device | str) -> None:
+    """Waits until a GPU has done all it was asked to do; on a CPU there is nothing to wait for."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

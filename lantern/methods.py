@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 DRAFTS = ("sampled", "top", "coupled")
-RELAXATIONS = ("none", "additive", "multiplicative", "budget", "proximity")
+RELAXATIONS = ("none", "additive", "jensen_shannon", "multiplicative", "budget", "proximity")
 RESIDUALS = ("paper", "official", "official_lumina")
-NEIGHBOURS = ("l2", "l2_normalised", "cosine", "random")
+NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
 
 # Parts of each preset; "static" stands for the config's draft_tree.static. Source: reference/acceptance.md, last table.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -31,6 +31,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 PARAMETERS = {
     "none": (),
     "additive": ("k", "delta"),
+    "jensen_shannon": ("k", "delta"),
     "multiplicative": ("k", "lambda_"),
     "budget": ("k", "delta"),
     "proximity": ("k",),
@@ -45,11 +46,11 @@ class MethodSpec:
         name: preset or a name of the config's choice.
         tree: "dynamic", or the name of a static tree; None for autoregressive decoding.
         drafts: "sampled", "top" or "coupled"; None for autoregressive decoding.
-        relaxation: "none", "additive", "multiplicative", "budget" or "proximity".
+        relaxation: "none", "additive", "jensen_shannon", "multiplicative", "budget" or "proximity".
         residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina".
-        neighbours: which nearest codes: "l2", "l2_normalised", "cosine" or "random"; None without relaxation.
+        neighbours: which nearest codes, one of NEIGHBOURS; None without relaxation.
         k: nearest codes; None without relaxation.
-        delta: additive bound or budget, probability mass in [0, 1]; None elsewhere.
+        delta: additive bound or budget, probability mass in [0, 1], or Jensen-Shannon bound in bits; None elsewhere.
         lambda_: multiplicative bound, >= 1; None elsewhere.
         method_id: unique within a config, safe as a file name.
 
@@ -88,6 +89,23 @@ class MethodRun:
 
     spec: MethodSpec
     temperature: float
+
+
+@dataclass(frozen=True)
+class AblationPoint:
+    """A method under changed circumstances: one line of an ablation's table.
+
+    Attributes:
+        spec: the method.
+        temperature: of sampling.
+        sampling: the run's config section `sampling` with this point's changes.
+        drafter_steps: optimiser steps of the draft model; None for the run's own.
+    """
+
+    spec: MethodSpec
+    temperature: float
+    sampling: dict[str, Any]
+    drafter_steps: int | None = None
 
 
 def _check_parts(spec: MethodSpec) -> None:
@@ -146,11 +164,12 @@ def _check_parameters(spec: MethodSpec) -> None:
         raise ValueError(f"neighbours of {spec.name} must be one of {', '.join(NEIGHBOURS)}, got {spec.neighbours!r}")
 
 
-def expand_methods(config: dict[str, Any]) -> list[MethodRun]:
+def expand_methods(config: dict[str, Any], key: str = "methods") -> list[MethodRun]:
     """Expands the config's methods: every combination of an entry's lists is a method.
 
     Args:
         config: the whole configuration; reads `methods`, `draft_tree.static`, `trees` and `codebook.neighbours`.
+        key: where these methods stand in the user's config, for error messages.
 
     Returns:
         One `MethodRun` per method and temperature, in the order of the config.
@@ -161,22 +180,58 @@ def expand_methods(config: dict[str, Any]) -> list[MethodRun]:
     static_names = {*config.get("trees", {}), "naive_extend_57", "mc_sim_7b_63"}
     runs: dict[tuple[str, float], MethodRun] = {}
     for position, entry in enumerate(config["methods"]):
-        where = f"config key methods[{position}]: "
+        where = f"config key {key}[{position}]: "
         try:
             for run in _expand_entry(entry, config, static_names):
-                key = (run.spec.method_id, run.temperature)
-                if key in runs:
+                place = (run.spec.method_id, run.temperature)
+                if place in runs:
                     raise ValueError(
-                        f"{key[0]} at temperature {key[1]:g} is listed twice; remove one or give it a name"
+                        f"{place[0]} at temperature {place[1]:g} is listed twice; remove one or give it a name"
                     )
-                runs[key] = run
+                runs[place] = run
         except ValueError as error:
             raise ValueError(where + str(error)) from error
     return list(runs.values())
 
 
+def expand_ablations(config: dict[str, Any]) -> dict[str, list[AblationPoint]]:
+    """Expands the config's ablations: methods x sampling settings x drafters.
+
+    Autoregressive decoding is added wherever it is missing: every point is compared with it under the same settings.
+
+    Args:
+        config: the whole configuration; reads `ablations.grids`, `sampling` and what `expand_methods` reads.
+
+    Returns:
+        Name of the ablation -> its points; ablations that are null in the config are left out.
+
+    Raises:
+        ValueError: as `expand_methods`, with the ablation's key.
+    """
+    return {name: _expand_ablation(name, grid, config) for name, grid in config["ablations"]["grids"].items() if grid}
+
+
+def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) -> list[AblationPoint]:
+    runs = expand_methods({**config, "methods": grid["methods"]}, f"ablations.grids.{name}.methods")
+    baseline = MethodSpec(**PRESETS["autoregressive"], name="autoregressive", method_id="autoregressive")
+    temperatures = dict.fromkeys(run.temperature for run in runs)
+    drafted = [run for run in runs if run.spec.drafts is not None]
+    changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
+    points = []
+    for values in itertools.product(*changes.values()):
+        sampling = {**config["sampling"], **dict(zip(changes, values, strict=True))}
+        points += [AblationPoint(baseline, temperature, sampling) for temperature in temperatures]
+        for steps in grid.get("drafter_steps", [None]):
+            points += [AblationPoint(run.spec, run.temperature, sampling, steps) for run in drafted]
+    return points
+
+
 def _expand_entry(entry: dict[str, Any], config: dict[str, Any], static_names: set[str]) -> Iterator[MethodRun]:
     preset = entry.get("preset")
+    if isinstance(preset, list):
+        for name in preset:
+            yield from _expand_entry({**entry, "preset": name}, config, static_names)
+        return
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     if preset is None and "name" not in entry:
@@ -210,7 +265,8 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
     """name-k20-delta0.1, with every part that departs from the preset spelt out."""
     words = [spec.name]
     for field in ("tree", "drafts", "relaxation", "residual", "neighbours"):
-        if defaults and field in given and getattr(spec, field) != defaults.get(field):
+        departs = getattr(spec, field) != defaults.get(field) if defaults else isinstance(given.get(field), list)
+        if field in given and departs:
             words.append(f"{getattr(spec, field)}")
     if spec.k is not None:
         words.append(f"k{int(spec.k)}")

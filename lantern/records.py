@@ -46,6 +46,23 @@ class GenerationRecords:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
+    def select(self, rows: Sequence[int]) -> GenerationRecords:
+        """Records of some images, in the order given."""
+        index = torch.tensor(list(rows), dtype=torch.int64)
+        tensors = {name: getattr(self, name)[index] for name in _TENSORS}
+        return GenerationRecords([self.prompt_ids[row] for row in rows], **tensors, metadata=self.metadata)
+
+    @property
+    def substitutions(self) -> torch.Tensor:
+        """Tokens that stand in for another one that the target drew, float64 (images,); nan where verification by
+        rejection draws none.
+        """
+        method, is_greedy = self.metadata["method"], self.metadata["temperature"] == 0
+        is_official = method["residual"] != "paper" and method["relaxation"] != "none"
+        by_rejection = method["drafts"] == "sampled" or is_official
+        counts = self.is_substituted.sum(dim=1).double()
+        return torch.full_like(counts, torch.nan) if by_rejection and not is_greedy else counts
+
 
 def save_records(path: Path, records: GenerationRecords) -> None:
     """Writes records into one safetensors file, atomically."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lantern.assembly import make_text_encoder
-from lantern.config import tree_settings
+from lantern.config import table_file, tree_settings
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed, load_decoding_models, make_tree
 from lantern.methods import MethodRun, expand_methods
@@ -73,20 +73,20 @@ class TrainedRun:
         return [self._sample_with(run, Prompt(prompt, prompt)) for run in tqdm(runs, unit="method", disable=None)]
 
     def _sample_with(self, run: MethodRun, prompt: Prompt) -> Sample:
-        decoder = self._make_decoder(run)
+        decoder, noise_seed = self._make_decoder(run), self.config["repeats"]["noise_seeds"][0]
         for _ in range(2):  # the first warms up
-            generation, seconds = decode_timed(decoder, [prompt], self.encoder, self.config["seed"])
+            generation, seconds = decode_timed(decoder, [prompt], self.encoder, noise_seed)
         with torch.inference_mode():
             image = self.tokenizer.decode(generation.codes)[0]
         pixels = ((image + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
         return Sample(run, pixels, int(generation.target_forwards[0]), decoder.num_tokens, seconds)
 
     def _make_decoder(self, run: MethodRun) -> Decoder:
-        spec = run.spec
+        spec, seed = run.spec, self.config["repeats"]["training_seeds"][0]
         models = load_decoding_models(
-            self._find("target"),
-            self._find("drafter") if spec.drafts else None,
-            self._find("codebook", f"{spec.neighbours}.safetensors") if spec.neighbours else None,
+            self._find(f"target/s{seed}"),
+            self._find(f"drafter/s{seed}") if spec.drafts else None,
+            self._find("codebook", table_file(spec.neighbours, seed)) if spec.neighbours else None,
         )
         sampling = SamplingConfig(temperature=run.temperature, **self.config["sampling"])
         return Decoder(models, spec, sampling, make_tree(spec, tree_settings(spec, self.config)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern import acceptance
+from lantern import acceptance, relaxation
 from lantern.draft_tree import DraftTree
 from lantern.drafting import Drafts
 from lantern.methods import MethodSpec
@@ -27,8 +27,7 @@ def longest_path(
     Returns:
         (path, int64 (batch, max_depth + 1), padded with its last node; number of accepted drafts, int64 (batch,)).
     """
-    is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
-    reached = tree.depths.masked_fill(is_cut.any(-1), -1)
+    reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
     if order is None:
         counts, best = reached.max(dim=1)
     else:
@@ -37,6 +36,17 @@ def longest_path(
     index = best[:, None, None].expand(-1, 1, tree.paths.shape[2])
     paths = tree.paths.expand(len(best), -1, -1)
     return paths.gather(1, index).squeeze(1), counts
+
+
+def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
+    """Nodes whose whole path from the root is accepted, themselves included: bool (batch, nodes).
+
+    Args:
+        tree: structure.
+        is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
+    """
+    is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
+    return ~is_cut.any(-1)
 
 
 def first_leaf(tree: DraftTree) -> torch.Tensor:
@@ -133,16 +143,17 @@ class Verifier:
         return _is_ranked(tree, outcome.rank), emitted
 
 
-def make_relaxation(spec: MethodSpec) -> acceptance.Relaxation | None:
+def make_relaxation(spec: MethodSpec) -> relaxation.Relaxation | None:
     """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too."""
     if spec.delta == 0 or spec.lambda_ == 1:
         return None
     makers = {
         "none": lambda: None,
-        "additive": lambda: acceptance.AdditiveBound(spec.k, spec.delta),
-        "multiplicative": lambda: acceptance.MultiplicativeBound(spec.k, spec.lambda_),
-        "budget": lambda: acceptance.BudgetBound(spec.k, spec.delta),
-        "proximity": lambda: acceptance.Proximity(spec.k),
+        "additive": lambda: relaxation.AdditiveBound(spec.k, spec.delta),
+        "jensen_shannon": lambda: relaxation.JensenShannonBound(spec.k, spec.delta),
+        "multiplicative": lambda: relaxation.MultiplicativeBound(spec.k, spec.lambda_),
+        "budget": lambda: relaxation.BudgetBound(spec.k, spec.delta),
+        "proximity": lambda: relaxation.Proximity(spec.k),
     }
     return makers[spec.relaxation]()
 

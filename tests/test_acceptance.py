@@ -9,7 +9,8 @@ import torch
 
 from conftest import DATA
 from lantern import acceptance
-from lantern.acceptance import AdditiveBound, MultiplicativeBound, RejectionRule
+from lantern.acceptance import RejectionRule
+from lantern.relaxation import AdditiveBound, MultiplicativeBound, Relaxation
 
 LAWS = json.loads((DATA / "reference" / "emission_law.json").read_text())
 
@@ -44,7 +45,7 @@ def law_by_rejection(
     return law + sum(weight * probs for weight, probs, _ in states)
 
 
-def relaxation_of(case: dict) -> acceptance.Relaxation | None:
+def relaxation_of(case: dict) -> Relaxation | None:
     """The reference packs both bounds in one number: 0 is exact, up to 1 it is delta, above it is lambda."""
     if case["delta"] == 0:
         return None

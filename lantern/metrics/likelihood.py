@@ -39,15 +39,15 @@ def teacher_forced_logits(
     return target_model.head(hidden).float()
 
 
-def negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
-    """Computes each image's mean negative log-likelihood per token.
+def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
+    """Computes the negative log-likelihood of every token; an image's is its mean over the tokens.
 
     Args:
         codes: (images, tokens) integer.
         logits: (images, tokens, vocab) float, of each position given the codes before it (teacher forcing).
 
     Returns:
-        (images,) float32, nats per token.
+        (images, tokens) float32, nats.
 
     Raises:
         ValueError: shapes do not fit, or a logit is nan.
@@ -60,10 +60,10 @@ def negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
         raise ValueError("the target's logits hold nan; its checkpoint or the guidance scale is broken")
     logits = logits.float()
     chosen = logits.gather(-1, codes.long()[..., None]).squeeze(-1)  # (images, tokens)
-    return (logits.logsumexp(dim=-1) - chosen).mean(dim=-1)
+    return logits.logsumexp(dim=-1) - chosen
 
 
-def score_codes(
+def score_tokens(
     target_model: TargetModel,
     text_encoder: TextEncoder,
     codes: Tensor,
@@ -72,7 +72,7 @@ def score_codes(
     cfg_scale: float,
     batch_size: int = 64,
 ) -> Tensor:
-    """Computes the negative log-likelihood of images' codes under the target, given their prompts.
+    """Computes the negative log-likelihood of images' tokens under the target, given their prompts.
 
     The law is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings were: a
     fixed ruler. The target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding
@@ -87,13 +87,13 @@ def score_codes(
         batch_size: images per forward.
 
     Returns:
-        (images,) float32, nats per token, on the CPU.
+        (images, tokens) float32, nats, on the CPU.
 
     Raises:
         ValueError: the numbers of images and texts differ.
     """
     if len(codes) != len(texts):
-        raise ValueError(f"score_codes needs one text per image, got {len(codes)} images and {len(texts)} texts")
+        raise ValueError(f"score_tokens needs one text per image, got {len(codes)} images and {len(texts)} texts")
     device = target_model.head.weight.device
     scores = []
     for first in tqdm(range(0, len(texts), batch_size), desc="likelihood", disable=None, leave=False):
@@ -101,5 +101,5 @@ def score_codes(
         features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
         chosen = codes[rows].to(device)
         logits = teacher_forced_logits(target_model, features, mask, chosen, cfg_scale)
-        scores.append(negative_log_likelihood(chosen, logits).cpu())
+        scores.append(token_negative_log_likelihood(chosen, logits).cpu())
     return torch.cat(scores)

@@ -10,7 +10,8 @@ import pandas as pd
 
 from lantern.io import write_text
 from lantern.metrics.labels import label_rows
-from lantern.metrics.verdict import select_headline
+from lantern.metrics.summary import preferred_rows
+from lantern.metrics.verdict import describe_prompts, describe_target, select_headline
 
 HEADER = (
     "method",
@@ -20,6 +21,7 @@ HEADER = (
     "prompt accuracy (%)",
     "CLIP score",
     "FID",
+    "TV from the target",
     "substitutions / image",
     "tokens equal to autoregressive (%)",
 )
@@ -34,15 +36,17 @@ def render_markdown(summary: pd.DataFrame, settings: Mapping[str, Any]) -> str:
         settings: config section `metrics`: headline_prompt_set, headline_temperature.
 
     Returns:
-        Markdown: one sentence on the setting, then the table; values with half-widths are 95 % intervals.
+        Markdown: what the setting and the target are, then the table. Where the distance in law (TV) is not known, as
+            with coupled drafts, the share of substituted tokens stands for it, as an upper bound.
     """
     rows = select_headline(summary, settings)
-    ceilings = summary[summary["temperature"].isna() & (summary["prompt_set"] == settings["headline_prompt_set"])]
+    ceilings = preferred_rows(summary)
+    ceilings = ceilings[ceilings["temperature"].isna() & (ceilings["prompt_set"] == settings["headline_prompt_set"])]
     ceilings = ceilings.assign(label=label_rows(ceilings))
     first = rows.iloc[0]
     lines = [
-        f"{int(first['num_images'])} prompts of `{first['prompt_set']}`, temperature {first['temperature']:g}, "
-        f"guidance scale {first['cfg_scale']:g}; [low, high] are 95 % bootstrap intervals over prompts.",
+        f"{describe_prompts(first)} of `{first['prompt_set']}`, temperature {first['temperature']:g}, guidance scale "
+        f"{first['cfg_scale']:g}; [low, high] are 95 % intervals. {describe_target(first)}",
         "",
         _line(HEADER),
         _line(["---", *["---:"] * (len(HEADER) - 1)]),
@@ -86,7 +90,8 @@ def _cells(row: pd.Series) -> list[str]:
         _with_interval(row, "nll", 2),
         _with_interval(row, "prompt_accuracy", 1, factor=100),
         _with_interval(row, "clip_score", 3),
-        _number(row["fid"], 1),
+        _with_interval(row, "fid", 1),
+        _distance(row),
         _number(row["substitutions"], 1),
         _number(100 * row["tokens_equal_autoregressive"], 0),
     ]
@@ -94,9 +99,17 @@ def _cells(row: pd.Series) -> list[str]:
 
 def _with_interval(row: pd.Series, name: str, digits: int, factor: float = 1.0) -> str:
     value, low, high = (factor * row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    if pd.isna(value) or pd.isna(low) or (low == value == high):
-        return _number(value, digits)
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    texts = [_number(number, digits) for number in (value, low, high)]
+    if pd.isna(value) or pd.isna(low) or len(set(texts)) == 1:
+        return texts[0]
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+
+
+def _distance(row: pd.Series) -> str:
+    """The mean TV from the target's law, or its upper bound."""
+    if pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
+        return f"≤ {_with_interval(row, 'substitution_rate', 3)}"
+    return _with_interval(row, "tv_mean", 3)
 
 
 def _number(value: float, digits: int) -> str:

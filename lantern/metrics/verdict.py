@@ -9,8 +9,10 @@ from typing import Any
 import pandas as pd
 
 from lantern.metrics.labels import label_rows
+from lantern.metrics.pooling import POOLED
 from lantern.metrics.rulers import describe_rulers
 from lantern.metrics.speed import BASELINE
+from lantern.metrics.summary import preferred_rows
 
 ACCURACY_TOLERANCE = 0.02
 LOSSLESS_CLAIM = 1.2
@@ -38,11 +40,14 @@ class Best:
 def select_headline(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
     """Selects the rows of the headline prompt set and temperature, with a column `label`; ceilings are left out.
 
+    All repeats pooled where the table has that, else the only repeat.
+
     Raises:
         ValueError: there are none, or autoregressive decoding is not among them.
     """
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
-    rows = summary[(summary["prompt_set"] == prompt_set) & (summary["temperature"] == temperature)]
+    rows = preferred_rows(summary)
+    rows = rows[(rows["prompt_set"] == prompt_set) & (rows["temperature"] == temperature)]
     if BASELINE not in set(rows["method_id"]):
         raise ValueError(
             f"the table has no {BASELINE} row for metrics.headline_prompt_set {prompt_set} at "
@@ -82,8 +87,7 @@ def compute_verdict(
 
     Returns:
         JSON values: `claims` (list of text, holds, speedup, low, high, method), `text` (a paragraph), `numbers` (name
-            -> text, for
-        captions).
+            -> text, for captions).
     """
     rows = select_headline(summary, settings)
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
@@ -160,9 +164,24 @@ def _setting_text(baseline: pd.Series) -> str:
             "; the prompts name no attributes that the recogniser knows, so that prompt accuracy says nothing here"
         )
     return (
-        f"On the {baseline['num_images']} prompts of the set {baseline['prompt_set']} at temperature "
+        f"On the {describe_prompts(baseline)} of the set {baseline['prompt_set']} at temperature "
         f"{baseline['temperature']:g} and guidance scale {baseline['cfg_scale']:g}, autoregressive decoding has "
-        f"{baseline['nll']:.2f} nats per token{quality}."
+        f"{baseline['nll']:.2f} nats per token{quality}. {describe_target(baseline)}"
+    )
+
+
+def describe_prompts(row: Mapping[str, Any]) -> str:
+    """Writes what a row's intervals are over: "96 prompts", or "96 prompts in 3 repeats"."""
+    num_repeats = int(row["num_repeats"])
+    prompts = f"{int(row['num_images']) // num_repeats} prompts"
+    return prompts if num_repeats == 1 else f"{prompts} in {num_repeats} repeats"
+
+
+def describe_target(row: Mapping[str, Any]) -> str:
+    """Writes how good the target is: what has to be read beside every speed-up."""
+    return (
+        f"The target itself stands at {row['target_cross_entropy']:.2f} nats per token on held-out images; an "
+        "undertrained target flatters every speed-up."
     )
 
 
@@ -172,6 +191,8 @@ def _baseline_numbers(baseline: pd.Series) -> dict[str, str]:
         "temperature": f"{baseline['temperature']:g}",
         "cfg_scale": f"{baseline['cfg_scale']:g}",
         "num_images": str(int(baseline["num_images"])),
+        "prompts": describe_prompts(baseline),
+        "target_cross_entropy": _format(baseline["target_cross_entropy"], "{:.2f}"),
         "num_timed": _format(baseline["num_timed"], "{:.0f}"),
         "autoregressive_latency_ms": _format(1000 * baseline["latency_s"], "{:.0f}"),
         "autoregressive_nll": _format(baseline["nll"], "{:.2f}"),
@@ -194,8 +215,8 @@ def _best_numbers(kind: str, best: Best) -> dict[str, str]:
 
 
 def _equality_numbers(summary: pd.DataFrame) -> dict[str, str]:
-    """How many rows that must equal autoregressive decoding do, over all prompt sets and temperatures."""
-    rows = summary[_must_be_equal(summary)]
+    """How many rows that must equal autoregressive decoding do, over all prompt sets, temperatures and repeats."""
+    rows = summary[_must_be_equal(summary) & (summary["repeat"] != POOLED)]
     num_equal, num_ties = int((rows["tokens_equal_autoregressive"] == 1).sum()), int(rows["num_near_ties"].sum())
     text = "Exact: " if num_equal == len(rows) else "NOT exact: "
     text += "rows of exact methods that emit autoregressive decoding's tokens, one for one, in every image: "

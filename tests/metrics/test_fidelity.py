@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.linalg
 import torch
@@ -13,9 +14,10 @@ from lantern.metrics.features import (
     to_float,
     to_uint8,
 )
-from lantern.metrics.fidelity import measure_fidelity
+from lantern.metrics.fidelity import measure_fidelity, standard_errors
 from lantern.models.recogniser import Recogniser, RecogniserConfig, save_model
 
+METRICS = ("fid", "kid", "precision", "recall")
 OPTIONS = {"kid_subset_size": 20, "kid_subsets": 5, "prc_neighbours": 3}
 
 
@@ -77,12 +79,15 @@ def test_a_set_against_itself():
 def test_fewer_images_than_features_still_gives_a_number():
     result = measure_fidelity(gaussian(25, width=40), gaussian(25, width=40, seed=1), **OPTIONS)
     assert np.isfinite(list(result.values())).all()
+    for name in METRICS:
+        assert result[f"{name}_low"] <= result[name] <= result[f"{name}_high"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"kid_subset_size": 51}, "kid_subset_size must be at most"),
+        ({"num_resamples": 1}, "fidelity_resamples must be at least 2"),
         ({"prc_neighbours": 50}, "prc_neighbours must be less"),
     ],
 )
@@ -96,6 +101,48 @@ def test_nan_features_are_rejected():
     bad[3, 2] = torch.nan
     with pytest.raises(ValueError, match="generated images hold"):
         measure_fidelity(bad, gaussian(50), **OPTIONS)
+
+
+def test_interval_covers_what_this_many_images_have_on_average():
+    # The truth of each metric is its mean over 400 further sets of 48 images. At a true coverage of 0.95, fewer than 88
+    # hits of 100 would come up less than once in 600 times. Intervals of FID are wider than they need to be.
+    reference, options = gaussian(200, seed=1).double(), {**OPTIONS, "num_resamples": 60}
+
+    def sets(count, first):
+        return [gaussian(48, shift=0.5, seed=first + i) * 0.9 for i in range(count)]
+
+    few = {**options, "num_resamples": 2}
+    truth = pd.DataFrame([measure_fidelity(x, reference, **few) for x in sets(400, 1000)]).mean()
+    found = pd.DataFrame([measure_fidelity(x, reference, **options) for x in sets(100, 5000)])
+    for name in METRICS:
+        hits = ((found[f"{name}_low"] <= truth[name]) & (truth[name] <= found[f"{name}_high"])).sum()
+        assert hits >= 88, (name, hits)
+
+
+def test_fewer_images_than_features_do_not_blow_up_the_error_of_fid():
+    # the spread of FID over 60 further sets; a bootstrap's error is several times that, since resamples differ in rank
+    reference = gaussian(200, seed=1, width=64).double()
+    sets = [gaussian(48, seed=100 + i, width=64).double() for i in range(60)]
+    spread = np.std([measure_fidelity(x, reference, **{**OPTIONS, "num_resamples": 2})["fid"] for x in sets])
+    errors = [standard_errors(x, reference, 3, 60, 0)["fid"] for x in sets[:10]]
+    assert 0.7 * spread < np.mean(errors) < 1.6 * spread
+
+
+def test_errors_are_of_the_metrics_themselves():
+    # two halves of the images, measured by torch-fidelity: their spread, for half of the images left out, is the error
+    a, b = gaussian(40).double(), gaussian(60, shift=1.0, seed=1).double()
+    halves = torch.rand(2, 40, generator=torch.Generator().manual_seed(7)).argsort(dim=1)[:, :20]
+    values = pd.DataFrame([measure_fidelity(a[half], b, **OPTIONS) for half in halves])
+    errors = standard_errors(a, b, 3, 2, 7)
+    for name in ("fid", "recall"):
+        assert errors[name] == pytest.approx(values[name].std(), rel=1e-6), name
+
+
+def test_too_few_images_have_no_interval():
+    result = measure_fidelity(gaussian(6), gaussian(20, seed=1), **{**OPTIONS, "kid_subset_size": 5})
+    assert np.isfinite([result[name] for name in METRICS]).all()
+    assert np.isnan([result[f"{name}{end}"] for name in ("fid", "kid", "recall") for end in ("_low", "_high")]).all()
+    assert result["precision_low"] < result["precision"]
 
 
 def test_standardised_features_have_mean_zero_and_spread_one():

@@ -1,9 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from lantern.metrics.likelihood import negative_log_likelihood, score_codes, teacher_forced_logits
+from lantern.metrics.likelihood import score_tokens, teacher_forced_logits, token_negative_log_likelihood
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder
 
@@ -35,7 +36,7 @@ def test_against_an_explicit_softmax_loop(target, codes):
     expected = []
     with torch.no_grad():
         for row in range(3):
-            total = 0.0
+            expected.append([])
             for position in range(4):
                 logits = {}
                 for name, rows in (("caption", features[row : row + 1]), ("null", target.null_features(1))):
@@ -43,10 +44,9 @@ def test_against_an_explicit_softmax_loop(target, codes):
                     logits[name] = target.head(hidden)[0, -1].double()
                 guided = logits["null"] + scale * (logits["caption"] - logits["null"])
                 weights = [math.exp(v) for v in guided.tolist()]
-                total -= math.log(weights[codes[row, position]] / sum(weights))
-            expected.append(total / 4)
-    result = score_codes(target, ENCODER, codes.int(), TEXTS, cfg_scale=scale, batch_size=2)
-    assert result.tolist() == pytest.approx(expected, abs=1e-4)
+                expected[-1].append(-math.log(weights[codes[row, position]] / sum(weights)))
+    result = score_tokens(target, ENCODER, codes.int(), TEXTS, cfg_scale=scale, batch_size=2)
+    assert result.numpy() == pytest.approx(np.array(expected), abs=1e-4)
 
 
 def test_guidance_scale_one_is_the_conditional_law(target, codes):
@@ -70,19 +70,19 @@ def test_a_token_cannot_change_the_law_of_its_own_position(target, codes):
 
 def test_uniform_logits_give_the_logarithm_of_the_vocabulary():
     codes = torch.tensor([[0, 5, 3]])
-    assert negative_log_likelihood(codes, torch.zeros(1, 3, 8)).tolist() == pytest.approx([math.log(8)])
+    assert token_negative_log_likelihood(codes, torch.zeros(1, 3, 8))[0].tolist() == pytest.approx([math.log(8)] * 3)
 
 
 def test_batch_size_does_not_matter(target, codes):
-    whole = score_codes(target, ENCODER, codes, TEXTS, cfg_scale=3.0, batch_size=3)
-    single = score_codes(target, ENCODER, codes, TEXTS, cfg_scale=3.0, batch_size=1)
+    whole = score_tokens(target, ENCODER, codes, TEXTS, cfg_scale=3.0, batch_size=3)
+    single = score_tokens(target, ENCODER, codes, TEXTS, cfg_scale=3.0, batch_size=1)
     assert torch.allclose(whole, single, atol=1e-5)
 
 
 def test_bad_input_is_named(target, codes):
     with pytest.raises(ValueError, match="one text per image"):
-        score_codes(target, ENCODER, codes, TEXTS[:2], cfg_scale=3.0)
+        score_tokens(target, ENCODER, codes, TEXTS[:2], cfg_scale=3.0)
     with pytest.raises(ValueError, match="vocabulary axis"):
-        negative_log_likelihood(codes, torch.zeros(3, 5, 11))
+        token_negative_log_likelihood(codes, torch.zeros(3, 5, 11))
     with pytest.raises(ValueError, match="nan"):
-        negative_log_likelihood(codes, torch.full((3, 4, 11), torch.nan))
+        token_negative_log_likelihood(codes, torch.full((3, 4, 11), torch.nan))

@@ -1,4 +1,4 @@
-"""The whole measurement on tiny random models: its bookkeeping, not its numbers."""
+"""The whole measurement, and the scores of single images, on tiny random models: bookkeeping, not numbers."""
 
 import copy
 import math
@@ -9,7 +9,9 @@ import torch
 
 from lantern.data import SceneSource
 from lantern.methods import MethodSpec
-from lantern.metrics.quality import Rulers, measure_quality
+from lantern.metrics.features import extract_features, feature_scale
+from lantern.metrics.quality import measure_quality
+from lantern.metrics.scores import Rulers, score_records
 from lantern.models.clip import ClipConfig, ClipModel, ClipScorer
 from lantern.models.recogniser import Recogniser, RecogniserConfig
 from lantern.models.target import TargetConfig, TargetModel
@@ -23,9 +25,11 @@ SETTINGS = {
     "kid_subset_size": 4,
     "kid_subsets": 2,
     "prc_neighbours": 1,
+    "fidelity_resamples": 5,
     "batch_size": 4,
     "near_tie_margin": 1e-4,
 }
+OPTIONS = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "repeat": "s0n0", "seed": 0}
 EXACT = MethodSpec("coupled", "chain3", "coupled", method_id="coupled")
 RELAXED = MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="proximity-k5")
 REJECTED = MethodSpec(
@@ -91,11 +95,12 @@ def records(source):
 @pytest.fixture(scope="module")
 def measured(records, source, rulers):
     arguments = (records, source.prompts("seen", NUM), source, rulers)
-    return measure_quality(*arguments, settings=SETTINGS, prompt_set="seen", split="seen", seed=0)
+    return measure_quality(*arguments, **OPTIONS)
 
 
 def test_one_row_per_method_and_ceiling(measured):
-    rows, images = measured
+    rows, images = measured.rows, measured.images
+    assert (images["repeat"] == "s0n0").all()
     assert rows.method_id.tolist() == ["autoregressive", "coupled", "proximity-k5", "pp", "real", "reconstruction"]
     assert len(images) == 6 * NUM
     assert not images.duplicated(["method_id", "prompt_id"]).any()
@@ -109,16 +114,15 @@ def test_one_row_per_method_and_ceiling(measured):
 
 
 def test_equal_codes_have_equal_numbers(measured):
-    rows, _ = measured
-    rows = rows.set_index("method_id")
-    quality = ["nll", "fid", "kid", "precision", "recall", "clip_score", "prompt_accuracy"]
+    rows = measured.rows.set_index("method_id")
+    quality = ["nll", "fid", "fid_low", "kid", "precision", "recall", "recall_high", "clip_score", "prompt_accuracy"]
     assert rows.loc["coupled", quality].equals(rows.loc["autoregressive", quality].rename("coupled"))
     assert rows.loc["proximity-k5", "nll"] != rows.loc["autoregressive", "nll"]
     assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
 
 
 def test_substitutions_are_counted_where_they_are_known(measured):
-    _, images = measured
+    images = measured.images
     counts = images.groupby("method_id").substitutions.sum(min_count=1)
     assert counts["proximity-k5"] == 2
     assert counts["coupled"] == 0
@@ -127,7 +131,7 @@ def test_substitutions_are_counted_where_they_are_known(measured):
 
 def test_images_are_those_of_their_prompts(measured, records, source, rulers):
     # each image scored on its own, without any sharing between methods
-    _, images = measured
+    images = measured.images
     prompts = source.prompts("seen", NUM)
     rows = images[images.method_id == "proximity-k5"].set_index("prompt_id")
     for i, prompt in enumerate(prompts):
@@ -137,25 +141,68 @@ def test_images_are_those_of_their_prompts(measured, records, source, rulers):
 
 
 def test_real_images_have_no_codes_and_reconstructions_have(measured):
-    rows = measured[0].set_index("method_id")
+    rows = measured.rows.set_index("method_id")
     assert math.isnan(rows.loc["real", "nll"])
     assert rows.loc["reconstruction", "nll"] > 0
 
 
-def test_batch_size_does_not_matter(measured, records, source, rulers):
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_size_does_not_matter(batch_size, measured, records, source, rulers):
     arguments = (records, source.prompts("seen", NUM), source, rulers)
-    settings = {**SETTINGS, "batch_size": 3}
-    rows, images = measure_quality(*arguments, settings=settings, prompt_set="seen", split="seen", seed=0)
-    pd.testing.assert_frame_equal(rows, measured[0], rtol=1e-3, atol=1e-5)
-    pd.testing.assert_frame_equal(images, measured[1], rtol=1e-3, atol=1e-5)
+    settings = {**SETTINGS, "batch_size": batch_size}
+    again = measure_quality(*arguments, **{**OPTIONS, "settings": settings})
+    pd.testing.assert_frame_equal(again.rows, measured.rows, rtol=1e-3, atol=1e-5)
+    pd.testing.assert_frame_equal(again.images, measured.images, rtol=1e-3, atol=1e-5)
+    for method_id, tokens in again.token_nll.items():
+        assert torch.allclose(tokens, measured.token_nll[method_id], rtol=1e-3, atol=1e-5)
+
+
+def test_first_difference_is_where_the_codes_leave_the_autoregressive_ones(measured):
+    first = measured.images.set_index(["method_id", "prompt_id"]).first_difference
+    assert first["autoregressive"].tolist() == first["coupled"].tolist() == [TOKENS] * NUM
+    assert first["proximity-k5"].tolist() == [7, 7] + [TOKENS] * (NUM - 2)
+    assert first["real"].isna().all()
+
+
+def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, rulers):
+    images = measured.images.set_index("method_id")
+    assert (images.loc["coupled", ["pixel_mse", "recogniser_distance"]] == 0).all(axis=None)
+    pixels = {name: (rulers.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
+    expected = (pixels["pp"] - pixels["coupled"]).square().mean(dim=(1, 2, 3))
+    assert images.loc["pp", "pixel_mse"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
+    assert (expected[:2] > 0).all()
+    codes = rulers.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
+    _, std = feature_scale(extract_features(rulers.recogniser, rulers.tokenizer.decode(codes).float()))
+    features = {name: extract_features(rulers.recogniser, 2 * value - 1) for name, value in pixels.items()}
+    distance = ((features["pp"] - features["coupled"]) / std).norm(dim=1) / features["pp"].shape[1] ** 0.5
+    assert images.loc["pp", "recogniser_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
+
+
+def test_tokens_have_the_likelihoods_whose_mean_the_image_has(measured, records):
+    assert list(measured.token_nll) == list(records)
+    images = measured.images.set_index("method_id")
+    for method_id, tokens in measured.token_nll.items():
+        assert tokens.shape == (NUM, TOKENS)
+        assert tokens.dtype == torch.float32
+        assert tokens.mean(dim=1).numpy() == pytest.approx(images.loc[method_id, "nll"].to_numpy(), abs=1e-6)
+    before = slice(0, 7)  # the same context up to the first difference
+    tokens = measured.token_nll
+    assert torch.allclose(tokens["pp"][:, before], tokens["autoregressive"][:, before], atol=1e-5)
+
+
+def test_scores_do_not_depend_on_which_methods_are_scored_together(records, source, rulers):
+    prompts = source.prompts("seen", NUM)
+    together = score_records(records, prompts, rulers, {"batch_size": 5})
+    pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, rulers, {"batch_size": 1})
+    for name, column in pair["pp"].columns.items():
+        assert torch.allclose(column, together["pp"].columns[name], atol=1e-5), name
 
 
 def test_foreign_records_are_rejected(records, source, rulers):
-    options = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "seed": 0}
     with pytest.raises(ValueError, match="other prompts"):
-        measure_quality(records, source.prompts("unseen", NUM), source, rulers, **options)
+        measure_quality(records, source.prompts("unseen", NUM), source, rulers, **OPTIONS)
     with pytest.raises(ValueError, match="needs the records of autoregressive"):
-        measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, rulers, **options)
+        measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, rulers, **OPTIONS)
 
 
 @pytest.mark.gpu
@@ -168,6 +215,6 @@ def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers):
         rulers.text_encoder,
     )
     arguments = (records, source.prompts("seen", NUM), source, on_gpu)
-    rows, _ = measure_quality(*arguments, settings=SETTINGS, prompt_set="seen", split="seen", seed=0)
+    rows = measure_quality(*arguments, **OPTIONS).rows
     columns = ["nll", "clip_score", "prompt_accuracy"]
-    assert rows[columns].to_numpy() == pytest.approx(measured[0][columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)
+    assert rows[columns].to_numpy() == pytest.approx(measured.rows[columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)

@@ -5,9 +5,9 @@ import pytest
 from lantern.metrics.speed import mean_accepted_length, summarise_latency
 
 
-def latency_table(times: dict[str, list[float]], prompt_set: str = "seen", temperature: float = 1.0) -> pd.DataFrame:
-    rows = [(m, prompt_set, temperature, f"p{i}", s) for m, column in times.items() for i, s in enumerate(column)]
-    return pd.DataFrame(rows, columns=["method_id", "prompt_set", "temperature", "prompt_id", "seconds"])
+def latency_table(times: dict[str, list[float]], temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame:
+    rows = [(m, "seen", temperature, repeat, f"p{i}", s) for m, column in times.items() for i, s in enumerate(column)]
+    return pd.DataFrame(rows, columns=["method_id", "prompt_set", "temperature", "repeat", "prompt_id", "seconds"])
 
 
 def test_mean_accepted_length_is_all_tokens_by_all_forwards():
@@ -62,6 +62,22 @@ def test_repeats_count_once_by_their_median():
     result = summarise_latency(pd.concat([table, hiccup, again])).set_index("method_id")
     assert result.loc["fast", "speedup"] == 2.0
     assert result.loc["fast", "num_timed"] == 2
+
+
+def test_repeats_of_the_run_have_rows_of_their_own_and_a_pooled_one():
+    one = latency_table({"autoregressive": [1.0, 1.0], "fast": [0.5, 0.5]}, repeat="s0n0")
+    other = latency_table({"autoregressive": [1.0, 2.0], "fast": [0.25, 0.5]}, repeat="s1n0")
+    result = summarise_latency(pd.concat([one, other])).set_index(["method_id", "repeat"])
+    assert result.loc[("fast", "s0n0"), "speedup"] == 2.0
+    assert result.loc[("fast", "s1n0"), "speedup"] == 4.0
+    pooled = result.loc[("fast", "pooled")]
+    assert pooled[["speedup", "speedup_low", "speedup_high", "num_timed"]].tolist() == [3.0, 2.0, 4.0, 4]
+
+
+def test_accepted_length_of_repeats_is_of_all_their_tokens():
+    result = mean_accepted_length(np.full((2, 2), 64), np.array([[64, 32], [32, 32]]))
+    assert result["mean_accepted_length"] == pytest.approx(256 / 160)
+    assert result["mean_accepted_length_low"] <= 256 / 160 <= result["mean_accepted_length_high"]
 
 
 def test_groups_are_kept_apart():

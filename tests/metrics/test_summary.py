@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -7,11 +8,20 @@ import pytest
 from lantern.methods import MethodSpec
 from lantern.metrics.labels import label_families, label_rows
 from lantern.metrics.markdown import render_markdown, update_marked_block
-from lantern.metrics.summary import SUMMARY_COLUMNS, build_summary
+from lantern.metrics.summary import (
+    LAW_INTERVALS,
+    LAW_VALUES,
+    SUMMARY_COLUMNS,
+    Measurements,
+    build_summary,
+    preferred_rows,
+)
 from lantern.metrics.verdict import compute_verdict, interval
 
 NUM = 20
 SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}
+FIXED = {"fid": 9.0, "kid": 0.1, "precision": 0.8, "recall": 0.7}
+CROSS_ENTROPY = {0: 3.9, 1: 4.1}
 # spec, forwards per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds
 METHODS = {
     "autoregressive": (MethodSpec("autoregressive", method_id="autoregressive"), 64, 0.0, 0.0, 1.0),
@@ -34,37 +44,54 @@ METHODS = {
 }
 
 
-def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True):
-    """Quality, image and latency tables as their stages write them."""
+def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s0n0", drift=0.0):
+    """What the stages write: quality, images, latency and law of one repeat whose NLL is higher by `drift`."""
     generator = np.random.default_rng(0)
-    nll, accuracy, ids = generator.normal(3.5, 0.2, NUM), np.full(NUM, 0.9), [f"seen-{i:05d}" for i in range(NUM)]
-    quality, images, latency = [], [], []
+    nll, accuracy, ids = generator.normal(3.5 + drift, 0.2, NUM), np.full(NUM, 0.9), [f"p-{i:05d}" for i in range(NUM)]
+    quality, images, latency, law = [], [], [], []
+    fixed = {name + end: value for name, value in FIXED.items() for end in ("", "_low", "_high")}
     for temperature in temperatures:
+        place = {"prompt_set": "seen", "temperature": temperature, "repeat": repeat}
         for method_id, (spec, forwards, worse, lost, seconds) in methods.items():
-            head = {"method_id": method_id, "prompt_set": "seen", "temperature": temperature}
+            head = {"method_id": method_id, **place}
             parts = {("method" if k == "name" else k): v for k, v in spec.to_dict().items()}
             kept = (accuracy - lost * (np.arange(NUM) < 5)) if has_scenes else np.full(NUM, np.nan)
-            fixed = {"fid": 9.0, "kid": 0.1, "kid_std": 0.0, "precision": 0.8, "recall": 0.7, "all_correct": 0.5}
-            equal = float(spec.relaxation == "none" and spec.drafts != "sampled")
-            means = {"nll": (nll + worse).mean(), "clip_score": 0.9, "prompt_accuracy": kept.mean()}
-            exact = {"tokens_equal_autoregressive": equal, "num_near_ties": 0}
-            quality.append({**head, **parts, "cfg_scale": 3.0, "num_images": NUM, **means, **fixed, **exact})
+            is_equal = spec.relaxation == "none" and spec.drafts != "sampled"
+            quality.append({**head, **parts, "cfg_scale": 3.0, "num_images": NUM, **fixed})
             counts = {"num_tokens": 64, "target_forwards": forwards, "substitutions": 2.0}
-            columns = {"nll": nll + worse, "clip_score": 0.9, "prompt_accuracy": kept}
-            images.append(pd.DataFrame({**head, "prompt_id": ids, **counts, **columns}))
+            exact = {"is_equal": is_equal, "is_near_tie": False}
+            columns = {"nll": nll + worse, "clip_score": 0.9, "prompt_accuracy": kept, "is_all_correct": kept.round()}
+            images.append(pd.DataFrame({**head, "prompt_id": ids, **counts, **exact, **columns}))
             latency += [{**head, "prompt_id": i, "seconds": seconds * (1 + 0.01 * j)} for j, i in enumerate(ids[:6])]
-        head = {"method_id": "real", "prompt_set": "seen", "temperature": temperature}
-        quality.append(
-            {**head, "method": "real", "cfg_scale": 3.0, "num_images": NUM, "prompt_accuracy": 0.97, **fixed}
-        )
-        columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97}
+            if spec.relaxation != "none":
+                values = {
+                    "tv_mean": 0.2 + drift,
+                    "tv_mean_low": 0.1 + drift,
+                    "tv_mean_high": 0.3 + drift,
+                    "tv_max": 0.5,
+                }
+                law.append({**head, **values})
+        head = {"method_id": "real", **place}
+        quality.append({**head, "method": "real", "cfg_scale": 3.0, "num_images": NUM, **fixed})
+        columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97, "is_all_correct": 0.0}
         images.append(pd.DataFrame({**head, "prompt_id": ids, **columns}))
-    return [pd.DataFrame(quality)], images, pd.DataFrame(latency)
+    names = [name + end for name in LAW_INTERVALS for end in ("", "_low", "_high")]
+    law = pd.DataFrame(law).reindex(columns=["method_id", *place, *names, *LAW_VALUES])
+    return Measurements(
+        pd.DataFrame(quality), pd.concat(images, ignore_index=True), pd.DataFrame(latency), law, CROSS_ENTROPY
+    )
+
+
+def join(*parts):
+    """One set of tables from those of several repeats."""
+    names = ("quality", "images", "latency", "law")
+    tables = [pd.concat([getattr(part, name) for part in parts], ignore_index=True) for name in names]
+    return Measurements(*tables, CROSS_ENTROPY)
 
 
 @pytest.fixture(scope="module")
 def summary():
-    return build_summary(*make_tables(), settings=SETTINGS, seed=0)
+    return build_summary(make_tables(), settings=SETTINGS, seed=0)
 
 
 def with_changes(**changes):
@@ -93,7 +120,7 @@ def test_the_interval_of_a_change_is_paired(summary):
 
 
 def test_ceilings_appear_once_without_a_temperature():
-    table = build_summary(*make_tables(temperatures=(0.0, 1.0)), settings=SETTINGS, seed=0)
+    table = build_summary(make_tables(temperatures=(0.0, 1.0)), settings=SETTINGS, seed=0)
     real = table[table.method == "real"]
     assert len(real) == 1
     assert math.isnan(real.temperature.iloc[0])
@@ -101,17 +128,123 @@ def test_ceilings_appear_once_without_a_temperature():
 
 
 def test_prompt_sets_that_were_not_timed_have_empty_cells():
-    quality, images, latency = make_tables()
-    others = [[table.assign(prompt_set="unseen") for table in tables] for tables in (quality, images)]
-    table = build_summary([*quality, *others[0]], [*images, *others[1]], latency, settings=SETTINGS, seed=0)
+    seen, other = make_tables(), make_tables()
+    for part in (other.quality, other.images, other.law):
+        part["prompt_set"] = "unseen"
+    both = dataclasses.replace(join(seen, other), latency=seen.latency)
+    table = build_summary(both, settings=SETTINGS, seed=0)
     assert table[table.prompt_set == "unseen"].speedup.isna().all()
     assert table[(table.prompt_set == "seen") & (table.method != "real")].speedup.notna().all()
 
 
 def test_a_missing_image_table_is_named():
-    quality, images, latency = make_tables()
+    tables = make_tables()
+    images = tables.images[tables.images.method_id != "coupled"]
     with pytest.raises(ValueError, match="no table of images for coupled"):
-        build_summary(quality, images[:2] + images[3:], latency, settings=SETTINGS, seed=0)
+        build_summary(dataclasses.replace(tables, images=images), settings=SETTINGS, seed=0)
+
+
+def test_a_quality_table_of_an_older_version_is_named():
+    tables = make_tables()
+    old = dataclasses.replace(tables, quality=tables.quality.drop(columns="fid_low"))
+    with pytest.raises(ValueError, match="lack the column fid_low"):
+        build_summary(old, settings=SETTINGS, seed=0)
+
+
+def test_every_figure_of_merit_has_an_interval(summary):
+    merits = "mean_accepted_length latency_s speedup substitutions nll fid kid precision recall clip_score "
+    merits += "prompt_accuracy all_correct tokens_equal_autoregressive tv_mean tv_share_above_delta substitution_rate"
+    for name in merits.split():
+        assert {name, f"{name}_low", f"{name}_high"} <= set(summary.columns), name
+
+
+def test_all_images_equal_is_not_certainty(summary):
+    rows = summary.set_index("method_id")
+    low, high = rows.loc["coupled", ["tokens_equal_autoregressive_low", "tokens_equal_autoregressive_high"]]
+    assert (low, high) == pytest.approx((0.025 ** (1 / NUM), 1.0))
+    assert rows.loc["coupled", "num_near_ties"] == 0
+    low, high = rows.loc["coupled", ["all_correct_low", "all_correct_high"]]
+    assert (low, high) == pytest.approx((0.025 ** (1 / NUM), 1.0))
+
+
+def test_near_ties_are_excepted():
+    tables = make_tables()
+    images = tables.images
+    first = (images.method_id == "coupled") & (images.prompt_id == "p-00000")
+    images.loc[first, ["is_equal", "is_near_tie"]] = False, True
+    row = build_summary(tables, settings=SETTINGS, seed=0).set_index("method_id").loc["coupled"]
+    assert (row.tokens_equal_autoregressive, row.num_near_ties) == (1.0, 1)
+    assert row.tokens_equal_autoregressive_low == pytest.approx(0.025 ** (1 / (NUM - 1)))
+
+
+def test_the_target_stands_beside_every_speedup(summary):
+    rows = summary[summary.method != "real"]
+    assert (rows.target_cross_entropy == 3.9).all()
+    assert rows.target_prompt_accuracy.tolist() == pytest.approx([0.9] * len(rows))
+    with pytest.raises(ValueError, match="no report of the target of training seed 7"):
+        build_summary(make_tables(repeat="s7n0"), settings=SETTINGS, seed=0)
+
+
+def test_the_law_is_joined_where_it_is_known(summary):
+    rows = summary.set_index("method_id")
+    assert rows.loc["lantern-a", ["tv_mean", "tv_mean_low", "tv_mean_high", "tv_max"]].tolist() == [0.2, 0.1, 0.3, 0.5]
+    assert math.isnan(rows.loc["coupled", "tv_mean"])
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    tables = join(make_tables(), make_tables(repeat="s1n0", drift=0.4))
+    return build_summary(tables, settings=SETTINGS, seed=0)
+
+
+def test_pooled_rows_come_first_and_hold_the_means_of_the_repeats(repeated):
+    assert repeated.repeat.tolist() == ["pooled"] * 6 + ["s0n0"] * 6 + ["s1n0"] * 6
+    rows = repeated.set_index(["method_id", "repeat"])
+    pooled, first, second = (rows.loc[("lantern-a", name)] for name in ("pooled", "s0n0", "s1n0"))
+    for name in ("nll", "tv_mean", "fid", "prompt_accuracy", "mean_accepted_length", "target_cross_entropy"):
+        assert pooled[name] == pytest.approx((first[name] + second[name]) / 2), name
+    assert (pooled.num_images, pooled.num_repeats, pooled.num_timed) == (2 * NUM, 2, 12)
+    assert pooled.target_cross_entropy == pytest.approx(4.0)
+    assert pooled.tv_max == 0.5
+
+
+def test_an_interval_over_repeats_holds_their_spread(repeated):
+    # the repeats' NLLs differ by 0.4, each known to about 0.1; what changes against autoregressive decoding does not
+    rows = repeated.set_index(["method_id", "repeat"])
+    width = rows.nll_high - rows.nll_low
+    assert width[("lantern-a", "pooled")] > 1.5 * width[("lantern-a", "s0n0")]
+    assert rows.loc[("coupled", "pooled"), "prompt_accuracy_change_high"] == 0.0
+    tv = rows.loc[("lantern-a", "pooled"), ["tv_mean_low", "tv_mean_high"]]
+    error = math.hypot(0.1 / 1.959964, math.sqrt(0.08)) / math.sqrt(2)
+    assert tv.tolist() == pytest.approx([max(0, 0.4 - 1.959964 * error), 0.4 + 1.959964 * error], abs=1e-6)
+
+
+def test_one_row_per_method_is_preferred(repeated, summary):
+    assert (preferred_rows(repeated).repeat == "pooled").all()
+    assert len(preferred_rows(repeated)) == 6
+    pd.testing.assert_frame_equal(preferred_rows(summary), summary)
+
+
+def test_a_place_without_a_pooled_row_keeps_its_only_repeat(repeated, summary):
+    other = summary.assign(prompt_set="unseen")
+    rows = preferred_rows(pd.concat([repeated, other], ignore_index=True))
+    assert rows.groupby("prompt_set").repeat.unique().map(list).to_dict() == {"seen": ["pooled"], "unseen": ["s0n0"]}
+
+
+def test_ceilings_are_pooled_once(repeated):
+    real = repeated[repeated.method == "real"]
+    assert real.repeat.tolist() == ["pooled", "s0n0", "s1n0"]
+    assert real.temperature.isna().all()
+
+
+def test_verdict_and_markdown_take_the_pooled_rows(repeated):
+    verdict = compute_verdict(repeated, SETTINGS)
+    assert verdict["text"].startswith("On the 20 prompts in 2 repeats of the set seen")
+    assert "The target itself stands at 4.00 nats per token" in verdict["text"]
+    assert "in every image: 2 of 2 (0 images excepted" in verdict["text"]  # single repeats, counted once each
+    lines = render_markdown(repeated, SETTINGS).splitlines()
+    assert lines[0].startswith("20 prompts in 2 repeats of `seen`")
+    assert len([line for line in lines if line.startswith("|")]) == 2 + len(METHODS) + 1
 
 
 def test_survives_a_csv_file(summary, tmp_path):
@@ -127,6 +260,8 @@ def test_verdict_names_the_best_rows(summary):
     # lantern-b is faster but loses 5 points of accuracy; lantern-a loses one
     assert (first["method"], first["holds"], second["holds"]) == ("lantern-a", True, False)
     assert verdict["numbers"]["relaxed_speedup"] == "1.67"
+    assert verdict["numbers"]["target_cross_entropy"] == "3.90"
+    assert "The target itself stands at 3.90 nats per token" in verdict["text"]
     assert verdict["numbers"]["relaxed_name"] == "LANTERN k 20, δ 0.1"
     assert verdict["numbers"]["lossless_accepted"] == "2.00"
     assert "Not reached: a relaxed speed-up of at least 2" in verdict["text"]
@@ -161,7 +296,7 @@ def test_verdict_is_honest_when_nothing_is_fast():
     methods = with_changes(
         eagle1=(32, 0, 0, 2.0), coupled=(32, 0, 0, 1.5), lantern_a=(20, 1, 0.9, 0.5), lantern_b=(16, 1, 0.9, 0.3)
     )
-    verdict = compute_verdict(build_summary(*make_tables(methods), settings=SETTINGS, seed=0), SETTINGS)
+    verdict = compute_verdict(build_summary(make_tables(methods), settings=SETTINGS, seed=0), SETTINGS)
     assert not any(claim["holds"] for claim in verdict["claims"])
     assert "Not reached: a lossless speed-up of at least 1.2; the best, coupled reaches 0.67" in verdict["text"]
     assert "no timed row keeps prompt accuracy within 2 points" in verdict["text"]
@@ -170,7 +305,7 @@ def test_verdict_is_honest_when_nothing_is_fast():
 
 
 def test_verdict_says_so_when_prompts_have_no_attributes():
-    table = build_summary(*make_tables(has_scenes=False), settings=SETTINGS, seed=0)
+    table = build_summary(make_tables(has_scenes=False), settings=SETTINGS, seed=0)
     verdict = compute_verdict(table, SETTINGS)
     assert "prompt accuracy says nothing here" in verdict["text"]
     assert verdict["claims"][1]["method"] == "lantern-b"
@@ -204,10 +339,20 @@ def test_markdown_table(summary):
     lines = render_markdown(summary, SETTINGS).splitlines()
     assert lines[0].startswith("20 prompts of `seen`, temperature 1, guidance scale 3")
     table = [line for line in lines if line.startswith("|")]
+    assert "The target itself stands at 3.90 nats per token" in lines[0]
     assert len({line.count("|") for line in table}) == 1
+    assert "0.200 [0.100, 0.300]" in next(line for line in table if line.startswith("| LANTERN k 20, δ 0.1"))
     assert len(table) == 2 + len(METHODS) + 1
     assert table[2].startswith("| autoregressive | 1.00 | 1.00 |")
     assert table[-1].startswith("| real images | – | – | – | 97.0 |")
+
+
+def test_markdown_bounds_the_distance_by_the_substitutions_where_it_is_not_known(summary):
+    table = summary.copy()
+    coupled = table.method_id == "coupled"
+    table.loc[coupled, ["substitution_rate", "substitution_rate_low", "substitution_rate_high"]] = 0.03, 0.02, 0.04
+    line = next(line for line in render_markdown(table, SETTINGS).splitlines() if line.startswith("| coupled"))
+    assert "| ≤ 0.030 [0.020, 0.040] |" in line
 
 
 def test_marked_block_is_replaced_and_only_it(tmp_path):

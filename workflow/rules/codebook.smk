@@ -1,6 +1,36 @@
 """Nearest codes of each code, one table per way of measuring distance."""
 
 
+rule build_co_varying_codes:
+    input:
+        codes=rules.encode_images.output.val,
+        target=rules.train_target.output.model,
+    output:
+        stage("codebook", "probability.s{training_seed}.safetensors"),
+    log:
+        log_of("build_co_varying_codes", "s{training_seed}"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=3000,
+        runtime=30,
+        gpu=GPU,
+    params:
+        code=code("build_co_varying_codes.py"),
+        settings=config["codebook"],
+        num_images=config["metrics"]["num_ambiguity"],
+        cfg_scale=config["sampling"]["cfg_scale"],
+        text=config["text"],
+        source=DATA,
+        seed=SEED,
+        device=DEVICE,
+    message:
+        "Building the table of codes whose probabilities co-vary"
+    script:
+        "../scripts/build_co_varying_codes.py"
+
+
 rule build_nearest_codes:
     input:
         tokenizer=rules.train_tokenizer.output.model,

@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-from lantern.config import describe_folder, tree_settings, uses_gpu, validate_config
+from lantern.config import describe_folder, table_file, tree_settings, uses_gpu, validate_config
 from lantern.environment import set_job_environment
 from lantern.fingerprint import code_fingerprint
-from lantern.methods import expand_methods
+from lantern.methods import expand_ablations, expand_methods
 
 try:
     validate_config(config)
@@ -26,6 +26,16 @@ PROMPT_SETS = [name for name, entry in config["prompts"].items() if entry is not
 RUNS = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
 SPECS = {spec.method_id: spec for spec, _ in RUNS}
 TEMPERATURES = sorted({temperature for _, temperature in RUNS})
+ABLATIONS = expand_ablations(config)
+REPEATS = [f"s{t}n{n}" for t in config["repeats"]["training_seeds"] for n in config["repeats"]["noise_seeds"]]
+# Ablations, laws and pictures are of the first repeat.
+FIRST = {"training_seed": config["repeats"]["training_seeds"][0], "noise_seed": config["repeats"]["noise_seeds"][0]}
+HEADLINE = {
+    "prompt_set": config["metrics"]["headline_prompt_set"],
+    "temperature": f"{config['metrics']['headline_temperature']:g}",
+}
+# Laws are of sampled tokens: at a greedy headline, those of the highest temperature that runs.
+LAW = HEADLINE if HEADLINE["temperature"] != "0" else {**HEADLINE, "temperature": TEMPERATURES[-1]}
 # What a folder of images holds is part of the config as far as re-running is concerned.
 DATA = {"data": config["data"], "listing": describe_folder(config["data"]["folder"])}
 
@@ -39,6 +49,11 @@ wildcard_constraints:
     method="|".join(SPECS).replace(".", r"\."),
     temperature=r"[0-9.]+",
     neighbours=r"[a-z0-9_]+",
+    ablation="|".join(ABLATIONS),
+    training_seed=r"\d+",
+    noise_seed=r"\d+",
+    repeat=r"s\d+n\d+",
+    drafter=r"s\d+(-\d+steps)?",
 
 
 def stage(*parts):
@@ -61,30 +76,68 @@ def methods_at(temperature):
     return [spec.method_id for spec, found in RUNS if found == temperature]
 
 
-def table_of(spec):
+def target_of(training_seed):
+    """Target model of a training seed."""
+    return stage("target", f"s{training_seed}", "model.safetensors")
+
+
+def drafter_of(training_seed, num_steps=None):
+    """Draft model of a training seed; with a number of training steps, the one of an ablation."""
+    return stage("drafter", f"s{training_seed}" + (f"-{num_steps}steps" if num_steps else ""), "model.safetensors")
+
+
+def drafter_seed(wildcards):
+    """Training seed of a drafter, from a name such as s0 or s0-40steps."""
+    return int(wildcards.drafter.partition("-")[0].removeprefix("s"))
+
+
+def drafter_settings(wildcards):
+    """Config section `drafter` of a drafter; an ablation's has a number of training steps of its own."""
+    steps = wildcards.drafter.partition("-")[2].removesuffix("steps")
+    return {**config["drafter"], "num_steps": int(steps)} if steps else config["drafter"]
+
+
+def table_of(spec, training_seed):
     """Table of nearest codes that a method reads; no file for an exact method."""
-    return stage("codebook", f"{spec.neighbours}.safetensors") if spec.neighbours else []
+    if spec.neighbours is None:
+        return []
+    return stage("codebook", table_file(spec.neighbours, training_seed))
 
 
-def all_tables():
-    """Tables of nearest codes of all methods."""
-    return sorted({table_of(spec) for spec in SPECS.values() if spec.neighbours})
+def tables_of(specs, training_seed):
+    """Tables of nearest codes that some methods read."""
+    return sorted({table_of(spec, training_seed) for spec in specs if spec.neighbours})
 
 
-def shards_of(prompt_set, temperature):
-    """Record files of all methods of a prompt set at a temperature."""
+def steps_of(ablation):
+    """Numbers of training steps of the draft models that an ablation needs; None is the run's own."""
+    return list(dict.fromkeys(point.drafter_steps for point in ABLATIONS[ablation]))
+
+
+def shards_of(prompt_set, temperature, repeat):
+    """Record files of all methods of a prompt set at a temperature, of one repeat."""
     return [
         file
         for method in methods_at(temperature)
         for file in gather.shards(
-            stage("generation", method, prompt_set, f"T{temperature}", "{scatteritem}.safetensors")
+            stage("generation", method, prompt_set, f"T{temperature}", repeat, "{scatteritem}.safetensors")
         )
     ]
 
 
+def headline_records():
+    """Record files behind the headline numbers' pictures: the first repeat's."""
+    return shards_of(**HEADLINE, repeat=REPEATS[0])
+
+
 def quality_tables(ending):
-    """Quality tables of all prompt sets and temperatures; ending is "csv" (one row a method) or "images.csv"."""
-    return [stage("quality", f"{name}.T{temperature}.{ending}") for name in PROMPT_SETS for temperature in TEMPERATURES]
+    """Quality tables of all prompt sets, temperatures and repeats: "csv" (one row a method), "images.csv", ..."""
+    return [
+        stage("quality", f"{name}.T{temperature}.{repeat}.{ending}")
+        for name in PROMPT_SETS
+        for temperature in TEMPERATURES
+        for repeat in REPEATS
+    ]
 
 
 def verdict_numbers(wildcards, input):

@@ -4,12 +4,12 @@
 rule train_drafter:
     input:
         train=rules.encode_images.output.train,
-        target=rules.train_target.output.model,
+        target=lambda wildcards: target_of(drafter_seed(wildcards)),
     output:
-        model=stage("drafter", "model.safetensors"),
-        report=stage("drafter", "report.json"),
+        model=stage("drafter", "{drafter}", "model.safetensors"),
+        report=stage("drafter", "{drafter}", "report.json"),
     log:
-        log_of("train_drafter"),
+        log_of("train_drafter", "{drafter}"),
     conda:
         ENVIRONMENT
     threads: 2
@@ -19,13 +19,14 @@ rule train_drafter:
         gpu=GPU,
     params:
         code=code("train_drafter.py"),
-        settings=config["drafter"],
+        settings=drafter_settings,
         cfg_scale=config["sampling"]["cfg_scale"],
         text=config["text"],
         source=DATA,
         seed=SEED,
+        training_seed=drafter_seed,
         device=DEVICE,
     message:
-        "Training the draft model"
+        "Training the draft model {wildcards.drafter}"
     script:
         "../scripts/train_drafter.py"

@@ -1,9 +1,9 @@
-"""The three figures. They read stored results only, so that `make figures` redraws without generating."""
+"""Figures (a) to (c). Figures read stored results only, so that `make figures` redraws without generating."""
 
 
 rule draw_samples:
     input:
-        records=shards_of(config["metrics"]["headline_prompt_set"], f"{config['metrics']['headline_temperature']:g}"),
+        records=headline_records(),
         prompts=stage("prompts", f"{config['metrics']['headline_prompt_set']}.jsonl"),
         tokenizer=rules.train_tokenizer.output.model,
         verdict=rules.summarise.output.verdict,
@@ -28,6 +28,7 @@ rule draw_samples:
         "../scripts/draw_samples.py"
 
 
+# The figures of evidence_figures.smk inherit this rule; `params.script` tells their scripts apart.
 rule draw_tradeoff:
     input:
         summary=rules.summarise.output.summary,
@@ -45,13 +46,14 @@ rule draw_tradeoff:
         runtime=10,
     params:
         code=code("draw_tradeoff.py"),
+        script="draw_tradeoff.py",
         settings=config["figures"],
         metrics=config["metrics"],
         numbers=verdict_numbers,
     message:
         "Drawing the trade-off of speed and quality"
     script:
-        "../scripts/draw_tradeoff.py"
+        "../scripts/{params.script}"
 
 
 rule draw_ambiguity:

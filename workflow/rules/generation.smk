@@ -5,12 +5,12 @@ rule generate_images:
     input:
         prompts=rules.write_prompts.output[0],
         target=rules.train_target.output.model,
-        drafter=lambda wildcards: rules.train_drafter.output.model if SPECS[wildcards.method].drafts else [],
-        nearest_codes=lambda wildcards: table_of(SPECS[wildcards.method]),
+        drafter=lambda wildcards: drafter_of(wildcards.training_seed) if SPECS[wildcards.method].drafts else [],
+        nearest_codes=lambda wildcards: table_of(SPECS[wildcards.method], wildcards.training_seed),
     output:
-        stage("generation", "{method}", "{prompt_set}", "T{temperature}", "{scatteritem}.safetensors"),
+        stage("generation", "{method}", "{prompt_set}", "T{temperature}", "s{training_seed}n{noise_seed}", "{scatteritem}.safetensors"),
     log:
-        log_of("generate_images", "{method}", "{prompt_set}", "T{temperature}", "{scatteritem}"),
+        log_of("generate_images", "{method}", "{prompt_set}", "T{temperature}", "s{training_seed}n{noise_seed}", "{scatteritem}"),
     conda:
         ENVIRONMENT
     threads: 1
@@ -27,8 +27,9 @@ rule generate_images:
         text=config["text"],
         source=config["data"]["source"],
         seed=SEED,
+        noise_seed=lambda wildcards: int(wildcards.noise_seed),
         device=DEVICE,
     message:
-        "Generating: {wildcards.method}, prompts {wildcards.prompt_set}, temperature {wildcards.temperature}, shard {wildcards.scatteritem}"
+        "Generating: {wildcards.method}, prompts {wildcards.prompt_set}, temperature {wildcards.temperature}, seeds {wildcards.training_seed} and {wildcards.noise_seed}, shard {wildcards.scatteritem}"
     script:
         "../scripts/generate_images.py"

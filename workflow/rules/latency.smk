@@ -5,12 +5,12 @@ rule measure_latency:
     input:
         prompts=expand(rules.write_prompts.output, prompt_set=config["latency"]["prompt_sets"]),
         target=rules.train_target.output.model,
-        drafter=rules.train_drafter.output.model,
-        nearest_codes=all_tables(),
+        drafter=lambda wildcards: drafter_of(wildcards.training_seed),
+        nearest_codes=lambda wildcards: tables_of(SPECS.values(), wildcards.training_seed),
     output:
-        stage("latency", "latency.csv"),
+        stage("latency", "s{training_seed}n{noise_seed}.csv"),
     log:
-        log_of("measure_latency"),
+        log_of("measure_latency", "s{training_seed}n{noise_seed}"),
     conda:
         ENVIRONMENT
     threads: workflow.cores
@@ -26,8 +26,47 @@ rule measure_latency:
         text=config["text"],
         source=config["data"]["source"],
         seed=SEED,
+        noise_seed=lambda wildcards: int(wildcards.noise_seed),
+        repeat="s{training_seed}n{noise_seed}",
         device=DEVICE,
     message:
         "Measuring latency, alone on the machine"
     script:
         "../scripts/measure_latency.py"
+
+
+rule profile_steps:
+    input:
+        prompts=expand(rules.write_prompts.output, prompt_set=HEADLINE["prompt_set"]),
+        target=target_of(FIRST["training_seed"]),
+        drafter=drafter_of(FIRST["training_seed"]),
+        nearest_codes=tables_of(SPECS.values(), FIRST["training_seed"]),
+    output:
+        stage("latency", "steps.csv"),
+    log:
+        log_of("profile_steps"),
+    conda:
+        ENVIRONMENT
+    threads: workflow.cores
+    resources:
+        mem_mb=2000,
+        runtime=60,
+        gpu=GPU,
+    params:
+        code=code("profile_steps.py"),
+        runs=[
+            (spec.to_dict(), tree_settings(spec, config), float(temperature))
+            for spec, temperature in RUNS
+            if temperature == HEADLINE["temperature"]
+        ],
+        settings=config["latency"],
+        sampling=config["sampling"],
+        text=config["text"],
+        source=config["data"]["source"],
+        seed=SEED,
+        noise_seed=FIRST["noise_seed"],
+        device=DEVICE,
+    message:
+        "Measuring where a step's time goes, alone on the machine"
+    script:
+        "../scripts/profile_steps.py"

@@ -3,17 +3,20 @@
 
 rule measure_quality:
     input:
-        records=lambda wildcards: shards_of(wildcards.prompt_set, wildcards.temperature),
+        records=lambda wildcards: shards_of(
+            wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
+        ),
         prompts=rules.write_prompts.output[0],
         tokenizer=rules.train_tokenizer.output.model,
         recogniser=rules.train_recogniser.output.model,
         clip=rules.train_clip.output.model,
         target=rules.train_target.output.model,
     output:
-        table=stage("quality", "{prompt_set}.T{temperature}.csv"),
-        images=stage("quality", "{prompt_set}.T{temperature}.images.csv"),
+        table=stage("quality", "{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.csv"),
+        images=stage("quality", "{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv"),
+        tokens=stage("quality", "{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.tokens.safetensors"),
     log:
-        log_of("measure_quality", "{prompt_set}", "T{temperature}"),
+        log_of("measure_quality", "{prompt_set}", "T{temperature}", "s{training_seed}n{noise_seed}"),
     conda:
         ENVIRONMENT
     threads: 1
@@ -24,6 +27,7 @@ rule measure_quality:
     params:
         code=code("measure_quality.py"),
         settings=config["metrics"],
+        repeat="s{training_seed}n{noise_seed}",
         split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
         text=config["text"],
         source=DATA,
@@ -38,7 +42,7 @@ rule measure_quality:
 rule measure_ambiguity:
     input:
         tokenizer=rules.train_tokenizer.output.model,
-        target=rules.train_target.output.model,
+        target=target_of(FIRST["training_seed"]),
     output:
         stage("quality", "ambiguity.csv"),
     log:

@@ -5,13 +5,15 @@ rule summarise:
     input:
         quality=quality_tables("csv"),
         images=quality_tables("images.csv"),
-        latency=rules.measure_latency.output[0],
+        latency=[stage("latency", f"{repeat}.csv") for repeat in REPEATS],
+        law=rules.measure_law.output.law,
         tokenizer=rules.train_tokenizer.output.report,
-        target=rules.train_target.output.report,
+        target=expand(rules.train_target.output.report, training_seed=config["repeats"]["training_seeds"]),
         recogniser=rules.train_recogniser.output.report,
         clip=rules.train_clip.output.report,
     output:
         summary=stage("summary.csv"),
+        paired=stage("paired.csv"),
         verdict=stage("verdict.json"),
         table=stage("table.md"),
     log:
@@ -25,6 +27,7 @@ rule summarise:
     params:
         code=code("summarise.py"),
         settings=config["metrics"],
+        training_seeds=config["repeats"]["training_seeds"],
         seed=SEED,
     message:
         "Summarising"

@@ -6,10 +6,10 @@ rule train_target:
         train=rules.encode_images.output.train,
         val=rules.encode_images.output.val,
     output:
-        model=stage("target", "model.safetensors"),
-        report=stage("target", "report.json"),
+        model=stage("target", "s{training_seed}", "model.safetensors"),
+        report=stage("target", "s{training_seed}", "report.json"),
     log:
-        log_of("train_target"),
+        log_of("train_target", "s{training_seed}"),
     conda:
         ENVIRONMENT
     threads: 2
@@ -24,8 +24,9 @@ rule train_target:
         text=config["text"],
         source=DATA,
         seed=SEED,
+        training_seed=lambda wildcards: int(wildcards.training_seed),
         device=DEVICE,
     message:
-        "Training the target model"
+        "Training the target model, seed {wildcards.training_seed}"
     script:
         "../scripts/train_target.py"

@@ -23,7 +23,7 @@ with job_log(snakemake) as log:
         Decoder(models, spec, sampling, make_tree(spec, params.tree), records_margins=spec.drafts is None),
         prompts,
         make_text_encoder(params.text, params.source, params.seed),
-        run_seed=params.seed,
+        run_seed=params.noise_seed,
         batch_size=params.settings["batch_size"],
     )
     save_records(Path(snakemake.output[0]), records)

@@ -1,26 +1,17 @@
 """Measures the images of all methods on one prompt set at one temperature, and the ceilings."""
 
-from lantern.assembly import make_text_encoder
+from lantern.assembly import load_rulers
 from lantern.data import make_source
-from lantern.io import read_prompts, write_table
+from lantern.io import read_prompts, save_tensors, write_table
 from lantern.job import job_log, resolve_device
-from lantern.metrics.quality import Rulers, measure_quality
-from lantern.models import recogniser, tokenizer
-from lantern.models.clip import ClipScorer
-from lantern.models.target import load_target
+from lantern.metrics.quality import measure_quality
 from lantern.shards import load_shards
 
 with job_log(snakemake):
     params, device = snakemake.params, resolve_device(snakemake.params.device)
     prompts = read_prompts(snakemake.input.prompts)
-    rulers = Rulers(
-        tokenizer.load_model(snakemake.input.tokenizer).to(device),
-        recogniser.load_model(snakemake.input.recogniser).to(device),
-        ClipScorer.from_checkpoint(snakemake.input.clip, device=device),
-        load_target(snakemake.input.target).to(device),
-        make_text_encoder(params.text, params.source["data"]["source"], params.seed),
-    )
-    table, images = measure_quality(
+    rulers = load_rulers(snakemake.input, params.text, params.source["data"]["source"], params.seed, device)
+    quality = measure_quality(
         load_shards(snakemake.input.records, [prompt.id for prompt in prompts]),
         prompts,
         make_source(params.source["data"], params.seed),
@@ -28,7 +19,9 @@ with job_log(snakemake):
         settings=params.settings,
         prompt_set=snakemake.wildcards.prompt_set,
         split=params.split,
+        repeat=params.repeat,
         seed=params.seed,
     )
-    write_table(snakemake.output.table, table)
-    write_table(snakemake.output.images, images)
+    write_table(snakemake.output.table, quality.rows)
+    write_table(snakemake.output.images, quality.images)
+    save_tensors(snakemake.output.tokens, quality.token_nll, {"prompt_ids": [prompt.id for prompt in prompts]})

@@ -1,21 +1,36 @@
-"""Joins quality and latency into the table of results, and says in numbers and words what came out."""
+"""Joins quality, latency and law into the table of results, and says in numbers and words what came out."""
+
+import pandas as pd
 
 from lantern.io import read_json, read_table, write_json, write_table, write_text
 from lantern.job import job_log
 from lantern.metrics.markdown import render_markdown
-from lantern.metrics.summary import build_summary
+from lantern.metrics.paired import build_paired
+from lantern.metrics.summary import Measurements, build_summary
 from lantern.metrics.verdict import compute_verdict
+
+
+def read_tables(paths: list[str]) -> pd.DataFrame:
+    """Reads tables of the same columns into one."""
+    return pd.concat([read_table(path) for path in paths], ignore_index=True)
+
 
 with job_log(snakemake):
     params = snakemake.params
-    summary = build_summary(
-        [read_table(path) for path in snakemake.input.quality],
-        [read_table(path) for path in snakemake.input.images],
-        read_table(snakemake.input.latency),
-        settings=params.settings,
-        seed=params.seed,
+    images, latency = read_tables(snakemake.input.images), read_tables(snakemake.input.latency)
+    targets = [read_json(path) for path in snakemake.input.target]
+    entropies = [report["val_cross_entropy"] for report in targets]
+    measurements = Measurements(
+        quality=read_tables(snakemake.input.quality),
+        images=images,
+        latency=latency,
+        law=read_table(snakemake.input.law),
+        cross_entropy=dict(zip(params.training_seeds, entropies, strict=True)),
     )
+    summary = build_summary(measurements, settings=params.settings, seed=params.seed)
     write_table(snakemake.output.summary, summary)
-    reports = {name: read_json(snakemake.input[name]) for name in ("tokenizer", "target", "recogniser", "clip")}
+    write_table(snakemake.output.paired, build_paired(images, latency, settings=params.settings, seed=params.seed))
+    reports = {name: read_json(snakemake.input[name]) for name in ("tokenizer", "recogniser", "clip")}
+    reports["target"] = {"val_cross_entropy": sum(entropies) / len(entropies)}
     write_json(snakemake.output.verdict, compute_verdict(summary, settings=params.settings, reports=reports))
     write_text(snakemake.output.table, render_markdown(summary, settings=params.settings))

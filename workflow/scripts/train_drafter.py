@@ -16,11 +16,11 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     encoder = make_text_encoder(params.text, params.source["data"]["source"], params.seed)
     target = load_target(snakemake.input.target).to(resolve_device(params.device))
     trainer = DrafterTrainer(
-        new_draft_model(target, params.seed),
+        new_draft_model(target, params.training_seed),
         target,
         load_codes(snakemake.input.train, source, "train", encoder),
         pick(DrafterTraining, settings, cfg_scale=params.cfg_scale),
-        params.seed,
+        params.training_seed,
     )
     history = run_training(trainer, settings["num_steps"], name="drafter", checkpoint=checkpoint)
     report = {name: value for name, value in history[-1].items() if name.startswith(("loss", "overlap"))}

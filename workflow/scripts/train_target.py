@@ -17,9 +17,9 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     encoder = make_text_encoder(params.text, params.source["data"]["source"], params.seed)
     data = {split: load_codes(snakemake.input[split], source, split, encoder) for split in ("train", "val")}
     sizes = {"num_text_tokens": encoder.max_tokens, "caption_dim": encoder.caption_dim, **params.codes}
-    torch.manual_seed(params.seed)
+    torch.manual_seed(params.training_seed)
     model = TargetModel(pick(TargetConfig, settings, **sizes)).to(resolve_device(params.device))
-    trainer = TargetTrainer(model, data["train"], pick(TargetTraining, settings), params.seed)
+    trainer = TargetTrainer(model, data["train"], pick(TargetTraining, settings), params.training_seed)
     history = run_training(trainer, settings["num_steps"], name="target", checkpoint=checkpoint)
     report = {"val_cross_entropy": evaluate_target(model.eval(), data["val"])}
     save_target(snakemake.output.model, model, report)

@@ -1,0 +1,71 @@
+"""Figure (e): are near codes look-alikes? Images with every token replaced by its n-th nearest or a random code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from lantern.figures.picture_grid import PictureGrid, decode_images, to_pixels
+from lantern.prompts import Prompt
+
+RANKS = (1, 10, 100)
+SMALLEST_ERROR = 1e-10  # mean squared, so that equal images have a finite PSNR
+
+
+def select_proximity(
+    codes: torch.Tensor,
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    nearest_codes: torch.Tensor,
+    *,
+    num_rows: int,
+    seed: int,
+) -> PictureGrid:
+    """Replaces every token of autoregressive images and decodes them.
+
+    Args:
+        codes: (images, tokens), autoregressive decoding's, in the order of `prompts`.
+        prompts: the prompt set.
+        tokenizer: image tokenizer with `decode`.
+        nearest_codes: (vocab, columns), nearest first.
+        num_rows: rows shown, the first so many prompts (not a choice).
+        seed: of the random codes.
+
+    Returns:
+        A grid: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table
+        has), every token replaced by a random other code. The last line's notes are the mean PSNR to the original over
+        all images, in dB.
+
+    Raises:
+        ValueError: codes that the table does not know.
+    """
+    vocab, num_ranks = nearest_codes.shape
+    codes = codes.long()
+    if int(codes.max()) >= vocab:
+        raise ValueError(
+            f"codes must be below {vocab}, the rows of the table of nearest codes, got {int(codes.max())}; were they "
+            "made with another tokenizer?"
+        )
+    ranks = sorted({min(rank, num_ranks) for rank in RANKS})
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.randint(1, vocab, codes.shape, generator=generator)
+    variants = [codes, *(nearest_codes[codes, rank - 1] for rank in ranks), (codes + offsets) % vocab]
+    images = torch.stack([decode_images(tokenizer, variant) for variant in variants], dim=1)
+    errors = ((images - images[:, :1]) / 2).square().mean((2, 3, 4)).clamp(min=SMALLEST_ERROR)  # (images, variants)
+    psnr = (-10 * errors.log10()).mean(dim=0).tolist()
+    num_rows = min(num_rows, len(codes))
+    quality = ["", *(f"{value:.1f} dB" for value in psnr[1:])]
+    return PictureGrid(
+        images=to_pixels(images[:num_rows]),
+        row_titles=[prompt.text for prompt in prompts[:num_rows]],
+        column_titles=["original", *(f"{_ordinal(rank)} nearest\ncode" for rank in ranks), "random\ncode"],
+        notes=[[""] * len(variants)] * (num_rows - 1) + [quality],
+        note_title=f"PSNR, {len(codes)} images",
+    )
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

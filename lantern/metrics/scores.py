@@ -1,0 +1,187 @@
+"""Scores of single images: likelihood under the target, CLIP score, prompt accuracy, distance from autoregressive ones.
+
+Exact methods emit the autoregressive decoder's codes, so that many methods share images: each distinct pair of prompt
+and codes is decoded and measured once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lantern.metrics.features import extract_features
+from lantern.metrics.likelihood import score_tokens
+from lantern.metrics.prompt_accuracy import score_prompts
+from lantern.metrics.speed import BASELINE
+from lantern.models.clip import ClipScorer
+from lantern.models.recogniser import Recogniser
+from lantern.models.target import TargetModel
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+
+
+@dataclass(frozen=True)
+class Rulers:
+    """The trained models that images are measured with, in evaluation mode and on one device."""
+
+    tokenizer: nn.Module
+    recogniser: Recogniser
+    clip_scorer: ClipScorer
+    target_model: TargetModel
+    text_encoder: TextEncoder
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models lie."""
+        return self.target_model.head.weight.device
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """What was measured on each image.
+
+    Attributes:
+        features: (images, num_features) float32, raw recogniser features.
+        token_nll: (images, tokens) float32, nats per token; (images, 0) for images without codes.
+        columns: name -> (images,) float32: nll (mean of token_nll; nan for images without codes), clip_score (cosine),
+            prompt_accuracy and is_all_correct (shares), and, for images of methods, pixel_mse.
+    """
+
+    features: Tensor
+    token_nll: Tensor
+    columns: dict[str, Tensor]
+
+    def select(self, rows: Tensor) -> ImageScores:
+        """Scores of some images, `rows` (selected,) int64."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return ImageScores(self.features[rows], self.token_nll[rows], columns)
+
+
+@torch.inference_mode()
+def score_records(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    rulers: Rulers,
+    settings: Mapping[str, Any],
+) -> dict[str, ImageScores]:
+    """Scores every method's images, each distinct (prompt, codes) once.
+
+    `pixel_mse` compares an image with the autoregressive one of the same prompt: the mean squared difference of pixels
+    in [0, 1]. No more than a batch of images is held at any time, however many methods and prompts there are.
+
+    Args:
+        records: method_id -> its records, autoregressive decoding's among them; all of one guidance scale and of the
+            same prompts in the same order.
+        prompts: the prompt set, in the order of the records.
+        rulers: measuring models.
+        settings: config section `metrics`: batch_size.
+
+    Returns:
+        method_id -> scores of its images, in the order of the prompts.
+
+    Raises:
+        ValueError: no autoregressive records, or records whose prompt ids are not those of `prompts`.
+    """
+    _check_records(records, prompts)
+    num_prompts = len(prompts)
+    numbers = torch.arange(num_prompts)[:, None]
+    keyed = torch.cat([torch.cat([numbers, record.codes.long()], dim=1) for record in records.values()])
+    distinct, inverse = torch.unique(keyed, dim=0, return_inverse=True)  # (distinct, 1 + tokens), (methods * prompts)
+    inverse = inverse.view(len(records), num_prompts)
+    baseline = inverse[list(records).index(BASELINE)]  # (prompts,) number of each prompt's autoregressive image
+    # Prompt by prompt, the autoregressive image first: the one to compare with is then in the batch, or was the last
+    # one seen before it.
+    is_other = torch.ones(len(distinct), dtype=torch.long).index_fill_(0, baseline, 0)
+    order = torch.argsort(2 * distinct[:, 0] + is_other, stable=True)
+    place = torch.argsort(order)  # (distinct,) place of each distinct image in the order
+    cfg_scale, batch_size = records[BASELINE].metadata["cfg_scale"], settings["batch_size"]
+    scores = _score_ordered(distinct[order], place[baseline], prompts, rulers, cfg_scale, batch_size)
+    return {method_id: scores.select(place[rows]) for method_id, rows in zip(records, inverse, strict=True)}
+
+
+def score_codes(codes: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_scale: float) -> ImageScores:
+    """Scores one batch of codes (images, tokens), as images and under the target."""
+    return _score_decoded(codes.to(rulers.device), prompts, rulers, cfg_scale)[0]
+
+
+def score_images(images: Tensor, prompts: Sequence[Prompt], rulers: Rulers, token_nll: Tensor) -> ImageScores:
+    """Scores one batch of images (images, 3, S, S) in [-1, 1], whose tokens' likelihood is known or has no tokens."""
+    accuracy = score_prompts(rulers.recogniser, images, [prompt.scene for prompt in prompts])
+    texts = [prompt.text for prompt in prompts]
+    columns = {
+        "nll": token_nll.mean(dim=1),  # nan without tokens
+        "clip_score": rulers.clip_scorer.score(images, texts, batch_size=len(texts)),
+        "prompt_accuracy": accuracy.per_prompt,
+        "is_all_correct": accuracy.is_all_correct,
+    }
+    return ImageScores(extract_features(rulers.recogniser, images, batch_size=len(texts)), token_nll, columns)
+
+
+def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
+    """Joins the scores of batches."""
+    return ImageScores(
+        torch.cat([part.features for part in parts]),
+        torch.cat([part.token_nll for part in parts]),
+        {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
+    )
+
+
+def decode_images(tokenizer: nn.Module, codes: Tensor) -> Tensor:
+    """Decodes codes (images, tokens) to images (images, 3, S, S) float32 in [-1, 1], on the codes' device."""
+    return tokenizer.decode(codes.long()).float()
+
+
+def chunks(first: int, last: int, size: int, name: str) -> tqdm:
+    """Ranges of at most `size` numbers that cover [first, last), with a progress bar."""
+    ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
+    return tqdm(ranges, desc=name, disable=None, leave=False)
+
+
+def _score_ordered(
+    keyed: Tensor, baseline: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_scale: float, batch_size: int
+) -> ImageScores:
+    """Scores prompt numbers and codes (images, 1 + tokens), ordered by prompt with the autoregressive image first.
+
+    `baseline` (prompts,) is the row of each prompt's autoregressive image.
+    """
+    parts, last_seen = [], torch.empty(0)
+    for indices in chunks(0, len(keyed), batch_size, "images"):
+        rows = keyed[indices.start : indices.stop]
+        chosen = [prompts[i] for i in rows[:, 0].tolist()]
+        scores, pixels = _score_decoded(rows[:, 1:].to(rulers.device), chosen, rulers, cfg_scale)
+        # (images,) place of the autoregressive image: in this batch, or 0 for the last one of the batch before
+        partner = (baseline[rows[:, 0]] - indices.start + 1).clamp(min=0).to(pixels.device)
+        seen = torch.cat([last_seen.to(pixels.device) if len(last_seen) else pixels[:1], pixels])
+        scores.columns["pixel_mse"] = (pixels - seen[partner]).square().flatten(1).mean(dim=1).cpu()
+        parts.append(scores)
+        last_seen = seen[partner[-1:]]
+    return concatenate_scores(parts)
+
+
+def _score_decoded(
+    codes: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_scale: float
+) -> tuple[ImageScores, Tensor]:
+    """Scores codes on the rulers' device; also gives the images' pixels (images, 3, S, S) in [0, 1]."""
+    texts = [prompt.text for prompt in prompts]
+    token_nll = score_tokens(
+        rulers.target_model, rulers.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
+    )
+    images = decode_images(rulers.tokenizer, codes)
+    return score_images(images, prompts, rulers, token_nll), (images.clamp(-1, 1) + 1) / 2
+
+
+def _check_records(records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt]) -> None:
+    if BASELINE not in records:
+        raise ValueError(f"quality needs the records of {BASELINE}, the method that all others are compared with")
+    expected = [prompt.id for prompt in prompts]
+    for method_id, record in records.items():
+        if record.prompt_ids != expected:
+            raise ValueError(
+                f"the records of {method_id} are of other prompts than the prompt set; generate them again"
+            )

@@ -1,0 +1,48 @@
+"""Ablations: one job per grid, which draws and measures all its points."""
+
+
+rule run_ablation:
+    input:
+        prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
+        target=target_of(FIRST["training_seed"]),
+        drafters=lambda wildcards: [drafter_of(FIRST["training_seed"], steps) for steps in steps_of(wildcards.ablation)],
+        nearest_codes=lambda wildcards: tables_of(
+            [point.spec for point in ABLATIONS[wildcards.ablation]], FIRST["training_seed"]
+        ),
+        tokenizer=rules.train_tokenizer.output.model,
+        recogniser=rules.train_recogniser.output.model,
+        clip=rules.train_clip.output.model,
+    output:
+        table=stage("ablations", "{ablation}.csv"),
+        images=stage("ablations", "{ablation}.images.csv"),
+    log:
+        log_of("run_ablation", "{ablation}"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=3000,
+        runtime=lambda wildcards, attempt: 120 * attempt,
+        gpu=GPU,
+    params:
+        code=code("run_ablation.py"),
+        points=lambda wildcards: [
+            (point.spec.to_dict(), point.temperature, point.sampling, point.drafter_steps)
+            for point in ABLATIONS[wildcards.ablation]
+        ],
+        trees=lambda wildcards: {
+            point.spec.tree: tree_settings(point.spec, config) for point in ABLATIONS[wildcards.ablation]
+        },
+        steps=lambda wildcards: steps_of(wildcards.ablation),
+        num_prompts=config["ablations"]["num_prompts"],
+        batch_size=config["generation"]["batch_size"],
+        metrics=config["metrics"],
+        text=config["text"],
+        source=config["data"]["source"],
+        seed=SEED,
+        noise_seed=FIRST["noise_seed"],
+        device=DEVICE,
+    message:
+        "Ablation: {wildcards.ablation}"
+    script:
+        "../scripts/run_ablation.py"

@@ -1,0 +1,71 @@
+"""The law of the emitted token, and where relaxed images part from the autoregressive ones."""
+
+
+rule measure_law:
+    input:
+        records=shards_of(**LAW, repeat=REPEATS[0]),
+        prompts=stage("prompts", f"{LAW['prompt_set']}.jsonl"),
+        tokenizer=rules.train_tokenizer.output.model,
+        target=target_of(FIRST["training_seed"]),
+        drafter=drafter_of(FIRST["training_seed"]),
+        nearest_codes=tables_of(SPECS.values(), FIRST["training_seed"]),
+        nearest=stage("codebook", f"{config['codebook']['neighbours']}.safetensors"),
+        random=stage("codebook", "random.safetensors"),
+    output:
+        law=stage("law", "law.csv"),
+        curves=stage("law", "curves.csv"),
+        acceptance=stage("law", "acceptance.csv"),
+    log:
+        log_of("measure_law"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=3000,
+        runtime=120,
+        gpu=GPU,
+    params:
+        code=code("measure_law.py"),
+        runs=[
+            (spec.to_dict(), tree_settings(spec, config), float(temperature))
+            for spec, temperature in RUNS
+            if temperature == LAW["temperature"]
+        ],
+        settings=config["law"],
+        metrics=config["metrics"],
+        neighbours=config["codebook"]["neighbours"],
+        place={**LAW, "temperature": float(LAW["temperature"]), "repeat": REPEATS[0]},
+        sampling=config["sampling"],
+        text=config["text"],
+        source=config["data"]["source"],
+        seed=SEED,
+        noise_seed=FIRST["noise_seed"],
+        device=DEVICE,
+    message:
+        "Measuring the law of the emitted token"
+    script:
+        "../scripts/measure_law.py"
+
+
+rule measure_divergence:
+    input:
+        images=quality_tables("images.csv"),
+        tokens=quality_tables("tokens.safetensors"),
+    output:
+        stage("law", "divergence.csv"),
+    log:
+        log_of("measure_divergence"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        code=code("measure_divergence.py"),
+        settings=config["metrics"],
+        seed=SEED,
+    message:
+        "Following the images away from the autoregressive ones"
+    script:
+        "../scripts/measure_divergence.py"

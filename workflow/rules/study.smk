@@ -1,0 +1,59 @@
+"""The perceptual study: a page that anyone can answer, and what came out. Not part of `all`: it needs people."""
+
+from lantern.study.folder import find_answers
+
+
+rule build_study:
+    input:
+        records=headline_records(),
+        prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
+        tokenizer=rules.train_tokenizer.output.model,
+        # The fingerprint of the code sees Python only.
+        template=workflow.source_path("../../lantern/study/page.html"),
+    output:
+        page=stage("study", "study.html"),
+        key=stage("study", "key.json"),
+    log:
+        log_of("build_study"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1500,
+        runtime=10,
+    params:
+        code=code("build_study.py"),
+        settings={name: config["study"][name] for name in ("methods", "num_trials", "num_checks", "seed", "question")},
+    message:
+        "Writing the page of the perceptual study"
+    script:
+        "../scripts/build_study.py"
+
+
+rule analyse_study:
+    input:
+        answers=lambda wildcards: find_answers(
+            config["study"]["answers"] or stage("study", "answers"), stage("study", "study.html")
+        ),
+        # Its content ties it to the page, whatever its date.
+        key=ancient(rules.build_study.output.key),
+    output:
+        table=stage("study", "preferences.csv"),
+        verdict=stage("study", "verdict.md"),
+    log:
+        log_of("analyse_study"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        code=code("analyse_study.py"),
+        min_checks=config["study"]["min_checks"],
+        num_resamples=config["metrics"]["bootstrap_resamples"],
+        seed=SEED,
+    message:
+        "Analysing the answers of the perceptual study"
+    script:
+        "../scripts/analyse_study.py"

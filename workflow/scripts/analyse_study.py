@@ -1,0 +1,18 @@
+"""Turns the readers' answer files into preference rates with intervals and a verdict."""
+
+from lantern.io import write_table, write_text
+from lantern.job import job_log
+from lantern.study.analysis import analyse_answers, render_verdict
+from lantern.study.answers import read_key
+
+with job_log(snakemake):
+    params = snakemake.params
+    preferences = analyse_answers(
+        snakemake.input.answers,
+        read_key(snakemake.input.key),
+        min_checks=params.min_checks,
+        num_resamples=params.num_resamples,
+        seed=params.seed,
+    )
+    write_table(snakemake.output.table, preferences.table)
+    write_text(snakemake.output.verdict, render_verdict(preferences))

@@ -1,0 +1,33 @@
+"""Writes the table of codes whose probabilities under the target rise and fall together over held-out contexts."""
+
+import torch
+
+from lantern.assembly import load_codes, make_text_encoder
+from lantern.codebook import co_varying_codes
+from lantern.data import make_source
+from lantern.io import save_tensors
+from lantern.job import job_log, resolve_device
+from lantern.metrics.likelihood import teacher_forced_logits
+from lantern.models.target import load_target
+
+CHUNK = 16  # images; a chunk of 16 x 64 contexts and 1024 codes takes 4 MB
+
+with job_log(snakemake) as log, torch.inference_mode():
+    params, device = snakemake.params, resolve_device(snakemake.params.device)
+    source = make_source(params.source["data"], params.seed)
+    encoder = make_text_encoder(params.text, params.source["data"]["source"], params.seed)
+    data = load_codes(snakemake.input.codes, source, "val", encoder)
+    target, num_images = load_target(snakemake.input.target).to(device), min(params.num_images, len(data))
+
+    def batches():
+        """Guided probabilities of the images' positions, (contexts, vocab)."""
+        for begin in range(0, num_images, CHUNK):
+            indices = torch.arange(begin, min(begin + CHUNK, num_images))
+            codes, features, mask = (part.to(device) for part in data.batch(indices))
+            logits = teacher_forced_logits(target, features, mask, codes, params.cfg_scale)
+            yield logits.flatten(0, 1).softmax(-1)
+
+    table = co_varying_codes(batches(), params.settings["num_neighbours"])
+    metadata = {"neighbours": "probability", "num_images": num_images, "cfg_scale": params.cfg_scale}
+    save_tensors(snakemake.output[0], {"nearest_codes": table.cpu()}, metadata)
+    log.info("%d co-varying codes of %d codes from %d images", table.shape[1], len(table), num_images)

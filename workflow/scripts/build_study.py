@@ -1,0 +1,18 @@
+"""Writes the page of the perceptual study and its key."""
+
+from lantern.io import read_prompts, write_json, write_text
+from lantern.job import job_log
+from lantern.models.tokenizer import load_model
+from lantern.shards import load_shards
+from lantern.study.page import build_page
+from lantern.study.trials import select_trials
+
+with job_log(snakemake) as log:
+    settings = snakemake.params.settings
+    prompts = read_prompts(snakemake.input.prompts)
+    records = load_shards(snakemake.input.records, [prompt.id for prompt in prompts])
+    selection = select_trials(records, prompts, load_model(snakemake.input.tokenizer), settings=settings)
+    html, key = build_page(selection.trials, selection.methods, question=settings["question"], seed=settings["seed"])
+    write_json(snakemake.output.key, key)
+    write_text(snakemake.output.page, html)
+    log.info("study %s: %d pairs and checks", key["study"], len(key["trials"]))

@@ -1,0 +1,19 @@
+"""Draws figure (e): images with every token replaced by its n-th nearest code, or by a random one."""
+
+from lantern.figures.latent_proximity import select_proximity
+from lantern.figures.picture_grid import draw_pictures
+from lantern.figures.style import save_figure
+from lantern.generation import load_nearest_codes
+from lantern.io import read_prompts
+from lantern.job import job_log
+from lantern.metrics.speed import BASELINE
+from lantern.models.tokenizer import load_model
+from lantern.shards import load_shards
+
+with job_log(snakemake):
+    settings, seed = snakemake.params.settings, snakemake.params.seed
+    prompts = read_prompts(snakemake.input.prompts)
+    codes = load_shards(snakemake.input.records, [prompt.id for prompt in prompts])[BASELINE].codes
+    models = load_model(snakemake.input.tokenizer), load_nearest_codes(snakemake.input.nearest)
+    grid = select_proximity(codes, prompts, *models, num_rows=settings["proximity_prompts"], seed=seed)
+    save_figure(draw_pictures(grid), [snakemake.output.png, snakemake.output.pdf], dpi=settings["dpi"])

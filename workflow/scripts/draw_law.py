@@ -1,0 +1,11 @@
+"""Draws figure (h): total variation from the target against the bound delta."""
+
+from lantern.figures.law import draw_law
+from lantern.figures.style import save_figure
+from lantern.io import read_table
+from lantern.job import job_log
+
+with job_log(snakemake):
+    tables = [read_table(path) for path in (snakemake.input.curves, snakemake.input.law, snakemake.input.summary)]
+    figure = draw_law(*tables, settings=snakemake.params.metrics)
+    save_figure(figure, [snakemake.output.png, snakemake.output.pdf], dpi=snakemake.params.settings["dpi"])

@@ -1,0 +1,10 @@
+"""Draws figure (f): speed-up and mean accepted length of every method, per temperature."""
+
+from lantern.figures.speed_bars import draw_speed_bars
+from lantern.figures.style import save_figure
+from lantern.io import read_table
+from lantern.job import job_log
+
+with job_log(snakemake):
+    figure = draw_speed_bars(read_table(snakemake.input.summary), settings=snakemake.params.metrics)
+    save_figure(figure, [snakemake.output.png, snakemake.output.pdf], dpi=snakemake.params.settings["dpi"])

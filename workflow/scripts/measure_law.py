@@ -1,0 +1,33 @@
+"""Measures the law of the emitted token: per method, per rule over its bound, and what aggregation does to
+acceptance.
+"""
+
+from lantern.assembly import make_text_encoder
+from lantern.generation import load_decoders, load_nearest_codes
+from lantern.io import read_prompts, write_table
+from lantern.job import job_log, resolve_device
+from lantern.metrics.law_tables import LawStudy
+from lantern.models.target import load_target
+from lantern.models.tokenizer import load_model
+from lantern.shards import load_shards
+
+with job_log(snakemake):
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    prompts = read_prompts(files.prompts)
+    study = LawStudy(
+        target_model=load_target(files.target).to(device),
+        encoder=make_text_encoder(params.text, params.source, params.seed),
+        prompts=prompts[: params.settings["num_images"]],
+        settings=params.settings,
+        num_resamples=params.metrics["bootstrap_resamples"],
+        seed=params.noise_seed,
+    )
+    decoders = load_decoders(files, params.runs, params.sampling, device)
+    records = load_shards(files.records, [prompt.id for prompt in prompts])
+    codebook = load_model(files.tokenizer).codebook.detach()
+    write_table(snakemake.output.law, study.measure_methods(decoders, records, codebook).assign(**params.place))
+    tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
+    nodes = study.common_nodes(decoders[0])
+    write_table(snakemake.output.curves, study.compare_rules(nodes, tables["nearest"]))
+    named = {params.neighbours: tables["nearest"], "random": tables["random"]}
+    write_table(snakemake.output.acceptance, study.aggregate(nodes, named))

@@ -1,0 +1,17 @@
+"""Takes a decoding step apart: how long do drafting, the target, scoring, verifying and committing take?"""
+
+import torch
+
+from lantern.assembly import make_text_encoder
+from lantern.generation import load_decoders
+from lantern.io import read_prompts, write_table
+from lantern.job import job_log, resolve_device
+from lantern.latency import profile_steps
+
+with job_log(snakemake):
+    params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
+    torch.set_num_threads(settings["threads"])
+    decoders = load_decoders(files, params.runs, params.sampling, resolve_device(params.device))
+    encoder = make_text_encoder(params.text, params.source, params.seed)
+    prompts = read_prompts(files.prompts[0])[: settings["num_profiled"]]
+    write_table(snakemake.output[0], profile_steps(decoders, prompts, encoder, run_seed=params.noise_seed))

@@ -1,0 +1,28 @@
+"""Draws and measures all points of one ablation."""
+
+from lantern.ablations import AblationStudy
+from lantern.assembly import load_rulers
+from lantern.generation import load_decoding_models, load_tables, make_tree
+from lantern.io import read_prompts, write_table
+from lantern.job import job_log, resolve_device
+from lantern.methods import AblationPoint, MethodSpec
+
+with job_log(snakemake):
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    study = AblationStudy(
+        drafters={
+            steps: load_decoding_models(files.target, drafter, device=device)
+            for steps, drafter in zip(params.steps, files.drafters, strict=True)
+        },
+        tables=load_tables(files.nearest_codes, device),
+        make_tree=lambda spec: make_tree(spec, params.trees[spec.tree]),
+        rulers=load_rulers(files, params.text, params.source, params.seed, device),
+        prompts=read_prompts(files.prompts)[: params.num_prompts],
+        settings=params.metrics,
+        batch_size=params.batch_size,
+        seed=params.noise_seed,
+    )
+    points = [AblationPoint(MethodSpec(**method), *others) for method, *others in params.points]
+    rows, images = study.run(snakemake.wildcards.ablation, points)
+    write_table(snakemake.output.table, rows)
+    write_table(snakemake.output.images, images)
