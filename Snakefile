@@ -1,4 +1,4 @@
-"""Lantern: from captions to a table, three figures and a report. `snakemake --cores all` runs everything on config.yaml."""
+"""Lantern: from captions to tables, figures and a report. `snakemake --cores all` runs everything on config.yaml."""
 
 from snakemake.utils import min_version
 
@@ -31,6 +31,8 @@ include: "workflow/rules/ablations.smk"
 include: "workflow/rules/law.smk"
 include: "workflow/rules/summary.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/evidence_figures.smk"
+include: "workflow/rules/picture_figures.smk"
 include: "workflow/rules/study.smk"
 
 
@@ -47,5 +49,5 @@ rule figures:
 rule all:
     default_target: True
     input:
-        "results/summary.csv",
+        rules.publish_tables.output,
         rules.figures.input,

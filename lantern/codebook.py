@@ -72,8 +72,10 @@ def co_varying_codes(batches: Iterable[torch.Tensor], k: int) -> torch.Tensor:
     vocab = len(total)
     _check_k(k, vocab)
     covariance = products / count - torch.outer(total, total) / count**2  # (vocab, vocab)
+    varies = covariance.diagonal() > 1e-12 * products.diagonal() / count  # less is rounding
     deviation = covariance.diagonal().clamp(min=0).sqrt()
-    correlation = covariance / torch.outer(deviation, deviation).clamp(min=torch.finfo(torch.float64).tiny)
+    correlation = covariance / torch.outer(deviation, deviation)
+    correlation = correlation.masked_fill(~(varies[:, None] & varies), 0.0)
     return correlation.fill_diagonal_(-torch.inf).argsort(dim=-1, descending=True, stable=True)[:, :k]
 
 

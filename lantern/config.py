@@ -219,7 +219,7 @@ def _check_methods(config: dict[str, Any]) -> None:
     if headline not in temperatures:
         raise ValueError(f"config key metrics.headline_temperature must be one of {temperatures}, got {headline}")
     known = [run.spec.method_id for run in runs if run.temperature == headline]
-    for key in ("figures.sample_methods", "study.methods"):
+    for key in ("figures.sample_methods", "figures.pair_methods", "study.methods"):
         for name in _get(config, key) or []:
             if name not in known:
                 raise ValueError(f"config key {key} names no method that runs, got {name!r}; {closest(name, known)}")
@@ -256,6 +256,8 @@ def _sentence(error: ValidationError) -> str:
             return f"config key {key} must be one of {', '.join(map(str, rule))}, got {value}{about}"
         case "minItems" | "minProperties" | "minLength":
             return f"config key {key} must hold at least {rule} entries, got {len(error.instance)}{about}"
+        case "maxItems":
+            return f"config key {key} must hold at most {rule} entries, got {len(error.instance)}{about}"
         case "multipleOf":
             return f"config key {key} must be a multiple of {rule}, got {value}{about}"
         case "pattern":

@@ -108,17 +108,20 @@ def profile_steps(
 def _clocks(decoder: Decoder) -> Iterator[dict[str, float]]:
     """Seconds spent in each part and in whole steps ("step") while the block runs; the decoder is left as it was."""
     seconds = dict.fromkeys([*PARTS, "step"], 0.0)
-    wrapped = []
+    wrapped, running = [], []
 
     def wrap(owner: object, name: str, part: str) -> None:
         inner = getattr(owner, name)
 
         def outer(*args, **kwargs):
+            running.append(part)
             synchronise(decoder.device)
             begun = time.perf_counter()
             result = inner(*args, **kwargs)
             synchronise(decoder.device)
-            seconds[part] += time.perf_counter() - begun
+            if running[0] == "step":  # the prefill scores as well, but is no step
+                seconds[part] += time.perf_counter() - begun
+            running.pop()
             return result
 
         setattr(owner, name, outer)

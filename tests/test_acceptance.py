@@ -1,4 +1,4 @@
-"""Acceptance rules: laws by enumeration, against the reference's exact laws and against rules evaluated one by one."""
+"""Acceptance rules: laws by enumeration against the reference's exact laws, and decisions checkable by eye."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ import pytest
 import torch
 
 from conftest import DATA
-from lantern import acceptance
-from lantern.acceptance import RejectionRule
-from lantern.relaxation import AdditiveBound, MultiplicativeBound, Relaxation
+from lantern.acceptance import (
+    RejectionRule,
+    accept_by_rejection,
+    accept_exact,
+    accept_greedy,
+    accept_look_alikes,
+    accept_within_bound,
+)
+from lantern.relaxation import (
+    AdditiveBound,
+    BudgetBound,
+    JensenShannonBound,
+    MultiplicativeBound,
+    Relaxation,
+)
 
 LAWS = json.loads((DATA / "reference" / "emission_law.json").read_text())
 
@@ -65,3 +77,92 @@ def test_emitted_law_equals_the_reference(case):
     else:
         law = law_by_rejection(target, draft, case["siblings"], rule)
     torch.testing.assert_close(law, torch.tensor(case["law"], dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+# A root with two children, the first of which has one: nodes 0, 1, 2, 3.
+PARENTS = torch.tensor([[0, 0, 0, 1]])
+EARLIER_SIBLINGS = torch.zeros(1, 4, 4, dtype=torch.bool).index_put(
+    (torch.tensor(0), torch.tensor(2), torch.tensor(1)), torch.tensor(True)
+)
+TABLE = torch.tensor([[1, 2], [0, 2], [3, 1], [2, 1], [3, 2]])  # two nearest codes of five
+
+
+def test_exact_verification_accepts_what_the_target_drew():
+    drawn = torch.tensor([[2, 4, 0, 0]])
+    assert accept_exact(drawn, torch.tensor([[0, 1, 2, 4]]), PARENTS)[0, 1:].tolist() == [False, True, True]
+
+
+def test_the_first_look_alike_of_the_drawn_token_is_accepted():
+    drawn = torch.tensor([[2, 4, 0, 0]])  # the root's token is 2
+
+    def accept(tokens):
+        return accept_look_alikes(drawn, torch.tensor([[0, *tokens]]), PARENTS, EARLIER_SIBLINGS, TABLE)
+
+    assert accept([0, 2, 3])[0, 1:].tolist() == [True, False, False]  # 2 is near 0, so that 2 itself comes too late
+    assert accept([2, 0, 4])[0, 1:].tolist() == [True, False, True]
+    assert accept([4, 1, 1])[0, 1:].tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "relaxation, drawn, rank",
+    [
+        (AdditiveBound(2, 0.0), 3, 0),  # the draft itself
+        (AdditiveBound(2, 0.0), 2, 2),  # no one's
+        (AdditiveBound(2, 0.16), 2, 0),  # code 2 is the nearest to draft 3 and has 0.15
+        (AdditiveBound(2, 0.1), 2, 2),
+        (AdditiveBound(2, 0.42), 1, 1),  # with both, 2 and 1, A(3) would have 0.45; but 1 is near draft 0
+        (AdditiveBound(2, 0.5), 1, 0),
+        (BudgetBound(2, 0.42), 1, 2),  # 0.15 of 0.42 are spent, and code 1 has 0.3
+        (MultiplicativeBound(2, 2.0), 2, 2),  # 0.15 > 0.1
+        (MultiplicativeBound(2, 2.5), 2, 0),
+        (JensenShannonBound(2, 0.16), 2, 0),
+        (JensenShannonBound(2, 0.01), 2, 2),
+    ],
+    ids=str,
+)
+def test_a_child_is_accepted_for_what_its_relaxed_set_holds(relaxation, drawn, rank):
+    probs = torch.tensor([[[0.4, 0.3, 0.15, 0.1, 0.05]]], dtype=torch.float64)
+    children = torch.tensor([[[3, 0]]])
+    assert accept_within_bound(probs, torch.tensor([[drawn]]), children, TABLE, relaxation).item() == rank
+
+
+def test_a_missing_child_is_never_accepted():
+    probs = torch.full((1, 1, 5), 0.2)
+    children = torch.tensor([[[-1, -1]]])
+    assert accept_within_bound(probs, torch.tensor([[0]]), children, TABLE, AdditiveBound(2, 1.0)).item() == 2
+
+
+@pytest.mark.parametrize(
+    "relaxation, accepted",
+    [
+        (AdditiveBound(2, 0.0), [False, True, False]),  # code 0 is the most probable of the root's
+        (AdditiveBound(2, 0.46), [True, True, False]),  # draft 3 with codes 2 and 1 has 0.55 > 0.4
+        (AdditiveBound(2, 0.2), [False, True, False]),  # 0.25 with code 2 alone
+        (JensenShannonBound(2, 0.45), [True, True, False]),
+        (MultiplicativeBound(2, 5.6), [True, True, False]),
+        (MultiplicativeBound(2, 5.0), [False, True, False]),
+    ],
+    ids=str,
+)
+def test_at_temperature_0_every_child_that_its_set_makes_the_most_probable_is_accepted(relaxation, accepted):
+    logits = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64).log().expand(1, 4, -1)
+    tokens = torch.tensor([[0, 3, 0, 4]])
+    found = accept_greedy(logits, tokens, PARENTS, TABLE, relaxation)
+    assert found[0, 1:].tolist() == accepted
+
+
+def test_a_tie_at_temperature_0_goes_to_the_lower_code():
+    logits = torch.tensor([0.25, 0.5, 0.25]).log().expand(1, 3, -1)
+    table = torch.tensor([[2], [0], [0]])
+    found = accept_greedy(logits, torch.tensor([[0, 0, 2]]), torch.tensor([[0, 0, 0]]), table, AdditiveBound(1, 1.0))
+    assert found[0, 1:].tolist() == [True, False]  # 0 with 2 has 0.5 as code 1 has; so has 2 with 0
+
+
+@pytest.mark.parametrize(
+    "uniform, rank", [(0.39, 0), (0.41, 1), (0.95, 2)], ids=["likely enough", "next child", "none"]
+)
+def test_children_are_tried_in_order_against_what_is_left(uniform, rank):
+    probs = torch.tensor([[[0.4, 0.3, 0.3]]], dtype=torch.float64)
+    children, uniforms = torch.tensor([[[0, 1]]]), torch.full((1, 1, 2), uniform, dtype=torch.float64)
+    outcome = accept_by_rejection(probs, children, None, uniforms, RejectionRule())
+    assert outcome.rank.item() == rank  # 0.4, then 0.3 / 0.6

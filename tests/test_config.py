@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from lantern.config import SCHEMA_PATH, closest, describe_folder, load_yaml, validate_config
+from lantern.config import (
+    SCHEMA_PATH,
+    closest,
+    describe_folder,
+    load_yaml,
+    table_file,
+    tree_settings,
+    validate_config,
+)
+from lantern.methods import MethodSpec
 from lantern.settings import pick
 
 ROOT = Path(__file__).parent.parent
@@ -88,6 +97,30 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("figures.sample_methods", ["eagle3"], ["figures.sample_methods", "did you mean eagle"]),
         ("draft_tree.dynamic.num_nodes", 999, ["draft_tree.dynamic.num_nodes", "at most", "999"]),
         ("clip.width", 10, ["clip.width", "multiple of 8"]),
+        ("repeats.training_seeds", [], ["repeats.training_seeds", "at least 1"]),
+        ("repeats.noise_seeds", [0, -1], ["repeats.noise_seeds[1]", "at least 0", "-1"]),
+        ("repeats.noise_seeds", [1, 1], ["repeats.noise_seeds", "unique"]),
+        ("repeats.noise_seeds", 2, ["repeats.noise_seeds must be a list, got 2"]),
+        ("codebook.neighbours", "probability", ["codebook.neighbours", "one of l2, l2_normalised, cosine, random"]),
+        ("law.k", 129, ["law.k must be at most codebook.num_neighbours = 128, got 129"]),
+        ("law.num_children", 2000, ["law.num_children must be at most tokenizer.codebook_size = 1024, got 2000"]),
+        ("law.deltas", [0.1, 1.5], ["law.deltas[1]", "at most 1", "1.5"]),
+        ("law.deltas", [], ["law.deltas", "at least 1 entries"]),
+        ("law.num_images", 1, ["law.num_images", "at least 2"]),
+        ("law.num_samples", 1, ["law.num_samples", "at least 2"]),
+        ("law.aggregated", [5, 0], ["law.aggregated[1]", "at least 1"]),
+        ("latency.num_profiled", 0, ["latency.num_profiled", "at least 1"]),
+        ("metrics.fidelity_resamples", 1, ["metrics.fidelity_resamples", "at least 2"]),
+        ("study.methods", ["proximty-k5"], ["study.methods", "did you mean proximity-k5?"]),
+        ("study.methods", ["lantern-k20-delta9"], ["study.methods names no method that runs", "lantern-k20-delta9"]),
+        ("study.methods", [], ["study.methods", "at least 1"]),
+        ("study.min_checks", 1.2, ["study.min_checks", "at most 1"]),
+        ("study.question", "", ["study.question", "at least 1"]),
+        ("ablations.num_prompts", 1, ["ablations.num_prompts", "at least 2"]),
+        ("ablations.grids.my grid", {"methods": [{"preset": "coupled"}]}, ["letters, digits", "'my grid'"]),
+        ("ablations.grids.mine", {}, ["ablations.grids.mine.methods is missing"]),
+        ("ablations.grids.mine", {"methods": []}, ["ablations.grids.mine.methods", "at least 1"]),
+        ("ablations.grids.k.method", [], ["ablations.grids.k.method is unknown", "did you mean methods?"]),
     ],
 )
 def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
@@ -116,16 +149,89 @@ def test_a_bad_method_is_one_sentence(entry, words):
     assert [word for word in words if word not in sentence] == [], sentence
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"sampling": {"cfg_scales": [1]}}, ["ablations.grids.mine.sampling.cfg_scales", "did you mean cfg_scale?"]),
+        ({"sampling": {"cfg_scale": [1, 0.5]}}, ["ablations.grids.mine.sampling.cfg_scale[1]", "at least 1", "0.5"]),
+        ({"sampling": {"top_k": 1.5}}, ["ablations.grids.mine.sampling.top_k", "whole number"]),
+        ({"drafter_steps": 40}, ["ablations.grids.mine.drafter_steps must be a list, got 40"]),
+        ({"drafter_steps": [0]}, ["ablations.grids.mine.drafter_steps[0]", "at least 1"]),
+        ({"methods": [{"preset": "coupld"}]}, ["ablations.grids.mine.methods[0]", "preset must be one of", "'coupld'"]),
+        ({"methods": [{"preset": "lantern", "k": 5}]}, ["ablations.grids.mine.methods[0]", "needs delta"]),
+        ({"methods": [{"preset": "coupled"}] * 2}, ["ablations.grids.mine.methods[1]", "coupled", "listed twice"]),
+        (
+            {"methods": [{"preset": "proximity", "k": [5, 129]}]},
+            ["ablations.grids.mine: k of proximity-k129 must be at most codebook.num_neighbours = 128, got 129"],
+        ),
+    ],
+)
+def test_a_bad_ablation_is_one_sentence_that_names_its_grid(changes, words):
+    sentence = sentence_for(changed("ablations.grids.mine", {"methods": [{"preset": "coupled"}], **changes}))
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+def test_an_ablation_may_be_null():
+    validate_config(changed("ablations.grids.k", None))
+    validate_config(changed("ablations.grids", {}))
+
+
+def test_something_must_be_sampled():
+    config = changed("methods", [{"preset": ["autoregressive", "coupled"], "temperatures": [0]}])
+    config["metrics"]["headline_temperature"] = 0.0
+    assert "config key methods must hold a method at a temperature above 0" in sentence_for(config)
+
+
+def test_a_greedy_headline_is_possible_where_something_else_is_sampled():
+    config = changed("methods", [{"preset": ["autoregressive", "coupled"], "temperatures": [0, 0.7]}])
+    config["metrics"]["headline_temperature"] = 0.0
+    validate_config(config)
+
+
+def test_a_method_of_the_study_must_run_at_the_headline_temperature():
+    config = changed("study.methods", ["lantern-k20-delta0.1"])
+    validate_config(config)
+    config["methods"][6]["delta"] = 0.3  # the entry at temperature 0 alone
+    validate_config({**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.1"]}})
+    assert "study.methods" in sentence_for(
+        {**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.3"]}}
+    )
+
+
+@pytest.mark.parametrize(
+    "neighbours, seed, name",
+    [
+        ("l2_normalised", 0, "l2_normalised.safetensors"),
+        ("random", "3", "random.safetensors"),
+        ("probability", 0, "probability.s0.safetensors"),
+        ("probability", "3", "probability.s3.safetensors"),
+    ],
+)
+def test_only_the_table_by_probability_depends_on_the_target(neighbours, seed, name):
+    assert table_file(neighbours, seed) == name
+
+
+def test_a_tree_is_known_by_its_name_or_by_the_config():
+    def settings(tree):
+        return tree_settings(MethodSpec(name="mine", tree=tree, drafts="top"), DEFAULT)
+
+    assert settings("dynamic") == DEFAULT["draft_tree"]["dynamic"]
+    assert settings("small6") == DEFAULT["trees"]["small6"]
+    assert settings("chain3") is None
+    assert tree_settings(MethodSpec(name="autoregressive"), DEFAULT) is None
+
+
 def test_every_key_of_the_default_config_has_a_comment():
-    lines = (ROOT / "config.yaml").read_text().splitlines()
-    for number, line in enumerate(lines):
-        is_scalar = ": " in line and not line.lstrip().startswith(("-", "#"))
-        in_methods = any(text.startswith("methods:") for text in lines[:number]) and not any(
-            text.startswith("generation:") for text in lines[: number + 1]
-        )
-        is_described_by_parent = line.strip().startswith(("split:", "small")) or in_methods
-        if is_scalar and not is_described_by_parent:
+    described_as_a_whole, end_of_block = ("methods:", "grids:"), None
+    for number, line in enumerate((ROOT / "config.yaml").read_text().splitlines()):
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        if end_of_block is not None and text and indent <= end_of_block:
+            end_of_block = None
+        is_scalar = ": " in text and not text.startswith(("-", "#", "split:", "small"))
+        if is_scalar and end_of_block is None:
             assert " # " in line, f"config.yaml, line {number + 1}: {line}"
+        if end_of_block is None and text.startswith(described_as_a_whole):
+            end_of_block = indent
 
 
 def test_every_part_of_the_schema_is_closed_and_described():

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from lantern.methods import MethodSpec, expand_methods
+from lantern.methods import MethodSpec, expand_ablations, expand_methods
+
+BASE = {"draft_tree": {"static": "chain3"}, "trees": {"mine": [[0]]}, "codebook": {"neighbours": "l2_normalised"}}
+SAMPLING = {"cfg_scale": 3.0, "top_k": 100, "top_p": 1.0}
 
 
 def expand(*methods, **config):
-    base = {"draft_tree": {"static": "chain3"}, "trees": {"mine": [[0]]}, "codebook": {"neighbours": "l2_normalised"}}
-    return expand_methods(base | config | {"methods": list(methods)})
+    return expand_methods(BASE | config | {"methods": list(methods)})
+
+
+def expand_grid(grid, name="mine"):
+    return expand_ablations(BASE | {"sampling": SAMPLING, "ablations": {"grids": {name: grid}}})[name]
 
 
 def test_lists_expand_to_a_grid():
@@ -49,6 +55,13 @@ def test_a_method_of_its_own_parts_has_its_own_name():
         ({"preset": "proximity", "drafts": "sampled", "k": 5}, r"proximity needs drafts coupled or top"),
         ({"preset": "proximity", "residual": "official", "k": 5}, r"residual official is the authors' code"),
         ({"preset": "proximity", "neighbours": "l1", "k": 5}, r"neighbours of proximity must be one of"),
+        ({"preset": ["lantern", "lanturn"], "k": 5, "delta": 0.1}, r"preset must be one of .*got 'lanturn'"),
+        ({"preset": ["lantern", "eagle2"], "k": 5, "delta": 0.1}, r"eagle2 with relaxation none takes no k, got 5"),
+        ({"preset": "lantern", "relaxation": "jensen_shannon", "k": 5}, r"relaxation jensen_shannon needs delta"),
+        (
+            {"preset": "lantern", "relaxation": "total_variation", "k": 5, "delta": 0.1},
+            r"must be one of none, additive",
+        ),
         ({"tree": "chain3", "drafts": "top"}, r"without a preset needs a name"),
         ({"preset": "eagle1", "drafts": None}, r"must have both tree and drafts"),
     ],
@@ -66,3 +79,117 @@ def test_a_method_listed_twice_is_refused():
 def test_round_trip_through_a_dict():
     spec = expand({"preset": "bounded", "k": 5, "delta": 0.1})[0].spec
     assert MethodSpec(**spec.to_dict()) == spec
+
+
+def test_a_list_of_presets_is_an_entry_for_each():
+    runs = expand({"preset": ["lantern", "bounded"], "k": 20, "delta": [0.1, 0.4]})
+    assert [run.spec.method_id for run in runs] == [
+        "lantern-k20-delta0.1",
+        "lantern-k20-delta0.4",
+        "bounded-k20-delta0.1",
+        "bounded-k20-delta0.4",
+    ]
+    assert [run.spec.relaxation for run in runs] == ["additive", "additive", "budget", "budget"]
+
+
+def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():
+    parts = {"name": "exact", "tree": ["chain3", "mine"], "drafts": ["sampled", "top"], "relaxation": "none"}
+    found = [run.spec.method_id for run in expand(parts)]
+    assert found == ["exact-chain3-sampled", "exact-chain3-top", "exact-mine-sampled", "exact-mine-top"]
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("relaxation", ["additive", "jensen_shannon"]),
+        ("residual", ["paper", "official", "official_lumina"]),
+        ("neighbours", ["l2", "l2_normalised", "cosine", "probability", "random"]),
+        ("tree", ["chain3", "mine", "mc_sim_7b_63"]),
+        ("k", [1, 2]),
+        ("delta", [0.001, 0.002]),
+    ],
+)
+def test_methods_that_differ_in_one_part_have_ids_of_their_own(part, values):
+    entry = {"preset": "lantern", "tree": "chain3", "drafts": "sampled", "k": 5, "delta": 0.1}
+    runs = expand(entry | {part: values})
+    assert len({run.spec.method_id for run in runs}) == len(values)
+    assert [getattr(run.spec, part) for run in runs] == values
+
+
+def test_ablations_are_compared_with_autoregressive_decoding_under_the_same_settings():
+    points = expand_grid(
+        {"methods": [{"preset": ["coupled", "eagle2"], "temperatures": [0, 1]}], "sampling": {"cfg_scale": [1, 3]}}
+    )
+    assert [(point.sampling["cfg_scale"], point.spec.name, point.temperature) for point in points] == [
+        (scale, name, temperature)
+        for scale in (1, 3)
+        for names in (("autoregressive",), ("coupled", "eagle2"))
+        for name in names
+        for temperature in (0.0, 1.0)
+    ]
+
+
+def test_autoregressive_decoding_asked_for_is_there_once():
+    points = expand_grid({"methods": [{"preset": "autoregressive"}, {"preset": "coupled"}]})
+    assert [point.spec.method_id for point in points] == ["autoregressive", "coupled"]
+
+
+def test_sampling_settings_multiply_and_the_others_stay_the_runs():
+    points = expand_grid(
+        {"methods": [{"preset": "autoregressive"}], "sampling": {"cfg_scale": [1, 5], "top_k": [10, 0]}}
+    )
+    assert [point.sampling for point in points] == [
+        {"cfg_scale": scale, "top_k": top_k, "top_p": 1.0} for scale in (1, 5) for top_k in (10, 0)
+    ]
+
+
+def test_one_sampling_setting_needs_no_list():
+    points = expand_grid({"methods": [{"preset": "coupled"}], "sampling": {"top_p": 0.9}})
+    assert [point.sampling["top_p"] for point in points] == [0.9, 0.9]
+
+
+def test_drafters_multiply_the_drafted_methods_only():
+    grid = {"methods": [{"preset": "coupled"}, {"preset": "proximity", "k": 3}], "drafter_steps": [40, None]}
+    assert [(point.spec.method_id, point.drafter_steps) for point in expand_grid(grid)] == [
+        ("autoregressive", None),
+        ("coupled", 40),
+        ("proximity-k3", 40),
+        ("coupled", None),
+        ("proximity-k3", None),
+    ]
+
+
+def test_without_changes_an_ablation_has_the_runs_sampling_and_drafter():
+    point = expand_grid({"methods": [{"preset": "coupled"}]})[-1]
+    assert (point.spec.method_id, point.temperature, point.sampling, point.drafter_steps) == (
+        "coupled",
+        1.0,
+        SAMPLING,
+        None,
+    )
+
+
+def test_an_ablation_that_is_null_is_left_out():
+    grids = {"one": None, "two": {"methods": [{"preset": "coupled"}]}}
+    assert list(expand_ablations(BASE | {"sampling": SAMPLING, "ablations": {"grids": grids}})) == ["two"]
+    assert expand_ablations(BASE | {"sampling": SAMPLING, "ablations": {"grids": {"one": None}}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (
+            [{"preset": "coupled"}, {"preset": "lanturn"}],
+            r"ablations\.grids\.trees\.methods\[1\]: preset must be one of",
+        ),
+        ([{"preset": "coupled", "tree": "bush"}], r"ablations\.grids\.trees\.methods\[0\]: tree must be one of"),
+        (
+            [{"preset": "coupled"}] * 2,
+            r"ablations\.grids\.trees\.methods\[1\]: coupled at temperature 1 is listed twice",
+        ),
+        ([{"preset": ["coupled", "coupled"]}], r"ablations\.grids\.trees\.methods\[0\]: coupled .*listed twice"),
+    ],
+)
+def test_a_bad_method_of_an_ablation_names_its_grid(methods, message):
+    with pytest.raises(ValueError, match=f"config key {message}"):
+        expand_grid({"methods": methods}, name="trees")

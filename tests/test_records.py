@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lantern.methods import PARAMETERS, PRESETS, MethodSpec
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
+from lantern.sampling import SamplingConfig
+from lantern.verification import Verifier
 
 
 def make_records(ids: list[str]) -> GenerationRecords:
@@ -50,3 +53,59 @@ def test_truncated_or_foreign_files_are_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"r\.safetensors"):
         load_records(path)
+
+
+def test_some_images_in_the_order_asked_for():
+    records = make_records(["a", "b", "c"])
+    chosen = records.select([2, 0])
+    assert chosen.prompt_ids == ["c", "a"] and len(chosen) == 2
+    assert chosen.codes.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    assert torch.equal(chosen.seconds, records.seconds[[2, 0]])
+    assert chosen.margins.shape == (2, 0)
+    assert chosen.metadata == records.metadata
+
+
+def test_no_images_are_selected_by_no_rows():
+    assert len(make_records(["a"]).select([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("drafts", "relaxation", "residual", "temperature", "is_counted"),
+    [
+        (None, "none", "paper", 1.0, True),
+        ("coupled", "proximity", "paper", 1.0, True),
+        ("top", "additive", "paper", 1.0, True),
+        ("top", "budget", "paper", 1.0, True),
+        ("top", "none", "official", 1.0, True),  # without relaxation the authors' residual is the exact one
+        ("sampled", "none", "paper", 1.0, False),
+        ("sampled", "multiplicative", "paper", 1.0, False),
+        ("top", "additive", "official", 1.0, False),
+        ("sampled", "multiplicative", "paper", 0.0, True),
+        ("top", "additive", "official_lumina", 0.0, True),
+    ],
+)
+def test_substitutions_are_counted_where_the_target_draws_a_token_of_its_own(
+    drafts, relaxation, residual, temperature, is_counted
+):
+    records = make_records(["a", "b"])
+    records.is_substituted[1, :3] = True
+    method = {"method_id": "x", "drafts": drafts, "relaxation": relaxation, "residual": residual}
+    records.metadata = {"method": method, "temperature": temperature}
+    if is_counted:
+        assert records.substitutions.tolist() == [0.0, 3.0]
+    else:
+        assert records.substitutions.isnan().all()
+    assert records.substitutions.dtype == torch.float64
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_substitutions_are_counted_exactly_where_verification_tells_them(preset, temperature):
+    parts = {"k": 2, "delta": 0.2, "lambda_": 2.0}
+    wanted = {name: parts[name] for name in PARAMETERS[PRESETS[preset]["relaxation"]]}
+    method = MethodSpec(name=preset, neighbours="l2", **{**PRESETS[preset], **wanted})
+    verifier = Verifier(torch.zeros(4, 3, dtype=torch.int64), method, SamplingConfig(temperature=temperature))
+    records = make_records(["a"])
+    records.metadata = {"method": method.to_dict(), "temperature": temperature}
+    is_told = verifier.draws_target_tokens or method.drafts is None
+    assert records.substitutions.isnan().item() != is_told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,17 +15,22 @@ from lantern.metrics.labels import NAMES, PARTS, SYMBOLS
 from lantern.metrics.speed import BASELINE
 
 MEASURES = {"mean_accepted_length": "tokens / forward", "nll_change": "NLL change\n(nats / token)"}
-SETTINGS = {"temperature": "temperature {:g}", "cfg_scale": "guidance {:g}", "top_k": "top-k {:g}"}
+# number that a variant may differ in -> how a value is written
+NUMBERS: dict[str, Callable[[float], str]] = {
+    **{name: f"{symbol} {{:g}}".format for name, symbol in SYMBOLS.items()},
+    "temperature": "T {:g}".format,
+    "cfg_scale": "guidance {:g}".format,
+    "top_k": lambda value: f"top-k {value:g}" if value else "all codes",
+    "drafter_steps": lambda value: "as trained" if pd.isna(value) else f"{value:g} steps",
+}
 COLUMNS = (
     "ablation",
     "method",
     *PARTS,
-    *SYMBOLS,
-    *SETTINGS,
-    "drafter_steps",
+    *NUMBERS,
     *(name + end for name in MEASURES for end in ("", "_low", "_high")),
 )
-ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.165, 0.45, 0.3  # inches
+ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.155, 0.31, 0.45  # inches
 WRAP = 24  # letters in a line of a label
 Panel = tuple[str, pd.DataFrame]  # an ablation's name and its variants
 
@@ -57,33 +62,38 @@ def draw_ablations(table: pd.DataFrame) -> Figure:
 
 
 def _label(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds a column `label`: what differs between the variants of one ablation, in words."""
-    parts = rows[list(PARTS)].astype(object).where(rows[list(PARTS)].notna(), "none")
-    by_method = parts.groupby(rows["method"])
-    differing = [part for part in PARTS if (by_method[part].transform("nunique") > 1).any()]
-    is_shared = rows["method"].nunique() == 1
-    numbers = [name for name in (*SYMBOLS, *SETTINGS, "drafter_steps") if rows[name].nunique(dropna=False) > 1]
+    """Sorts the variants of one ablation by method and parts, and adds a column `label`: what differs, in words."""
+    shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
+    shown = shown.sort_values(["method", *PARTS], key=lambda column: column.map(_order(column)), kind="stable")
+    # what differs between the variants of a method; what differs between methods is the methods' nature
+    differing = shown.groupby("method")[[*PARTS, *NUMBERS]].nunique(dropna=False) > 1
+    is_alone = shown["method"].nunique() == 1
     labels = []
-    for place, row in rows.iterrows():
-        words = [] if is_shared else [NAMES.get(row["method"], row["method"].replace("_", " "))]
-        words += [str(parts.loc[place, part]).replace("_", " ") for part in differing]
-        words += [_describe(name, row[name]) for name in numbers]
-        labels.append(", ".join(word for word in words if word) or NAMES.get(row["method"], row["method"]))
-    return rows.assign(label=[textwrap.fill(label, WRAP) for label in labels])
+    for _, row in shown.iterrows():
+        words, varying = [] if is_alone else [_name(row["method"])], differing.loc[row["method"]]
+        words += [str(row[part]).replace("_", " ") for part in PARTS if varying[part]]
+        words += [NUMBERS[name](row[name]) for name in NUMBERS if varying[name] and _is_told(name, row[name])]
+        labels.append(textwrap.fill(", ".join(words) or _name(row["method"]), WRAP))
+    return shown.assign(label=labels)
 
 
-def _describe(name: str, value: float) -> str:
-    """E.g. "k 20"; an empty text where a variant has no such parameter."""
-    if name == "drafter_steps":
-        return "drafter as trained" if pd.isna(value) else f"drafter {value:g} steps"
-    if pd.isna(value):
-        return ""
-    return f"{SYMBOLS[name]} {value:g}" if name in SYMBOLS else SETTINGS[name].format(value)
+def _order(column: pd.Series) -> dict[str, int]:
+    """Value -> place of its first appearance."""
+    return {value: place for place, value in enumerate(column.unique())}
+
+
+def _is_told(name: str, value: float) -> bool:
+    """Whether a number says something: an empty one does for the draft model only, which then is the run's own."""
+    return name == "drafter_steps" or not pd.isna(value)
+
+
+def _name(method: str) -> str:
+    return NAMES.get(method, method.replace("_", " "))
 
 
 def _title(name: str, rows: pd.DataFrame) -> str:
     methods = rows["method"].unique()
-    of = f" ({NAMES.get(methods[0], methods[0].replace('_', ' '))})" if len(methods) == 1 else ""
+    of = f" ({_name(methods[0])})" if len(methods) == 1 else ""
     return name.replace("_", " ") + of
 
 
@@ -111,7 +121,7 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
             axes = part.add_subplot(grid[line, column])
             _draw_panel(axes, rows, measure)
             axes.set_xlim(limits[measure])
-            axes.tick_params(labelleft=column == 0)
+            axes.tick_params(labelleft=column == 0, labelbottom=line == len(side) - 1)
             if line == len(side) - 1:
                 axes.set_xlabel(MEASURES[measure])
             if column == 0:

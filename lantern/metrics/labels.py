@@ -23,6 +23,13 @@ PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours")
 SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ"}
 
 
+def _name(method: str) -> str:
+    """A preset's name; a method of the config's own that begins like a preset keeps the preset's spelling."""
+    known = [name for name in NAMES if method == name or method.startswith(f"{name}_")]
+    preset = max(known, key=len, default="")
+    return (NAMES.get(preset, "") + method.removeprefix(preset).replace("_", " ")).strip()
+
+
 def describe_parameters(row: Mapping[str, Any]) -> str:
     """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none."""
     given = [(symbol, row[name]) for name, symbol in SYMBOLS.items() if name in row and not pd.isna(row[name])]
@@ -44,7 +51,7 @@ def label_families(table: pd.DataFrame) -> pd.Series:
     parts = table[list(PARTS)].astype(object).where(table[list(PARTS)].notna(), "")
     labels = pd.Series("", index=table.index, dtype=object)
     for method, rows in table.groupby("method", sort=False).groups.items():
-        name = NAMES.get(str(method), str(method).replace("_", " "))
+        name = _name(str(method))
         differing = [part for part in PARTS if parts.loc[rows, part].nunique() > 1]
         for row in rows:
             shown = [str(parts.loc[row, part]) for part in differing if parts.loc[row, part] != ""]

@@ -13,7 +13,7 @@ rule run_ablation:
         recogniser=rules.train_recogniser.output.model,
         clip=rules.train_clip.output.model,
     output:
-        table=stage("ablations", "{ablation}.csv"),
+        table=report(stage("ablations", "{ablation}.csv"), caption="../report/ablations.rst", category="Ablations"),
         images=stage("ablations", "{ablation}.images.csv"),
     log:
         log_of("run_ablation", "{ablation}"),

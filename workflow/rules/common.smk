@@ -16,7 +16,6 @@ except ValueError as error:
 
 set_job_environment(workflow.basedir)
 
-FIGURES = ["fig_a_samples", "fig_b_tradeoff", "fig_c_ambiguity"]
 ENVIRONMENT = "../../environment.yml"
 SCRIPTS = Path(workflow.basedir) / "workflow" / "scripts"
 SEED = config["seed"]
@@ -44,12 +43,34 @@ VERDICT = Path("results", config["experiment"], "verdict.json")
 config["numbers"] = json.loads(VERDICT.read_text())["numbers"] if VERDICT.is_file() else {}
 
 
+FIGURES = [
+    "fig_a_samples",
+    "fig_b_tradeoff",
+    "fig_c_ambiguity",
+    "fig_d_aggregation",
+    "fig_e_latent_proximity",
+    "fig_f_speed_bars",
+    "fig_h_law",
+    "fig_i_acceptance_map",
+    "fig_j_step_time",
+    "fig_l_published",
+    "fig_m_divergence",
+]
+# Figures of what a config may leave out: an ablation, a pair of coupled methods, every ablation.
+COUPLED = {
+    spec.is_relaxed for spec, temperature in RUNS if (spec.drafts, temperature) == ("coupled", HEADLINE["temperature"])
+}
+FIGURES += ["fig_g_neighbours"] if "neighbours" in ABLATIONS else []
+FIGURES += ["fig_k_pairs"] if config["figures"]["pair_methods"] or COUPLED == {True, False} else []
+FIGURES += ["fig_n_ablations"] if ABLATIONS else []
+
+
 wildcard_constraints:
     prompt_set="|".join(PROMPT_SETS),
     method="|".join(SPECS).replace(".", r"\."),
     temperature=r"[0-9.]+",
     neighbours=r"[a-z0-9_]+",
-    ablation="|".join(ABLATIONS),
+    ablation="|".join(ABLATIONS) or "none",
     training_seed=r"\d+",
     noise_seed=r"\d+",
     repeat=r"s\d+n\d+",

@@ -8,9 +8,23 @@ rule generate_images:
         drafter=lambda wildcards: drafter_of(wildcards.training_seed) if SPECS[wildcards.method].drafts else [],
         nearest_codes=lambda wildcards: table_of(SPECS[wildcards.method], wildcards.training_seed),
     output:
-        stage("generation", "{method}", "{prompt_set}", "T{temperature}", "s{training_seed}n{noise_seed}", "{scatteritem}.safetensors"),
+        stage(
+            "generation",
+            "{method}",
+            "{prompt_set}",
+            "T{temperature}",
+            "s{training_seed}n{noise_seed}",
+            "{scatteritem}.safetensors",
+        ),
     log:
-        log_of("generate_images", "{method}", "{prompt_set}", "T{temperature}", "s{training_seed}n{noise_seed}", "{scatteritem}"),
+        log_of(
+            "generate_images",
+            "{method}",
+            "{prompt_set}",
+            "T{temperature}",
+            "s{training_seed}n{noise_seed}",
+            "{scatteritem}",
+        ),
     conda:
         ENVIRONMENT
     threads: 1

@@ -12,7 +12,7 @@ rule measure_law:
         nearest=stage("codebook", f"{config['codebook']['neighbours']}.safetensors"),
         random=stage("codebook", "random.safetensors"),
     output:
-        law=stage("law", "law.csv"),
+        law=report(stage("law", "law.csv"), caption="../report/law.rst", category="Results"),
         curves=stage("law", "curves.csv"),
         acceptance=stage("law", "acceptance.csv"),
     log:

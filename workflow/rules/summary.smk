@@ -7,6 +7,8 @@ rule summarise:
         images=quality_tables("images.csv"),
         latency=[stage("latency", f"{repeat}.csv") for repeat in REPEATS],
         law=rules.measure_law.output.law,
+        curves=rules.measure_law.output.curves,
+        ablations=[stage("ablations", f"{name}.images.csv") for name in ABLATIONS],
         tokenizer=rules.train_tokenizer.output.report,
         target=expand(rules.train_target.output.report, training_seed=config["repeats"]["training_seeds"]),
         recogniser=rules.train_recogniser.output.report,
@@ -35,14 +37,16 @@ rule summarise:
         "../scripts/summarise.py"
 
 
-rule publish_summary:
+rule publish_tables:
     input:
         summary=rules.summarise.output.summary,
+        paired=rules.summarise.output.paired,
         verdict=rules.summarise.output.verdict,
     output:
-        report("results/summary.csv", caption="../report/summary.rst", category="Results"),
+        summary=report("results/summary.csv", caption="../report/summary.rst", category="Results"),
+        paired=report("results/paired.csv", caption="../report/paired.rst", category="Results"),
     log:
-        log_of("publish_summary"),
+        log_of("publish_tables"),
     conda:
         ENVIRONMENT
     threads: 1
@@ -54,7 +58,7 @@ rule publish_summary:
     message:
         "Writing {output}"
     shell:
-        "cp {input.summary} {output} 2> {log}"
+        "(cp {input.summary} {output.summary} && cp {input.paired} {output.paired}) 2> {log}"
 
 
 # Not part of `all`: it changes files under version control. `make readme`.

@@ -11,7 +11,9 @@ with job_log(snakemake) as log:
     numbers = read_json(snakemake.input.verdict)["numbers"]
     table = Path(snakemake.input.table).read_text(encoding="utf-8")
     root = Path(snakemake.params.root)
-    update_marked_block(root / "README.md", f"{numbers['verdict']}\n\n{numbers['rulers']}\n\n{table}")
+    update_marked_block(
+        root / "README.md", "\n\n".join([numbers["verdict"], numbers["findings"], numbers["rulers"], table])
+    )
     for picture in snakemake.input.pictures:
         with atomic_path(root / "docs" / Path(picture).name) as temporary:
             shutil.copyfile(picture, temporary)

@@ -1,9 +1,12 @@
 """Joins quality, latency and law into the table of results, and says in numbers and words what came out."""
 
+from pathlib import Path
+
 import pandas as pd
 
 from lantern.io import read_json, read_table, write_json, write_table, write_text
 from lantern.job import job_log
+from lantern.metrics.findings import describe_findings
 from lantern.metrics.markdown import render_markdown
 from lantern.metrics.paired import build_paired
 from lantern.metrics.summary import Measurements, build_summary
@@ -32,5 +35,10 @@ with job_log(snakemake):
     write_table(snakemake.output.paired, build_paired(images, latency, settings=params.settings, seed=params.seed))
     reports = {name: read_json(snakemake.input[name]) for name in ("tokenizer", "recogniser", "clip")}
     reports["target"] = {"val_cross_entropy": sum(entropies) / len(entropies)}
-    write_json(snakemake.output.verdict, compute_verdict(summary, settings=params.settings, reports=reports))
+    verdict = compute_verdict(summary, settings=params.settings, reports=reports)
+    curves = read_table(snakemake.input.curves)
+    ablations = {Path(path).name.partition(".")[0]: read_table(path) for path in snakemake.input.ablations}
+    findings = describe_findings(summary, curves, ablations, settings=params.settings, seed=params.seed)
+    verdict["numbers"]["findings"] = findings
+    write_json(snakemake.output.verdict, verdict)
     write_text(snakemake.output.table, render_markdown(summary, settings=params.settings))

@@ -1,0 +1,97 @@
+"""Comparison at equal accepted length: what do two ways to relax cost where they are equally fast?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from lantern.metrics.bootstrap import LEVEL, crossed_resamples
+
+
+@dataclass(frozen=True)
+class EqualLength:
+    """Two curves of negative log-likelihood over accepted length, read off at one length.
+
+    Attributes:
+        length: tokens per target forward: the most that both curves reach.
+        first: nats per token of the first curve there.
+        second: of the second curve.
+        low: end of the 95 % interval of first - second, over prompts.
+        high: the other end.
+    """
+
+    length: float
+    first: float
+    second: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """First minus second, nats per token."""
+        return self.first - self.second
+
+
+def compare_at_equal_length(
+    first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
+) -> EqualLength:
+    """Compares two curves at the largest accepted length that both reach.
+
+    A curve is piecewise linear through its methods' points, mean negative log-likelihood over tokens per forward.
+    Prompts are resampled for all points together, since methods draw the same prompts; each resample is read off at its
+    own length.
+
+    Args:
+        first: per-image table of an ablation, rows of one curve: method_id, prompt_id, num_tokens, target_forwards,
+            nll.
+        second: the same for the other curve, on the same prompts.
+        num_resamples: bootstrap resamples.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: the curves have no length in common, or different prompts.
+    """
+    curves = [_stack(rows) for rows in (first, second)]
+    if not np.array_equal(curves[0][0], curves[1][0]):
+        raise ValueError("two curves are compared on the same prompts only; run both in one ablation")
+    lengths = [_lengths(curve, slice(None)) for curve in curves]
+    if max(values.min() for values in lengths) > min(values.max() for values in lengths):
+        spans = " and ".join(f"{values.min():.2f} to {values.max():.2f}" for values in lengths)
+        raise ValueError(f"the curves have no accepted length in common ({spans}); widen the ablation's grid")
+    estimate = _read_off(curves, slice(None))
+    num_prompts, resampled = len(curves[0][0]), []
+    for _, prompts in crossed_resamples(1, num_prompts, num_resamples, seed):
+        resampled += [_read_off(curves, chosen) for chosen in prompts]
+    differences = [at[1] - at[2] for at in resampled]
+    low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return EqualLength(*estimate, float(low), float(high))
+
+
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _stack(rows: pd.DataFrame) -> Curve:
+    """(prompt ids, then num_tokens, target_forwards and nll, each (methods, prompts))."""
+    columns = [
+        rows.pivot(index="method_id", columns="prompt_id", values=name)
+        for name in ("num_tokens", "target_forwards", "nll")
+    ]
+    return columns[0].columns.to_numpy(), *(column.to_numpy(float) for column in columns)
+
+
+def _lengths(curve: Curve, prompts: slice | np.ndarray) -> np.ndarray:
+    return curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1)
+
+
+def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float]:
+    """(common length, nats of the first curve there, nats of the second)."""
+    lengths = [_lengths(curve, prompts) for curve in curves]
+    common = min(values.max() for values in lengths)
+    nll = []
+    for curve, values in zip(curves, lengths, strict=True):
+        order = values.argsort()
+        nll.append(float(np.interp(common, values[order], curve[3][:, prompts].mean(1)[order])))
+    return float(common), *nll

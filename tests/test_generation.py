@@ -1,0 +1,170 @@
+"""Generation jobs: what is loaded by which name, and records that do not depend on how they were made."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import make_models
+from lantern import generation
+from lantern.decoding import Decoder
+from lantern.draft_tree import tree_choices
+from lantern.drafting import DynamicTreeOptions
+from lantern.generation import (
+    generate_records,
+    load_decoders,
+    load_decoding_models,
+    load_nearest_codes,
+    load_tables,
+    make_tree,
+    select_shard,
+)
+from lantern.io import save_tensors
+from lantern.methods import MethodSpec
+from lantern.models.draft import save_draft
+from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern.training.drafter import new_draft_model
+
+PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
+CHAIN = tree_choices("chain3")
+SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
+
+
+def save_table(path, num_columns=4, name="nearest_codes"):
+    table = torch.arange(num_columns).expand(12, -1) + torch.arange(12)[:, None] + 1
+    save_tensors(path, {name: (table % 12).int()}, {})
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Checkpoints of an untrained run with two tables."""
+    config = {"dim": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 12, "grid": 4}
+    target = TargetModel(TargetConfig(**config, num_text_tokens=5, caption_dim=16, ffn_multiple=16))
+    save_target(tmp_path / "target.safetensors", target)
+    save_draft(tmp_path / "drafter.safetensors", new_draft_model(target, 0))
+    return SimpleNamespace(
+        target=tmp_path / "target.safetensors",
+        drafter=tmp_path / "drafter.safetensors",
+        nearest_codes=[
+            str(save_table(tmp_path / "l2.safetensors", 4)),
+            str(save_table(tmp_path / "probability.s0.safetensors", 5)),
+        ],
+    )
+
+
+def test_tables_are_named_after_their_files_up_to_the_first_dot(tmp_path):
+    names = ["l2_normalised.safetensors", "probability.s12.safetensors", "random.safetensors"]
+    tables = load_tables([save_table(tmp_path / name, columns) for columns, name in enumerate(names, 1)])
+    assert {name: tuple(table.shape) for name, table in tables.items()} == {
+        "l2_normalised": (12, 1),
+        "probability": (12, 2),
+        "random": (12, 3),
+    }
+    assert all(table.dtype == torch.int64 for table in tables.values())
+
+
+def test_one_table_or_none_need_no_list(tmp_path):
+    assert list(load_tables(str(save_table(tmp_path / "l2.safetensors")))) == ["l2"]
+    assert load_tables([]) == {}
+
+
+def test_a_file_without_a_table_is_named(tmp_path):
+    path = save_table(tmp_path / "l2.safetensors", name="codes")
+    with pytest.raises(ValueError, match=r"l2\.safetensors holds no tensor nearest_codes, found \['codes'\]"):
+        load_nearest_codes(path)
+
+
+def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(files):
+    relaxed = {"tree": "chain3", "drafts": "coupled", "relaxation": "proximity", "k": 3}
+    runs = [
+        (MethodSpec("autoregressive", method_id="autoregressive").to_dict(), None, 1.0),
+        (MethodSpec("a", neighbours="l2", method_id="a", **relaxed).to_dict(), None, 1.0),
+        (MethodSpec("b", neighbours="probability", method_id="b", **relaxed).to_dict(), None, 0.5),
+    ]
+    decoders = load_decoders(files, runs, SAMPLING)
+    assert [decoder.spec.method_id for decoder in decoders] == ["autoregressive", "a", "b"]
+    assert [decoder.sampling.temperature for decoder in decoders] == [1.0, 1.0, 0.5]
+    assert all(decoder.sampling.top_k == 6 for decoder in decoders)
+    assert len({id(decoder.target) for decoder in decoders}) == 1
+    assert decoders[0].models.nearest_codes is None
+    assert [decoder.models.nearest_codes.shape[1] for decoder in decoders[1:]] == [4, 5]
+
+
+def test_a_draft_model_of_another_target_is_refused(files, tmp_path):
+    other = TargetModel(
+        TargetConfig(dim=32, num_layers=1, num_heads=2, vocab_size=12, grid=2, num_text_tokens=5, caption_dim=16)
+    )
+    save_draft(tmp_path / "other.safetensors", new_draft_model(other, 0))
+    with pytest.raises(
+        ValueError, match=r"other\.safetensors: grid should be 4 as in .*found 2; train the drafter again"
+    ):
+        load_decoding_models(files.target, tmp_path / "other.safetensors")
+
+
+def test_a_tree_is_made_of_its_name_or_its_settings():
+    assert make_tree(MethodSpec("a"), None) is None
+    assert make_tree(MethodSpec("a", "chain3", "top"), None) == CHAIN
+    assert make_tree(MethodSpec("a", "mine", "top"), [[0], [1]]) == [[0], [1]]
+    options = {"num_nodes": 6, "depth": 1, "top_k": 4}
+    assert make_tree(MethodSpec("a", "dynamic", "top"), options) == DynamicTreeOptions(6, 1, 4)
+
+
+def test_shards_part_the_prompts():
+    shards = [select_shard(PROMPTS, f"{number}-of-3") for number in (1, 2, 3)]
+    assert [[prompt.id for prompt in shard] for shard in shards] == [["p0", "p3"], ["p1", "p4"], ["p2"]]
+    assert select_shard(PROMPTS, "1-of-1") == PROMPTS
+
+
+def make_decoder(spec=None, temperature=1.0, **options):
+    spec = spec or MethodSpec("near", "chain3", "coupled", "proximity", "paper", "l2", k=4, method_id="near-k4")
+    sampling = SamplingConfig(temperature=temperature, **SAMPLING)
+    return Decoder(make_models(), spec, sampling, CHAIN if spec.drafts else None, **options)
+
+
+def make_records(decoder, batch_size, prompts=PROMPTS, **options):
+    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
+    return generate_records(decoder, prompts, encoder, run_seed=3, batch_size=batch_size, **options)
+
+
+def test_records_do_not_depend_on_the_batches():
+    whole = make_records(make_decoder(), 5)
+    parts = make_records(make_decoder(), 2)
+    assert whole.prompt_ids == parts.prompt_ids == ["p0", "p1", "p2", "p3", "p4"]
+    for name in ("codes", "target_forwards", "step_lengths", "is_substituted"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
+    assert (whole.step_lengths.sum(1) == 16).all()
+    assert whole.substitutions.sum() > 0
+
+
+def test_records_say_how_they_were_made():
+    records = make_records(make_decoder(), 2)
+    metadata = records.metadata
+    assert metadata["method"]["method_id"] == "near-k4" and metadata["method"]["k"] == 4
+    assert (metadata["temperature"], metadata["cfg_scale"], metadata["run_seed"]) == (1.0, 2.0, 3)
+    assert records.margins.shape == (5, 0)
+
+
+def test_autoregressive_records_hold_the_targets_margins():
+    spec = MethodSpec("autoregressive", method_id="autoregressive")
+    records = make_records(make_decoder(spec, records_margins=True), 3)
+    assert records.margins.shape == (5, 16) and (records.margins > 0).all()
+    assert (records.target_forwards == 16).all()
+
+
+def test_images_of_the_warm_up_are_thrown_away(monkeypatch):
+    drawn = []
+    inner = generation.decode_timed
+
+    def decode(decoder, prompts, encoder, run_seed):
+        drawn.append([prompt.id for prompt in prompts])
+        return inner(decoder, prompts, encoder, run_seed)
+
+    monkeypatch.setattr(generation, "decode_timed", decode)
+    assert len(make_records(make_decoder(temperature=0.0), 2, PROMPTS[:3], num_warmup=2)) == 3
+    assert drawn == [["p0"], ["p0"], ["p0", "p1"], ["p2"]]
