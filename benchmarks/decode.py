@@ -6,8 +6,8 @@
     python benchmarks/decode.py --compile              # the target's layers through torch.compile (needs a C++
     compiler)
 
-Batch 1, one thread. Whole images are timed first, methods interleaved; the parts of a step in a second pass, since the
-clocks themselves cost something. The last line of the output is JSON.
+Batch 1, one thread. Whole images are timed first, methods interleaved; the parts of a step in a second pass over a
+quarter of the images, since the clocks themselves cost something. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -15,141 +15,115 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from lantern.assembly import make_text_encoder
 from lantern.codebook import nearest_codes
-from lantern.config import load_yaml
+from lantern.config import load_yaml, table_file, tree_settings
 from lantern.decoding import Decoder, DecodingModels
-from lantern.generation import load_decoding_models, load_nearest_codes, make_tree
+from lantern.generation import load_decoding_models, load_tables, make_tree
 from lantern.io import read_prompts
+from lantern.latency import PARTS, measure_latency, profile_steps
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.sampling import NoiseField, SamplingConfig
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
 from lantern.training.drafter import new_draft_model
 
-Caption = tuple[str, torch.Tensor, torch.Tensor]
-PARTS = {
-    "draft": ("drafter", "grow"),
-    "target": (None, "_run_target"),
-    "score": (None, "_score"),
-    "commit": (None, "_commit_path"),
-}
+BASELINE = MethodSpec(name="autoregressive", method_id="autoregressive")
 
 
-def load_models(
-    config: dict[str, Any], folder: Path, is_random: bool
-) -> tuple[DecodingModels, dict[str, torch.Tensor]]:
-    """Models and nearest-code tables by neighbours; random ones of the configured size if asked for."""
+def choose_specs(config: dict[str, Any], temperature: float) -> list[MethodSpec]:
+    """Methods of the configuration at this temperature, autoregressive decoding first."""
+    found = [run.spec for run in expand_methods(config) if run.temperature == temperature]
+    return [BASELINE, *(spec for spec in found if spec != BASELINE)]
+
+
+def load_models(config: dict[str, Any], folder: Path) -> DecodingModels:
+    """Target and draft model of the run's first training seed."""
+    seed = config["repeats"]["training_seeds"][0]
+    return load_decoding_models(*(folder / name / f"s{seed}" / "model.safetensors" for name in ("target", "drafter")))
+
+
+def load_used_tables(config: dict[str, Any], folder: Path, specs: list[MethodSpec]) -> dict[str, torch.Tensor]:
+    """Tables of nearest codes that the methods read, by neighbours."""
+    seed = config["repeats"]["training_seeds"][0]
+    used = sorted({table_file(spec.neighbours, seed) for spec in specs if spec.neighbours})
+    return load_tables([folder / "codebook" / name for name in used])
+
+
+def make_random_models(config: dict[str, Any]) -> tuple[DecodingModels, dict[str, torch.Tensor]]:
+    """Random models and one table of the configured sizes."""
+    sizes = {key: config["target"][key] for key in ("dim", "num_layers", "num_heads")}
+    codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
+    text = {"num_text_tokens": config["text"]["max_tokens"], "caption_dim": config["text"]["caption_dim"]}
+    target = TargetModel(TargetConfig(**sizes, **codes, **text))
+    draft = new_draft_model(target, 0)
+    table = nearest_codes(torch.randn(target.config.vocab_size, 8), config["codebook"]["num_neighbours"])
+    models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
+    return models, defaultdict(lambda: table)
+
+
+def load_prompts(config: dict[str, Any], folder: Path, is_random: bool) -> tuple[list[Prompt], TextEncoder]:
+    """What is drawn, and the encoder that reads it: the run's own prompts, or any words for random weights."""
     if is_random:
-        section = {key: config["target"][key] for key in ("dim", "num_layers", "num_heads")}
-        target = TargetModel(TargetConfig(**section))
-        draft = new_draft_model(target, 0)
-        table = nearest_codes(torch.randn(target.config.vocab_size, 8), config["codebook"]["num_neighbours"])
-        models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
-        return models, defaultdict(lambda: table)
-    models = load_decoding_models(folder / "target" / "model.safetensors", folder / "drafter" / "model.safetensors")
-    tables = {path.stem: load_nearest_codes(path) for path in (folder / "codebook").glob("*.safetensors")}
-    return models, tables
+        prompts = [Prompt(f"random-{i}", f"caption number {i}") for i in range(32)]
+        return prompts, make_text_encoder(config["text"], "folder", config["seed"])
+    prompts = read_prompts(folder / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl")
+    return prompts, make_text_encoder(config["text"], config["data"]["source"], config["seed"])
 
 
 def make_decoders(
-    config: dict[str, Any], models: DecodingModels, tables: dict[str, torch.Tensor], temperature: float
-) -> dict[str, Decoder]:
-    """One decoder per method of the configuration at this temperature, autoregressive first."""
-    runs = [run.spec for run in expand_methods(config) if run.temperature == temperature]
-    specs = {spec.method_id: spec for spec in [MethodSpec(name="autoregressive", method_id="autoregressive"), *runs]}
+    config: dict[str, Any],
+    models: DecodingModels,
+    tables: dict[str, torch.Tensor],
+    specs: list[MethodSpec],
+    temperature: float,
+) -> list[Decoder]:
+    """One decoder per method."""
     sampling = SamplingConfig(temperature=temperature, **config["sampling"])
-    decoders = {}
-    for method_id, spec in specs.items():
-        settings = config["draft_tree"]["dynamic"] if spec.tree == "dynamic" else config["trees"].get(spec.tree)
+    decoders = []
+    for spec in specs:
         parts = DecodingModels(models.target, models.draft, tables[spec.neighbours] if spec.is_relaxed else None)
-        decoders[method_id] = Decoder(parts, spec, sampling, make_tree(spec, settings))
+        decoders.append(Decoder(parts, spec, sampling, make_tree(spec, tree_settings(spec, config))))
     return decoders
 
 
-def load_captions(config: dict[str, Any], folder: Path, is_random: bool) -> list[Caption]:
-    """(prompt id, features, mask) of what is drawn: the run's own prompts, or random features for random weights."""
-    text = config["text"]
-    if is_random:
-        mask = torch.ones(1, text["max_tokens"], dtype=torch.bool)
-        return [(f"random-{i}", torch.randn(1, text["max_tokens"], text["caption_dim"]), mask) for i in range(32)]
-    prompts = read_prompts(folder / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl")
-    encoder = make_text_encoder(text, config["data"]["source"], config["seed"])
-    return [(prompt.id, *encoder.encode([prompt.text])) for prompt in prompts]
-
-
-def draw(decoder: Decoder, caption: Caption) -> tuple[float, int]:
-    """Seconds and target forwards of one image."""
-    prompt_id, features, mask = caption
-    noise = NoiseField(0, [prompt_id], decoder.num_tokens, decoder.target.config.vocab_size)
-    noise.prepare(decoder.noise_streams)
-    begun = time.perf_counter()
-    generation = decoder.generate(features, mask, noise)
-    return time.perf_counter() - begun, int(generation.target_forwards)
-
-
-def time_parts(decoder: Decoder, captions: list[Caption]) -> dict[str, float]:
-    """Milliseconds per step of each part; "other" is what is left of the step."""
-    spent: dict[str, float] = defaultdict(float)
-
-    def clocked(owner: object, name: str, part: str) -> None:
-        inner = getattr(owner, name)
-
-        def outer(*args, **kwargs):
-            begun = time.perf_counter()
-            result = inner(*args, **kwargs)
-            spent[part] += time.perf_counter() - begun
-            return result
-
-        setattr(owner, name, outer)
-
-    clocked(decoder, "step", "step")
-    for part, (owner, name) in PARTS.items():
-        holder = decoder if owner is None else getattr(decoder, owner)
-        if holder is not None:
-            clocked(holder, name, part)
-    clocked(decoder.verifier, "verify", "verify")
-    steps = sum(draw(decoder, caption)[1] - 1 for caption in captions)
-    for owner in (decoder, decoder.drafter, decoder.verifier):
-        for name in ("step", "grow", "_run_target", "_score", "_commit_path", "verify"):
-            if owner is not None and name in vars(owner):
-                delattr(owner, name)
-    parts = {part: spent[part] / steps * 1e3 for part in ("draft", "target", "score", "verify", "commit", "step")}
-    parts["other"] = parts["step"] - sum(parts[part] for part in ("draft", "target", "score", "verify", "commit"))
-    return parts
-
-
-def measure(decoders: dict[str, Decoder], captions: list[Caption], num_warmup: int) -> dict[str, dict[str, float]]:
-    """Interleaved whole-image times, then the parts of a step."""
-    seconds, forwards = defaultdict(list), defaultdict(int)
-    for number in range(-num_warmup, len(captions)):
-        for method_id, decoder in decoders.items():
-            took, count = draw(decoder, captions[max(number, 0)])
-            if number >= 0:
-                seconds[method_id].append(took)
-                forwards[method_id] += count
+def measure(
+    decoders: list[Decoder], prompts: list[Prompt], encoder: TextEncoder, num_warmup: int
+) -> dict[str, dict[str, float]]:
+    """Interleaved whole-image times, then the parts of a step: method id -> its numbers."""
+    images = measure_latency(decoders, prompts, encoder, run_seed=0, num_warmup=num_warmup)
+    some = prompts[: max(1, len(prompts) // 4)]
+    parts = profile_steps(decoders, some, encoder, run_seed=0, num_resamples=2)
+    seconds = images.pivot(index="prompt_id", columns="method_id", values="seconds")
     rows = {}
-    for method_id, decoder in decoders.items():
-        ratios = [a / b for a, b in zip(seconds["autoregressive"], seconds[method_id], strict=True)]
-        length = len(captions) * decoder.num_tokens / forwards[method_id]
+    for decoder in decoders:
+        method_id = decoder.spec.method_id
+        forwards = images.loc[images["method_id"] == method_id, "target_forwards"].sum()
+        length = len(prompts) * decoder.num_tokens / float(forwards)
+        speedup = float((seconds[BASELINE.method_id] / seconds[method_id]).median())
         rows[method_id] = {
-            "latency_s": statistics.median(seconds[method_id]),
-            "speedup": statistics.median(ratios),
+            "latency_s": float(seconds[method_id].median()),
+            "speedup": speedup,
             "mean_accepted_length": length,
-            "step_cost": length / statistics.median(ratios),
-            **{
-                f"{part}_ms": value
-                for part, value in time_parts(decoder, captions[: max(1, len(captions) // 4)]).items()
-            },
+            "step_cost": length / speedup,
+            **parts_of(parts, method_id),
         }
     return rows
+
+
+def parts_of(parts: pd.DataFrame, method_id: str) -> dict[str, float]:
+    """Milliseconds per step of each part, their sum, and what is left of the step."""
+    mine = parts[parts["method_id"] == method_id].set_index("part")["milliseconds"]
+    values = {f"{part}_ms": float(mine[part]) for part in PARTS}
+    return {**values, "step_ms": float(mine.sum()), "other_ms": float(mine["other"])}
 
 
 def show(rows: dict[str, dict[str, float]]) -> None:
@@ -177,13 +151,17 @@ def main() -> None:
     torch.manual_seed(0)
     config = load_yaml(options.config)
     folder = options.results or Path("results") / config["experiment"]
-    models, tables = load_models(config, folder, options.random_weights)
+    specs = choose_specs(config, options.temperature)
+    if options.random_weights:
+        models, tables = make_random_models(config)
+    else:
+        models, tables = load_models(config, folder), load_used_tables(config, folder, specs)
     if options.compile:
         models.target.run_cached = torch.compile(models.target.run_cached, dynamic=False)
         models.draft.run_cached = torch.compile(models.draft.run_cached, dynamic=False)
-    decoders = make_decoders(config, models, tables, options.temperature)
-    captions = load_captions(config, folder, options.random_weights)[: options.images]
-    rows = measure(decoders, captions, options.warmup)
+    decoders = make_decoders(config, models, tables, specs, options.temperature)
+    prompts, encoder = load_prompts(config, folder, options.random_weights)
+    rows = measure(decoders, prompts[: options.images], encoder, options.warmup)
     show(rows)
     machine = {
         "processor": platform.processor() or platform.machine(),

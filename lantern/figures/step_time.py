@@ -59,6 +59,8 @@ def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping
         raise ValueError(f"part in latency/steps.csv must be one of {', '.join(PARTS)}, got {', '.join(unknown)}")
     names = select_headline(summary, settings).set_index("method_id")["label"]
     totals = steps.groupby("method_id", sort=False)["milliseconds"].sum()
+    behind = steps.groupby("method_id", sort=False)["milliseconds"].cumsum() - steps["milliseconds"]
+    ends = (behind + steps[["milliseconds", "milliseconds_high"]].max(axis=1)).groupby(steps["method_id"]).max()
     labels = [names.get(method_id, method_id) for method_id in totals.index]
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 0.95 + ROW_HEIGHT * len(labels))
@@ -68,11 +70,14 @@ def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping
             text = f"{total:.3g} ms"
             if BASELINE in totals.index:
                 text += f" = {total / totals[BASELINE]:.2f} × autoregressive"
-            axes.annotate(text, (total, place), (6, 0), textcoords="offset points", fontsize=7.5, va="center")
+            axes.annotate(
+                text, (ends[totals.index[place]], place), (6, 0), textcoords="offset points", fontsize=7.5, va="center"
+            )
         if BASELINE in totals.index:
             axes.axvline(totals[BASELINE], color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5)
         axes.set_yticks(range(len(labels)), labels)
-        axes.set(ylim=(len(labels) - 0.4, -0.6), xlim=(0, 1.42 * totals.max()), xlabel="milliseconds per step, batch 1")
+        axes.set(ylim=(len(labels) - 0.4, -0.6), xlim=(0, 1.42 * ends.max()))
+        axes.set_xlabel("milliseconds per step, batch 1")
         axes.grid(visible=False, axis="y")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, handlelength=1.0)
         return figure

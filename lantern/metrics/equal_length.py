@@ -10,20 +10,24 @@ import pandas as pd
 
 from lantern.metrics.bootstrap import LEVEL, crossed_resamples
 
+NUM_LENGTHS = 21  # lengths at which curves are read off
+
 
 @dataclass(frozen=True)
 class EqualLength:
-    """Two curves of negative log-likelihood over accepted length, read off at one length.
+    """Two curves of negative log-likelihood over accepted length, compared over the lengths that both reach.
 
     Attributes:
-        length: tokens per target forward: the most that both curves reach.
-        first: nats per token of the first curve there.
+        shortest: tokens per target forward, where the common range begins.
+        longest: where it ends.
+        first: nats per token of the first curve, mean over the range.
         second: of the second curve.
         low: end of the 95 % interval of first - second, over prompts.
         high: the other end.
     """
 
-    length: float
+    shortest: float
+    longest: float
     first: float
     second: float
     low: float
@@ -38,7 +42,7 @@ class EqualLength:
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
 ) -> EqualLength:
-    """Compares two curves at the largest accepted length that both reach.
+    """Compares two curves over the accepted lengths that both reach.
 
     A curve is piecewise linear through its methods' points, mean negative log-likelihood over tokens per forward.
     Prompts are resampled for all points together, since methods draw the same prompts; each resample is read off at its
@@ -65,7 +69,7 @@ def compare_at_equal_length(
     num_prompts, resampled = len(curves[0][0]), []
     for _, prompts in crossed_resamples(1, num_prompts, num_resamples, seed):
         resampled += [_read_off(curves, chosen) for chosen in prompts]
-    differences = [at[1] - at[2] for at in resampled]
+    differences = [first - second for _, _, first, second in resampled]
     low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return EqualLength(*estimate, float(low), float(high))
 
@@ -86,12 +90,12 @@ def _lengths(curve: Curve, prompts: slice | np.ndarray) -> np.ndarray:
     return curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1)
 
 
-def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float]:
-    """(common length, nats of the first curve there, nats of the second)."""
+def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float, float]:
+    """(begin and end of the common lengths, mean nats of the first curve there, mean nats of the second)."""
     lengths = [_lengths(curve, prompts) for curve in curves]
-    common = min(values.max() for values in lengths)
-    nll = []
+    shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
+    common, nll = np.linspace(shortest, longest, NUM_LENGTHS), []
     for curve, values in zip(curves, lengths, strict=True):
         order = values.argsort()
-        nll.append(float(np.interp(common, values[order], curve[3][:, prompts].mean(1)[order])))
-    return float(common), *nll
+        nll.append(float(np.interp(common, values[order], curve[3][:, prompts].mean(1)[order]).mean()))
+    return float(shortest), float(longest), *nll

@@ -147,8 +147,9 @@ def _answer(compared: Mapping[str, EqualLength | None], name: str) -> str:
         word = "Yes" if found.high < 0 else "No, the other way round" if found.low > 0 else "Not detectably"
         words.append(word)
         clauses.append(
-            f"against {other} at {found.length:.2f} tokens per forward: {found.first:.2f} against {found.second:.2f} "
-            f"nats per token, difference {found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+            f"against {other} at {found.shortest:.2f} to {found.longest:.2f} tokens per forward: {found.first:.2f} "
+            f"against {found.second:.2f} nats per token, difference {found.difference:+.2f} "
+            f"[{found.low:+.2f}, {found.high:+.2f}]"
         )
     if len(set(words)) == 1:
         return f"{words[0]}: {name} {'; '.join(clauses)}."

@@ -138,7 +138,7 @@ class LawStudy:
     @torch.inference_mode()
     def aggregate(self, nodes: VerifiedNodes, tables: Mapping[str, torch.Tensor]) -> pd.DataFrame:
         """`acceptance_table` with the config's settings."""
-        counts, deltas = self.settings["aggregated"], self.settings["deltas"]
+        counts, deltas = self.settings["aggregated"], self.settings["aggregated_deltas"]
         return acceptance_table(nodes, tables, counts=counts, deltas=deltas, options=self.options)
 
     def _record(self, decoder: Decoder) -> VerifiedNodes:

@@ -23,9 +23,10 @@ def test_read_off_by_hand():
     first = curve("a", [[12, 12], [4, 4]], [[1.0, 1.0], [2.0, 2.0]])  # 1 token a forward: 1 nat; 3: 2 nats
     second = curve("b", [[12, 12], [6, 6]], [[1.0, 1.0], [3.0, 3.0]])  # up to 2 tokens a forward: 3 nats
     found = compare_at_equal_length(first, second, num_resamples=50)
-    assert found.length == 2
-    assert (found.first, found.second, found.difference) == (1.5, 3.0, -1.5)
-    assert (found.low, found.high) == (-1.5, -1.5)  # both prompts say the same
+    assert (found.shortest, found.longest) == (1, 2)
+    # means over lengths 1 to 2: from 1 to 1.5 nats, and from 1 to 3
+    assert (found.first, found.second, found.difference) == pytest.approx((1.25, 2.0, -0.75))
+    assert (found.low, found.high) == pytest.approx((-0.75, -0.75))  # both prompts say the same
 
 
 def test_order_of_methods_does_not_matter():

@@ -95,7 +95,7 @@ def test_comparisons_at_equal_length_either_way():
     better = {"rules": ablation("method", {"proximity": 0.1, "lantern": 0.5})}
     worse = {"rules": ablation("method", {"proximity": 0.5, "lantern": 0.1})}
     same = {"rules": ablation("method", {"proximity": 0.3, "lantern": 0.3, "lantern_pp": 0.1})}
-    assert "Yes: proximity against LANTERN's rule at 2.40 tokens per forward" in describe(ablations=better)
+    assert "Yes: proximity against LANTERN's rule at 2.00 to 2.40 tokens per forward" in describe(ablations=better)
     assert "No, the other way round: proximity against LANTERN's rule" in describe(ablations=worse)
     mixed = describe(ablations=same)
     assert "(not detectably)" in mixed and "(no, the other way round)" in mixed

@@ -9,31 +9,26 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 import yaml
 
+from lantern.cli import load_config
 from lantern.config import load_yaml
 from lantern.io import load_tensors, read_json
-from lantern.methods import expand_methods
-from tiny_run import ROOT, TINY, Workflow
+from lantern.methods import expand_ablations, expand_methods
+from tiny_run import EXACT, METHODS, ROOT, TINY, Workflow, planned
 
 TRAINING = {"train_recogniser", "train_tokenizer", "encode_images", "train_clip", "train_target", "train_drafter"}
 # fmt: off
 COLUMNS = [
     "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
-    "cfg_scale", "prompt_set", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions", "nll",
-    "fid", "kid", "precision", "recall", "clip_score", "prompt_accuracy", "tokens_equal_autoregressive",
+    "cfg_scale", "prompt_set", "repeat", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions",
+    "nll", "fid", "kid", "precision", "recall", "clip_score", "prompt_accuracy", "tokens_equal_autoregressive",
 ]
 # fmt: on
-
-
-def planned(output):
-    """Rule -> number of jobs, from the table that Snakemake prints."""
-    return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.M)}
 
 
 def with_overlay(workflow, folder, **sections):
@@ -59,17 +54,29 @@ def test_lint_finds_nothing():
     "overlay", [None, *sorted((ROOT / "experiments").glob("*.yaml"))], ids=lambda p: getattr(p, "stem", "default")
 )
 def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
-    configs = [str(path) for path in (ROOT / "config.yaml", overlay) if path]
+    configs = [path for path in (ROOT / "config.yaml", overlay) if path]
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2"]
-    command += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path), "--configfile", *configs]
+    command += [
+        "--snakefile",
+        str(ROOT / "Snakefile"),
+        "--directory",
+        str(tmp_path),
+        "--configfile",
+        *map(str, configs),
+    ]
     result = subprocess.run(command, capture_output=True, text=True)
     output = result.stdout + result.stderr
     assert result.returncode == 0, output
-    jobs = planned(output)
-    if overlay is None:
-        config = load_yaml(ROOT / "config.yaml")
-        shards = config["generation"]["num_shards"]
-        assert jobs["generate_images"] == len(expand_methods(config)) * len(config["prompts"]) * shards
+    jobs, config = planned(output), load_config(configs)
+    seeds = config["repeats"]["training_seeds"]
+    num_repeats = len(seeds) * len(config["repeats"]["noise_seeds"])
+    num_sets = sum(entry is not None for entry in config["prompts"].values())
+    per_repeat = len(expand_methods(config)) * num_sets * config["generation"]["num_shards"]
+    assert jobs["generate_images"] == per_repeat * num_repeats
+    ablations = expand_ablations(config)
+    steps = {point.drafter_steps for points in ablations.values() for point in points if point.drafter_steps}
+    assert jobs.get("run_ablation", 0) == len(ablations)
+    assert jobs["train_target"] == len(seeds) and jobs["train_drafter"] == len(seeds) + len(steps)
     assert jobs["total"] == sum(count for name, count in jobs.items() if name != "total")
     assert os.listdir(tmp_path) in ([], [".snakemake"])
 
@@ -81,28 +88,24 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
     summary = pd.read_csv(finished.folder / "results" / "summary.csv")
     assert [column for column in COLUMNS if column not in summary.columns] == []
     methods = summary[~summary["method"].isin(["real", "reconstruction"])]
-    assert set(methods["method"]) == {"autoregressive", "eagle2", "lantern"}
-    assert len(methods) == 3 * 2  # methods x prompt sets
-    assert (methods["num_images"] == 4).all()
-    exact = methods[methods["method"].isin(["autoregressive", "eagle2"])]
+    assert sorted(methods["method_id"]) == sorted(METHODS * 3)
+    assert methods["repeat"].value_counts().to_dict() == dict.fromkeys(["s0n0", "s0n1", "pooled"], len(METHODS))
+    assert methods.groupby("repeat")["num_images"].agg(set).to_dict() == {"pooled": {8}, "s0n0": {4}, "s0n1": {4}}
+    exact = methods[methods["method_id"].isin(EXACT)]
     assert (exact["tokens_equal_autoregressive"] == 1).all()
-    for name in ("fig_a_samples", "fig_b_tradeoff", "fig_c_ambiguity"):
-        assert finished.result(f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert finished.result(f"figures/{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert read_json(finished.result("verdict.json"))["numbers"]["num_images"] == "4"
+    letters = {path.name.split("_")[1] for path in finished.result("figures").iterdir()}
+    assert letters == set("abcdefghijklmn")
+    for picture in finished.result("figures").glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert read_json(finished.result("verdict.json"))["numbers"]["num_images"] == "8"  # of both repeats
 
 
 def test_a_run_leaves_no_temporary_file_and_says_what_it_does(finished):
     assert [path for path in (finished.folder / "results").rglob(".*")] == []
     assert "Training the target model" in finished.output
     assert re.search(r"\d+ of \d+ steps \(100%\) done", finished.output)
-    assert "target step 5/6" in finished.result("logs/train_target.log").read_text()
-
-
-def test_records_pair_prompts_and_images_by_id(finished):
-    _, metadata = load_tensors(finished.result("generation/eagle2/seen/T1/2-of-2.safetensors"))
-    assert metadata["prompt_ids"] == ["seen-00001", "seen-00003"]
-    assert metadata["method"]["method_id"] == "eagle2" and metadata["temperature"] == 1.0
+    assert "target step 5/6" in finished.result("logs/train_target.s0.log").read_text()
 
 
 def test_a_second_run_has_nothing_to_do(finished):
@@ -134,8 +137,8 @@ def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path)
     result = CliRunner().invoke(app, ["sample", "a large red circle left of a small blue square on grass", *options])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")
-    rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()[1:4]}
-    assert set(rows) == {"autoregressive", "eagle2", "lantern-k4-delta0.2"}
+    rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()[1:6]}
+    assert list(rows) == METHODS
     assert rows["autoregressive"][:2] == ["16", "1.00"] and float(rows["eagle2"][2]) > 0
 
     result = CliRunner().invoke(app, ["sample", "a purple hippopotamus", *options])
@@ -146,16 +149,21 @@ def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path)
 
 
 def test_figures_are_redrawn_without_generating(copy_of_finished):
-    rules = re.search(r"^FIGURE_RULES := (.+)$", (ROOT / "Makefile").read_text(), re.M).group(1).split()
+    command = subprocess.run(["make", "--dry-run", "figures"], cwd=ROOT, capture_output=True, text=True).stdout
+    rules = re.search(r"--allowed-rules (.+) figures --forcerun", command).group(1).split()
     before = hashes(copy_of_finished.result("generation"))
     shutil.rmtree(copy_of_finished.folder / ".snakemake")  # as on another machine, to which only results/ was copied
-    for figure in copy_of_finished.result("figures").iterdir():
+    arguments = ["--rerun-triggers", "mtime", "--allowed-rules", *rules, "figures"]
+    code, output = copy_of_finished.run("--dry-run", *arguments, "--forcerun", *rules, "--", "figures")
+    assert code == 0 and set(planned(output)) - {"total"} == {*rules, "figures"}, output
+
+    removed = [copy_of_finished.result(f"figures/{name}.png") for name in ("fig_a_samples", "fig_b_tradeoff")]
+    for figure in removed:
         figure.unlink()
-    arguments = ["--rerun-triggers", "mtime", "--allowed-rules", *rules, "figures", "--forcerun", *rules]
     code, output = copy_of_finished.run(*arguments, "--", "figures")
     assert code == 0, output
-    assert set(planned(output)) - {"total"} == {*rules, "figures"}
-    assert len(list(copy_of_finished.result("figures").iterdir())) == 6
+    assert set(planned(output)) - {"total"} == {"draw_samples", "draw_tradeoff", "figures"}
+    assert all(figure.is_file() for figure in removed)
     assert hashes(copy_of_finished.result("generation")) == before
 
 
@@ -173,9 +181,11 @@ def edited_project(folder, module):
     [
         (
             "acceptance.py",
-            {"generate_images", "measure_latency", "measure_quality"},
-            TRAINING | {"build_nearest_codes"},
+            {"generate_images", "measure_latency", "measure_quality", "measure_law", "run_ablation"},
+            TRAINING | {"build_nearest_codes", "build_co_varying_codes"},
         ),
+        ("metrics/law.py", {"measure_law"}, TRAINING | {"generate_images", "measure_quality", "run_ablation"}),
+        ("ablations.py", {"run_ablation"}, TRAINING | {"generate_images", "measure_quality", "measure_law"}),
         ("figures/tradeoff.py", {"draw_tradeoff"}, TRAINING | {"generate_images", "draw_samples", "summarise"}),
         ("training/tokenizer.py", {"train_tokenizer", "train_target"}, {"train_recogniser", "train_clip"}),
     ],
@@ -200,6 +210,12 @@ def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path, module, runs
         ({"drafter": {"num_steps": 7}}, {"train_drafter", "generate_images"}, TRAINING - {"train_drafter"}),
         ({"figures": {"dpi": 90}}, {"draw_samples"}, TRAINING | {"generate_images", "measure_quality", "summarise"}),
         ({"generation": {"batch_size": 3}}, {"generate_images"}, TRAINING | {"measure_latency"}),
+        (
+            {"law": {"max_nodes": 21}},
+            {"measure_law"},
+            TRAINING | {"generate_images", "measure_quality", "run_ablation"},
+        ),
+        ({"ablations": {"num_prompts": 3}}, {"run_ablation"}, TRAINING | {"generate_images", "measure_law"}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -210,28 +226,38 @@ def test_a_changed_key_re_runs_what_depends_on_it(finished, tmp_path, sections, 
 
 
 def test_a_new_method_generates_only_its_own_images(finished, tmp_path):
-    methods = load_yaml(TINY)["methods"] + [{"preset": "coupled", "temperatures": [1]}]
+    methods = [*load_yaml(TINY)["methods"], {"preset": "eagle1"}]
     code, output = with_overlay(finished, tmp_path, methods=methods).run("--dry-run", "--quiet", "rules")
-    assert code == 0 and planned(output)["generate_images"] == 2 * 2, output
+    assert code == 0 and planned(output)["generate_images"] == 2, output  # one for each noise seed
+
+
+def test_a_new_training_seed_trains_its_own_models_and_nothing_else(finished, tmp_path):
+    workflow = with_overlay(finished, tmp_path, repeats={"training_seeds": [0, 1], "noise_seeds": [0, 1]})
+    code, output = workflow.run("--dry-run", "--quiet", "rules")
+    jobs = planned(output)
+    assert code == 0 and (jobs["train_target"], jobs["train_drafter"]) == (1, 1), output
+    assert jobs["generate_images"] == 2 * len(METHODS) and jobs["measure_latency"] == jobs["measure_quality"] == 2
+    assert not {"train_recogniser", "train_tokenizer", "train_clip", "run_ablation", "measure_law"} & set(jobs)
 
 
 def test_codes_do_not_depend_on_the_number_of_shards(finished, copy_of_finished):
-    name = "generation/lantern-k4-delta0.2/seen/T1"
-    folder = copy_of_finished.result(name)
-    target = f"results/tiny/{name}/1-of-1.safetensors"
-    code, output = copy_of_finished.run(target, "--set-scatter", "shards=1")
+    name = "generation/proximity-k20/seen/T1/s0n0"
+    shards = [f"{number}-of-2.safetensors" for number in (1, 2)]
+    targets = [f"results/tiny/{name}/{shard}" for shard in shards]
+    code, output = copy_of_finished.run(*targets, "--set-scatter", "shards=2")
     assert code == 0, output + copy_of_finished.logs()
-    whole, metadata = load_tensors(folder / "1-of-1.safetensors")
+    whole, metadata = load_tensors(finished.result(f"{name}/1-of-1.safetensors"))
     assert metadata["prompt_ids"] == [f"seen-{n:05d}" for n in range(4)]
-    for number in (1, 2):
-        half, found = load_tensors(finished.result(f"{name}/{number}-of-2.safetensors"))
-        rows = [metadata["prompt_ids"].index(prompt_id) for prompt_id in found["prompt_ids"]]
-        assert torch.equal(whole["codes"][rows], half["codes"])
+    assert metadata["method"]["method_id"] == "proximity-k20" and metadata["temperature"] == 1.0
+    for first, shard in enumerate(shards):
+        half, found = load_tensors(copy_of_finished.result(f"{name}/{shard}"))
+        assert found["prompt_ids"] == metadata["prompt_ids"][first::2]
+        assert torch.equal(whole["codes"][first::2], half["codes"])
 
 
 # --- faults ----------------------------------------------------------------------------------------
 
-SHARD = "generation/eagle2/seen/T1/1-of-2.safetensors"
+SHARD = "generation/eagle2/seen/T1/s0n0/1-of-1.safetensors"
 
 
 def patched_fsync(folder, body):
@@ -263,11 +289,11 @@ def test_a_shard_killed_while_writing_is_not_taken_for_a_result_and_is_made_agai
         start_new_session=True,
     )
     deadline = time.monotonic() + 60
-    while not list(shard.parent.glob(".1-of-2.*.safetensors")) and time.monotonic() < deadline:
+    while not list(shard.parent.glob(".1-of-1.*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert list(shard.parent.glob(".1-of-2.*.safetensors")), "the job never came to write"
+    assert list(shard.parent.glob(".1-of-1.*.safetensors")), "the job never came to write"
     assert not shard.exists()
 
     code, output = copy_of_finished.run("--unlock")
@@ -279,7 +305,7 @@ def test_a_shard_killed_while_writing_is_not_taken_for_a_result_and_is_made_agai
     shard.write_bytes(whole)
     before, _ = load_tensors(shard)
     assert (made_again["codes"] == before["codes"]).all()
-    assert not list(shard.parent.glob(".1-of-2.*"))
+    assert not list(shard.parent.glob(".1-of-1.*"))
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(copy_of_finished, tmp_path):
@@ -290,23 +316,23 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(copy_of_finished, tmp_pa
     assert code != 0
     assert f"could not write results/tiny/{SHARD}: No space left on device" in output
     assert "Traceback" not in output
-    assert sorted(path.name for path in shard.parent.iterdir()) == ["2-of-2.safetensors"]
+    assert list(shard.parent.glob("*")) == []
 
 
 def test_a_truncated_shard_is_named(copy_of_finished):
     shard = copy_of_finished.result(SHARD)
     shard.write_bytes(shard.read_bytes()[:-40])
-    code, output = copy_of_finished.run()
+    code, output = copy_of_finished.run("results/tiny/quality/seen.T1.s0n0.csv")
     assert code != 0 and "Traceback" not in output
     assert f"results/tiny/{SHARD} is truncated" in output, output
 
 
 def test_a_foreign_checkpoint_is_named(copy_of_finished):
-    target = copy_of_finished.result("target/model.safetensors")
-    shutil.copy(copy_of_finished.result("drafter/model.safetensors"), target)
-    code, output = copy_of_finished.run("--until", "train_drafter")
+    target = copy_of_finished.result("target/s0/model.safetensors")
+    shutil.copy(copy_of_finished.result("drafter/s0/model.safetensors"), target)
+    code, output = copy_of_finished.run("results/tiny/drafter/s0/model.safetensors")
     assert code != 0 and "Traceback" not in output
-    assert "results/tiny/target/model.safetensors should hold a target_model, found draft_model" in output, output
+    assert "results/tiny/target/s0/model.safetensors should hold a target_model, found draft_model" in output, output
 
 
 def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
@@ -350,9 +376,12 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
             {"codebook": {"num_neighbours": 32}},
             "codebook.num_neighbours must be at most tokenizer.codebook_size - 2 = 30, got 32",
         ),
-        ({"sampling": {"top_p": 1.5}}, "sampling.top_p must be at most 1, got 1.5"),
+        (
+            {"ablations": {"grids": {"mine": {"methods": [{"preset": "lanturn"}]}}}},
+            "ablations.grids.mine.methods[0]: preset must be one of autoregressive",
+        ),
     ],
-    ids=["misspelt", "method", "tree", "k", "range"],
+    ids=["misspelt", "method", "tree", "k", "ablation"],
 )
 def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, sections, words):
     begun = time.monotonic()
@@ -367,13 +396,7 @@ def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, sections, words)
     "name, text, words",
     [
         ("empty.txt", "", "empty.txt: the prompt file is empty"),
-        (
-            "twice.csv",
-            "id,text\na,a red circle on grass\na,a blue square on sand\n" * 1,
-            "twice.csv: duplicate prompt ids a",
-        ),
         ("words.txt", "a red circle on grass\na purple hippopotamus on grass\n", "hippopotamus"),
-        ("gap.txt", "a red circle on grass\n\na blue square on grass\n", "gap.txt, line 2"),
         ("few.txt", "a red circle on grass\n", "prompt set seen has 1 prompts but config key metrics.kid_subset_size"),
     ],
 )
@@ -399,18 +422,23 @@ def test_the_whole_pipeline_runs_on_a_folder_of_images(tmp_path):
         colour = tuple((number * step) % 256 for step in (37, 91, 151))
         Image.new("RGB", (40 + number, 64), colour).save(folder / f"photo {number:02d}.png")
         (folder / f"photo {number:02d}.txt").write_text(f"Photo number {number}, taken in the “garden”.\n")
+    own = tmp_path / "own.txt"
+    own.write_text("".join(f"A photo that nobody took, number {number}\n" for number in range(4)))
     workflow = with_overlay(
         Workflow(tmp_path),
         tmp_path,
         data={"source": "folder", "folder": str(folder)},
-        prompts={"unseen": None},
-        methods=[{"preset": "autoregressive"}, {"preset": "coupled"}],
-        generation={"num_shards": 1},
+        prompts={"own": {"file": str(own)}},
+        methods=[{"preset": ["autoregressive", "coupled"]}],
+        repeats={"noise_seeds": [3]},
+        generation={"num_shards": 2},
     )
-    code, output = workflow.run()
+    pictures = [f"results/tiny/figures/{name}.png" for name in ("fig_a_samples", "fig_e_latent_proximity")]
+    code, output = workflow.run("results/summary.csv", *pictures)
     assert code == 0, output + workflow.logs()
     summary = pd.read_csv(tmp_path / "results" / "summary.csv")
-    assert {"autoregressive", "coupled"} <= set(summary["method"])
-    assert (summary[summary["method"] == "coupled"]["tokens_equal_autoregressive"] == 1).all()
+    coupled = summary[summary["method"] == "coupled"]
+    assert coupled["prompt_set"].tolist() == ["seen", "own"] and set(coupled["repeat"]) == {"s0n3"}
+    assert (coupled["tokens_equal_autoregressive"] == 1).all() and coupled["prompt_accuracy"].isna().all()
     assert "seen-photo" in (workflow.result("prompts/seen.jsonl")).read_text()
-    assert Path(workflow.result("figures/fig_a_samples.png")).stat().st_size > 1000
+    assert all((tmp_path / picture).stat().st_size > 1000 for picture in pictures)

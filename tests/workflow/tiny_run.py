@@ -1,6 +1,7 @@
 """Runs the real Snakefile on the tiny config, in a folder of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).parent / "tiny.yaml"
+METHODS = ["autoregressive", "eagle2", "coupled", "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
+EXACT = METHODS[:3]
 
 
 @dataclass
@@ -40,3 +43,8 @@ class Workflow:
 
     def logs(self):
         return "\n".join(f"== {path}\n{path.read_text()}" for path in sorted(self.result("logs").glob("*.log")))
+
+
+def planned(output):
+    """Rule -> number of jobs, from the table that Snakemake prints."""
+    return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.M)}

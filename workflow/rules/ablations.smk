@@ -34,7 +34,9 @@ rule run_ablation:
             point.spec.tree: tree_settings(point.spec, config) for point in ABLATIONS[wildcards.ablation]
         },
         steps=lambda wildcards: steps_of(wildcards.ablation),
-        num_prompts=config["ablations"]["num_prompts"],
+        num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
+            "num_prompts", config["ablations"]["num_prompts"]
+        ),
         batch_size=config["generation"]["batch_size"],
         metrics=config["metrics"],
         text=config["text"],

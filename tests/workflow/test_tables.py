@@ -1,0 +1,101 @@
+"""The tables of a finished tiny run: two repeats, the law, pairs, ablations, the parts of a step, the study's page."""
+
+import pandas as pd
+import pytest
+import torch
+
+from lantern.io import load_tensors, read_json, read_table
+from lantern.metrics.law_tables import RULES
+from tiny_run import EXACT, METHODS, planned
+
+
+def test_repeats_draw_other_images_and_are_pooled(finished):
+    summary = pd.read_csv(finished.folder / "results" / "summary.csv").set_index(["method_id", "repeat"])
+    shards = [finished.result(f"generation/eagle2/seen/T1/{repeat}/1-of-1.safetensors") for repeat in ("s0n0", "s0n1")]
+    codes = [load_tensors(shard)[0]["codes"] for shard in shards]
+    assert not torch.equal(*codes)
+    for method_id in METHODS:
+        nll = summary.loc[method_id, "nll"]
+        assert nll["pooled"] == pytest.approx((nll["s0n0"] + nll["s0n1"]) / 2, rel=1e-5)
+    for name in ("target", "drafter"):  # one training seed, and a draft model for the ablation of its training
+        folders = {path.name for path in finished.result(name).iterdir()}
+        assert folders == ({"s0"} if name == "target" else {"s0", "s0-3steps"})
+
+
+def test_every_method_is_compared_with_autoregressive_decoding_by_prompt(finished):
+    paired = read_table(finished.result("paired.csv"))
+    keys = ["method_id", "prompt_set", "temperature", "repeat", "metric"]
+    assert not paired.duplicated(keys).any()
+    metrics = {"nll", "clip_score", "prompt_accuracy", "pixel_mse", "recogniser_distance", "speedup"}
+    assert set(paired["metric"]) == metrics
+    assert len(paired) == (len(METHODS) - 1) * 3 * len(metrics)
+    assert set(paired["repeat"]) == {"s0n0", "s0n1", "pooled"}
+    exact = paired[paired["method_id"].isin(EXACT) & (paired["metric"] != "speedup")]
+    assert (exact[["difference", "difference_low", "difference_high"]] == 0).all(axis=None)
+    assert set(exact.loc[exact["metric"] == "pixel_mse", "verdict"]) == {
+        "identical images at n = 4",
+        "identical images at n = 4 in 2 repeats",
+    }
+
+
+def test_the_law_of_exact_methods_is_the_targets_and_a_budget_is_kept(finished):
+    law = read_table(finished.result("law/law.csv")).set_index("method_id")
+    assert law.index.tolist() == METHODS
+    assert law["kind"].tolist() == ["none", "enumeration", "coupling", "coupling", "enumeration"]
+    assert set(law["repeat"]) == {"s0n0"} and set(law["prompt_set"]) == {"seen"}
+    assert law.loc["eagle2", "tv_max"] < 1e-5 and law.loc["eagle2", "substitution_rate"] == 0
+    assert law.loc["coupled", "substitution_rate"] == 0 < law.loc["proximity-k20", "substitution_rate"]
+    bounded = law.loc["bounded-k4-delta0.2"]
+    assert 0 < bounded["tv_mean"] <= bounded["tv_max"] <= 0.2 + 1e-5
+    assert bounded["tv_share_above_delta"] == 0 == bounded["tv_share_above_delta_high"]
+    assert (law["num_images"].dropna() == 3).all() and (law["num_nodes"].dropna() <= 20).all()
+
+
+def test_rules_and_aggregation_are_compared_at_the_same_nodes(finished):
+    curves, acceptance = (read_table(finished.result(f"law/{name}.csv")) for name in ("curves", "acceptance"))
+    assert set(curves["rule"]) == set(RULES) and set(curves["delta"]) == {0.1, 0.2}
+    assert len(curves) == 2 * len(RULES) and curves["num_nodes"].nunique() == 1
+    assert (curves[curves["rule"] == "bounded"]["tv_share_above_delta"] == 0).all()
+    assert set(acceptance["k"]) == {0, 1, 4} and set(acceptance["neighbours"]) == {"l2_normalised", "random"}
+    assert len(acceptance) == 2 * 2 * 3 * 3  # drafts x neighbours x k x bounds, none among them
+    assert acceptance[acceptance["k"] == 0].groupby("drafts")["acceptance"].nunique().max() == 1
+
+
+def test_images_are_followed_token_by_token(finished):
+    divergence = read_table(finished.result("law/divergence.csv"))
+    assert set(divergence["repeat"]) == {"s0n0", "s0n1", "pooled"} and divergence["position"].max() == 15
+    exact = divergence[divergence["method_id"].isin(EXACT)]
+    assert (exact["share_identical"] == 1).all() and (exact["nll_excess"] == 0).all()
+    relaxed = divergence[divergence["method_id"] == "proximity-k20"]
+    assert relaxed["share_identical"].min() < 1
+
+
+def test_ablations_hold_their_points_beside_autoregressive_decoding(finished):
+    neighbours, steps = (
+        read_table(finished.result(f"ablations/{name}.csv")) for name in ("neighbours", "drafter_steps")
+    )
+    assert neighbours["method_id"].tolist() == ["autoregressive", "proximity-probability-k4", "proximity-random-k4"]
+    assert finished.result("codebook/probability.s0.safetensors").is_file()
+    assert steps["method_id"].tolist() == ["autoregressive", "coupled", "coupled"]
+    assert steps["drafter_steps"].fillna(0).tolist() == [0, 3, 0]
+    assert (steps["nll_change"] == 0).all() and (steps["tokens_equal_autoregressive"] == 1).all()
+    images = read_table(finished.result("ablations/neighbours.images.csv"))
+    assert len(images) == 3 * 2 and set(images["prompt_id"]) == {"seen-00000", "seen-00001"}
+
+
+def test_steps_are_taken_apart(finished):
+    steps = read_table(finished.result("latency/steps.csv"))
+    assert set(steps["method_id"]) == set(METHODS)
+    parts = {"draft", "target", "score", "verify", "commit", "other"}
+    assert all(set(rows["part"]) == parts for _, rows in steps.groupby("method_id"))
+    drafted = steps.pivot(index="method_id", columns="part", values="milliseconds")["draft"] > 0
+    assert drafted.to_dict() == {method_id: method_id != "autoregressive" for method_id in METHODS}
+
+
+def test_the_page_of_the_study_is_written_from_a_finished_run(copy_of_finished):
+    code, output = copy_of_finished.run("--", "build_study")
+    assert code == 0, output + copy_of_finished.logs()
+    assert set(planned(output)) == {"build_study", "total"}
+    assert "<html" in copy_of_finished.result("study/study.html").read_text()
+    kinds = [trial["kind"] for trial in read_json(copy_of_finished.result("study/key.json"))["trials"].values()]
+    assert kinds.count("check") == 2 and 2 < len(kinds) <= 2 + 2 * 2
