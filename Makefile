@@ -61,7 +61,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest
 
 # Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
-FIGURE_RULES := $(shell sed -n 's/^rule \(draw_[a-z_]*\):.*/\1/p; s/^use rule .* as \(draw_[a-z_]*\) with:.*/\1/p' workflow/rules/*figures.smk)
+FIGURE_RULES = $(shell sed -n 's/^rule \(draw_[a-z_]*\):.*/\1/p; s/^use rule .* as \(draw_[a-z_]*\) with:.*/\1/p' workflow/rules/*figures.smk)
 figures: $(STAMP)
 	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $(FIGURE_RULES) figures --forcerun $(FIGURE_RULES) $(ARGS) -- figures
 

@@ -79,8 +79,12 @@ def test_ablations_hold_their_points_beside_autoregressive_decoding(finished):
     assert steps["method_id"].tolist() == ["autoregressive", "coupled", "coupled"]
     assert steps["drafter_steps"].fillna(0).tolist() == [0, 3, 0]
     assert (steps["nll_change"] == 0).all() and (steps["tokens_equal_autoregressive"] == 1).all()
-    images = read_table(finished.result("ablations/neighbours.images.csv"))
-    assert len(images) == 3 * 2 and set(images["prompt_id"]) == {"seen-00000", "seen-00001"}
+    drawn = {
+        name: read_table(finished.result(f"ablations/{name}.images.csv")) for name in ("neighbours", "drafter_steps")
+    }
+    ids = {name: images.groupby("prompt_id").size().to_dict() for name, images in drawn.items()}
+    assert ids["neighbours"] == {"seen-00000": 3, "seen-00001": 3}  # a number of prompts of its own
+    assert ids["drafter_steps"] == {"seen-00000": 3, "seen-00001": 3, "seen-00002": 3}
 
 
 def test_steps_are_taken_apart(finished):

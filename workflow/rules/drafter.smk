@@ -12,7 +12,8 @@ rule train_drafter:
         log_of("train_drafter", "{drafter}"),
     conda:
         ENVIRONMENT
-    threads: 2
+    # An ablation's short training leaves the other core to generation.
+    threads: lambda wildcards: 1 if "-" in wildcards.drafter else 2
     resources:
         mem_mb=3000,
         runtime=120,
