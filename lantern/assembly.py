@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lantern.data import ImageSource
 from lantern.io import load_tensors
-from lantern.metrics.scores import Rulers
-from lantern.models import recogniser, tokenizer
-from lantern.models.clip import ClipScorer
-from lantern.models.target import load_target
 from lantern.models.text import TextEncoder, WordEmbeddingEncoder
 from lantern.scenes import VOCABULARY
 from lantern.training.data import CodeDataset
@@ -41,22 +35,3 @@ def load_codes(path: Path | str, source: ImageSource, split: str, encoder: TextE
     """
     tensors, _ = load_tensors(path)
     return CodeDataset(tensors["codes"], source.captions(split, range(len(tensors["codes"]))), encoder)
-
-
-def load_rulers(files: Any, text: dict[str, Any], data_source: str, seed: int, device: torch.device) -> Rulers:
-    """Loads what images are measured with.
-
-    Args:
-        files: paths as attributes: tokenizer, recogniser, clip, target.
-        text: config section `text`.
-        data_source: config key data.source.
-        seed: run seed, of the word embeddings.
-        device: where to measure.
-    """
-    return Rulers(
-        tokenizer.load_model(files.tokenizer).to(device),
-        recogniser.load_model(files.recogniser).to(device),
-        ClipScorer.from_checkpoint(files.clip, device=device),
-        load_target(files.target).to(device),
-        make_text_encoder(text, data_source, seed),
-    )

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lantern.assembly import make_text_encoder
 from lantern.metrics.features import extract_features
 from lantern.metrics.likelihood import score_tokens
 from lantern.metrics.prompt_accuracy import score_prompts
 from lantern.metrics.speed import BASELINE
+from lantern.models import recogniser, tokenizer
 from lantern.models.clip import ClipScorer
 from lantern.models.recogniser import Recogniser
-from lantern.models.target import TargetModel
+from lantern.models.target import TargetModel, load_target
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -61,6 +63,25 @@ class ImageScores:
         """Scores of some images, `rows` (selected,) int64."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return ImageScores(self.features[rows], self.token_nll[rows], columns)
+
+
+def load_rulers(files: Any, text: dict[str, Any], data_source: str, seed: int, device: torch.device) -> Rulers:
+    """Loads what images are measured with.
+
+    Args:
+        files: paths as attributes: tokenizer, recogniser, clip, target.
+        text: config section `text`.
+        data_source: config key data.source.
+        seed: run seed, of the word embeddings.
+        device: where to measure.
+    """
+    return Rulers(
+        tokenizer.load_model(files.tokenizer).to(device),
+        recogniser.load_model(files.recogniser).to(device),
+        ClipScorer.from_checkpoint(files.clip, device=device),
+        load_target(files.target).to(device),
+        make_text_encoder(text, data_source, seed),
+    )
 
 
 @torch.inference_mode()

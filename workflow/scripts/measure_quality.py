@@ -1,10 +1,10 @@
 """Measures the images of all methods on one prompt set at one temperature, and the ceilings."""
 
-from lantern.assembly import load_rulers
 from lantern.data import make_source
 from lantern.io import read_prompts, save_tensors, write_table
 from lantern.job import job_log, resolve_device
 from lantern.metrics.quality import measure_quality
+from lantern.metrics.scores import load_rulers
 from lantern.shards import load_shards
 
 with job_log(snakemake):
