@@ -16,16 +16,21 @@ include: "workflow/rules/common.smk"
 
 scattergather:
     shards=config["generation"]["num_shards"],
+    text_shards=config["text"]["num_shards"],
 
 
+include: "workflow/rules/resources.smk"
 include: "workflow/rules/prompts.smk"
+include: "workflow/rules/text.smk"
 include: "workflow/rules/rulers.smk"
 include: "workflow/rules/tokenizer.smk"
 include: "workflow/rules/target.smk"
 include: "workflow/rules/drafter.smk"
+include: "workflow/rules/published.smk"
 include: "workflow/rules/codebook.smk"
 include: "workflow/rules/generation.smk"
 include: "workflow/rules/latency.smk"
+include: "workflow/rules/reference.smk"
 include: "workflow/rules/quality.smk"
 include: "workflow/rules/ablations.smk"
 include: "workflow/rules/law.smk"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,23 @@ from lantern.data import ImageSource
 from lantern.io import load_tensors
 from lantern.models.text import TextEncoder, WordEmbeddingEncoder
 from lantern.scenes import VOCABULARY
+from lantern.text_features import StoredTextEncoder
 from lantern.training.data import CodeDataset
 
 
-def make_text_encoder(text: dict[str, Any], data_source: str, seed: int) -> WordEmbeddingEncoder:
+def make_text_encoder(
+    text: dict[str, Any], data_source: str, seed: int, features: str | Sequence[str] = ()
+) -> TextEncoder:
     """Builds the text encoder of a run.
 
     Args:
         text: config section `text`: caption_dim (channels), max_tokens (words).
         data_source: config key data.source; the embedded world's words are known, a folder's captions may hold any.
         seed: run seed, of the embeddings.
+        features: files of stored features, where text.encoder is t5.
     """
+    if text["encoder"] == "t5":
+        return StoredTextEncoder([features] if isinstance(features, str) else features)
     vocabulary = VOCABULARY if data_source == "scenes" else None
     return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], seed)
 

@@ -5,7 +5,6 @@ Imported while Snakemake reads the workflow, once per job: no torch, no pandas h
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
-from lantern.settings import check_prompt_count
+from lantern.config_checks import check_between_keys, closest, show
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
@@ -53,7 +52,7 @@ def load_yaml(path: Path | str) -> dict[str, Any]:
         where = f", line {mark.line + 1}" if mark else ""
         raise ValueError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold keys and values, got {_show(value)}")
+        raise ValueError(f"{path} must hold keys and values, got {show(value)}")
     return value
 
 
@@ -76,7 +75,7 @@ def validate_config(config: dict[str, Any], schema: dict[str, Any] | None = None
         unknown = [error for error in errors if error.validator == "additionalProperties"]
         raise ValueError(_sentence(best_match(unknown or errors)))
     if schema is None:
-        _check_between_keys(config)
+        check_between_keys(config)
 
 
 def tree_settings(spec: MethodSpec, config: dict[str, Any]) -> dict[str, int] | list | None:
@@ -123,121 +122,9 @@ def describe_folder(folder: str | None) -> str | None:
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
 
-def closest(word: str, known: list[str]) -> str:
-    """Returns the part of a sentence that helps with a misspelt word: the nearest known one, or all of them."""
-    near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-
-
-def _check_between_keys(config: dict[str, Any]) -> None:
-    """Rules that need two keys or the table of methods."""
-    _check_prompts(config)
-    _check_sizes(config)
-    _check_methods(config)
-
-
-def _check_prompts(config: dict[str, Any]) -> None:
-    sets = {name: entry for name, entry in config["prompts"].items() if entry is not None}
-    if not sets:
-        raise ValueError("config key prompts must hold at least one prompt set that is not null")
-    for name, entry in sets.items():
-        key = f"config key prompts.{name}"
-        if (entry.get("split") is None) == (entry.get("file") is None):
-            raise ValueError(f"{key} must have either split or file, got {_show(entry)}")
-        if entry.get("split") is not None and entry.get("num") is None:
-            raise ValueError(f"{key}.num is missing: how many prompts of the split are wanted")
-        if entry.get("file") is not None and not Path(entry["file"]).is_file():
-            raise ValueError(f"{key}.file: there is no file {entry['file']}")
-        if entry.get("num") is not None:
-            check_prompt_count(name, entry["num"], config["metrics"], config["figures"])
-    for key, names in {
-        "metrics.headline_prompt_set": [config["metrics"]["headline_prompt_set"]],
-        "latency.prompt_sets": config["latency"]["prompt_sets"],
-    }.items():
-        for name in names:
-            if name not in sets:
-                raise ValueError(f"config key {key} names no prompt set, got {name!r}; {closest(name, list(sets))}")
-
-
-def _check_sizes(config: dict[str, Any]) -> None:
-    if config["data"]["source"] == "folder" and not config["data"]["folder"]:
-        raise ValueError(
-            "config key data.folder must name a folder of name.png and name.txt when data.source is folder"
-        )
-    twice_grid, codebook_size = 2 * config["tokenizer"]["grid"], config["tokenizer"]["codebook_size"]
-    dim, dynamic = config["target"]["dim"], config["draft_tree"]["dynamic"]
-    drafted = dynamic["top_k"] + dynamic["depth"] * dynamic["top_k"] ** 2
-    upper_bounds = {
-        "data.max_words": ("text.max_tokens", config["text"]["max_tokens"]),
-        "metrics.kid_subset_size": ("metrics.num_reference", config["metrics"]["num_reference"]),
-        "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
-        "law.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
-        "law.num_children": ("tokenizer.codebook_size", codebook_size),
-        "draft_tree.dynamic.num_nodes": ("top_k + depth * top_k ** 2", drafted),
-    }
-    for key, (name, bound) in upper_bounds.items():
-        if _get(config, key) > bound:
-            raise ValueError(f"config key {key} must be at most {name} = {bound}, got {_get(config, key)}")
-    if config["data"]["image_size"] % twice_grid:
-        raise ValueError(
-            f"config key data.image_size must be a multiple of 2 * tokenizer.grid = {twice_grid}, "
-            f"got {config['data']['image_size']}"
-        )
-    if dim % config["target"]["num_heads"]:
-        raise ValueError(
-            f"config key target.num_heads must be a divisor of target.dim = {dim}, got {config['target']['num_heads']}"
-        )
-
-
-def _get(config: dict[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
-def _check_methods(config: dict[str, Any]) -> None:
-    """Expands the methods, which checks each of them, and compares them with other keys."""
-    from lantern.methods import expand_ablations, expand_methods
-
-    runs = expand_methods(config)
-    _check_neighbour_counts("methods", [run.spec for run in runs], config)
-    for name, points in expand_ablations(config).items():
-        _check_neighbour_counts(f"ablations.grids.{name}", [point.spec for point in points], config)
-    temperatures = sorted({run.temperature for run in runs})
-    for temperature in temperatures:
-        if ("autoregressive", temperature) not in {(run.spec.method_id, run.temperature) for run in runs}:
-            raise ValueError(
-                f"config key methods must hold the preset autoregressive at temperature {temperature:g}: "
-                "every other method is compared with it"
-            )
-    if temperatures == [0]:
-        raise ValueError(
-            "config key methods must hold a method at a temperature above 0: the law of the emitted token is measured "
-            "where tokens are sampled"
-        )
-    headline = config["metrics"]["headline_temperature"]
-    if headline not in temperatures:
-        raise ValueError(f"config key metrics.headline_temperature must be one of {temperatures}, got {headline}")
-    known = [run.spec.method_id for run in runs if run.temperature == headline]
-    for key in ("figures.sample_methods", "figures.pair_methods", "study.methods"):
-        for name in _get(config, key) or []:
-            if name not in known:
-                raise ValueError(f"config key {key} names no method that runs, got {name!r}; {closest(name, known)}")
-
-
-def _check_neighbour_counts(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> None:
-    columns = config["codebook"]["num_neighbours"]
-    for spec in specs:
-        if spec.k is not None and spec.k > columns:
-            raise ValueError(
-                f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours = {columns}, "
-                f"got {spec.k}; raise it where the codebook is large enough"
-            )
-
-
 def _sentence(error: ValidationError) -> str:
     """Turns a schema violation into one sentence."""
-    key, value, rule = _dotted(error.absolute_path), _show(error.instance), error.validator_value
+    key, value, rule = _dotted(error.absolute_path), show(error.instance), error.validator_value
     about = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
     about = f" ({about})" if about else ""
     match error.validator:
@@ -261,7 +148,8 @@ def _sentence(error: ValidationError) -> str:
         case "multipleOf":
             return f"config key {key} must be a multiple of {rule}, got {value}{about}"
         case "pattern":
-            return f"config key {key} may hold only letters, digits, '_' and '-', got {value}{about}"
+            hint = error.schema.get("patternHint") or "only letters, digits, '_' and '-'"
+            return f"config key {key} may hold {hint}, got {value}{about}"
         case bound if bound in _BOUND_WORDS:
             return f"config key {key} must be {_BOUND_WORDS[bound]} {rule}, got {value}{about}"
     return f"config key {key}: {error.message}{about}"
@@ -291,8 +179,3 @@ def _dotted(path: Any) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
-
-
-def _show(value: Any) -> str:
-    text = repr(value) if isinstance(value, str) else "nothing" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -206,13 +206,16 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
     return image.crop((left, top, left + image_size, top + image_size))
 
 
-def make_source(config: Mapping, seed: int) -> SceneSource | FolderSource:
+def make_source(config: Mapping, seed: int) -> SceneSource | FolderSource | None:
     """Build the source that the `data` section of the configuration names.
 
     Args:
-        config: keys source ("scenes" | "folder"), image_size (pixels), num_train (images, scenes only), folder and
+        config: keys source ("scenes" | "folder" | "none"), image_size (pixels), num_train (images, scenes only), folder
             max_words (folder only).
         seed: run seed.
+
+    Returns:
+        The source; None where a run has no images of its own.
 
     Raises:
         ValueError: unknown data.source, or a folder source without data.folder.
@@ -223,7 +226,9 @@ def make_source(config: Mapping, seed: int) -> SceneSource | FolderSource:
         if not config.get("folder"):
             raise ValueError("data.folder must name a folder of name.png and name.txt files when data.source is folder")
         return FolderSource(config["folder"], config["image_size"], seed, config.get("max_words", 16))
-    raise ValueError(f"data.source must be scenes or folder, got {config['source']!r}")
+    if config["source"] == "none":
+        return None
+    raise ValueError(f"data.source must be scenes, folder or none, got {config['source']!r}")
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:

@@ -16,6 +16,7 @@ from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.io import load_tensors
 from lantern.methods import MethodSpec
+from lantern.models.checkpoints import cast_weights
 from lantern.models.draft import load_draft
 from lantern.models.target import load_target
 from lantern.models.text import TextEncoder
@@ -25,7 +26,11 @@ from lantern.sampling import NoiseField, SamplingConfig
 
 
 def load_decoding_models(
-    target: Path, draft: Path | None = None, table: Path | None = None, device: torch.device | str = "cpu"
+    target: Path,
+    draft: Path | None = None,
+    table: Path | None = None,
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
 ) -> DecodingModels:
     """Loads models and prepares them for decoding.
 
@@ -34,13 +39,15 @@ def load_decoding_models(
         draft: draft checkpoint; None for autoregressive decoding only.
         table: file with the tensor "nearest_codes"; None without relaxation.
         device: where to decode.
+        dtype: number format of the weights, "float32" or "bfloat16".
 
     Raises:
         ValueError: a foreign or truncated file, or a draft model that does not fit the target.
     """
-    models = DecodingModels(load_target(target).to(device).prepare_for_decoding())
+    number_format = getattr(torch, dtype)
+    models = DecodingModels(cast_weights(load_target(target), number_format).to(device).prepare_for_decoding())
     if draft is not None:
-        models.draft = load_draft(draft).to(device).prepare_for_decoding()
+        models.draft = cast_weights(load_draft(draft), number_format).to(device).prepare_for_decoding()
         for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
             expected, found = getattr(models.target.config, name), getattr(models.draft.config, name)
             if expected != found:
@@ -53,7 +60,11 @@ def load_decoding_models(
 
 
 def load_decoders(
-    files: Any, runs: Sequence[tuple], sampling: dict[str, Any], device: torch.device | str = "cpu"
+    files: Any,
+    runs: Sequence[tuple],
+    sampling: dict[str, Any],
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
 ) -> list[Decoder]:
     """Loads the models once and makes a decoder of every method.
 
@@ -62,8 +73,9 @@ def load_decoders(
         runs: (fields of the `MethodSpec`, settings of its tree, temperature).
         sampling: config section `sampling`.
         device: where to decode.
+        dtype: number format of the weights.
     """
-    shared = load_decoding_models(files.target, files.drafter, device=device)
+    shared = load_decoding_models(files.target, files.drafter, device=device, dtype=dtype)
     tables = load_tables(files.nearest_codes, device)
     decoders = []
     for method, tree, temperature in runs:

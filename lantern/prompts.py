@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from lantern.prompt_files import read_rows
 from lantern.scenes import parse_caption
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,38 +31,82 @@ class Prompt:
     scene: dict | None = None
 
 
-def load_prompts(path: str | Path) -> list[Prompt]:
-    """Read a user's prompt file.
+def load_prompts(
+    path: str | Path, *, member: str | None = None, caption: str = "longest", seed: int = 0
+) -> list[Prompt]:
+    """Read a user's or a published prompt file.
+
+    Rows without a text are left out, and so are rows that repeat an id with the same text; both are logged. A text may
+    come again under another id: COCO has such captions, and each is a prompt of its own.
 
     Args:
-        path: .txt (one prompt a line, ids "<stem>-00000"), .jsonl (one object a line), .json (a list of strings or of
-            objects), .csv or .tsv (header with columns id and text). Objects have text and optionally id and scene.
+        path: .txt (one prompt a line), .jsonl (one string or object a line), .json (a list of strings or objects, an
+            object of id: text, or COCO's captions), .csv or .tsv (first line names the columns), or a .zip or folder
+            with one of these. The text is called text, prompt or caption, the id id or image_id. Rows without an id
+            are called "<stem>-00000" and so on, after their place in the file: the first after the header is 0.
+        member: the file inside a .zip or a folder.
+        caption: which caption of a COCO image: longest | first | drawn (by `seed`).
+        seed: of that draw.
 
     Returns:
         Prompts in the file's order; captions of the embedded world get their scene.
 
     Raises:
-        ValueError: unknown extension, empty file, empty line (its number), missing column, duplicate ids (named).
+        FileNotFoundError: no such file.
+        ValueError: unknown extension, no prompt at all, missing column, an empty id, an id with two texts (named).
     """
     path = Path(path)
-    if path.suffix not in _READERS:
-        raise ValueError(f"{path}: prompt files end in {', '.join(_READERS)}, got {path.suffix!r}")
-    text = path.read_text(encoding="utf-8-sig")
-    if not text.strip():
+    stem = Path(member).stem if member else path.stem
+    kept: dict[str, Prompt] = {}
+    empty: list[int] = []
+    num_repeated = 0
+    for position, (number, row) in enumerate(read_rows(path, member, caption, seed)):
+        prompt = _make_prompt(path, number, row, default_id=f"{stem}-{position:05d}")
+        if prompt is None:
+            empty.append(number)
+        elif kept.setdefault(prompt.id, prompt).text != prompt.text:
+            raise ValueError(
+                f"{path}: the id {prompt.id} stands for two texts, {kept[prompt.id].text!r} and {prompt.text!r}; every "
+                "prompt needs an id of its own"
+            )
+        else:
+            num_repeated += kept[prompt.id] is not prompt
+    if not kept:
         raise ValueError(f"{path}: the prompt file is empty; give at least one prompt")
-    prompts = [_make_prompt(path, number, row) for number, row in _READERS[path.suffix](path, text)]
-    if not prompts:
-        raise ValueError(f"{path}: the prompt file is empty; give at least one prompt")
-    check_unique_ids(prompts, str(path))
-    return prompts
+    _report(path, list(kept.values()), empty, num_repeated)
+    return list(kept.values())
 
 
-def check_unique_ids(prompts: Iterable[Prompt], where: str) -> None:
-    """Raise ValueError that names the duplicate ids of `prompts`, read from `where`."""
-    duplicates = sorted(id for id, count in Counter(prompt.id for prompt in prompts).items() if count > 1)
-    if duplicates:
-        shown = ", ".join(duplicates[:5]) + (f" and {len(duplicates) - 5} more" if len(duplicates) > 5 else "")
-        raise ValueError(f"{where}: duplicate prompt ids {shown}; every prompt needs an id of its own")
+def load_prompt_set(path: str | Path, settings: Mapping[str, Any], seed: int) -> list[Prompt]:
+    """Read the prompt set that an entry of config section `prompts` describes.
+
+    Args:
+        path: its file.
+        settings: the entry: num (prompts, None for all), draw (True draws them, False takes the first), member and
+            caption as in `load_prompts`.
+        seed: run seed.
+
+    Raises:
+        ValueError: as `load_prompts` and `choose_prompts`.
+    """
+    prompts = load_prompts(path, member=settings.get("member"), caption=settings.get("caption") or "longest", seed=seed)
+    num, is_drawn = settings.get("num"), bool(settings.get("draw"))
+    if num is not None and num > len(prompts):
+        logger.warning("%s: only %d of the %d prompts asked for", path, len(prompts), num)
+    return choose_prompts(prompts, num, is_drawn=is_drawn, seed=seed)
+
+
+def choose_prompts(prompts: Sequence[Prompt], num: int | None, *, is_drawn: bool, seed: int) -> list[Prompt]:
+    """Take `num` prompts, the first or a random choice, in the order of `prompts`; all where there are no more.
+
+    The choice depends on the seed and on how many prompts there are, and a smaller choice is part of a larger one.
+    """
+    if num is None or num >= len(prompts):
+        return list(prompts)
+    if not is_drawn:
+        return list(prompts[:num])
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(prompts))
+    return [prompts[index] for index in sorted(order[:num])]
 
 
 def scene_of(text: str) -> dict | None:
@@ -69,67 +117,22 @@ def scene_of(text: str) -> dict | None:
         return None
 
 
-Rows = Iterable[tuple[int, Mapping]]
-
-
-def _read_lines(path: Path, text: str) -> Rows:
-    for number, line in enumerate(text.splitlines(), start=1):
-        yield number, {"id": f"{path.stem}-{number - 1:05d}", "text": line}
-
-
-def _read_jsonl(path: Path, text: str) -> Rows:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            raise ValueError(f"{path}, line {number}: empty line; remove it")
-        yield number, _read_value(path, number, _parse_json(path, number, line))
-
-
-def _read_json(path: Path, text: str) -> Rows:
-    values = _parse_json(path, 1, text)
-    if not isinstance(values, list):
-        raise ValueError(f"{path}: expected a list of strings or objects, got {type(values).__name__}")
-    for number, value in enumerate(values, start=1):
-        yield number, _read_value(path, number, value)
-
-
-def _read_value(path: Path, number: int, value: object) -> Mapping:
-    default_id = f"{path.stem}-{number - 1:05d}"
-    if isinstance(value, str):
-        return {"id": default_id, "text": value}
-    if not isinstance(value, dict) or "text" not in value:
-        raise ValueError(f"{path}, entry {number}: expected a string or an object with the key text, got {value!r}")
-    return {"id": default_id, **value}
-
-
-def _read_table(path: Path, text: str) -> Rows:
-    reader = csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix == ".tsv" else ",", skipinitialspace=True)
-    missing = {"id", "text"} - set(reader.fieldnames or ())
-    if missing:
-        raise ValueError(f"{path}: missing column {', '.join(sorted(missing))}; the header must name id and text")
-    for row in reader:
-        yield reader.line_num, row
-
-
-_READERS: dict[str, Callable[[Path, str], Rows]] = {
-    ".txt": _read_lines,
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_table,
-    ".tsv": _read_table,
-}
-
-
-def _parse_json(path: Path, number: int, text: str) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
-
-
-def _make_prompt(path: Path, number: int, row: Mapping) -> Prompt:
-    text, id = str(row["text"] or "").strip(), str(row["id"] or "").strip()
+def _make_prompt(path: Path, number: int, row: Mapping[str, Any], default_id: str) -> Prompt | None:
+    """None for a row without a text."""
+    text = str(row["text"] if row["text"] is not None else "").strip()
     if not text:
-        raise ValueError(f"{path}, line {number}: empty prompt; remove the line or write a text")
+        return None
+    id = str(row["id"] if row.get("id") is not None else "").strip() if "id" in row else default_id
     if not id:
-        raise ValueError(f"{path}, line {number}: empty id; give every prompt an id")
+        raise ValueError(f"{path}, row {number}: empty id; give every prompt an id")
     return Prompt(id, text, row.get("scene") or scene_of(text))
+
+
+def _report(path: Path, prompts: Sequence[Prompt], empty: Sequence[int], num_repeated: int) -> None:
+    if empty:
+        logger.warning("%s: left out %d rows without a text, the first is row %d", path, len(empty), empty[0])
+    if num_repeated:
+        logger.warning("%s: left out %d rows that repeat an id and its text", path, num_repeated)
+    num_again = len(prompts) - len({prompt.text for prompt in prompts})
+    if num_again:
+        logger.info("%s: %d of %d prompts have the text of an earlier one; kept", path, num_again, len(prompts))

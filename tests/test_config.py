@@ -22,6 +22,10 @@ ROOT = Path(__file__).parent.parent
 DEFAULT = load_yaml(ROOT / "config.yaml")
 
 
+# Overlays that are laid over another one, as their first lines say.
+BELOW = {"llamagen_stage2": ["llamagen_stage1"], "llamagen_quick": ["llamagen_stage1"]}
+
+
 def changed(path, value):
     """The default config with one key set; the path is dotted, list places are numbers."""
     config = copy.deepcopy(DEFAULT)
@@ -50,7 +54,8 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
     from snakemake.utils import update_config
 
     config = copy.deepcopy(DEFAULT)
-    update_config(config, load_yaml(overlay))
+    for name in (*BELOW.get(overlay.stem, ()), overlay.stem):
+        update_config(config, load_yaml(overlay.with_stem(name)))
     validate_config(config)
 
 
@@ -224,7 +229,7 @@ def test_a_tree_is_known_by_its_name_or_by_the_config():
 
 
 def test_every_key_of_the_default_config_has_a_comment():
-    described_as_a_whole, end_of_block = ("methods:", "grids:"), None
+    described_as_a_whole, end_of_block = ("methods:", "grids:", "resources:"), None
     for number, line in enumerate((ROOT / "config.yaml").read_text().splitlines()):
         text, indent = line.strip(), len(line) - len(line.lstrip())
         if end_of_block is not None and text and indent <= end_of_block:

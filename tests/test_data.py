@@ -93,7 +93,7 @@ def test_make_source_names_the_wrong_key():
     assert isinstance(scenes, SceneSource) and scenes.num_train == 7 and scenes.seed == 3
     with pytest.raises(ValueError, match=r"data.folder must name a folder"):
         make_source({"source": "folder", "image_size": 48, "folder": None}, seed=0)
-    with pytest.raises(ValueError, match=r"data.source must be scenes or folder, got 'web'"):
+    with pytest.raises(ValueError, match=r"data.source must be scenes, folder or none, got 'web'"):
         make_source({"source": "web", "image_size": 48}, seed=0)
 
 

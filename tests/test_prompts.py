@@ -1,18 +1,28 @@
-"""Prompt files: every format, every mistake."""
+"""Prompt files: every format, every mistake, COCO's captions, what is left out and what is drawn."""
 
 import json
+import logging
+import zipfile
 
 import pytest
 
-from lantern.prompts import Prompt, load_prompts
+from lantern.prompts import Prompt, choose_prompts, load_prompt_set, load_prompts
 
 CAPTION = "a large red circle on grass"
 
 
+def write(folder, name, content):
+    file = folder / name
+    file.write_text(content, encoding="utf-8", newline="")
+    return file
+
+
+def pairs(prompts):
+    return [(prompt.id, prompt.text) for prompt in prompts]
+
+
 def test_text_file_gets_ids_and_scenes(tmp_path):
-    file = tmp_path / "mine.txt"
-    file.write_text(f"{CAPTION}\na cat\n")
-    first, second = load_prompts(file)
+    first, second = load_prompts(write(tmp_path, "mine.txt", f"{CAPTION}\na cat\n"))
     assert first.id == "mine-00000" and first.scene["objects"] == [["large", "red", "circle"]]
     assert second == Prompt("mine-00001", "a cat", None)
 
@@ -26,9 +36,69 @@ def test_formats_with_ids_agree(tmp_path, suffix):
         ".csv": f"id,text\nx,a cat\ny,{CAPTION}\n",
         ".tsv": f"id\ttext\nx\ta cat\ny\t{CAPTION}\n",
     }
-    file = tmp_path / f"mine{suffix}"
-    file.write_text(contents[suffix])
-    assert [(prompt.id, prompt.text) for prompt in load_prompts(file)] == [("x", "a cat"), ("y", CAPTION)]
+    assert pairs(load_prompts(write(tmp_path, f"mine{suffix}", contents[suffix]))) == [("x", "a cat"), ("y", CAPTION)]
+
+
+def test_an_object_of_texts_by_id_is_read(tmp_path):
+    file = write(tmp_path, "mine.json", json.dumps({"x": "a cat", "y": "a dog"}))
+    assert pairs(load_prompts(file)) == [("x", "a cat"), ("y", "a dog")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "Image_ID,Caption\n7,a cat\n8,a dog\n"),
+        ("a.tsv", "PROMPT\tnote\tid\na cat\tx\t7\na dog\t\t8\n"),
+        ("a.json", '[{"image_id": 7, "caption": "a cat"}, {"image_id": 8, "caption": "a dog"}]'),
+        ("a.jsonl", '{"id": 7, "prompt": "a cat"}\r\n{"id": "8", "prompt": "a dog"}\r\n'),
+    ],
+)
+def test_usual_names_of_columns_are_known_in_any_case(tmp_path, name, content):
+    assert pairs(load_prompts(write(tmp_path, name, content))) == [("7", "a cat"), ("8", "a dog")]
+
+
+def test_a_table_in_the_layout_of_partiprompts(tmp_path):
+    content = (
+        "Prompt\tCategory\tChallenge\tNote\n"
+        "tree\tAbstract\tBasic\tA note\n"
+        '"O P E N" over a door\tSigns\tWriting\t\n'
+        'Cats playing chess\tAnimals\tImagination\tDescription of "Cats Playing Chess"\n'
+        '"a sign that says ""STOP"""\tSigns\tWriting\n'
+    )
+    assert pairs(load_prompts(write(tmp_path, "Parti.tsv", content))) == [
+        ("Parti-00000", "tree"),
+        ("Parti-00001", '"O P E N" over a door'),
+        ("Parti-00002", "Cats playing chess"),
+        ("Parti-00003", 'a sign that says "STOP"'),
+    ]
+
+
+def test_a_column_in_the_layout_of_llamagens_coco_captions(tmp_path):
+    content = 'Prompt\nThree men sit on a bench,\n A dog, a cat and "a bird" \n"quoted, whole"\n'
+    texts = ["Three men sit on a bench,", 'A dog, a cat and "a bird"', "quoted, whole"]
+    assert [prompt.text for prompt in load_prompts(write(tmp_path, "a.csv", content))] == texts
+
+
+def test_a_caption_may_hold_separators_of_its_own(tmp_path):
+    text = "a cat,\u2028a dog\x85 and a bird"
+    assert load_prompts(write(tmp_path, "a.csv", f'id,text\nx,"{text}"\n'))[0].text == text
+    assert load_prompts(write(tmp_path, "a.txt", text))[0].text == text
+    assert load_prompts(write(tmp_path, "a.jsonl", json.dumps({"text": text}, ensure_ascii=False)))[0].text == text
+
+
+def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, caplog):
+    file = write(tmp_path, "a.txt", "a cat\n\na dog\n  \na cat\n")
+    with caplog.at_level(logging.INFO):
+        assert pairs(load_prompts(file)) == [("a-00000", "a cat"), ("a-00002", "a dog"), ("a-00004", "a cat")]
+    assert "left out 2 rows without a text, the first is row 2" in caplog.text
+    assert "1 of 3 prompts have the text of an earlier one; kept" in caplog.text
+    caplog.clear()
+    table = write(tmp_path, "a.csv", "id,text\nx,a cat\nx,a cat\n\ny,\n")
+    assert pairs(load_prompts(table)) == [("x", "a cat")]
+    assert "left out 1 rows that repeat an id and its text" in caplog.text
+    assert "left out 2 rows without a text, the first is row 4" in caplog.text
+    lines = write(tmp_path, "a.jsonl", '{"text": "a"}\n\n{"text": "b"}\n')
+    assert pairs(load_prompts(lines)) == [("a-00000", "a"), ("a-00002", "b")]
 
 
 @pytest.mark.parametrize(
@@ -37,19 +107,113 @@ def test_formats_with_ids_agree(tmp_path, suffix):
         ("a.txt", " \n", "the prompt file is empty"),
         ("a.json", "[]", "the prompt file is empty"),
         ("a.csv", "id,text\n", "the prompt file is empty"),
-        ("a.txt", "a cat\n\na dog\n", "line 2: empty prompt"),
-        ("a.jsonl", '{"text": "a"}\n\n{"text": "b"}\n', "line 2: empty line"),
+        ("a.csv", "", "the prompt file is empty"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "line 2: not JSON"),
-        ("a.jsonl", '{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "duplicate prompt ids x;"),
-        ("a.csv", "name,text\nx,a cat\n", "missing column id"),
+        ("a.jsonl", '{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "the id x stands for two texts, 'a' and 'b'"),
+        ("a.csv", 'id,text\nx,"' + 200_000 * "a", "line 2: no CSV .* quote that never ends"),
+        ("a.csv", "name,words\nx,a cat\n", "missing column text or prompt or caption .* names name, words"),
+        ("a.csv", "id,text\nx,a cat, a dog\n", "line 2: 3 cells under a header of 2"),
+        ("a.csv", "id,text\n,a cat\n", "row 2: empty id"),
         ("a.json", '{"text": "a"}', "expected a list"),
-        ("a.json", '[{"caption": "a"}]', "entry 1: expected a string or an object with the key text"),
+        ("a.json", '[{"name": "a cat"}]', "entry 1: expected a string or an object with the key text"),
+        ("a.json", '{"annotations": [{"image_id": 1, "bbox": []}]}', r"annotation 1: .* captions_\*\.json"),
         ("a.yaml", "a cat", "prompt files end in"),
     ],
 )
 def test_mistakes_are_named(tmp_path, name, content, message):
-    file = tmp_path / name
-    file.write_text(content)
     with pytest.raises(ValueError, match=message) as error:
-        load_prompts(file)
+        load_prompts(write(tmp_path, name, content))
     assert name in str(error.value)
+
+
+def test_another_encoding_and_missing_files_are_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text \(byte 3\)"):
+        load_prompts(tmp_path / "a.txt")
+    with pytest.raises(FileNotFoundError, match=r"none\.txt is no file"):
+        load_prompts(tmp_path / "none.txt")
+    with pytest.raises(FileNotFoundError, match="is a folder; name the file in it"):
+        load_prompts(tmp_path)
+
+
+def coco(folder, name="captions_val2017.json"):
+    """Annotations in COCO's layout; the images' order differs from that of the annotations."""
+    content = {
+        "info": {},
+        "images": [{"id": id, "file_name": f"{id:012d}.jpg"} for id in (9, 20, 31)],
+        "annotations": [
+            {"image_id": 20, "id": 1, "caption": "A cat."},
+            {"image_id": 9, "id": 2, "caption": "Two dogs asleep."},
+            {"image_id": 20, "id": 3, "caption": "A black cat on a mat.\n"},
+            {"image_id": 9, "id": 4, "caption": "Two big dogs yawn"},
+            {"image_id": 9, "id": 5, "caption": "Two red dogs yawn"},
+            {"image_id": 31, "id": 6, "caption": " "},
+        ],
+    }
+    return write(folder, name, json.dumps(content))
+
+
+def test_the_longest_caption_of_each_coco_image_is_taken(tmp_path):
+    assert pairs(load_prompts(coco(tmp_path))) == [
+        ("000000000020", "A black cat on a mat."),
+        ("000000000009", "Two big dogs yawn"),
+    ]
+    assert [prompt.text for prompt in load_prompts(coco(tmp_path), caption="first")] == ["A cat.", "Two dogs asleep."]
+    with pytest.raises(ValueError, match="caption must be one of longest, first, drawn, got 'last'"):
+        load_prompts(coco(tmp_path), caption="last")
+
+
+def test_a_drawn_caption_depends_on_seed_and_image_only(tmp_path):
+    file = coco(tmp_path)
+    draws = {tuple(pairs(load_prompts(file, caption="drawn", seed=seed))) for seed in range(20)}
+    assert len(draws) == 6  # two captions of one image, three of the other
+    content = json.loads(file.read_text())
+    content["annotations"] = [row for row in content["annotations"] if row["image_id"] == 9]
+    alone = write(tmp_path, "alone.json", json.dumps(content))
+    assert load_prompts(alone, caption="drawn", seed=3)[0] == load_prompts(file, caption="drawn", seed=3)[1]
+
+
+def test_coco_ids_without_the_list_of_images(tmp_path):
+    content = json.loads(coco(tmp_path).read_text())
+    del content["images"]
+    assert load_prompts(write(tmp_path, "b.json", json.dumps(content)))[0].id == "000000000020"
+
+
+def test_a_list_of_reduced_captions_is_numbered(tmp_path):
+    file = write(tmp_path, "reduced.json", json.dumps(["A cat. ", "A dog\n"]))
+    assert pairs(load_prompts(file)) == [("reduced-00000", "A cat."), ("reduced-00001", "A dog")]
+
+
+def test_a_file_inside_an_archive_or_a_folder_is_read(tmp_path):
+    expected = load_prompts(coco(tmp_path))
+    member = "annotations/captions_val2017.json"
+    with zipfile.ZipFile(tmp_path / "annotations.zip", "w") as archive:
+        archive.write(tmp_path / "captions_val2017.json", member)
+        archive.writestr("annotations/README", "")
+    assert load_prompts(tmp_path / "annotations.zip", member=member) == expected
+    assert load_prompts(tmp_path / "annotations.zip") == expected
+    assert load_prompts(tmp_path, member="captions_val2017.json") == expected
+    with zipfile.ZipFile(tmp_path / "annotations.zip", "a") as archive:
+        archive.writestr("annotations/instances_val2017.json", "{}")
+    with pytest.raises(
+        ValueError, match="holds several prompt files; set the key member to one of annotations/captions"
+    ):
+        load_prompts(tmp_path / "annotations.zip")
+    with pytest.raises(ValueError, match=r"holds no captions\.json; set the key member to one of"):
+        load_prompts(tmp_path / "annotations.zip", member="captions.json")
+    (tmp_path / "cut.zip").write_bytes((tmp_path / "annotations.zip").read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"cut\.zip is damaged or is no zip archive"):
+        load_prompts(tmp_path / "cut.zip", member=member)
+
+
+def test_a_prompt_set_takes_the_first_or_draws(tmp_path, caplog):
+    file = write(tmp_path, "a.txt", "\n".join(f"prompt {number}" for number in range(100)))
+    everything = load_prompts(file)
+    assert load_prompt_set(file, {"num": None}, 0) == everything
+    assert load_prompt_set(file, {"num": 3}, 0) == everything[:3]
+    few, more = (load_prompt_set(file, {"num": num, "draw": True}, 5) for num in (10, 30))
+    assert len(few) == 10 and len(more) == 30
+    assert set(few) < set(more) and more == sorted(more, key=everything.index)
+    assert set(few) != set(choose_prompts(everything, 10, is_drawn=True, seed=6))
+    assert load_prompt_set(file, {"num": 101, "draw": True}, 5) == everything
+    assert "only 100 of the 101 prompts asked for" in caplog.text

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
-from lantern.data import ImageSource
 from lantern.metrics.likelihood import teacher_forced_logits
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
@@ -36,24 +35,22 @@ def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
 @torch.inference_mode()
 def measure_ambiguity(
     target_model: TargetModel,
-    tokenizer: nn.Module,
     text_encoder: TextEncoder,
-    source: ImageSource,
+    codes: Tensor,
+    texts: Sequence[str],
     *,
-    num_images: int,
     cfg_scales: Sequence[float],
     batch_size: int = 64,
 ) -> pd.DataFrame:
-    """Measures the target's top-1 and top-10 probability at every position of held-out images.
+    """Measures the target's top-1 and top-10 probability at every position of given images.
 
-    The context of a position is the held-out image's own codes (teacher forcing), temperature 1, no filter.
+    The context of a position is the image's own codes (teacher forcing), temperature 1, no filter.
 
     Args:
         target_model: in evaluation mode.
-        tokenizer: image tokenizer with `encode`.
         text_encoder: the one that the target was trained with.
-        source: its split "val" gives images and captions.
-        num_images: held-out images.
+        codes: integer, (images, tokens): of held-out images, or of autoregressive ones where a run has no images.
+        texts: caption of each image.
         cfg_scales: guidance scales; equal ones are measured once.
         batch_size: images per forward.
 
@@ -62,12 +59,12 @@ def measure_ambiguity(
     """
     device = target_model.head.weight.device
     frames = []
-    for first in tqdm(range(0, num_images, batch_size), desc="ambiguity", disable=None, leave=False):
-        indices = range(first, min(first + batch_size, num_images))
-        codes = tokenizer.encode(source.images("val", indices).to(device))  # (images, tokens)
-        features, mask = (part.to(device) for part in text_encoder.encode(source.captions("val", indices)))
+    for first in tqdm(range(0, len(texts), batch_size), desc="ambiguity", disable=None, leave=False):
+        rows = slice(first, first + batch_size)
+        features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
+        chosen = codes[rows].long().to(device)
         for cfg_scale in dict.fromkeys(cfg_scales):
-            top1, top10 = top_masses(teacher_forced_logits(target_model, features, mask, codes, cfg_scale))
+            top1, top10 = top_masses(teacher_forced_logits(target_model, features, mask, chosen, cfg_scale))
             frames.append(_to_frame(cfg_scale, first, top1.cpu(), top10.cpu()))
     return pd.concat(frames, ignore_index=True)
 

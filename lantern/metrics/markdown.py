@@ -20,11 +20,13 @@ HEADER = (
     "NLL (nats / token)",
     "prompt accuracy (%)",
     "CLIP score",
+    "HPS",
     "FID",
     "TV from the target",
     "substitutions / image",
     "tokens equal to autoregressive (%)",
 )
+OPTIONAL = ("prompt accuracy (%)", "CLIP score", "HPS", "FID")  # left out where no row has a value
 EMPTY = "–"
 
 
@@ -48,11 +50,10 @@ def render_markdown(summary: pd.DataFrame, settings: Mapping[str, Any]) -> str:
         f"{describe_prompts(first)} of `{first['prompt_set']}`, temperature {first['temperature']:g}, guidance scale "
         f"{first['cfg_scale']:g}; [low, high] are 95 % intervals. {describe_target(first)}",
         "",
-        _line(HEADER),
-        _line(["---", *["---:"] * (len(HEADER) - 1)]),
     ]
     table = pd.concat([rows, ceilings], ignore_index=True)
-    return "\n".join([*lines, *(_line(_cells(row)) for _, row in table.iterrows())]) + "\n"
+    columns = [HEADER, ["---", *["---:"] * (len(HEADER) - 1)], *(_cells(row) for _, row in table.iterrows())]
+    return "\n".join([*lines, *(_line(cells) for cells in _drop_unmeasured(columns))]) + "\n"
 
 
 def update_marked_block(path: Path | str, text: str, name: str = "results") -> bool:
@@ -90,11 +91,20 @@ def _cells(row: pd.Series) -> list[str]:
         _with_interval(row, "nll", 2),
         _with_interval(row, "prompt_accuracy", 1, factor=100),
         _with_interval(row, "clip_score", 3),
+        _with_interval(row, "hps", 4),
         _with_interval(row, "fid", 1),
         _distance(row),
         _number(row["substitutions"], 1),
         _number(100 * row["tokens_equal_autoregressive"], 0),
     ]
+
+
+def _drop_unmeasured(lines: list) -> list[list[str]]:
+    """Drops columns of metrics that no row has; lines are the header, the rule below it and the rows."""
+    is_kept = [
+        name not in OPTIONAL or any(cells[place] != EMPTY for cells in lines[2:]) for place, name in enumerate(HEADER)
+    ]
+    return [[cell for cell, kept in zip(cells, is_kept, strict=True) if kept] for cells in lines]
 
 
 def _with_interval(row: pd.Series, name: str, digits: int, factor: float = 1.0) -> str:

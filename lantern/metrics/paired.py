@@ -48,6 +48,7 @@ OF_IMAGES = {
     # likelier tokens are not better ones: greedy images are the likeliest
     "nll": Comparison("nats per token", above="worse", below="lower (not a merit by itself)"),
     "clip_score": Comparison("cosine"),
+    "hps": Comparison("cosine"),
     "prompt_accuracy": Comparison("share of attributes"),
     "pixel_mse": Comparison("squared intensity, of 1", "different images", "", "identical images", is_distance=True),
     "recogniser_distance": Comparison(
@@ -98,6 +99,8 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
         if (BASELINE, *key[1:]) not in groups:
             raise ValueError(f"{key[0]} on {key[1]} at temperature {key[2]:g} has no {BASELINE} rows beside it")
         for metric, comparison in OF_IMAGES.items():
+            if metric not in group:  # switched off
+                continue
             values = stack_prompts(group, metric)
             if not comparison.is_distance:
                 values = values - stack_prompts(groups[BASELINE, *key[1:]], metric)

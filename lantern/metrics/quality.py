@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -12,8 +14,6 @@ from torch import Tensor
 
 from lantern.data import ImageSource
 from lantern.metrics.equality import Equality, compare_with_autoregressive
-from lantern.metrics.features import extract_features, feature_scale
-from lantern.metrics.fidelity import measure_fidelity
 from lantern.metrics.scores import (
     ImageScores,
     Rulers,
@@ -24,12 +24,20 @@ from lantern.metrics.scores import (
     score_images,
     score_records,
 )
+from lantern.metrics.set_rulers import Comparison
 from lantern.metrics.speed import BASELINE
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 
 REAL, RECONSTRUCTION = "real", "reconstruction"
 CEILINGS = (REAL, RECONSTRUCTION)
+MEANS = {
+    "nll": "nll",
+    "clip_score": "clip_score",
+    "prompt_accuracy": "prompt_accuracy",
+    "is_all_correct": "all_correct",
+}
+OF_DECODING = ("pixel_mse",)  # of images of methods alone: no mean in a row
 
 
 @dataclass(frozen=True)
@@ -39,10 +47,13 @@ class Quality:
     Attributes:
         rows: one row per method and ceiling: method_id, prompt_set, temperature, repeat, the method's parts and
             parameters, cfg_scale, num_images, the quality metrics (FID, KID, precision and recall with `_low` and
-            `_high`), tokens_equal_autoregressive and num_near_ties.
+            `_high`), tokens_equal_autoregressive and num_near_ties; and what the numbers are of: prompts_sha256,
+            reference, num_reference and, of each metric, `_extractor` and `_weights_sha256`. A metric that is off is
+            nan in every row.
         images: one row per method or ceiling x prompt: what was measured on that image. `first_difference` is the
             position of the first token that differs from the autoregressive image of the same prompt and noise (the
-            number of tokens where none does), `pixel_mse` and `recogniser_distance` the distances from that image.
+            number of tokens where none does), `pixel_mse` and `recogniser_distance` the distances from that image, the
+            latter nan where sets are measured without the recogniser.
         token_nll: method_id -> (prompts, tokens) float32, nats per token.
     """
 
@@ -55,7 +66,7 @@ class Quality:
 def measure_quality(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    source: ImageSource,
+    source: ImageSource | None,
     rulers: Rulers,
     *,
     settings: Mapping[str, Any],
@@ -66,14 +77,14 @@ def measure_quality(
 ) -> Quality:
     """Measures all methods on one prompt set at one temperature, and the two ceilings.
 
-    The reference of FID, KID, precision and recall: reconstructions of held-out images of `split` that belong to none
-    of the prompts (a folder with too few held-out images repeats them). The ceilings are as many images as there are
-    prompts: "real" and "reconstruction", with their own captions.
+    The reference of FID, KID, precision and recall on the recogniser's features: reconstructions of held-out images of
+    `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The ceilings are as
+    many images as there are prompts: "real" and "reconstruction", with their own captions.
 
     Args:
         records: method_id -> its records; all of one temperature and guidance scale, of the same prompts.
         prompts: the prompt set, in the order of the records.
-        source: of held-out images.
+        source: of held-out images; None where there are none: no ceilings then.
         rulers: measuring models.
         settings: config section `metrics`.
         prompt_set: its name, for the tables.
@@ -85,12 +96,14 @@ def measure_quality(
         A `Quality`.
 
     Raises:
-        ValueError: no autoregressive records, or records whose prompt ids are not those of `prompts`.
+        ValueError: no autoregressive records, records whose prompt ids are not those of `prompts`, or a reference of
+            held-out images without a source of them.
     """
     scores = score_records(records, prompts, rulers, settings)
     baseline = records[BASELINE]
-    reference = _Reference.measure(source, rulers, split, len(prompts), settings, seed)
+    reference = _Reference(_prepare_reference(source, rulers, split, len(prompts), settings, seed))
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
+    measured_with = {**reference.describe(), **rulers.describe()}
     rows, images = [], []
     for method_id, record in records.items():
         head = {"method_id": method_id, **place}
@@ -99,81 +112,82 @@ def measure_quality(
         )
         exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}
         fidelity = reference.compare(scores[method_id])
-        rows.append({**head, **_parameters(record), **_mean_scores(scores[method_id]), **fidelity, **exactness})
+        values = {**_mean_scores(scores[method_id]), **fidelity, **exactness}
+        rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
         distance = reference.distance(scores[method_id], scores[BASELINE])
         columns = {**_speed_columns(record), **_equality_columns(equality), "recogniser_distance": distance}
         ids = [prompt.id for prompt in prompts]
         images.append(_to_frame({**head, "prompt_id": ids}, scores[method_id], columns))
     cfg_scale = baseline.metadata["cfg_scale"]
-    ids = [prompt.id for prompt in source.prompts(split, len(prompts))]
     for name, ceiling in _score_ceilings(source, rulers, split, len(prompts), settings, cfg_scale).items():
-        head = {"method_id": name, **place}
+        own, head = source.prompts(split, len(prompts)), {"method_id": name, **place}
         common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(prompts)}
-        rows.append({**common, **_mean_scores(ceiling), **reference.compare(ceiling)})
-        images.append(_to_frame({**head, "prompt_id": ids}, ceiling, {}))
+        values = {**_mean_scores(ceiling), **reference.compare(ceiling)}
+        rows.append({**common, **values, **hash_prompts(own), **measured_with})
+        images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
     token_nll = {method_id: part.token_nll for method_id, part in scores.items()}
     return Quality(pd.DataFrame(rows), pd.concat(images, ignore_index=True), token_nll)
 
 
-@dataclass(frozen=True)
+def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Hashes ids and texts of prompts in their order, as a column: rows of other prompts must not be compared."""
+    lines = (json.dumps([prompt.id, prompt.text], ensure_ascii=False) + "\n" for prompt in prompts)
+    return {"prompts_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
+
+
 class _Reference:
-    """Standardised features of the reference images and the scale that standardises others."""
+    """The reference set; methods that made the same images are compared with it once."""
 
-    features: Tensor
-    mean: Tensor
-    std: Tensor
-    settings: Mapping[str, Any]
-    seed: int
-    measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.measured: dict[bytes, dict[str, float]] = {}
 
-    @classmethod
-    def measure(
-        cls,
-        source: ImageSource,
-        rulers: Rulers,
-        split: str,
-        first: int,
-        settings: Mapping[str, Any],
-        seed: int,
-    ) -> _Reference:
-        """Measures the reconstructions of the split's images from number `first` on."""
-        features = []
-        for indices in chunks(first, first + settings["num_reference"], settings["batch_size"], "reference"):
-            codes = rulers.tokenizer.encode(source.images(split, indices).to(rulers.device))
-            features.append(extract_features(rulers.recogniser, decode_images(rulers.tokenizer, codes)))
-        raw = torch.cat(features)
-        mean, std = feature_scale(raw)
-        return cls((raw - mean) / std, mean, std, settings, seed)
+    def describe(self) -> dict[str, Any]:
+        """Columns of a row."""
+        return dict(self.comparison.describe())
 
     def compare(self, scores: ImageScores) -> dict[str, float]:
-        """FID, KID, precision and recall of some images; methods that made the same images are measured once."""
-        key = scores.features.numpy().tobytes()
+        """FID, KID, precision and recall of some images."""
+        key = hashlib.sha256(scores.features.numpy().tobytes()).digest()
         if key not in self.measured:
-            self.measured[key] = measure_fidelity(
-                (scores.features - self.mean) / self.std,
-                self.features,
-                kid_subset_size=self.settings["kid_subset_size"],
-                kid_subsets=self.settings["kid_subsets"],
-                prc_neighbours=self.settings["prc_neighbours"],
-                num_resamples=self.settings["fidelity_resamples"],
-                seed=self.seed,
-            )
+            self.measured[key] = self.comparison.compare(scores.features)
         return self.measured[key]
 
     def distance(self, scores: ImageScores, others: ImageScores) -> Tensor:
-        """Distance of images from others of the same prompts (images,): root mean square over standardised features."""
-        return ((scores.features - others.features) / self.std).square().mean(dim=1).sqrt()
+        """Distance of images from others of the same prompts (images,)."""
+        return self.comparison.distance(scores.features, others.features)
+
+
+def _prepare_reference(
+    source: ImageSource | None, rulers: Rulers, split: str, first: int, settings: Mapping[str, Any], seed: int
+) -> Comparison:
+    """Prepares the ruler's reference; the held-out images begin at number `first`, behind those of the prompts."""
+    name = f"reconstructions of {split} images from {first} on"
+    return rulers.of_sets.prepare(_reconstruct(source, rulers, split, first, settings), name, settings, seed)
+
+
+def _reconstruct(
+    source: ImageSource | None, rulers: Rulers, split: str, first: int, settings: Mapping[str, Any]
+) -> Iterator[Tensor]:
+    """Batches of reconstructions (images, 3, S, S); drawn only when a ruler asks for them."""
+    if source is None:
+        raise ValueError("metrics.fidelity recogniser compares with held-out images, and data.source gives none")
+    for indices in chunks(first, first + settings["num_reference"], settings["batch_size"], "reference"):
+        codes = rulers.tokenizer.encode(source.images(split, indices).to(rulers.device))
+        yield decode_images(rulers.tokenizer, codes)
 
 
 def _score_ceilings(
-    source: ImageSource,
+    source: ImageSource | None,
     rulers: Rulers,
     split: str,
     num_images: int,
     settings: Mapping[str, Any],
     cfg_scale: float,
 ) -> dict[str, ImageScores]:
-    """Scores real images of the split and their reconstructions against their own captions."""
+    """Scores real images of the split and their reconstructions against their own captions; nothing without any."""
+    if source is None:
+        return {}
     prompts = source.prompts(split, num_images)
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
     for indices in chunks(0, num_images, settings["batch_size"], "ceilings"):
@@ -186,8 +200,7 @@ def _score_ceilings(
 
 def _mean_scores(scores: ImageScores) -> dict[str, float]:
     """Means over the images that have a value; nan where none has."""
-    names = {"nll": "nll", "clip_score": "clip_score", "prompt_accuracy": "prompt_accuracy"}
-    names["is_all_correct"] = "all_correct"
+    names = {**MEANS, **{name: name for name in scores.columns if name not in (*MEANS, *OF_DECODING)}}
     return {new: float(scores.columns[name].nanmean()) for name, new in names.items()}
 
 

@@ -36,6 +36,8 @@ def _clip(report: Mapping[str, Any]) -> str:
 
 
 def _tokenizer(report: Mapping[str, Any]) -> str:
+    if "psnr_db" not in report:
+        return f"The image tokenizer is the published {report['checkpoint']}."
     read = f", with {_percent(report['accuracy'])} of their attributes still read" if "accuracy" in report else ""
     return (
         f"The image tokenizer reconstructs held-out images at {report['psnr_db']:.1f} dB{read}, and uses "
@@ -44,6 +46,9 @@ def _tokenizer(report: Mapping[str, Any]) -> str:
 
 
 def _target(report: Mapping[str, Any]) -> str:
+    if "val_cross_entropy" not in report:
+        size = f"{report['num_parameters'] / 1e6:.0f} million parameters"
+        return f"The target is the published {report['checkpoint']}, {size}."
     return (
         f"The target's cross-entropy on held-out images is {report['val_cross_entropy']:.2f} nats per token, without "
         "guidance; a weaker target would flatter every speed-up."

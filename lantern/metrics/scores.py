@@ -1,4 +1,4 @@
-"""Scores of single images: likelihood under the target, CLIP score, prompt accuracy, distance from autoregressive ones.
+"""Scores of single images: likelihood under the target, what the rulers measure, distance from autoregressive ones.
 
 Exact methods emit the autoregressive decoder's codes, so that many methods share images: each distinct pair of prompt
 and codes is decoded and measured once.
@@ -15,28 +15,54 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lantern.assembly import make_text_encoder
-from lantern.metrics.features import extract_features
+from lantern.metrics.choices import Workbench, build_rulers
+from lantern.metrics.image_rulers import AccuracyRuler, ClipRuler, ImageRuler, score_with_all
 from lantern.metrics.likelihood import score_tokens
-from lantern.metrics.prompt_accuracy import score_prompts
+from lantern.metrics.set_rulers import RecogniserRuler, SetRuler
 from lantern.metrics.speed import BASELINE
-from lantern.models import recogniser, tokenizer
 from lantern.models.clip import ClipScorer
 from lantern.models.recogniser import Recogniser
 from lantern.models.target import TargetModel, load_target
 from lantern.models.text import TextEncoder
+from lantern.models.tokenizer import load_model as load_tokenizer
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 
 
 @dataclass(frozen=True)
 class Rulers:
-    """The trained models that images are measured with, in evaluation mode and on one device."""
+    """The trained models that images are measured with, in evaluation mode and on one device.
+
+    Attributes:
+        tokenizer: draws images from codes.
+        recogniser: None where the rulers below do without.
+        clip_scorer: None where the rulers below do without.
+        target_model: gives tokens their likelihood.
+        text_encoder: of the target.
+        of_images: what measures single images; None stands for the CLIP score and the recogniser's prompt accuracy.
+        of_sets: what measures sets of images; None stands for the recogniser.
+    """
 
     tokenizer: nn.Module
-    recogniser: Recogniser
-    clip_scorer: ClipScorer
+    recogniser: Recogniser | None
+    clip_scorer: ClipScorer | None
     target_model: TargetModel
     text_encoder: TextEncoder
+    of_images: tuple[ImageRuler, ...] | None = None
+    of_sets: SetRuler | None = None
+
+    def __post_init__(self) -> None:
+        if self.of_images is None:
+            object.__setattr__(self, "of_images", (ClipRuler(self.clip_scorer), AccuracyRuler(self.recogniser)))
+        if self.of_sets is None:
+            object.__setattr__(self, "of_sets", RecogniserRuler(self.recogniser))
+
+    def describe(self) -> dict[str, Any]:
+        """Says in columns of a row what the rulers measure with: names, hashes of weights, preprocessing."""
+        described: dict[str, Any] = {}
+        for ruler in (self.of_sets, *self.of_images):
+            described |= ruler.describe()
+        return described
 
     @property
     def device(self) -> torch.device:
@@ -44,15 +70,44 @@ class Rulers:
         return self.target_model.head.weight.device
 
 
+def load_rulers(
+    files: Any,
+    text: dict[str, Any],
+    data_source: str,
+    seed: int,
+    device: torch.device,
+    metrics: Mapping[str, Any],
+) -> Rulers:
+    """Loads what images are measured with.
+
+    Args:
+        files: paths as attributes: tokenizer, target, text (stored features of the prompts; empty where words are
+            embedded) and those of `lantern.metrics.choices.metric_files`.
+        text: config section `text`.
+        data_source: config key data.source.
+        seed: run seed, of the word embeddings.
+        device: where to measure.
+        metrics: config section `metrics`, which chooses the rulers.
+    """
+    models = {
+        "tokenizer": load_tokenizer(files.tokenizer).to(device),
+        "target_model": load_target(files.target).to(device),
+        "text_encoder": make_text_encoder(text, data_source, seed, files.text),
+    }
+    found = build_rulers(Workbench(files, metrics, device))
+    return Rulers(recogniser=None, clip_scorer=None, of_images=found.of_images, of_sets=found.of_sets, **models)
+
+
 @dataclass(frozen=True)
 class ImageScores:
     """What was measured on each image.
 
     Attributes:
-        features: (images, num_features) float32, raw recogniser features.
+        features: (images, num_features) float32, raw features of the ruler of sets; (images, 0) without one.
         token_nll: (images, tokens) float32, nats per token; (images, 0) for images without codes.
         columns: name -> (images,) float32: nll (mean of token_nll; nan for images without codes), clip_score (cosine),
-            prompt_accuracy and is_all_correct (shares), and, for images of methods, pixel_mse.
+            prompt_accuracy and is_all_correct (shares), all nan where they are not measured; what further rulers
+            measure, such as hps (cosine); and, for images of methods, pixel_mse.
     """
 
     features: Tensor
@@ -63,25 +118,6 @@ class ImageScores:
         """Scores of some images, `rows` (selected,) int64."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return ImageScores(self.features[rows], self.token_nll[rows], columns)
-
-
-def load_rulers(files: Any, text: dict[str, Any], data_source: str, seed: int, device: torch.device) -> Rulers:
-    """Loads what images are measured with.
-
-    Args:
-        files: paths as attributes: tokenizer, recogniser, clip, target.
-        text: config section `text`.
-        data_source: config key data.source.
-        seed: run seed, of the word embeddings.
-        device: where to measure.
-    """
-    return Rulers(
-        tokenizer.load_model(files.tokenizer).to(device),
-        recogniser.load_model(files.recogniser).to(device),
-        ClipScorer.from_checkpoint(files.clip, device=device),
-        load_target(files.target).to(device),
-        make_text_encoder(text, data_source, seed),
-    )
 
 
 @torch.inference_mode()
@@ -133,15 +169,9 @@ def score_codes(codes: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_sc
 
 def score_images(images: Tensor, prompts: Sequence[Prompt], rulers: Rulers, token_nll: Tensor) -> ImageScores:
     """Scores one batch of images (images, 3, S, S) in [-1, 1], whose tokens' likelihood is known or has no tokens."""
-    accuracy = score_prompts(rulers.recogniser, images, [prompt.scene for prompt in prompts])
-    texts = [prompt.text for prompt in prompts]
-    columns = {
-        "nll": token_nll.mean(dim=1),  # nan without tokens
-        "clip_score": rulers.clip_scorer.score(images, texts, batch_size=len(texts)),
-        "prompt_accuracy": accuracy.per_prompt,
-        "is_all_correct": accuracy.is_all_correct,
-    }
-    return ImageScores(extract_features(rulers.recogniser, images, batch_size=len(texts)), token_nll, columns)
+    columns = {"nll": token_nll.mean(dim=1)}  # nan without tokens
+    columns |= score_with_all(rulers.of_images, images, prompts)
+    return ImageScores(rulers.of_sets.extract(images), token_nll, columns)
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:

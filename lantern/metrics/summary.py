@@ -26,7 +26,7 @@ from lantern.metrics.speed import BASELINE, mean_accepted_length, summarise_late
 
 CEILINGS = ("real", "reconstruction")
 PARTS = ("method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "cfg_scale")
-MEANS = ("nll", "clip_score", "prompt_accuracy")
+MEANS = ("nll", "clip_score", "hps", "prompt_accuracy")
 FIDELITY = ("fid", "kid", "precision", "recall")
 LAW_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 LAW_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
@@ -48,7 +48,7 @@ SUMMARY_COLUMNS = (
     "target_prompt_accuracy",
     *_with_ends("mean_accepted_length", "latency_s", "speedup"),
     "num_timed",
-    *_with_ends("substitutions", "nll", *FIDELITY, "clip_score", "prompt_accuracy", "prompt_accuracy_change"),
+    *_with_ends("substitutions", "nll", *FIDELITY, "clip_score", "hps", "prompt_accuracy", "prompt_accuracy_change"),
     *_with_ends("all_correct", "tokens_equal_autoregressive"),
     "num_near_ties",
     *_with_ends(*LAW_INTERVALS),
@@ -163,6 +163,8 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
     """Means and intervals of what was measured on each image."""
     values: dict[str, float] = {}
     for name in MEANS:
+        if name not in group:  # not measured: the summary has empty cells
+            continue
         values |= mean_with_interval(name, stack_prompts(group, name), **options)
     is_right = stack_prompts(group, "is_all_correct")
     return values | _share_with_interval("all_correct", is_right, np.isfinite(is_right), options)

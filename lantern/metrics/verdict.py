@@ -160,9 +160,7 @@ def _setting_text(baseline: pd.Series) -> str:
     accuracy = baseline["prompt_accuracy"]
     quality = f", and {100 * accuracy:.1f} % of the attributes asked for are read back from its images"
     if pd.isna(accuracy):
-        quality = (
-            "; the prompts name no attributes that the recogniser knows, so that prompt accuracy says nothing here"
-        )
+        quality = "; prompt accuracy is not measured on these prompts and says nothing here"
     return (
         f"On the {describe_prompts(baseline)} of the set {baseline['prompt_set']} at temperature "
         f"{baseline['temperature']:g} and guidance scale {baseline['cfg_scale']:g}, autoregressive decoding has "
@@ -179,6 +177,8 @@ def describe_prompts(row: Mapping[str, Any]) -> str:
 
 def describe_target(row: Mapping[str, Any]) -> str:
     """Writes how good the target is: what has to be read beside every speed-up."""
+    if pd.isna(row["target_cross_entropy"]):
+        return "The target is a published one; it was not trained here, and its cross-entropy was not measured."
     return (
         f"The target itself stands at {row['target_cross_entropy']:.2f} nats per token on held-out images; an "
         "undertrained target flatters every speed-up."

@@ -69,3 +69,13 @@ def load_weights(model: torch.nn.Module, state: dict[str, torch.Tensor], path: P
         )
     model.load_state_dict(state)
     return model.eval()
+
+
+def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Casts parameters and real buffers in place; the rotary table is complex and stays, which `Module.to` would not
+    let it.
+    """
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return model

@@ -1,13 +1,30 @@
 """Checkpoint layouts of other projects, converted into ours: LlamaGen's, the LANTERN authors' and their drafters'.
 
+What a layout must hold is listed by `target_shapes` and `draft_shapes`; `check_tensors` compares, under the published
+names, before anything is converted.
+
 Source: key lists of FoundationVision/LlamaGen@ce98ec4 and jadohu/LANTERN@3a56e45.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+
+from lantern.io import METADATA_KEY
+
+if TYPE_CHECKING:
+    from lantern.models.draft import DraftConfig
+    from lantern.models.target import TargetConfig
+
+TARGET_LAYOUTS = ("llamagen", "hugging_face")
+NULL_CAPTION_ROWS = 120  # rows of LlamaGen's null caption, whatever the model's number of caption rows
 
 _TARGET_NAMES = {
     "cls_embedding.uncond_embedding": "null_caption",
@@ -118,3 +135,120 @@ def _convert_layer(parts: dict[str, torch.Tensor], index: int) -> dict[str, torc
     if left:
         raise ValueError(f"foreign tensor {sorted(left)[0]} in layer {index}: no known layout has it")
     return converted
+
+
+def own_metadata(path: Path) -> dict[str, Any] | None:
+    """Metadata of a file in our own layout, without reading its tensors.
+
+    Args:
+        path: any file.
+
+    Returns:
+        The metadata; None where the file is of another layout, or is no safetensors file at all.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError):
+        return None
+    return json.loads(header[METADATA_KEY]) if METADATA_KEY in header else None
+
+
+def target_layout(names: Mapping[str, Any]) -> str:
+    """Which of TARGET_LAYOUTS a target's tensor names follow."""
+    is_hugging_face = "lm_head.weight" in names or any(name.startswith("model.") for name in names)
+    return "hugging_face" if is_hugging_face else "llamagen"
+
+
+def target_shapes(config: TargetConfig, layout: str, null_rows: int = NULL_CAPTION_ROWS) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a published target of these sizes.
+
+    Args:
+        config: sizes.
+        layout: one of TARGET_LAYOUTS.
+        null_rows: rows of the null caption.
+
+    Returns:
+        Shape by published name.
+    """
+    dim, hidden, vocab = config.dim, config.ffn_hidden, config.vocab_size
+    is_original = layout == "llamagen"
+    prefix, table, head = ("", "tok_embeddings", "output") if is_original else ("model.", "embed_tokens", "lm_head")
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}{table}.weight": (vocab, dim),
+        f"{prefix}cls_embedding.uncond_embedding": (null_rows, config.caption_dim),
+        f"{prefix}cls_embedding.cap_proj.fc1.weight": (dim, config.caption_dim),
+        f"{prefix}cls_embedding.cap_proj.fc2.weight": (dim, dim),
+    }
+    layer = _original_layer(dim, hidden) if is_original else {"input_layernorm": (dim,), **_llama_layer(dim, hidden)}
+    for index in range(config.num_layers):
+        shapes |= {f"{prefix}layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes | {f"{prefix}norm.weight": (dim,), f"{head}.weight": (vocab, dim)}
+
+
+def draft_shapes(config: DraftConfig, *, has_bias: bool) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a drafter of the LANTERN authors of these sizes: shape by published name."""
+    dim = config.dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (config.vocab_size, dim),
+        "fc.weight": (dim, 2 * dim),
+    }
+    shapes |= {"fc.bias": (dim,)} if has_bias else {}
+    layer = _llama_layer(dim, config.ffn_hidden)
+    return shapes | {f"layers.0.{name}.weight": shape for name, shape in layer.items()}
+
+
+def _original_layer(dim: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "attention.wqkv": (3 * dim, dim),
+        "attention.wo": (dim, dim),
+        "feed_forward.w1": (hidden, dim),
+        "feed_forward.w3": (hidden, dim),
+        "feed_forward.w2": (dim, hidden),
+        "attention_norm": (dim,),
+        "ffn_norm": (dim,),
+    }
+
+
+def _llama_layer(dim: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {
+        **{f"self_attn.{letter}_proj": (dim, dim) for letter in "qkvo"},
+        "mlp.gate_proj": (hidden, dim),
+        "mlp.up_proj": (hidden, dim),
+        "mlp.down_proj": (dim, hidden),
+        "post_attention_layernorm": (dim,),
+    }
+
+
+def check_tensors(path: Path, state: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Compares a published file's tensors with what its layout must hold.
+
+    Args:
+        path: the file, for the sentence.
+        state: tensors by published name.
+        expected: shapes by published name.
+
+    Raises:
+        ValueError: a tensor of another shape, a missing or a foreign one, or one that holds no floating-point numbers;
+            one sentence with file, name, what was expected and found.
+    """
+    for name, shape in expected.items():
+        found = tuple(state[name].shape) if name in state else shape
+        if found != shape:
+            raise ValueError(f"{path}: tensor {name} should have shape {shape}, found {found}; {_OTHER_MODEL}")
+        if name in state and not state[name].is_floating_point():
+            raise ValueError(
+                f"{path}: tensor {name} should hold floating-point numbers, found {state[name].dtype}; "
+                "quantised weights cannot be read"
+            )
+    missing = [name for name in expected if name not in state]
+    foreign = [name for name in state if name not in expected]
+    if not missing and not foreign:
+        return
+    parts = [f"lacks the tensor {missing[0]} of shape {expected[missing[0]]} ({len(missing)} such)"] if missing else []
+    parts += [f"holds the foreign tensor {foreign[0]} ({len(foreign)} such)"] if foreign else []
+    counts = f"expected {len(expected)} tensors, found {len(state)}"
+    raise ValueError(f"{path} {' and '.join(parts)}; {counts}; {_OTHER_MODEL}")
+
+
+_OTHER_MODEL = "it belongs to another model or to other sizes than the config's"

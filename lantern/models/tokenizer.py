@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lantern.models import vq16
 from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+from lantern.models.layouts import own_metadata
 from lantern.models.recogniser import Recogniser, evaluate_recogniser
 from lantern.scenes import Scene
 
@@ -214,7 +216,14 @@ def save_model(path: Path, model: ImageTokenizer, extra_metadata: dict[str, Any]
     save_checkpoint(path, model, _KIND, extra_metadata)
 
 
-def load_model(path: Path) -> ImageTokenizer:
-    """Read a tokenizer in eval mode; ValueError names a truncated or foreign file."""
+def load_model(path: Path) -> ImageTokenizer | vq16.VQ16:
+    """Read a tokenizer in eval mode, the embedded world's or a published one, whichever the file holds.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a truncated or foreign file; names it.
+    """
+    if (own_metadata(path) or {}).get("kind") == vq16.KIND:
+        return vq16.load_vq16(path)
     state, metadata = load_checkpoint(path, _KIND)
     return load_weights(ImageTokenizer(TokenizerConfig(**metadata["config"])), state, path)

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, assert_legible, with_interval
 
+from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, assert_legible, with_interval
 from lantern.figures.ablations import draw_ablations
 
 

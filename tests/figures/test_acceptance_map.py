@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from figure_tables import assert_legible
 
+from figure_tables import assert_legible
 from lantern.figures.acceptance_map import draw_acceptance_map
 from lantern.metrics.acceptance_map import AcceptanceMap
 

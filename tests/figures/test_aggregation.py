@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from figure_tables import assert_legible, with_interval
 
+from figure_tables import assert_legible, with_interval
 from lantern.figures.aggregation import draw_aggregation
 
 

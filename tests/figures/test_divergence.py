@@ -2,8 +2,8 @@
 
 import pandas as pd
 import pytest
-from figure_tables import SETTINGS, assert_legible, make_summary, with_interval
 
+from figure_tables import SETTINGS, assert_legible, make_summary, with_interval
 from lantern.figures.divergence import draw_divergence
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from figure_tables import Mosaic
 
+from figure_tables import Mosaic
 from lantern.figures.latent_proximity import select_proximity
 from lantern.prompts import Prompt
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from figure_tables import SETTINGS, assert_legible, make_summary, with_interval
 
+from figure_tables import SETTINGS, assert_legible, make_summary, with_interval
 from lantern.figures.law import draw_law
 
 FACTORS = {"bounded": 0.5, "top_children": 2.0, "sampled_paper": 1.5}

@@ -2,8 +2,8 @@
 
 import pandas as pd
 import pytest
-from figure_tables import assert_legible, with_interval
 
+from figure_tables import assert_legible, with_interval
 from lantern.figures.neighbours import draw_neighbours
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, Mosaic, make_records
 
+from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, Mosaic, make_records
 from lantern.figures.pairs import AMPLIFIED, select_pairs
 from lantern.prompts import Prompt
 

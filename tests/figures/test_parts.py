@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, make_records, make_summary
 
+from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, make_records, make_summary
 from lantern.figures.parts import column_titles, first_of_each_preset, first_of_families, half_widths, require_columns
 
 

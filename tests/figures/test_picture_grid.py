@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from figure_tables import assert_legible
 from matplotlib.patches import Rectangle
 
+from figure_tables import assert_legible
 from lantern.figures.picture_grid import PictureGrid, draw_pictures, to_pixels
 
 

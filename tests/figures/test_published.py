@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from figure_tables import SETTINGS, assert_legible, make_summary
 
 import lantern.figures
+from figure_tables import SETTINGS, assert_legible, make_summary
 from lantern.figures.published import draw_published
 from lantern.io import read_table
 from lantern.methods import PRESETS

@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from figure_tables import SETTINGS, assert_legible, make_summary
 from matplotlib.colors import to_rgb
 
+from figure_tables import SETTINGS, assert_legible, make_summary
 from lantern.figures.speed_bars import draw_speed_bars
 from lantern.figures.style import METHOD_COLOURS
 

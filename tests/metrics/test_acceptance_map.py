@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from figure_tables import COUPLED, make_records
 
+from figure_tables import COUPLED, make_records
 from lantern.metrics.acceptance_map import map_accepted
 
 

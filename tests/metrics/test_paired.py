@@ -15,6 +15,7 @@ def make_images(repeat="s0n0", **changes):
     place = {"prompt_set": "seen", "temperature": 1.0, "repeat": repeat}
     ids = [f"p{i:02d}" for i in range(NUM)]
     base = {"nll": generator.normal(3, 1, NUM), "clip_score": generator.normal(0, 1, NUM), "prompt_accuracy": 0.5}
+    base["hps"] = 0.28
     base |= {"pixel_mse": 0.0, "recogniser_distance": 0.0, "target_forwards": 64}
     autoregressive = pd.DataFrame({"method_id": "autoregressive", **place, "prompt_id": ids, **base})
     other = autoregressive.assign(method_id="m", target_forwards=32)
@@ -44,7 +45,7 @@ def test_one_row_per_method_and_metric():
     assert list(table.columns) == list(PAIRED_COLUMNS)
     assert table.metric.tolist() == [*OF_IMAGES, "speedup"]
     assert (table.method_id == "m").all()
-    assert table.num_prompts.tolist() == [NUM] * 5 + [6]
+    assert table.num_prompts.tolist() == [NUM] * 6 + [6]
 
 
 def test_equal_images_have_no_difference():

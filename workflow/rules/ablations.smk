@@ -3,15 +3,16 @@
 
 rule run_ablation:
     input:
+        **metric_inputs({**config["metrics"], "fidelity": None}),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
+        text=text_features_of(HEADLINE["prompt_set"]),
         target=target_of(FIRST["training_seed"]),
         drafters=lambda wildcards: [drafter_of(FIRST["training_seed"], steps) for steps in steps_of(wildcards.ablation)],
         nearest_codes=lambda wildcards: tables_of(
             [point.spec for point in ABLATIONS[wildcards.ablation]], FIRST["training_seed"]
         ),
-        tokenizer=rules.train_tokenizer.output.model,
-        recogniser=rules.train_recogniser.output.model,
-        clip=rules.train_clip.output.model,
+        tokenizer=TOKENIZER,
+        # The few images of an ablation's point are no set to compare with another.
     output:
         table=report(stage("ablations", "{ablation}.csv"), caption="../report/ablations.rst", category="Ablations"),
         images=stage("ablations", "{ablation}.images.csv"),
@@ -37,7 +38,7 @@ rule run_ablation:
         num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
             "num_prompts", config["ablations"]["num_prompts"]
         ),
-        batch_size=config["generation"]["batch_size"],
+        generation=config["generation"],
         metrics=config["metrics"],
         text=config["text"],
         source=config["data"]["source"],

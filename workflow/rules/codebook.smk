@@ -4,7 +4,7 @@
 rule build_co_varying_codes:
     input:
         codes=rules.encode_images.output.val,
-        target=rules.train_target.output.model,
+        target=lambda wildcards: target_of(wildcards.training_seed),
     output:
         stage("codebook", "probability.s{training_seed}.safetensors"),
     log:
@@ -33,7 +33,7 @@ rule build_co_varying_codes:
 
 rule build_nearest_codes:
     input:
-        tokenizer=rules.train_tokenizer.output.model,
+        tokenizer=TOKENIZER,
     output:
         stage("codebook", "{neighbours}.safetensors"),
     log:

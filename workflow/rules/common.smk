@@ -8,9 +8,13 @@ from lantern.config import describe_folder, table_file, tree_settings, uses_gpu,
 from lantern.environment import set_job_environment
 from lantern.fingerprint import code_fingerprint
 from lantern.methods import expand_ablations, expand_methods
+from lantern.metrics.choices import check_choices, metric_files, trained_models
+from lantern.resources.entries import parse_entries, resource_of
 
 try:
     validate_config(config)
+    RESOURCES = parse_entries(config["resources"])
+    check_choices(config["metrics"], RESOURCES)
 except ValueError as error:
     sys.exit(str(error))
 
@@ -82,6 +86,12 @@ def stage(*parts):
     return Path("results", config["experiment"], *parts).as_posix()
 
 
+def metric_inputs(metrics):
+    """What a rule takes as input to measure images by a config section `metrics`: name -> path."""
+    trained = {name: stage(name, "model.safetensors") for name in ("recogniser", "clip")}
+    return metric_files(metrics, trained, RESOURCES, stage("reference", "features.safetensors"))
+
+
 def log_of(*parts):
     """Log file of a rule: results/<experiment>/logs/<rule>[.<wildcards>].log."""
     return stage("logs", ".".join(parts) + ".log")
@@ -95,6 +105,10 @@ def code(script):
 def methods_at(temperature):
     """Method ids that run at a temperature (text), in the config's order."""
     return [spec.method_id for spec, found in RUNS if found == temperature]
+
+
+# Paths, not outputs of a rule: whether a model is trained or converted is the config's choice.
+TOKENIZER = stage("tokenizer", "model.safetensors")
 
 
 def target_of(training_seed):
@@ -135,11 +149,22 @@ def steps_of(ablation):
     return list(dict.fromkeys(point.drafter_steps for point in ABLATIONS[ablation]))
 
 
-def shards_of(prompt_set, temperature, repeat):
-    """Record files of all methods of a prompt set at a temperature, of one repeat."""
+def text_features_of(*prompt_sets):
+    """Stored text features of prompt sets; no file where words are embedded on the fly."""
+    if config["text"]["encoder"] == "words":
+        return []
     return [
         file
-        for method in methods_at(temperature)
+        for prompt_set in prompt_sets
+        for file in gather.text_shards(stage("text", prompt_set, "features-{scatteritem}.safetensors"))
+    ]
+
+
+def shards_of(prompt_set, temperature, repeat, methods=None):
+    """Record files of all methods (or of some) of a prompt set at a temperature, of one repeat."""
+    return [
+        file
+        for method in methods or methods_at(temperature)
         for file in gather.shards(
             stage("generation", method, prompt_set, f"T{temperature}", repeat, "{scatteritem}.safetensors")
         )

@@ -5,7 +5,7 @@ rule draw_samples:
     input:
         records=headline_records(),
         prompts=stage("prompts", f"{config['metrics']['headline_prompt_set']}.jsonl"),
-        tokenizer=rules.train_tokenizer.output.model,
+        tokenizer=TOKENIZER,
         verdict=rules.summarise.output.verdict,
     output:
         png=report(stage("figures", "fig_a_samples.png"), caption="../report/fig_a_samples.rst", category="Figures"),

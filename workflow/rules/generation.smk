@@ -4,7 +4,8 @@
 rule generate_images:
     input:
         prompts=rules.write_prompts.output[0],
-        target=rules.train_target.output.model,
+        text=lambda wildcards: text_features_of(wildcards.prompt_set),
+        target=lambda wildcards: target_of(wildcards.training_seed),
         drafter=lambda wildcards: drafter_of(wildcards.training_seed) if SPECS[wildcards.method].drafts else [],
         nearest_codes=lambda wildcards: table_of(SPECS[wildcards.method], wildcards.training_seed),
     output:

@@ -4,7 +4,8 @@
 rule measure_latency:
     input:
         prompts=expand(rules.write_prompts.output, prompt_set=config["latency"]["prompt_sets"]),
-        target=rules.train_target.output.model,
+        text=text_features_of(*config["latency"]["prompt_sets"]),
+        target=lambda wildcards: target_of(wildcards.training_seed),
         drafter=lambda wildcards: drafter_of(wildcards.training_seed),
         nearest_codes=lambda wildcards: tables_of(SPECS.values(), wildcards.training_seed),
     output:
@@ -23,6 +24,7 @@ rule measure_latency:
         runs=[(spec.to_dict(), tree_settings(spec, config), float(temperature)) for spec, temperature in RUNS],
         settings=config["latency"],
         sampling=config["sampling"],
+        dtype=config["generation"]["dtype"],
         text=config["text"],
         source=config["data"]["source"],
         seed=SEED,
@@ -38,6 +40,7 @@ rule measure_latency:
 rule profile_steps:
     input:
         prompts=expand(rules.write_prompts.output, prompt_set=HEADLINE["prompt_set"]),
+        text=text_features_of(HEADLINE["prompt_set"]),
         target=target_of(FIRST["training_seed"]),
         drafter=drafter_of(FIRST["training_seed"]),
         nearest_codes=tables_of(SPECS.values(), FIRST["training_seed"]),
@@ -61,6 +64,7 @@ rule profile_steps:
         ],
         settings=config["latency"],
         sampling=config["sampling"],
+        dtype=config["generation"]["dtype"],
         text=config["text"],
         source=config["data"]["source"],
         seed=SEED,

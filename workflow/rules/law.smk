@@ -5,7 +5,8 @@ rule measure_law:
     input:
         records=shards_of(**LAW, repeat=REPEATS[0]),
         prompts=stage("prompts", f"{LAW['prompt_set']}.jsonl"),
-        tokenizer=rules.train_tokenizer.output.model,
+        text=text_features_of(LAW["prompt_set"]),
+        tokenizer=TOKENIZER,
         target=target_of(FIRST["training_seed"]),
         drafter=drafter_of(FIRST["training_seed"]),
         nearest_codes=tables_of(SPECS.values(), FIRST["training_seed"]),
@@ -36,6 +37,7 @@ rule measure_law:
         neighbours=config["codebook"]["neighbours"],
         place={**LAW, "temperature": float(LAW["temperature"]), "repeat": REPEATS[0]},
         sampling=config["sampling"],
+        dtype=config["generation"]["dtype"],
         text=config["text"],
         source=config["data"]["source"],
         seed=SEED,

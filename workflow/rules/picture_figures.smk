@@ -5,7 +5,7 @@ use rule draw_tradeoff as draw_latent_proximity with:
     input:
         records=headline_records(),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
-        tokenizer=rules.train_tokenizer.output.model,
+        tokenizer=TOKENIZER,
         nearest=stage("codebook", "l2_normalised.safetensors"),
         verdict=rules.summarise.output.verdict,
     output:
@@ -55,7 +55,7 @@ use rule draw_tradeoff as draw_pairs with:
     input:
         records=headline_records(),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
-        tokenizer=rules.train_tokenizer.output.model,
+        tokenizer=TOKENIZER,
         verdict=rules.summarise.output.verdict,
     output:
         png=report(stage("figures", "fig_k_pairs.png"), caption="../report/fig_k_pairs.rst", category="Figures"),

@@ -3,7 +3,7 @@
 
 rule write_prompts:
     input:
-        lambda wildcards: config["prompts"][wildcards.prompt_set].get("file") or [],
+        lambda wildcards: resource_of(config["prompts"][wildcards.prompt_set].get("file"), RESOURCES),
     output:
         stage("prompts", "{prompt_set}.jsonl"),
     log:

@@ -3,14 +3,14 @@
 
 rule measure_quality:
     input:
+        **metric_inputs(config["metrics"]),
         records=lambda wildcards: shards_of(
             wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
         ),
         prompts=rules.write_prompts.output[0],
-        tokenizer=rules.train_tokenizer.output.model,
-        recogniser=rules.train_recogniser.output.model,
-        clip=rules.train_clip.output.model,
-        target=rules.train_target.output.model,
+        text=lambda wildcards: text_features_of(wildcards.prompt_set),
+        tokenizer=TOKENIZER,
+        target=lambda wildcards: target_of(wildcards.training_seed),
     output:
         table=stage("quality", "{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.csv"),
         images=stage("quality", "{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv"),
@@ -21,7 +21,7 @@ rule measure_quality:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=3000,
+        mem_mb=16000 if config["metrics"]["hps"] or config["metrics"]["fidelity"] == "inception" else 3000,
         runtime=120,
         gpu=GPU,
     params:
@@ -41,7 +41,15 @@ rule measure_quality:
 
 rule measure_ambiguity:
     input:
-        tokenizer=rules.train_tokenizer.output.model,
+        # Held-out images; where a run has none, the autoregressive ones of the headline prompt set.
+        codes=rules.encode_images.output.val if config["data"]["source"] != "none" else [],
+        records=(
+            []
+            if config["data"]["source"] != "none"
+            else shards_of(**LAW, repeat=REPEATS[0], methods=["autoregressive"])
+        ),
+        prompts=stage("prompts", f"{LAW['prompt_set']}.jsonl"),
+        text=text_features_of(LAW["prompt_set"]),
         target=target_of(FIRST["training_seed"]),
     output:
         stage("quality", "ambiguity.csv"),

@@ -7,7 +7,7 @@ rule build_study:
     input:
         records=headline_records(),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
-        tokenizer=rules.train_tokenizer.output.model,
+        tokenizer=TOKENIZER,
         # The fingerprint of the code sees Python only.
         template=workflow.source_path("../../lantern/study/page.html"),
     output:

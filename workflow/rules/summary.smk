@@ -3,16 +3,15 @@
 
 rule summarise:
     input:
+        **{name: stage(name, "report.json") for name in trained_models(config["metrics"])},
         quality=quality_tables("csv"),
         images=quality_tables("images.csv"),
         latency=[stage("latency", f"{repeat}.csv") for repeat in REPEATS],
         law=rules.measure_law.output.law,
         curves=rules.measure_law.output.curves,
         ablations=[stage("ablations", f"{name}.images.csv") for name in ABLATIONS],
-        tokenizer=rules.train_tokenizer.output.report,
-        target=expand(rules.train_target.output.report, training_seed=config["repeats"]["training_seeds"]),
-        recogniser=rules.train_recogniser.output.report,
-        clip=rules.train_clip.output.report,
+        tokenizer=stage("tokenizer", "report.json"),
+        target=[stage("target", f"s{seed}", "report.json") for seed in config["repeats"]["training_seeds"]],
     output:
         summary=stage("summary.csv"),
         paired=stage("paired.csv"),
@@ -30,6 +29,7 @@ rule summarise:
         code=code("summarise.py"),
         settings=config["metrics"],
         training_seeds=config["repeats"]["training_seeds"],
+        trained=trained_models(config["metrics"]),
         seed=SEED,
     message:
         "Summarising"

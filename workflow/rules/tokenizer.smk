@@ -28,7 +28,7 @@ rule train_tokenizer:
 
 rule encode_images:
     input:
-        tokenizer=rules.train_tokenizer.output.model,
+        tokenizer=TOKENIZER,
     output:
         train=stage("codes", "train.safetensors"),
         val=stage("codes", "val.safetensors"),

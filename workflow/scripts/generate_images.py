@@ -14,7 +14,7 @@ from lantern.sampling import SamplingConfig
 with job_log(snakemake) as log:
     params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
-    models = load_decoding_models(files.target, draft, table, resolve_device(params.device))
+    models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.settings["dtype"])
     sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     if not prompts:
@@ -22,7 +22,7 @@ with job_log(snakemake) as log:
     records = generate_records(
         Decoder(models, spec, sampling, make_tree(spec, params.tree), records_margins=spec.drafts is None),
         prompts,
-        make_text_encoder(params.text, params.source, params.seed),
+        make_text_encoder(params.text, params.source, params.seed, files.text),
         run_seed=params.noise_seed,
         batch_size=params.settings["batch_size"],
     )

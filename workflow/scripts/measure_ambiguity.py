@@ -1,22 +1,27 @@
 """Measures how much probability the target's best one and best ten next tokens hold."""
 
-from lantern.assembly import make_text_encoder
+from lantern.assembly import load_codes, make_text_encoder
 from lantern.data import make_source
-from lantern.io import write_table
+from lantern.io import read_prompts, write_table
 from lantern.job import job_log, resolve_device
 from lantern.metrics.ambiguity import measure_ambiguity
 from lantern.models.target import load_target
-from lantern.models.tokenizer import load_model
+from lantern.shards import load_shards
 
 with job_log(snakemake):
-    params, device = snakemake.params, resolve_device(snakemake.params.device)
+    params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
+    data, num_images = params.source["data"], settings["num_ambiguity"]
+    encoder = make_text_encoder(params.text, data["source"], params.seed, files.text)
+    if files.records:
+        prompts = read_prompts(files.prompts)
+        (record,) = load_shards(files.records, [prompt.id for prompt in prompts]).values()
+        codes, texts = record.codes, [prompt.text for prompt in prompts]
+    else:
+        held_out = load_codes(files.codes, make_source(data, params.seed), "val", encoder)
+        codes, texts = held_out.codes, held_out.captions
+    target = load_target(files.target).to(resolve_device(params.device))
+    scales, batch_size = (1.0, params.cfg_scale), settings["batch_size"]
     frame = measure_ambiguity(
-        load_target(snakemake.input.target).to(device),
-        load_model(snakemake.input.tokenizer).to(device),
-        make_text_encoder(params.text, params.source["data"]["source"], params.seed),
-        make_source(params.source["data"], params.seed),
-        num_images=params.settings["num_ambiguity"],
-        cfg_scales=(1.0, params.cfg_scale),
-        batch_size=params.settings["batch_size"],
+        target, encoder, codes[:num_images], texts[:num_images], cfg_scales=scales, batch_size=batch_size
     )
     write_table(snakemake.output[0], frame)

@@ -12,8 +12,8 @@ from lantern.latency import measure_latency
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     torch.set_num_threads(settings["threads"])
-    decoders = load_decoders(files, params.runs, params.sampling, resolve_device(params.device))
-    encoder, parts = make_text_encoder(params.text, params.source, params.seed), []
+    decoders = load_decoders(files, params.runs, params.sampling, resolve_device(params.device), params.dtype)
+    encoder, parts = make_text_encoder(params.text, params.source, params.seed, files.text), []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):
         prompts = read_prompts(path)[: settings["num_images"]]
         run_seed, num_warmup = params.noise_seed, settings["num_warmup"]

@@ -2,6 +2,8 @@
 acceptance.
 """
 
+import torch.nn.functional as F
+
 from lantern.assembly import make_text_encoder
 from lantern.generation import load_decoders, load_nearest_codes
 from lantern.io import read_prompts, write_table
@@ -16,15 +18,15 @@ with job_log(snakemake):
     prompts = read_prompts(files.prompts)
     study = LawStudy(
         target_model=load_target(files.target).to(device),
-        encoder=make_text_encoder(params.text, params.source, params.seed),
+        encoder=make_text_encoder(params.text, params.source, params.seed, files.text),
         prompts=prompts[: params.settings["num_images"]],
         settings=params.settings,
         num_resamples=params.metrics["bootstrap_resamples"],
         seed=params.noise_seed,
     )
-    decoders = load_decoders(files, params.runs, params.sampling, device)
+    decoders = load_decoders(files, params.runs, params.sampling, device, params.dtype)
     records = load_shards(files.records, [prompt.id for prompt in prompts])
-    codebook = load_model(files.tokenizer).codebook.detach()
+    codebook = F.normalize(load_model(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
     write_table(snakemake.output.law, study.measure_methods(decoders, records, codebook).assign(**params.place))
     tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
     nodes = study.common_nodes(decoders[0])

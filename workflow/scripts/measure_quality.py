@@ -10,7 +10,8 @@ from lantern.shards import load_shards
 with job_log(snakemake):
     params, device = snakemake.params, resolve_device(snakemake.params.device)
     prompts = read_prompts(snakemake.input.prompts)
-    rulers = load_rulers(snakemake.input, params.text, params.source["data"]["source"], params.seed, device)
+    source, metrics = params.source["data"]["source"], params.settings
+    rulers = load_rulers(snakemake.input, params.text, source, params.seed, device, metrics)
     quality = measure_quality(
         load_shards(snakemake.input.records, [prompt.id for prompt in prompts]),
         prompts,

@@ -11,7 +11,7 @@ from lantern.latency import profile_steps
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     torch.set_num_threads(settings["threads"])
-    decoders = load_decoders(files, params.runs, params.sampling, resolve_device(params.device))
-    encoder = make_text_encoder(params.text, params.source, params.seed)
+    decoders = load_decoders(files, params.runs, params.sampling, resolve_device(params.device), params.dtype)
+    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     prompts = read_prompts(files.prompts[0])[: settings["num_profiled"]]
     write_table(snakemake.output[0], profile_steps(decoders, prompts, encoder, run_seed=params.noise_seed))

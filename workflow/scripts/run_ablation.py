@@ -9,17 +9,18 @@ from lantern.metrics.scores import load_rulers
 
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
     study = AblationStudy(
         drafters={
-            steps: load_decoding_models(files.target, drafter, device=device)
+            steps: load_decoding_models(files.target, drafter, device=device, dtype=params.generation["dtype"])
             for steps, drafter in zip(params.steps, files.drafters, strict=True)
         },
         tables=load_tables(files.nearest_codes, device),
         make_tree=lambda spec: make_tree(spec, params.trees[spec.tree]),
-        rulers=load_rulers(files, params.text, params.source, params.seed, device),
+        rulers=load_rulers(files, params.text, params.source, params.seed, device, metrics),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         settings=params.metrics,
-        batch_size=params.batch_size,
+        batch_size=params.generation["batch_size"],
         seed=params.noise_seed,
     )
     points = [AblationPoint(MethodSpec(**method), *others) for method, *others in params.points]

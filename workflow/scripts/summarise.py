@@ -1,5 +1,6 @@
 """Joins quality, latency and law into the table of results, and says in numbers and words what came out."""
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +23,7 @@ with job_log(snakemake):
     params = snakemake.params
     images, latency = read_tables(snakemake.input.images), read_tables(snakemake.input.latency)
     targets = [read_json(path) for path in snakemake.input.target]
-    entropies = [report["val_cross_entropy"] for report in targets]
+    entropies = [report.get("val_cross_entropy", math.nan) for report in targets]  # a published target has none
     measurements = Measurements(
         quality=read_tables(snakemake.input.quality),
         images=images,
@@ -33,8 +34,8 @@ with job_log(snakemake):
     summary = build_summary(measurements, settings=params.settings, seed=params.seed)
     write_table(snakemake.output.summary, summary)
     write_table(snakemake.output.paired, build_paired(images, latency, settings=params.settings, seed=params.seed))
-    reports = {name: read_json(snakemake.input[name]) for name in ("tokenizer", "recogniser", "clip")}
-    reports["target"] = {"val_cross_entropy": sum(entropies) / len(entropies)}
+    reports = {name: read_json(snakemake.input[name]) for name in ("tokenizer", *params.trained)}
+    reports["target"] = targets[0] if len(targets) == 1 else {"val_cross_entropy": sum(entropies) / len(entropies)}
     verdict = compute_verdict(summary, settings=params.settings, reports=reports)
     curves = read_table(snakemake.input.curves)
     ablations = {Path(path).name.partition(".")[0]: read_table(path) for path in snakemake.input.ablations}

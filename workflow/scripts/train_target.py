@@ -8,6 +8,7 @@ from lantern.io import write_json
 from lantern.job import job_log, resolve_device, training_checkpoint
 from lantern.models.target import TargetConfig, TargetModel, save_target
 from lantern.settings import pick
+from lantern.sizes import resolve_size
 from lantern.training.loop import run_training
 from lantern.training.target import TargetTrainer, TargetTraining, evaluate_target
 
@@ -18,7 +19,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     data = {split: load_codes(snakemake.input[split], source, split, encoder) for split in ("train", "val")}
     sizes = {"num_text_tokens": encoder.max_tokens, "caption_dim": encoder.caption_dim, **params.codes}
     torch.manual_seed(params.training_seed)
-    model = TargetModel(pick(TargetConfig, settings, **sizes)).to(resolve_device(params.device))
+    model = TargetModel(pick(TargetConfig, resolve_size(settings), **sizes)).to(resolve_device(params.device))
     trainer = TargetTrainer(model, data["train"], pick(TargetTraining, settings), params.training_seed)
     history = run_training(trainer, settings["num_steps"], name="target", checkpoint=checkpoint)
     report = {"val_cross_entropy": evaluate_target(model.eval(), data["val"])}

@@ -1,23 +1,23 @@
 """Writes one prompt set. Each prompt is encoded once: an unknown word or a long prompt stops the run at its start."""
 
-from itertools import islice
-
 from lantern.assembly import make_text_encoder
 from lantern.data import make_source
-from lantern.io import read_prompts, write_prompts
+from lantern.io import write_prompts
 from lantern.job import job_log
+from lantern.prompts import load_prompt_set
+from lantern.resources.manifest import resource_path
 from lantern.settings import check_prompt_count
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings
     config = snakemake.config  # for a check only: what stands in params re-runs everything when it changes
     if settings.get("file"):
-        prompts = list(islice(read_prompts(snakemake.input[0]), settings.get("num")))
+        prompts = load_prompt_set(resource_path(snakemake.input[0]), settings, params.seed)
     else:
         prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
-    make_text_encoder(params.text, params.source["data"]["source"], params.seed).encode(
-        [prompt.text for prompt in prompts]
-    )
+    if params.text["encoder"] == "words":  # T5 knows every word, and cuts long prompts
+        encoder = make_text_encoder(params.text, params.source["data"]["source"], params.seed)
+        encoder.encode([prompt.text for prompt in prompts])
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])
     write_prompts(snakemake.output[0], prompts)
     log.info("wrote %d prompts", len(prompts))

@@ -1,0 +1,269 @@
+"""Memory and seconds of every preset at a published size, with random weights: no download is needed.
+
+    python benchmarks/full_size.py --size B --grid 4                     # minutes on a CPU
+    python benchmarks/full_size.py --size XL --grid 4 --dtype bfloat16   # true width and depth, an image of 16 tokens
+    python benchmarks/full_size.py --size XL --device cuda --dtype bfloat16 --batch 4
+
+Per preset: one image (or a batch) from random caption features to pixels, after one that does not count. Seconds
+are those of the prefill, of the steps and of the image decoder; memory is the peak against `lantern.memory`'s formula.
+Random weights give nearly flat distributions: seconds per step are real, while seconds per image follow from accepted
+lengths that real weights do not have. The last line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder, DecodingModels
+from lantern.drafting import DynamicTreeOptions
+from lantern.generation import make_tree, synchronise
+from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of
+from lantern.methods import PRESETS, MethodSpec
+from lantern.models.checkpoints import cast_weights
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.sampling import NoiseField, SamplingConfig
+from lantern.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES
+from lantern.training.drafter import new_draft_model
+
+PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
+TREES = {"static": "naive_extend_57", "dynamic": DynamicTreeOptions()}
+
+
+class PeakMemory:
+    """Highest memory in use while a block runs, in bytes: the device's, or this process's resident memory on a CPU.
+
+    Attributes:
+        peak: bytes; None on a CPU without /proc.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.peak = device, None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        """Starts to watch."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stops and keeps the highest value."""
+        if self.device.type == "cuda":
+            self.peak = torch.cuda.max_memory_allocated(self.device)
+            return
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.005):
+            now = resident_bytes()
+            if now is not None:
+                self.peak = max(self.peak or 0, now)
+
+
+def resident_bytes() -> int | None:
+    """Resident memory of this process; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Models:
+    """What is measured."""
+
+    decoding: DecodingModels
+    tokenizer: VQ16
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models lie."""
+        return self.decoding.target.head.weight.device
+
+
+def make_models(options: argparse.Namespace, seconds: dict[str, float]) -> Models:
+    """Random models of the asked size, and the table of nearest codes of a random codebook."""
+    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
+    sizes = {"grid": options.grid, "vocab_size": 16384, "num_text_tokens": 120, "caption_dim": 2048}
+    config = TargetConfig(**LLAMAGEN_SIZES[options.size], **sizes, ffn_multiple=FFN_MULTIPLE)
+    with Clock(seconds, "make_models_s", device):
+        with torch.device(device):
+            target = cast_weights(TargetModel(config).eval(), dtype)
+        draft = cast_weights(new_draft_model(target, 0).eval(), dtype)
+        # The published drafters also look at padded caption rows.
+        draft.config = replace(draft.config, masks_text_padding=False)
+        with torch.device(device):
+            tokenizer = VQ16(VQ16Config(grid=options.grid)).eval()
+    with Clock(seconds, "nearest_codes_s", device):
+        table = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
+    decoding = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
+    return Models(decoding, tokenizer, dtype)
+
+
+class Clock:
+    """Adds the seconds of a block to a dictionary, the device synchronised."""
+
+    def __init__(self, seconds: dict[str, float], name: str, device: torch.device) -> None:
+        self.seconds, self.name, self.device = seconds, name, device
+
+    def __enter__(self) -> None:
+        """Starts."""
+        synchronise(self.device)
+        self.begun = time.perf_counter()
+
+    def __exit__(self, *failure: object) -> None:
+        """Stops."""
+        synchronise(self.device)
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.begun
+
+
+def make_spec(preset: str) -> MethodSpec:
+    """The preset with the parameters that it takes, on the published trees."""
+    parts = dict(PRESETS[preset])
+    wanted = {
+        "additive": ("k", "delta"),
+        "budget": ("k", "delta"),
+        "multiplicative": ("k", "lambda_"),
+        "proximity": ("k",),
+    }.get(parts["relaxation"], ())
+    parts |= {name: PARAMETERS[name] for name in wanted} | ({"neighbours": "l2"} if wanted else {})
+    if parts["tree"] == "static":
+        parts["tree"] = TREES["static"]
+    return MethodSpec(name=preset, method_id=preset, **parts)
+
+
+def make_decoder(models: Models, preset: str, options: argparse.Namespace) -> Decoder:
+    """A decoder of the preset with the papers' sampling settings."""
+    spec = make_spec(preset)
+    tree = TREES["dynamic"] if spec.tree == "dynamic" else make_tree(spec, None)
+    parts = models.decoding if spec.is_relaxed else replace(models.decoding, nearest_codes=None)
+    sampling = SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", options.cfg_scale)
+    return Decoder(parts, spec, sampling, tree)
+
+
+def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> tuple[dict[str, float], int]:
+    """(seconds by stage, target forwards of the slowest image) of one batch, from caption features to pixels."""
+    config, device, seconds = models.decoding.target.config, models.device, {}
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(options.batch, config.num_text_tokens, config.caption_dim, generator=generator)
+    mask = torch.arange(config.num_text_tokens) >= config.num_text_tokens - 20  # a caption of 20 tokens
+    mask = mask.expand(options.batch, -1)
+    ids = [str(i) for i in range(options.batch)]
+    with Clock(seconds, "noise_s", device):
+        noise = NoiseField(0, ids, config.num_image_tokens, config.vocab_size, device)
+        noise.prepare(decoder.noise_streams)
+    start = decoder.start
+
+    def timed_start(*arguments: object) -> object:
+        with Clock(seconds, "prefill_s", device):
+            return start(*arguments)
+
+    decoder.start = timed_start
+    with Clock(seconds, "steps_s", device):
+        generation = decoder.generate(features * mask[..., None], mask, noise)
+    del decoder.start
+    seconds["steps_s"] -= seconds["prefill_s"]
+    with Clock(seconds, "image_decoder_s", device):
+        models.tokenizer.decode(generation.codes)
+    return seconds, int(generation.target_forwards.max())
+
+
+def measure(models: Models, preset: str, options: argparse.Namespace, baseline: int) -> dict[str, float]:
+    """One preset: seconds, steps, and memory beside the formula's."""
+    decoder = make_decoder(models, preset, options)
+    tree = TREES["dynamic"] if decoder.spec.tree == "dynamic" else make_tree(decoder.spec, None)
+    load = DecodingLoad(
+        batch=options.batch,
+        num_nodes=nodes_of(tree),
+        bytes_per_value=models.dtype.itemsize,
+        is_guided=options.cfg_scale > 1,
+        noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),
+        table_columns=PARAMETERS["k"],
+    )
+    estimate = estimate_memory(
+        models.decoding.target.config, load, models.decoding.draft.config, models.tokenizer.config
+    )
+    with PeakMemory(models.device) as memory:
+        for _ in range(options.warmup):
+            run_image(decoder, models, options)
+        seconds, forwards = run_image(decoder, models, options)
+    measured = None if memory.peak is None else (memory.peak - baseline) / GIB
+    return {
+        **{name: round(value, 4) for name, value in seconds.items()},
+        "target_forwards": forwards,
+        "step_s": round(seconds["steps_s"] / max(1, forwards - 1), 4),
+        "memory_gib": measured,
+        "formula_gib": estimate.total / GIB,
+    }
+
+
+def show(rows: dict[str, dict[str, float]]) -> None:
+    """A table for people."""
+    columns = list(next(iter(rows.values())))
+    print(" " * 16, *(f"{name:>16}" for name in columns))
+    for name, row in rows.items():
+        values = ("–" if row[column] is None else f"{row[column]:.3f}" for column in columns)
+        print(f"{name:<16}", *(f"{value:>16}" for value in values))
+
+
+def parse_options() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=list(LLAMAGEN_SIZES), default="XL")
+    parser.add_argument("--grid", type=int, default=16, help="tokens a side: 16 is stage 1, 32 stage 2, less is a try")
+    parser.add_argument("--batch", type=int, default=1, help="images decoded together")
+    parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--cfg-scale", type=float, default=7.5)
+    parser.add_argument("--warmup", type=int, default=1, help="images that do not count")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Builds the models once and runs every preset."""
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    device = torch.device(options.device)
+    baseline = 0 if device.type == "cuda" else resident_bytes() or 0
+    stages: dict[str, float] = {}
+    models = make_models(options, stages)
+    rows = {}
+    for preset in options.presets:
+        rows[preset] = measure(models, preset, options, baseline)
+        print(preset, rows[preset], flush=True)
+    show(rows)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    machine = {"device": name, "torch": torch.__version__, "threads": options.threads}
+    print(
+        json.dumps(
+            {"benchmark": "full_size", "machine": machine, "settings": vars(options), "stages": stages, "presets": rows}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""The T5 encoder behind LlamaGen's captions: flan-t5-xl, read from a local folder in its published layout.
+
+Used by the rule `encode_prompts` only; everything else reads the features that it stored (`lantern.text_features`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lantern.io import read_json
+from lantern.models.caption_cleaning import clean_caption
+
+MAX_TOKENS = 120
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """Texts as T5 reads them, right-padded.
+
+    Attributes:
+        ids: int64, (texts, max_tokens).
+        mask: bool, (texts, max_tokens): True at tokens, the end token included.
+        is_truncated: bool, (texts,): the text had more tokens.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    is_truncated: Tensor
+
+
+class T5TextEncoder:
+    """LlamaGen's text encoder (a `lantern.models.text.TextEncoder`): cleaning, T5, rotation to left padding.
+
+    Args:
+        folder: config.json, tokenizer.json and the weights of a T5, as its hub repository has them; a model with a
+            decoder will do, the decoder is not read.
+        caption_dim: expected width of a feature; None takes the model's.
+        max_tokens: longest text in tokens, the end token included; longer ones are cut.
+        dtype: of weights and arithmetic; the features that LlamaGen was run with are bfloat16.
+        device: where to run.
+
+    Attributes:
+        caption_dim: width of a feature; 2048 for flan-t5-xl.
+        max_tokens: as given.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is missing.
+        ValueError: a damaged file, another kind of model, missing weights or another width.
+
+    Source: FoundationVision/LlamaGen@ce98ec4, language/t5.py and autoregressive/sample/sample_t2i.py.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        caption_dim: int | None = None,
+        max_tokens: int = MAX_TOKENS,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        folder = Path(folder)
+        config = _read_config(folder, caption_dim)
+        self.caption_dim, self.max_tokens = int(config["d_model"]), max_tokens
+        self._pad_id = int(config.get("pad_token_id", 0))
+        self._tokenizer = _load_tokenizer(folder, max_tokens)
+        self._check_ids(folder, int(config["vocab_size"]))
+        self._model = _load_model(folder, dtype).to(device)
+        self._device = torch.device(device)
+
+    def tokenize(self, texts: Sequence[str]) -> TokenizedTexts:
+        """Clean texts and split them into tokens."""
+        encodings = self._tokenizer.encode_batch([clean_caption(text) for text in texts])
+        ids = torch.full((len(texts), self.max_tokens), self._pad_id)
+        mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
+        for row, encoding in enumerate(encodings):
+            ids[row, : len(encoding.ids)] = torch.tensor(encoding.ids)
+            mask[row, : len(encoding.ids)] = True
+        return TokenizedTexts(ids, mask, torch.tensor([bool(encoding.overflowing) for encoding in encodings]))
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Encode texts; see `lantern.models.text.TextEncoder.encode`. The result is on the CPU."""
+        tokens = self.tokenize(texts)
+        output = self._model(input_ids=tokens.ids.to(self._device), attention_mask=tokens.mask.to(self._device))
+        return rotate_to_left_padding(output.last_hidden_state.float().cpu(), tokens.mask)
+
+    def _check_ids(self, folder: Path, vocab_size: int) -> None:
+        """The tokenizer must end texts and must not have more tokens than the model."""
+        end = self._tokenizer.encode("").ids
+        if len(end) != 1:
+            raise ValueError(
+                f"{folder / 'tokenizer.json'}: an empty text should be its end token alone, found {len(end)} tokens; "
+                "take the file of the same repository as the weights"
+            )
+        if self._tokenizer.get_vocab_size() > vocab_size:
+            raise ValueError(
+                f"{folder / 'tokenizer.json'} has {self._tokenizer.get_vocab_size()} tokens, config.json has "
+                f"vocab_size {vocab_size}; take both files from one repository"
+            )
+
+
+def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Move each row's tokens to its end and its pads, set to zero, to the front.
+
+    Args:
+        features: (texts, tokens, dim), valid tokens first.
+        mask: bool, (texts, tokens), True at valid tokens.
+
+    Returns:
+        (features, mask), both left-padded.
+    """
+    num_tokens = mask.shape[1]
+    num_pads = (~mask).sum(1, keepdim=True)  # (texts, 1)
+    source = (torch.arange(num_tokens, device=mask.device) - num_pads) % num_tokens  # (texts, tokens)
+    rotated = features.gather(1, source[..., None].expand_as(features))
+    mask = mask.flip(1)
+    return rotated.masked_fill(~mask[..., None], 0), mask
+
+
+def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
+    path = _existing(folder / "config.json")
+    config = read_json(path)
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind != "t5":
+        raise ValueError(
+            f"{path}: model_type should be t5, found {kind!r}; text.checkpoint must name a T5 such as flan-t5-xl"
+        )
+    for key in ("d_model", "vocab_size"):
+        if not isinstance(config.get(key), int):
+            raise ValueError(f"{path}: {key} should be a number, found {config.get(key)!r}; fetch the file again")
+    if caption_dim is not None and config["d_model"] != caption_dim:
+        raise ValueError(
+            f"{path}: d_model should be {caption_dim} (config key text.caption_dim), found {config['d_model']}; "
+            "LlamaGen's is 2048, flan-t5-xl's"
+        )
+    return config
+
+
+def _load_tokenizer(folder: Path, max_tokens: int) -> Any:
+    """The tokenizer as tokenizer.json has it; transformers 5 would build one of its own from the file's vocabulary."""
+    from tokenizers import Tokenizer
+
+    path = _existing(folder / "tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(f"{path} is damaged or is no tokenizer ({error}); fetch it again") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    return tokenizer
+
+
+def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    _check_weight_files(folder)
+    # Imported here: transformers takes seconds to import, and only this function needs it.
+    from transformers import T5EncoderModel
+
+    try:
+        model, report = T5EncoderModel.from_pretrained(
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    except (RuntimeError, SafetensorError, EOFError, UnpicklingError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the weights in {folder} cannot be read ({reason:.300}); fetch them again") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"the weights in {folder} lack the tensor {missing[0]} ({len(missing)} such); they are not those of "
+            "config.json's model: fetch both again"
+        )
+    return model.eval()
+
+
+def _check_weight_files(folder: Path) -> None:
+    """Every file of the weights is there and, where it is a safetensors file, whole."""
+    found = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no weights ({' or '.join(_WEIGHT_FILES)}); fetch or copy them there")
+    names = [found.name]
+    if found.suffix == ".json":
+        index = read_json(found)
+        names = sorted(set(index.get("weight_map", {}).values()))
+    for path in [_existing(folder / name) for name in names]:
+        if path.suffix == ".safetensors":
+            try:
+                with safe_open(path, framework="pt"):
+                    pass
+            except SafetensorError as error:
+                raise ValueError(
+                    f"{path} is truncated or is not a safetensors file ({error}); fetch it again"
+                ) from error
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no file {path}; config key text.checkpoint must lead to a T5's folder with it (flan-t5-xl)"
+        )
+    return path

@@ -1,0 +1,278 @@
+"""VQ-16, LlamaGen's published image tokenizer: a convolutional autoencoder with an l2-normalised codebook.
+
+Images of grid * 16 pixels a side become grid * grid codes and back; Janus has the same model. Parameters keep their
+published names, so that a published file needs no translation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+
+KIND = "vq16"
+_GROUPS = 32
+_PIXELS = 8 * 256 * 256  # of the images that run together; more would need gigabytes for activations
+
+
+@dataclass(frozen=True)
+class VQ16Config:
+    """Sizes of the tokenizer; the defaults are those of `vq_ds16_t2i.pt` at 256 pixels.
+
+    Attributes:
+        grid: tokens a side; 16 for images of 256 pixels, 32 for 512. The weights are the same.
+        codebook_size: number of codes.
+        code_dim: length of a code.
+        channels: at full resolution, a multiple of 32.
+        channel_multipliers: of the channels at each resolution, full resolution first; each halves the image but the
+            last.
+        num_blocks: residual blocks of the encoder at each resolution; the decoder has one more.
+        latent_channels: between autoencoder and codebook.
+    """
+
+    grid: int = 16
+    codebook_size: int = 16384
+    code_dim: int = 8
+    channels: int = 128
+    channel_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
+    num_blocks: int = 2
+    latent_channels: int = 256
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "channel_multipliers", tuple(self.channel_multipliers))
+        if self.channels < _GROUPS or self.channels % _GROUPS:
+            raise ValueError(f"channels of a VQ-16 must be a multiple of {_GROUPS}, got {self.channels}")
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images in pixels."""
+        return self.grid * 2 ** (len(self.channel_multipliers) - 1)
+
+
+class VQ16(nn.Module):
+    """Images to codes and back.
+
+    Encoder output and codebook rows are normalised to unit length, both when encoding and when decoding; the stored
+    rows need not be.
+
+    Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: architecture and what is
+    normalised where.
+    """
+
+    def __init__(self, config: VQ16Config) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.quant_conv = nn.Conv2d(config.latent_channels, config.code_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.code_dim, config.latent_channels, 1)
+        self.quantize = nn.ModuleDict({"embedding": nn.Embedding(config.codebook_size, config.code_dim)})
+
+    @property
+    def codebook(self) -> Tensor:
+        """The codes as stored, (codebook_size, code_dim), not normalised.
+
+        The LANTERN authors' table of nearest codes is made from these rows (neighbours "l2"); what is decoded are the
+        normalised rows (neighbours "l2_normalised").
+        """
+        return self.quantize["embedding"].weight
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Return vectors before normalisation and quantisation, (images, grid * grid, code_dim), row by row."""
+        return self.quant_conv(self.encoder(images)).flatten(2).transpose(1, 2)
+
+    def reconstruct(self, latents: Tensor) -> Tensor:
+        """Return images (images, 3, size, size), not clamped, from vectors (images, grid * grid, code_dim)."""
+        grid = self.config.grid
+        return self.decoder(self.post_quant_conv(latents.transpose(1, 2).unflatten(2, (grid, grid))))
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the codes of images.
+
+        Args:
+            images: (images, 3, size, size) in [-1, 1].
+
+        Returns:
+            (images, grid * grid) int64; the nearest code of each position, the first one on ties.
+
+        Raises:
+            ValueError: images of another size.
+        """
+        size = self.config.image_size
+        if images.ndim != 4 or images.shape[1:] != (3, size, size):
+            raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
+        rows = F.normalize(self.codebook.float(), dim=-1)
+        chunks = images.to(self.quant_conv.weight.dtype).split(self._images_at_once)
+        # Between unit vectors the nearest row is the one of largest inner product.
+        codes = [(F.normalize(self.latents(chunk).float(), dim=-1) @ rows.T).argmax(-1) for chunk in chunks]
+        return torch.cat(codes) if codes else torch.empty(0, self.config.grid**2, dtype=torch.int64)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Return the images of codes.
+
+        Args:
+            codes: (images, grid * grid) integers in [0, codebook_size).
+
+        Returns:
+            (images, 3, size, size) float32, clamped to [-1, 1].
+
+        Raises:
+            ValueError: wrong number of codes an image, or a code out of range.
+        """
+        config = self.config
+        if codes.ndim != 2 or codes.shape[1] != config.grid**2:
+            raise ValueError(f"codes must have shape (n, {config.grid**2}), got {tuple(codes.shape)}")
+        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < config.codebook_size:
+            raise ValueError(
+                f"codes must be in [0, {config.codebook_size}), got {int(codes.min())} to {int(codes.max())}; "
+                "were they made with another tokenizer?"
+            )
+        rows = F.normalize(self.codebook.float(), dim=-1).to(self.quant_conv.weight.dtype)
+        chunks = codes.long().split(self._images_at_once)
+        images = [self.reconstruct(rows[chunk]).float().clamp(-1.0, 1.0) for chunk in chunks]
+        return torch.cat(images) if images else torch.empty(0, 3, config.image_size, config.image_size)
+
+    @property
+    def _images_at_once(self) -> int:
+        return max(1, _PIXELS // self.config.image_size**2)
+
+
+class Encoder(nn.Module):
+    """Images (n, 3, size, size) to (n, latent_channels, grid, grid)."""
+
+    def __init__(self, config: VQ16Config) -> None:
+        super().__init__()
+        widths = [config.channels * multiplier for multiplier in config.channel_multipliers]
+        last = len(widths) - 1
+        self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
+        self.conv_blocks = nn.ModuleList(
+            Level(before, width, config.num_blocks, has_attention=index == last, halves=index < last)
+            for index, (before, width) in enumerate(zip([config.channels, *widths], widths, strict=False))
+        )
+        self.mid = middle(widths[-1])
+        self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)
+        self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode images."""
+        x = self.conv_in(x)
+        for part in [*self.conv_blocks, *self.mid]:
+            x = part(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Decoder(nn.Module):
+    """(n, latent_channels, grid, grid) to images (n, 3, size, size)."""
+
+    def __init__(self, config: VQ16Config) -> None:
+        super().__init__()
+        widths = [config.channels * multiplier for multiplier in reversed(config.channel_multipliers)]
+        last = len(widths) - 1
+        self.conv_in = nn.Conv2d(config.latent_channels, widths[0], 3, padding=1)
+        self.mid = middle(widths[0])
+        self.conv_blocks = nn.ModuleList(
+            Level(before, width, config.num_blocks + 1, has_attention=index == 0, doubles=index < last)
+            for index, (before, width) in enumerate(zip([widths[0], *widths], widths, strict=False))
+        )
+        self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)
+        self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Decode latents."""
+        x = self.conv_in(x)
+        for part in [*self.mid, *self.conv_blocks]:
+            x = part(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Level(nn.Module):
+    """Residual blocks of one resolution, attention behind each where there is any, then a change of resolution."""
+
+    def __init__(
+        self,
+        before: int,
+        width: int,
+        num_blocks: int,
+        *,
+        has_attention: bool,
+        halves: bool = False,
+        doubles: bool = False,
+    ) -> None:
+        super().__init__()
+        self.res = nn.ModuleList(ResidualBlock(before if index == 0 else width, width) for index in range(num_blocks))
+        self.attn = nn.ModuleList(AttentionBlock(width) for _ in range(num_blocks * has_attention))
+        if halves:
+            self.downsample = nn.ModuleDict({"conv": nn.Conv2d(width, width, 3, stride=2)})
+        if doubles:
+            self.upsample = nn.ModuleDict({"conv": nn.Conv2d(width, width, 3, padding=1)})
+        self.halves, self.doubles = halves, doubles
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, before, side, side) to (n, width, side, side), or half or twice the side."""
+        for index, block in enumerate(self.res):
+            x = block(x)
+            if self.attn:
+                x = self.attn[index](x)
+        if self.halves:  # one row and column of zeros on the right and below only
+            return self.downsample["conv"](F.pad(x, (0, 1, 0, 1)))
+        if self.doubles:
+            return self.upsample["conv"](F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return x
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(silu(norm(conv(silu(norm(x)))))), with a 1 x 1 convolution on x where the width changes."""
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(_GROUPS, before, eps=1e-6)
+        self.conv1 = nn.Conv2d(before, width, 3, padding=1)
+        self.norm2 = nn.GroupNorm(_GROUPS, width, eps=1e-6)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.nin_shortcut = nn.Conv2d(before, width, 1) if before != width else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, before, side, side) to (n, width, side, side)."""
+        hidden = self.conv1(F.silu(self.norm1(x)))
+        hidden = self.conv2(F.silu(self.norm2(hidden)))
+        return (x if self.nin_shortcut is None else self.nin_shortcut(x)) + hidden
+
+
+class AttentionBlock(nn.Module):
+    """Attention with one head over the positions of a feature map, added to its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(_GROUPS, width, eps=1e-6)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, width, side, side) to the same shape."""
+        normed = self.norm(x)
+        rows = [part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v)]  # each (n, places, width)
+        attended = F.scaled_dot_product_attention(*rows)
+        return x + self.proj_out(attended.transpose(1, 2).reshape(x.shape))
+
+
+def middle(width: int) -> nn.ModuleList:
+    """Blocks at the lowest resolution: residual, attention, residual."""
+    return nn.ModuleList([ResidualBlock(width, width), AttentionBlock(width), ResidualBlock(width, width)])
+
+
+def save_vq16(path: Path, model: VQ16, metadata: dict[str, Any] | None = None) -> None:
+    """Write a VQ-16 in our layout; see `save_checkpoint`."""
+    save_checkpoint(path, model, KIND, metadata)
+
+
+def load_vq16(path: Path) -> VQ16:
+    """Read a VQ-16 written by `save_vq16`, in eval mode; ValueError names a truncated or foreign file."""
+    state, metadata = load_checkpoint(path, KIND)
+    return load_weights(VQ16(VQ16Config(**metadata["config"])), state, path)

@@ -1,0 +1,238 @@
+"""Rows of prompt files: text, tables, JSON, COCO's captions, alone or inside a zip archive."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+TEXT_KEYS = ("text", "prompt", "caption")
+ID_KEYS = ("id", "image_id")
+CAPTION_CHOICES = ("longest", "first", "drawn")
+
+# A row is its number in the file (line or entry, from 1) and its values: text, and id and scene where the file has
+# them.
+Rows = Iterable[tuple[int, Mapping[str, Any]]]
+
+
+def read_rows(path: Path, member: str | None = None, caption: str = "longest", seed: int = 0) -> Rows:
+    """Reads a prompt file.
+
+    Args:
+        path: .txt, .jsonl, .json, .csv, .tsv, or a .zip or folder that holds such a file.
+        member: the file inside, where `path` is a zip archive or a folder; an archive of one such file needs none.
+        caption: which of an image's captions is taken from COCO's annotations: longest (in characters, as published;
+            the first of equally long ones) | first | drawn (by `seed`).
+        seed: of the draw.
+
+    Returns:
+        Rows in the file's order; texts may be empty.
+
+    Raises:
+        FileNotFoundError: no such file or member.
+        ValueError: unknown extension, not the format of its extension, missing column or key.
+    """
+    name, text = _read_text(Path(path), member)
+    if name.suffix.lower() not in _READERS:
+        raise ValueError(f"{name}: prompt files end in {', '.join(_READERS)}, got {name.suffix!r}")
+    if not text.strip():
+        return []
+    if name.suffix.lower() == ".json":
+        return _read_json(name, text, caption, seed)
+    return _READERS[name.suffix.lower()](name, text)
+
+
+def _read_text(path: Path, member: str | None) -> tuple[Path, str]:
+    """Name of the file, for messages and ids, and what stands in it."""
+    if path.is_dir() and member:
+        path, member = path / member, None
+    if path.suffix.lower() == ".zip":
+        return _read_member(path, member)
+    if not path.is_file():
+        what = "is a folder; name the file in it (key member)" if path.is_dir() else "is no file; correct the path"
+        raise FileNotFoundError(f"prompt file {path} {what}")
+    return path, _decode(path, path.read_bytes())
+
+
+def _read_member(path: Path, member: str | None) -> tuple[Path, str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if PurePath(name).suffix.lower() in _READERS]
+            if member is None and len(names) == 1:
+                member = names[0]
+            if member not in names:
+                asked = f"holds no {member}" if member else "holds several prompt files"
+                raise ValueError(f"{path} {asked}; set the key member to one of {', '.join(names) or 'no file at all'}")
+            return path / member, _decode(path / member, archive.read(member))
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is damaged or is no zip archive ({error}); fetch it again") from error
+
+
+def _decode(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text (byte {error.start}); save it in that encoding (Excel calls it 'CSV UTF-8')"
+        ) from error
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as an editor counts them. `str.splitlines` would also cut inside a caption, at a U+2028 for example."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+
+
+def _read_plain(path: Path, text: str) -> Rows:
+    return [(number, {"text": line}) for number, line in enumerate(_lines(text), start=1)]
+
+
+def _read_jsonl(path: Path, text: str) -> Rows:
+    for number, line in enumerate(_lines(text), start=1):
+        value = _parse_json(path, number, line) if line.strip() else ""
+        yield number, _read_value(path, "line", number, value)
+
+
+def _read_json(path: Path, text: str, caption: str, seed: int) -> Rows:
+    values = _parse_json(path, 1, text)
+    if isinstance(values, dict) and "annotations" in values:
+        return _read_coco(path, values, caption, seed)
+    if isinstance(values, dict) and not _find_keys(values) and all(isinstance(text, str) for text in values.values()):
+        values = [{"id": id, "text": value} for id, value in values.items()]
+    if not isinstance(values, list):
+        raise ValueError(
+            f"{path}: expected a list of strings or objects, an object of id: text, or COCO's captions, got "
+            f"{type(values).__name__}"
+        )
+    return [(number, _read_value(path, "entry", number, value)) for number, value in enumerate(values, start=1)]
+
+
+def _read_value(path: Path, unit: str, number: int, value: object) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        return {"text": value}
+    keys = _find_keys(value) if isinstance(value, dict) else None
+    if keys is None:
+        raise ValueError(
+            f"{path}, {unit} {number}: expected a string or an object with the key {' or '.join(TEXT_KEYS)}, got "
+            f"{value!r:.80}"
+        )
+    return _row(value, keys)
+
+
+def _read_table(path: Path, text: str) -> Rows:
+    table = _split_table(path, text)
+    header = [cell.strip() for cell in table[0][1]]
+    keys = _find_keys(dict.fromkeys(header))
+    if keys is None:
+        raise ValueError(
+            f"{path}: missing column {' or '.join(TEXT_KEYS)} (and id, where prompts have ids); the first line names "
+            f"{', '.join(header)}"
+        )
+    for number, cells in table[1:]:
+        if any(cells[len(header) :]):
+            raise ValueError(
+                f"{path}, line {number}: {len(cells)} cells under a header of {len(header)}; put a text with the "
+                "separator in it into double quotes"
+            )
+        yield number, _row(dict(zip(header, cells, strict=False)), keys)
+
+
+def _split_table(path: Path, text: str) -> list[tuple[int, list[str]]]:
+    """Line numbers and cells. A .csv without a comma in its first line is a table of tabs, or of one column.
+
+    LlamaGen's coco_captions.csv is such a column, of captions with commas and without quotes.
+    """
+    if path.suffix.lower() == ".tsv" or "," not in _lines(text)[0]:
+        return [(number, _split_tabs(line)) for number, line in enumerate(_lines(text), start=1)]
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    try:
+        return [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {reader.line_num}: no CSV ({error}); look for a quote that never ends"
+        ) from error
+
+
+def _split_tabs(line: str) -> list[str]:
+    """Cells of a TSV line. Quotes count only around a whole cell: PartiPrompts has `"G I G G L E" painted in ...`."""
+    cells = line.split("\t")
+    inner = [cell.strip()[1:-1] for cell in cells]
+    is_quoted = [
+        len(cell.strip()) > 1 and cell.strip() == f'"{content}"' and '"' not in content.replace('""', "")
+        for cell, content in zip(cells, inner, strict=True)
+    ]
+    return [
+        content.replace('""', '"') if quoted else cell
+        for cell, content, quoted in zip(cells, inner, is_quoted, strict=True)
+    ]
+
+
+def _read_coco(path: Path, values: Mapping[str, Any], caption: str, seed: int) -> Rows:
+    """One caption of each image, in the order in which the images first appear among the annotations.
+
+    Ids are the images' file names without suffix, so that they name the reference images as well. Of 5,000 images of
+    2017's val, "longest" gives the published list in its order, ties included.
+
+    Source: jadohu/LANTERN@3a56e45, data/prompts/preprocess.py.
+    """
+    if caption not in CAPTION_CHOICES:
+        raise ValueError(f"caption must be one of {', '.join(CAPTION_CHOICES)}, got {caption!r}")
+    captions: dict[int, list[str]] = {}
+    for number, annotation in enumerate(values["annotations"], start=1):
+        if not isinstance(annotation, dict) or not {"image_id", "caption"} <= set(annotation):
+            raise ValueError(
+                f"{path}, annotation {number}: expected an object with image_id and caption, got {annotation!r:.80}; "
+                "COCO's captions are in captions_*.json"
+            )
+        captions.setdefault(annotation["image_id"], []).append(str(annotation["caption"]))
+    names = {
+        image["id"]: PurePath(image["file_name"]).stem for image in values.get("images", ()) if "file_name" in image
+    }
+    for number, (image_id, texts) in enumerate(captions.items(), start=1):
+        name = names.get(image_id) or (f"{image_id:012d}" if isinstance(image_id, int) else str(image_id))
+        yield number, {"id": name, "text": _choose_caption(texts, image_id, caption, seed)}
+
+
+def _choose_caption(texts: list[str], image_id: int | str, choice: str, seed: int) -> str:
+    texts = [text for text in texts if text.strip()] or [""]
+    if choice == "longest":
+        return max(texts, key=len)
+    if choice == "first":
+        return texts[0]
+    words = np.random.SeedSequence([seed, *str(image_id).encode()])
+    return texts[int(np.random.Generator(np.random.Philox(words)).integers(len(texts)))]
+
+
+def _find_keys(names: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """Names of the text and of the id among `names`, whatever their case; None without a text."""
+    lower = {str(name).strip().lower(): name for name in names}
+    text = next((lower[key] for key in TEXT_KEYS if key in lower), None)
+    return None if text is None else (text, next((lower[key] for key in ID_KEYS if key in lower), None))
+
+
+def _row(values: Mapping[str, Any], keys: tuple[str, str | None]) -> Mapping[str, Any]:
+    text_key, id_key = keys
+    scene = values.get("scene")
+    row = {"text": values.get(text_key), "scene": scene if isinstance(scene, dict) else None}
+    return row if id_key is None else {**row, "id": values.get(id_key)}
+
+
+def _parse_json(path: Path, number: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
+
+
+_READERS: dict[str, Callable[..., Rows]] = {
+    ".txt": _read_plain,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_table,
+    ".tsv": _read_table,
+}

@@ -1,0 +1,137 @@
+"""Manifests of resources: what rule `fetch_resource` writes and every rule that uses a resource reads.
+
+A manifest says where the files lie and what their SHA-256 is, so that gigabytes are never an output of a rule:
+Snakemake deletes outputs before it runs a rule again, and after one that failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+KIND = "lantern_resource"
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Reads a whole file and returns its sha256 (hexadecimal), size (bytes) and mtime_ns."""
+    with open(path, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"sha256": sha256, **_stamp(path)}
+
+
+def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Puts a manifest together.
+
+    Args:
+        name: name of the entry.
+        place: the file itself, or the folder that holds `files`.
+        source: where it comes from, for people.
+        files: file name -> what `describe_file` says of it.
+
+    Returns:
+        Keys kind, name, path, source, sha256 (of the one file, else of the list of all) and files.
+    """
+    return {
+        "kind": KIND,
+        "name": name,
+        "path": place.as_posix(),
+        "source": source,
+        "sha256": _hash_of_all(files),
+        "files": {file: dict(files[file]) for file in sorted(files)},
+    }
+
+
+def resource_path(given: Path | str) -> Path:
+    """Finds the file or folder behind a rule's input and makes sure that it is still what was fetched.
+
+    Size and date are looked at; only where one differs is the file read and hashed again.
+
+    Args:
+        given: a manifest, or the path of the user's own file or folder.
+
+    Returns:
+        The file or folder; a path that is no manifest comes back as it is.
+
+    Raises:
+        FileNotFoundError: a file of the manifest is gone.
+        ValueError: a file has another content than the manifest says.
+    """
+    manifest = read_manifest(given)
+    if manifest is None:
+        return Path(given)
+    place = Path(manifest["path"])
+    for file, expected in manifest["files"].items():
+        path = place / file if place.is_dir() else place
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is gone; delete {given} and run again to have it back")
+        if _stamp(path) == {key: expected[key] for key in ("size", "mtime_ns")}:
+            continue
+        found = describe_file(path)["sha256"]
+        if found != expected["sha256"]:
+            raise ValueError(
+                f"{path} has changed since it was fetched: expected sha256 {expected['sha256']}, found {found}; "
+                f"delete {given} and run again"
+            )
+    return place
+
+
+def resource_sha256(given: Path | str) -> str:
+    """Returns the SHA-256 by which results name the weights that they used.
+
+    Args:
+        given: a manifest, or the path of a file or a folder.
+
+    Returns:
+        64 hexadecimal digits: of the file, or of the list of a folder's files and their hashes.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, or the folder is empty.
+    """
+    manifest = read_manifest(given)
+    return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
+
+
+def describe_path(path: Path) -> dict[str, dict[str, Any]]:
+    """Describes a file, or every file of a folder (hidden ones left out), by name relative to the folder.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, or the folder is empty.
+    """
+    if path.is_file():
+        return {path.name: describe_file(path)}
+    files = {file: describe_file(path / file) for file in _files_below(path)}
+    if not files:
+        raise FileNotFoundError(f"{path} is {'an empty folder' if path.is_dir() else 'neither a file nor a folder'}")
+    return files
+
+
+def read_manifest(given: Path | str) -> dict[str, Any] | None:
+    """Reads a manifest; None for a path that is none, such as weights or a JSON file of captions."""
+    path = Path(given)
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        if KIND.encode() not in file.read(64):
+            return None
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _files_below(folder: Path) -> Iterable[str]:
+    files = (path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else ()
+    names = (path.relative_to(folder) for path in files)
+    return sorted(name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts))
+
+
+def _hash_of_all(files: Mapping[str, Mapping[str, Any]]) -> str:
+    if len(files) == 1:
+        return next(iter(files.values()))["sha256"]
+    lines = "".join(f"{files[file]['sha256']}  {file}\n" for file in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    stat = path.stat()
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}

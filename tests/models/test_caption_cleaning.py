@@ -1,0 +1,50 @@
+"""The published cleaning: every caption of the fixture, and the quirks that it does not show.
+
+Expected texts of the quirks were measured on the reference with Beautiful Soup 4.15 and ftfy 6.3.1.
+"""
+
+import json
+
+import pytest
+
+from conftest import DATA
+from lantern.models.caption_cleaning import clean_caption
+
+
+def test_every_caption_of_the_reference_is_cleaned_alike():
+    pairs = json.loads((DATA / "caption_clean.json").read_text(encoding="utf-8"))
+    assert len(pairs) == 68
+    assert [clean_caption(pair["raw"]) for pair in pairs] == [pair["cleaned"] for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("raw", "cleaned"),
+    [
+        ("a cat www.shop.com/cats at night", "a cat at night"),
+        ("<b>bold</b> and <script>run()</script> plain", "bold and plain"),
+        ("1 &lt; 2 &eacute;t&eacute; &#65; &nosuch;", "1 < 2 été a nosuch"),
+        ("three &amp;amp; four", "three ; four"),
+        ("an em—dash and «quotes»", 'an em-dash and "quotes"'),
+        ("a 10x15 and a 4х5 print", "a and a print"),
+        ("50%25 off + more", "50% off more"),
+        ("wait... what . now", "wait what now"),
+        ("by @nick at 1:23 ", "by at 1:23"),
+        ("cafÃ©", "cafã"),
+        ('"quoted"', "quoted"),
+        ("", ""),
+    ],
+)
+def test_quirks_are_kept(raw, cleaned):
+    assert clean_caption(raw) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("raw", "cleaned"),
+    [("see photo.png of page 12, free shipping", "see of"), ("-:x:-", "x"), ("%2541 cat", "a cat")],
+)
+def test_the_second_pass_finds_what_the_first_laid_bare(raw, cleaned):
+    assert clean_caption(raw) == cleaned
+
+
+def test_markup_that_the_parser_refuses_is_text():
+    assert clean_caption("<![x and on") == "<! x and on"

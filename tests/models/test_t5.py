@@ -1,0 +1,189 @@
+"""The T5 encoder on a tiny random T5 in the published layout: parity with transformers, rotation, errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from lantern.models.t5 import T5TextEncoder, rotate_to_left_padding
+from tiny_t5 import DIM, save_t5
+
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5")
+    save_t5(folder)
+    return folder
+
+
+@pytest.fixture
+def broken(t5, tmp_path):
+    return shutil.copytree(t5, tmp_path / "t5")
+
+
+def direct(folder, texts, dtype):
+    """Features as transformers itself makes them from clean texts: (texts, tokens, dim) right-padded, and the mask."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokens = tokenizer(texts, max_length=MAX_TOKENS, padding="max_length", truncation=True, return_tensors="pt")
+    # The reference's transformers knew no fused attention, which rounds elsewhere; in float32 that does not matter.
+    attention = "eager" if dtype == torch.bfloat16 else "sdpa"
+    model = transformers.T5EncoderModel.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, attn_implementation=attention
+    ).eval()
+    with torch.no_grad():
+        output = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+    return output.last_hidden_state.float(), tokens["attention_mask"].bool()
+
+
+TEXTS = ["a red cat on the grass", "a blue dog", "the dog " * 10, "zebra"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_are_those_of_transformers_rotated_to_the_end(t5, dtype):
+    expected, expected_mask = direct(t5, [text.strip() for text in TEXTS], dtype)
+    features, mask = T5TextEncoder(t5, caption_dim=DIM, max_tokens=MAX_TOKENS, dtype=dtype).encode(TEXTS)
+    assert features.shape == (len(TEXTS), MAX_TOKENS, DIM) and features.dtype == torch.float32
+    assert mask.dtype == torch.bool and mask.sum(1).tolist() == expected_mask.sum(1).tolist()
+    for row, length in enumerate(expected_mask.sum(1).tolist()):
+        assert mask[row, MAX_TOKENS - length :].all() and not mask[row, : MAX_TOKENS - length].any()
+        assert (features[row, : MAX_TOKENS - length] == 0).all()
+        found, wanted = features[row, MAX_TOKENS - length :], expected[row, :length]
+        if dtype == torch.float32:
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(found, wanted) and torch.equal(found, found.bfloat16().float())
+
+
+def test_weights_are_kept_in_bfloat16_without_the_decoder(t5):
+    model = T5TextEncoder(t5, max_tokens=MAX_TOKENS)._model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not any("decoder" in name for name, _ in model.named_parameters())
+
+
+def test_the_weights_are_those_of_the_file(t5):
+    from safetensors.torch import load_file
+
+    state = load_file(t5 / "model.safetensors")
+    model = T5TextEncoder(t5, max_tokens=MAX_TOKENS, dtype=torch.float32)._model
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, state[name]), name
+    assert torch.equal(model.encoder.embed_tokens.weight, state["shared.weight"])
+
+
+def test_captions_are_cleaned_first_and_cut_ones_are_named(t5):
+    encoder = T5TextEncoder(t5, max_tokens=MAX_TOKENS)
+    tokens = encoder.tokenize(["A RED   cat!".replace("!", ""), "a red cat", "the " * 11, "the " * 12, "jc6640"])
+    assert torch.equal(tokens.ids[0], tokens.ids[1])
+    assert tokens.is_truncated.tolist() == [False, False, False, True, False]
+    assert tokens.mask.sum(1).tolist() == [4, 4, MAX_TOKENS, MAX_TOKENS, 1]
+    assert tokens.ids[3, -1] == 1 and tokens.ids[4].tolist() == [1] + [0] * (MAX_TOKENS - 1)
+
+
+def test_features_do_not_depend_on_the_batch(t5):
+    encoder = T5TextEncoder(t5, max_tokens=MAX_TOKENS, dtype=torch.float32)
+    together, _ = encoder.encode(TEXTS)
+    alone, _ = encoder.encode(TEXTS[1:2])
+    torch.testing.assert_close(together[1:2], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_rotation_by_eye():
+    features = torch.arange(1.0, 9.0).view(2, 4, 1)
+    mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    rotated, left = rotate_to_left_padding(features, mask)
+    assert rotated[..., 0].tolist() == [[0, 0, 1, 2], [5, 6, 7, 8]]
+    assert left.tolist() == [[False, False, True, True], [True, True, True, True]]
+
+
+def test_pads_are_zero_even_where_the_model_gave_nan():
+    features = torch.tensor([[[1.0], [float("nan")]]])
+    rotated, _ = rotate_to_left_padding(features, torch.tensor([[True, False]]))
+    assert rotated[0, :, 0].tolist() == [0, 1]
+
+
+def test_sharded_weights_are_read_and_a_missing_shard_is_named(tmp_path):
+    save_t5(tmp_path, max_shard_size="4KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    T5TextEncoder(tmp_path, max_tokens=MAX_TOKENS)
+    shards[1].unlink()
+    with pytest.raises(FileNotFoundError, match=shards[1].name):
+        T5TextEncoder(tmp_path, max_tokens=MAX_TOKENS)
+
+
+def test_pickled_weights_are_read(broken):
+    from safetensors.torch import load_file
+
+    torch.save(load_file(broken / "model.safetensors"), broken / "pytorch_model.bin")
+    expected, _ = T5TextEncoder(broken, max_tokens=MAX_TOKENS).encode(TEXTS)
+    (broken / "model.safetensors").unlink()
+    found, _ = T5TextEncoder(broken, max_tokens=MAX_TOKENS).encode(TEXTS)
+    assert torch.equal(found, expected)
+
+
+class Malicious:
+    def __reduce__(self):
+        return print, ("a pickle ran code",)
+
+
+def test_a_pickle_that_runs_code_is_refused(broken, capsys):
+    (broken / "model.safetensors").unlink()
+    torch.save({"shared.weight": Malicious()}, broken / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="cannot be read"):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+    assert "ran code" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(broken, name):
+    (broken / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name.replace(".", r"\.")):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_truncated_file_is_named(broken, name):
+    content = (broken / name).read_bytes()
+    (broken / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+
+
+def edit_config(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_another_model_or_width_is_refused(broken):
+    with pytest.raises(ValueError, match=rf"d_model should be 2048 .* found {DIM}"):
+        T5TextEncoder(broken, caption_dim=2048)
+    edit_config(broken, num_layers=3)
+    with pytest.raises(ValueError, match=r"lack the tensor encoder\.block\.2"):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+    edit_config(broken, num_layers=2, vocab_size=20)
+    with pytest.raises(ValueError, match=r"tokenizer\.json has \d+ tokens, config\.json has vocab_size 20"):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+    edit_config(broken, model_type="bert")
+    with pytest.raises(ValueError, match="model_type should be t5, found 'bert'"):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+
+
+def test_weights_of_another_shape_are_refused(broken):
+    edit_config(broken, d_ff=32)
+    with pytest.raises(ValueError, match="cannot be read"):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+
+
+def test_a_tokenizer_that_does_not_end_texts_is_refused(broken):
+    content = json.loads((broken / "tokenizer.json").read_text())
+    content["post_processor"] = None
+    (broken / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="an empty text should be its end token alone, found 0 tokens"):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)

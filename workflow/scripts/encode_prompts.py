@@ -1,0 +1,27 @@
+"""Encodes one shard of a prompt set with T5, once; nothing else loads T5."""
+
+from lantern.io import read_prompts
+from lantern.job import job_log, resolve_device
+from lantern.models.t5 import T5TextEncoder
+from lantern.resources.manifest import resource_path, resource_sha256
+from lantern.text_features import write_text_features
+
+with job_log(snakemake) as log:
+    params, settings = snakemake.params, snakemake.params.settings
+    number, total = map(int, snakemake.wildcards.scatteritem.split("-of-"))
+    prompts = read_prompts(snakemake.input.prompts)[number - 1 :: total]
+    encoder = T5TextEncoder(
+        resource_path(snakemake.input.t5),
+        caption_dim=settings["caption_dim"],
+        max_tokens=settings["max_tokens"],
+        device=resolve_device(params.device),
+    )
+    tokens = encoder.tokenize([prompt.text for prompt in prompts])
+    is_empty = tokens.mask.sum(1) == 1  # the end token alone
+    for prompt, is_cut, is_bare in zip(prompts, tokens.is_truncated.tolist(), is_empty.tolist(), strict=True):
+        if is_cut or is_bare:
+            log.warning("prompt %s %s", prompt.id, "is cut" if is_cut else f"has nothing left of {prompt.text!r:.200}")
+    description = {"t5_sha256": resource_sha256(snakemake.input.t5)}
+    write_text_features(snakemake.output[0], prompts, encoder, settings["batch_size"], description)
+    counts = len(prompts), int(tokens.is_truncated.sum()), encoder.max_tokens, int(is_empty.sum())
+    log.info("encoded %d prompts; %d cut to %d tokens, %d empty after cleaning", *counts)

@@ -1,0 +1,11 @@
+"""Fetches one resource, or describes the user's own copy of it. No other job may use the network."""
+
+from lantern.io import write_json
+from lantern.job import job_log
+from lantern.resources.entries import parse_entry
+from lantern.resources.fetching import fetch_resource
+
+with job_log(snakemake) as log:
+    manifest = fetch_resource(parse_entry(snakemake.wildcards.resource, snakemake.params.entry))
+    write_json(snakemake.output[0], manifest)
+    log.info("%s: %s, sha256 %s", manifest["path"], manifest["source"], manifest["sha256"])
