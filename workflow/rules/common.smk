@@ -87,7 +87,7 @@ def stage(*parts):
 
 
 def metric_inputs(metrics):
-    """What a rule takes as input to measure images by a config section `metrics`: name -> path."""
+    """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""
     trained = {name: stage(name, "model.safetensors") for name in ("recogniser", "clip")}
     return metric_files(metrics, trained, RESOURCES, stage("reference", "features.safetensors"))
 
@@ -107,7 +107,7 @@ def methods_at(temperature):
     return [spec.method_id for spec, found in RUNS if found == temperature]
 
 
-# Paths, not outputs of a rule: whether a model is trained or converted is the config's choice.
+# Paths instead of outputs by name, since the config decides whether a model is trained or converted.
 TOKENIZER = stage("tokenizer", "model.safetensors")
 
 
