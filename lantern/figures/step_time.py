@@ -76,7 +76,7 @@ def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping
         if BASELINE in totals.index:
             axes.axvline(totals[BASELINE], color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5)
         axes.set_yticks(range(len(labels)), labels)
-        axes.set(ylim=(len(labels) - 0.4, -0.6), xlim=(0, 1.42 * ends.max()))
+        axes.set(ylim=(len(labels) - 0.4, -0.6), xlim=(0, 1.5 * ends.max()))
         axes.set_xlabel("milliseconds per step, batch 1")
         axes.grid(visible=False, axis="y")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, handlelength=1.0)
