@@ -307,7 +307,7 @@ def test_verdict_is_honest_when_nothing_is_fast():
 def test_verdict_says_so_when_prompts_have_no_attributes():
     table = build_summary(make_tables(has_scenes=False), settings=SETTINGS, seed=0)
     verdict = compute_verdict(table, SETTINGS)
-    assert "prompt accuracy says nothing here" in verdict["text"]
+    assert "prompt accuracy is not measured on these prompts" in verdict["text"]
     assert verdict["claims"][1]["method"] == "lantern-b"
 
 
