@@ -51,10 +51,12 @@ def test_lint_finds_nothing():
 
 
 # Overlays of published models lie over one another and train nothing: test_published.py plans them.
-TRAINING = [path for path in sorted((ROOT / "experiments").glob("*.yaml")) if not path.stem.startswith("llamagen")]
+TRAINED_OVERLAYS = [
+    path for path in sorted((ROOT / "experiments").glob("*.yaml")) if not path.stem.startswith("llamagen")
+]
 
 
-@pytest.mark.parametrize("overlay", [None, *TRAINING], ids=lambda p: getattr(p, "stem", "default"))
+@pytest.mark.parametrize("overlay", [None, *TRAINED_OVERLAYS], ids=lambda p: getattr(p, "stem", "default"))
 def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
     configs = [path for path in (ROOT / "config.yaml", overlay) if path]
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2"]
