@@ -59,8 +59,7 @@ class AdditiveBound:
         return mass <= self.delta
 
 
-@dataclass(frozen=True)
-class JensenShannonBound:
+class JensenShannonBound(AdditiveBound):
     """LANTERN with another distance: A(x) is the longest prefix of the k nearest codes for which the Jensen-Shannon
     divergence of t~ and t, in bits, is <= delta.
 
@@ -72,14 +71,6 @@ class JensenShannonBound:
 
     Source: LANTERN (arXiv 2410.03355), the paper's comparison of distances.
     """
-
-    k: int
-    delta: float
-    renormalises = True
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
-        check_delta(self.delta)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
         """JSD(t~, t) <= delta: c / 2 from the codes of A(x), which only t holds, and the rest from x itself."""
@@ -115,8 +106,7 @@ class MultiplicativeBound:
         return mass <= (self.lambda_ - 1) * token_probs
 
 
-@dataclass(frozen=True)
-class BudgetBound:
+class BudgetBound(AdditiveBound):
     """Ours: the children of a node share one budget delta of target mass, in drafting order.
 
     With deterministic (top) drafts at most delta of the mass moves, so TV <= delta at every node.
@@ -125,13 +115,7 @@ class BudgetBound:
         ValueError: delta outside [0, 1], or k < 0.
     """
 
-    k: int
-    delta: float
     renormalises = False
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
-        check_delta(self.delta)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
         """Mass <= what earlier siblings have left of the budget."""

@@ -22,23 +22,13 @@ from lantern.drafting import DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.published import read_draft, read_target
-from lantern.models.target import TargetConfig, TargetModel, additive
+from lantern.models.target import TargetModel, additive
 from lantern.sampling import NoiseField, SamplingConfig, guide
+from published_layouts import CONFIG, as_hugging_face
 
 FOLDER = DATA / "full_len"
 SETTINGS = json.loads((FOLDER / "config.json").read_text())
 GENERATIONS = json.loads((FOLDER / "generation.json").read_text())
-CONFIG = TargetConfig(
-    dim=48,
-    num_layers=2,
-    num_heads=4,
-    vocab_size=128,
-    grid=16,
-    num_text_tokens=120,
-    caption_dim=16,
-    ffn_multiple=256,
-    norm_eps=1e-5,
-)
 SCALE = 3.0
 LOGIT_TOLERANCE = 1e-4  # the official stepwise and full passes differ by 1.6e-5 themselves
 
@@ -46,25 +36,7 @@ LOGIT_TOLERANCE = 1e-4  # the official stepwise and full passes differ by 1.6e-5
 def read_hugging_face(folder: Path) -> TargetModel:
     """The target as the LANTERN authors keep it; tests/models/test_published.py shows that these are their tensors."""
     state = torch.load(FOLDER / "target_llamagen.pt", weights_only=True)["model"]
-    names = {
-        "attention.wo": "self_attn.o_proj",
-        "feed_forward.w1": "mlp.gate_proj",
-        "feed_forward.w3": "mlp.up_proj",
-        "feed_forward.w2": "mlp.down_proj",
-        "attention_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "tok_embeddings": "embed_tokens",
-    }
-    renamed = {"lm_head.weight": state.pop("output.weight")}
-    for key, tensor in state.items():
-        if "wqkv" in key:
-            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
-                renamed[f"model.{key.replace('attention.wqkv', f'self_attn.{letter}_proj')}"] = part.contiguous()
-            continue
-        for old, new in names.items():
-            key = key.replace(f"{old}.weight", f"{new}.weight")
-        renamed[f"model.{key}"] = tensor
-    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(as_hugging_face(state), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(SETTINGS["hf_config"]))
     return read_target(folder, CONFIG)
 

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lantern.figures.parts import half_widths
 from lantern.figures.style import GREY, PAGE_WIDTH, method_colour, method_marker, new_figure, paper_style
 from lantern.metrics.labels import PARTS, SYMBOLS, label_families
 from lantern.metrics.speed import BASELINE
@@ -113,7 +114,7 @@ def _label(curve: pd.DataFrame, along: str | None) -> str:
 def _draw_curve(axes: Axes, curve: Curve, speed: str, quality: str) -> None:
     colour = method_colour(curve.method)
     x, y = (_values(curve.rows, name) for name in (speed, quality))
-    bars = [_half_widths(curve.rows, name) for name in (speed, quality)]
+    bars = [half_widths(curve.rows, name, FACTORS.get(name, 1.0)) for name in (speed, quality)]
     axes.errorbar(
         x,
         y,
@@ -150,12 +151,6 @@ def _note_missing(axes: Axes, rows: pd.DataFrame, speed: str, quality: str) -> N
             return
 
 
-def _values(rows: pd.DataFrame, name: str, end: str = "") -> np.ndarray:
-    """A column, or an end of its interval, in the unit of the axis: (rows,)."""
-    return FACTORS.get(name, 1.0) * rows[name + end].to_numpy(float)
-
-
-def _half_widths(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Lengths of the error bars below and above, (2, rows); 0 where there is no interval."""
-    value, low, high = (_values(rows, name, end) for end in ("", "_low", "_high"))
-    return np.nan_to_num(np.stack([value - low, high - value])).clip(min=0)
+def _values(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """A column in the unit of the axis: (rows,)."""
+    return FACTORS.get(name, 1.0) * rows[name].to_numpy(float)

@@ -17,6 +17,7 @@ from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, k
 from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
 from lantern.metrics.bootstrap import normal_interval, share_interval
+from lantern.metrics.halves import draw_halves, halves_error
 
 ENDS = ("low", "high")
 WITH_ERROR = ("fid", "kid", "recall")
@@ -111,15 +112,12 @@ def standard_errors(
     num_images, num_kept = len(generated), len(generated) // 2
     if num_kept <= prc_neighbours:
         return dict.fromkeys(WITH_ERROR, math.nan)
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    halves = torch.rand(num_resamples, num_images, generator=generator).argsort(dim=1)[:, :num_kept]
+    halves = draw_halves(num_images, num_resamples, seed)
     fid = _prepare_fid(generated, reference)
     kid = _prepare_kid(generated, reference)
     recall = _prepare_recall(generated, reference, prc_neighbours)
     values = torch.tensor([[fid(half), kid(half), recall(half)] for half in halves], dtype=torch.float64)
-    # an odd image is left out: the variance of a part is that of the whole times deleted / kept
-    errors = values.std(dim=0) * math.sqrt(num_kept / (num_images - num_kept))
-    return dict(zip(WITH_ERROR, errors.tolist(), strict=True))
+    return {name: halves_error(column, num_images) for name, column in zip(WITH_ERROR, values.T, strict=True)}
 
 
 def _prepare_fid(generated: Tensor, reference: Tensor) -> Callable[[Tensor], float]:

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from conftest import DATA
 from lantern.models.layouts import convert_draft, convert_target
+from published_layouts import as_hugging_face
 
 
 def test_foreign_and_missing_target_keys_are_named():
@@ -37,29 +38,6 @@ def test_drafter_without_bias_and_with_foreign_keys():
     state.pop("fc.weight")
     with pytest.raises(ValueError, match=r"missing tensor fc\.weight"):
         convert_draft(state)
-
-
-def as_hugging_face(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights in the authors' Hugging Face layout: rows of wqkv split in three, no permutation."""
-    names = {
-        "attention.wo": "self_attn.o_proj",
-        "feed_forward.w1": "mlp.gate_proj",
-        "feed_forward.w3": "mlp.up_proj",
-        "feed_forward.w2": "mlp.down_proj",
-        "attention_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "tok_embeddings": "embed_tokens",
-    }
-    renamed = {}
-    for key, tensor in state.items():
-        if key.endswith("attention.wqkv.weight"):
-            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
-                renamed["model." + key.replace("attention.wqkv", f"self_attn.{letter}_proj")] = part
-            continue
-        for old, new in names.items():
-            key = key.replace(old + ".weight", new + ".weight")
-        renamed["lm_head.weight" if key == "output.weight" else "model." + key] = tensor
-    return renamed
 
 
 def test_both_published_layouts_hold_the_same_model():

@@ -26,49 +26,16 @@ from lantern.models.target import TargetConfig, save_target
 from lantern.models.tokenizer import ImageTokenizer, TokenizerConfig, save_model
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sizes import LLAMAGEN_SIZES
+from published_layouts import CONFIG, as_hugging_face
 
 FOLDER = DATA / "full_len"
 STORED = json.loads((FOLDER / "config.json").read_text())
-CONFIG = TargetConfig(
-    dim=48,
-    num_layers=2,
-    num_heads=4,
-    vocab_size=128,
-    grid=16,
-    num_text_tokens=120,
-    caption_dim=16,
-    ffn_multiple=256,
-    norm_eps=1e-5,
-)
 ORIGINAL = FOLDER / "target_llamagen.pt"
 VQ_SIZES = {"image_size": 8, "grid": 4, "codebook_size": 16, "code_dim": 8}
 
 
 def read_original() -> dict[str, torch.Tensor]:
     return torch.load(ORIGINAL, weights_only=True)["model"]
-
-
-def as_hugging_face(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights under the LANTERN authors' names: rows of wqkv split in three, no permutation."""
-    names = {
-        "attention.wo": "self_attn.o_proj",
-        "feed_forward.w1": "mlp.gate_proj",
-        "feed_forward.w3": "mlp.up_proj",
-        "feed_forward.w2": "mlp.down_proj",
-        "attention_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "tok_embeddings": "embed_tokens",
-    }
-    renamed = {}
-    for key, tensor in state.items():
-        if key.endswith("attention.wqkv.weight"):
-            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
-                renamed["model." + key.replace("attention.wqkv", f"self_attn.{letter}_proj")] = part.contiguous()
-            continue
-        for old, new in names.items():
-            key = key.replace(old + ".weight", new + ".weight")
-        renamed["lm_head.weight" if key == "output.weight" else "model." + key] = tensor
-    return renamed
 
 
 def write_hugging_face(
