@@ -17,11 +17,13 @@ include: "workflow/rules/common.smk"
 scattergather:
     shards=config["generation"]["num_shards"],
     text_shards=config["text"]["num_shards"],
+    image_shards=config["data"]["num_shards"],
 
 
 include: "workflow/rules/resources.smk"
 include: "workflow/rules/prompts.smk"
 include: "workflow/rules/text.smk"
+include: "workflow/rules/captions.smk"
 include: "workflow/rules/rulers.smk"
 include: "workflow/rules/tokenizer.smk"
 include: "workflow/rules/target.smk"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern.data import ImageSource
-from lantern.io import load_tensors
+import torch
+
+from lantern.io import load_tensors, read_prompts
 from lantern.models.text import TextEncoder, WordEmbeddingEncoder
 from lantern.scenes import VOCABULARY
 from lantern.text_features import StoredTextEncoder
@@ -31,14 +32,29 @@ def make_text_encoder(
     return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], seed)
 
 
-def load_codes(path: Path | str, source: ImageSource, split: str, encoder: TextEncoder) -> CodeDataset:
-    """Reads the codes of a split's first images and joins them with their captions.
+def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
+    """Joins codes with their captions by id.
 
     Args:
-        path: file with the tensor `codes`, (images, tokens).
-        source: where the images came from.
-        split: of the source.
+        codes: files with the tensor `codes`, (images, tokens), and the images' ids in the metadata; the shards of one
+            split in any order.
+        captions: prompt file with the ids and captions of that split; captions without codes are left out.
         encoder: of captions.
+
+    Returns:
+        The images in the order of the captions, however they were sharded.
+
+    Raises:
+        ValueError: an image without a caption; names its id.
     """
-    tensors, _ = load_tensors(path)
-    return CodeDataset(tensors["codes"], source.captions(split, range(len(tensors["codes"]))), encoder)
+    rows: dict[str, torch.Tensor] = {}
+    for path in codes:
+        tensors, metadata = load_tensors(path)
+        rows |= zip(metadata["ids"], tensors["codes"], strict=True)
+    texts = {prompt.id: prompt.text for prompt in read_prompts(captions)}
+    if foreign := next((id for id in rows if id not in texts), None):
+        raise ValueError(
+            f"{captions} has no caption for the image {foreign} of {codes[0]}; run rule write_captions again"
+        )
+    ids = [id for id in texts if id in rows]
+    return CodeDataset(torch.stack([rows[id] for id in ids]), [texts[id] for id in ids], encoder)

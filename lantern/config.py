@@ -118,7 +118,8 @@ def describe_folder(folder: str | None) -> str | None:
     """
     if folder is None or not Path(folder).is_dir():
         return None  # a missing folder is reported by the image source, which names the key
-    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in Path(folder).iterdir())
+    stats = ((file.relative_to(folder).as_posix(), file.stat()) for file in Path(folder).rglob("*"))
+    files = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
 

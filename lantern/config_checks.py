@@ -61,6 +61,7 @@ def _check_resources(config: dict[str, Any]) -> None:
         check_reference(f"{section}.checkpoint", config[section]["checkpoint"], resources)
     for name, entry in config["prompts"].items():
         check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
+    check_reference("data.captions.file", (config["data"]["captions"] or {}).get("file"), resources)
     if config["text"]["encoder"] == "t5" and config["text"]["checkpoint"] is None:
         raise ValueError("config key text.checkpoint must name T5's weights where text.encoder is t5")
     for section in ("target", "drafter"):
@@ -74,20 +75,42 @@ def _check_resources(config: dict[str, Any]) -> None:
 
 
 def _check_source(config: dict[str, Any]) -> None:
-    """Without images of its own a run can train nothing and has no splits."""
-    if config["data"]["source"] != "none":
-        return
-    for section in ("tokenizer", "target", "drafter"):
+    """What a run may train, and which prompts it has, with the images and captions that it has."""
+    source, captions = config["data"]["source"], config["data"]["captions"]
+    if (source == "captions") != (captions is not None):
+        raise ValueError(
+            f"config key data.captions goes with data.source captions and with nothing else, got {show(captions)} and "
+            f"data.source {source}"
+        )
+    if config["target"]["num_eval"] < config["drafter"]["num_eval"]:
+        raise ValueError(
+            f"config key drafter.num_eval must be at most target.num_eval = {config['target']['num_eval']}, "
+            f"got {config['drafter']['num_eval']}"
+        )
+    if config["text"]["encoder"] == "t5" and config["metrics"]["fidelity"] == "recogniser":
+        raise ValueError(
+            "config key metrics.fidelity must be inception or null where text.encoder is t5: recogniser compares with "
+            "held-out images of the embedded world or of a folder whose captions are read word by word"
+        )
+    if source in ("captions", "none"):
+        _check_without_images(config, source)
+
+
+def _check_without_images(config: dict[str, Any], source: str) -> None:
+    has_samples = source == "captions" and config["drafter"]["codes"] == "samples"
+    for section in ("tokenizer", "target", *(() if has_samples else ("drafter",))):
         if config[section]["checkpoint"] is None:
             raise ValueError(
-                f"config key {section}.checkpoint must be set: with data.source none there is nothing to train on"
+                f"config key {section}.checkpoint must be set: with data.source {source} there are no images to train "
+                "on"
+                + ("; a drafter learns from captions alone with drafter.codes samples" if section == "drafter" else "")
             )
     for name, entry in config["prompts"].items():
         if entry and entry.get("split"):
-            raise ValueError(f"config key prompts.{name}.split needs images; with data.source none, give a file")
+            raise ValueError(f"config key prompts.{name}.split needs images; with data.source {source}, give a file")
     runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
     if any(run.spec.neighbours == "probability" for run in runs):
-        raise ValueError("neighbours probability needs held-out images; data.source is none, choose another")
+        raise ValueError(f"neighbours probability needs held-out images; data.source is {source}, choose another")
 
 
 def _check_sizes(config: dict[str, Any]) -> None:

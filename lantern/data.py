@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ from lantern.scenes import VOCABULARY, Scene, caption, render, sample_scene
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 SPLITS = ("train", "val", "seen", "unseen")
 HELD_OUT_SHARE = 0.1
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+CACHED_PIXELS = 1 << 31  # bytes of a folder's images that are kept in memory
 _SPLIT_STRIDE = 1 << 40  # keeps the image numbers, and so the noise, of the splits apart
 
 
@@ -97,7 +100,7 @@ class FolderSource:
     number of images start again from the first.
 
     Args:
-        folder: where the files lie; sub-folders are not searched.
+        folder: where the files lie, in it or in folders below it.
         image_size: side in pixels.
         seed: of the hold-out.
         max_words: longer captions are cut to so many words, and the number cut is logged.
@@ -111,12 +114,8 @@ class FolderSource:
         self.image_size = image_size
         self.vocabulary: tuple[str, ...] | None = None
         files = self._list_files()
-        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(files))
-        num_held_out = max(1, round(HELD_OUT_SHARE * len(files)))
-        self._files = {
-            "held_out": [files[i] for i in sorted(order[:num_held_out])],
-            "train": [files[i] for i in sorted(order[num_held_out:])],
-        }
+        train, held_out = hold_out(files, seed)
+        self._files = {"train": train, "held_out": held_out}
         self.num_train = len(self._files["train"])
         self._captions = self._read_captions(files, max_words)
         self._pixels: dict[Path, Tensor] = {}
@@ -137,27 +136,28 @@ class FolderSource:
         return [self._captions[self._file(split, index)] for index in indices]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """See `ImageSource.prompts`; ids are "<split>-<file stem>", with "-r1" and so on when captions come again."""
+        """See `ImageSource.prompts`; ids are "<split>-<file>", the file without its ending and with its folders below
+        `folder`, and with "-r1" and so on when captions come again.
+        """
         prompts = []
         for index in range(num):
             file = self._file(split, index)
             turn = index // len(self._split_files(split))
             suffix = f"-r{turn}" if turn else ""
             text = self._captions[file]
-            prompts.append(Prompt(f"{split}-{file.stem}{suffix}", text, scene_of(text)))
+            prompts.append(Prompt(f"{split}-{self._name(file)}{suffix}", text, scene_of(text)))
         return prompts
 
     def _list_files(self) -> list[Path]:
         if not self.folder.is_dir():
             raise ValueError(f"data.folder {self.folder} is not a folder; give one of name.png and name.txt files")
-        files = sorted(file for file in self.folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+        files = sorted(file for file in self.folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
         if len(files) < 2:
             kinds = ", ".join(IMAGE_SUFFIXES)
             raise ValueError(f"data.folder {self.folder} holds {len(files)} images ({kinds}); need at least 2")
-        stems = [file.stem for file in files]
-        if len(set(stems)) < len(stems):
-            twice = sorted({stem for stem in stems if stems.count(stem) > 1})
-            names = ", ".join(twice[:5])
+        counts = Counter(map(self._name, files))
+        if len(counts) < len(files):
+            names = ", ".join(sorted(name for name, count in counts.items() if count > 1)[:5])
             raise ValueError(f"data.folder {self.folder} holds several images named {names}; keep one of each")
         return files
 
@@ -185,16 +185,36 @@ class FolderSource:
         files = self._split_files(split)
         return files[int(index) % len(files)]
 
+    def _name(self, file: Path) -> str:
+        return file.relative_to(self.folder).with_suffix("").as_posix()
+
     def _load(self, file: Path) -> Tensor:
-        """Return (3, image_size, image_size) uint8, kept in memory after the first call."""
-        if file not in self._pixels:
-            try:
-                with Image.open(file) as image:
-                    cropped = resize_and_crop(image.convert("RGB"), self.image_size)
-            except (UnidentifiedImageError, OSError) as error:
-                raise ValueError(f"{file} is not a readable image ({error}); replace or remove it") from error
-            self._pixels[file] = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
-        return self._pixels[file]
+        """Return (3, image_size, image_size) uint8; the first CACHED_PIXELS bytes stay in memory after their call."""
+        if file in self._pixels:
+            return self._pixels[file]
+        try:
+            with Image.open(file) as image:
+                cropped = resize_and_crop(image.convert("RGB"), self.image_size)
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{file} is not a readable image ({error}); replace or remove it") from error
+        pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
+        if (len(self._pixels) + 1) * pixels.nbytes <= CACHED_PIXELS:
+            self._pixels[file] = pixels
+        return pixels
+
+
+def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
+    """Split items into (train, held out): a tenth of them, at least one, drawn by `seed`; both keep the order.
+
+    Raises:
+        ValueError: fewer than two items.
+    """
+    if len(items) < 2:
+        raise ValueError(f"at least 2 captioned images or captions are needed to hold some out, got {len(items)}")
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(items))
+    num_held_out = max(1, round(HELD_OUT_SHARE * len(items)))
+    held_out, train = sorted(order[:num_held_out]), sorted(order[num_held_out:])
+    return [items[i] for i in train], [items[i] for i in held_out]
 
 
 def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
@@ -210,8 +230,8 @@ def make_source(config: Mapping, seed: int) -> SceneSource | FolderSource | None
     """Build the source that the `data` section of the configuration names.
 
     Args:
-        config: keys source ("scenes" | "folder" | "none"), image_size (pixels), num_train (images, scenes only), folder
-            max_words (folder only).
+        config: keys source ("scenes" | "folder" | "captions" | "none"), image_size (pixels), num_train (images, scenes
+            only), folder and max_words (folder only).
         seed: run seed.
 
     Returns:
@@ -226,9 +246,9 @@ def make_source(config: Mapping, seed: int) -> SceneSource | FolderSource | None
         if not config.get("folder"):
             raise ValueError("data.folder must name a folder of name.png and name.txt files when data.source is folder")
         return FolderSource(config["folder"], config["image_size"], seed, config.get("max_words", 16))
-    if config["source"] == "none":
+    if config["source"] in ("captions", "none"):
         return None
-    raise ValueError(f"data.source must be scenes, folder or none, got {config['source']!r}")
+    raise ValueError(f"data.source must be scenes, folder, captions or none, got {config['source']!r}")
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:

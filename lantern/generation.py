@@ -125,12 +125,6 @@ def make_tree(
     return tree_choices(spec.tree) if settings is None else settings
 
 
-def select_shard(prompts: Sequence[Prompt], scatteritem: str) -> list[Prompt]:
-    """The prompts of one shard: "2-of-4" takes every fourth, beginning with the second."""
-    number, total = (int(word) for word in scatteritem.split("-of-"))
-    return list(prompts[number - 1 :: total])
-
-
 def generate_records(
     decoder: Decoder,
     prompts: Sequence[Prompt],

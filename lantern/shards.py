@@ -1,11 +1,29 @@
-"""Brings together what the generation jobs of several methods wrote, each in one or more shards."""
+"""Shards: which part of a list is a job's, and what the generation jobs of several methods wrote, brought together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from lantern.records import GenerationRecords, concatenate_records, load_records
+
+T = TypeVar("T")
+
+
+def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
+    """The items of one shard: "2-of-4" takes every fourth, beginning with the second.
+
+    Raises:
+        ValueError: there are more shards than items.
+    """
+    number, total = (int(word) for word in scatteritem.split("-of-"))
+    if total > len(items):
+        raise ValueError(
+            f"there are {total} shards for {len(items)} prompts or images; ask for fewer (config keys "
+            "generation.num_shards, text.num_shards, data.num_shards)"
+        )
+    return list(items[number - 1 :: total])
 
 
 def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[str, GenerationRecords]:

@@ -23,7 +23,12 @@ DEFAULT = load_yaml(ROOT / "config.yaml")
 
 
 # Overlays that are laid over another one, as their first lines say.
-BELOW = {"llamagen_stage2": ["llamagen_stage1"], "llamagen_quick": ["llamagen_stage1"]}
+BELOW = {
+    "llamagen_stage2": ["llamagen_stage1"],
+    "llamagen_quick": ["llamagen_stage1"],
+    "llamagen_drafter": ["llamagen_stage1"],
+    "llamagen_drafter_captions": ["llamagen_stage1", "llamagen_drafter"],
+}
 
 
 def changed(path, value):
@@ -123,6 +128,19 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("study.min_checks", 1.2, ["study.min_checks", "at most 1"]),
         ("study.question", "", ["study.question", "at least 1"]),
         ("ablations.num_prompts", 1, ["ablations.num_prompts", "at least 2"]),
+        ("data.source", "captions", ["data.captions goes with data.source captions", "got nothing"]),
+        (
+            "data.captions",
+            {"file": "coco_2017_captions"},
+            ["data.captions goes with data.source captions", "data.source scenes"],
+        ),
+        ("data.captions", {"num": 9}, ["data.captions.file is missing"]),
+        ("data.num_shards", 0, ["data.num_shards", "at least 1"]),
+        ("drafter.num_eval", 600, ["drafter.num_eval must be at most target.num_eval = 512", "600"]),
+        ("drafter.optimiser", "sgd", ["drafter.optimiser", "muon, adamw", "sgd"]),
+        ("drafter.num_epochs", 0, ["drafter.num_epochs", "greater than 0"]),
+        ("drafter.warmup_share", 1, ["drafter.warmup_share", "less than 1"]),
+        ("drafter.codes", "latents", ["drafter.codes", "images, samples"]),
         ("ablations.grids.my grid", {"methods": [{"preset": "coupled"}]}, ["letters, digits", "'my grid'"]),
         ("ablations.grids.mine", {}, ["ablations.grids.mine.methods is missing"]),
         ("ablations.grids.mine", {"methods": []}, ["ablations.grids.mine.methods", "at least 1"]),
@@ -286,3 +304,33 @@ def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
     with pytest.raises(ValueError, match=r"c\.yaml") as caught:
         load_yaml(tmp_path / "c.yaml")
     assert words in str(caught.value)
+
+
+PUBLISHED = {
+    "data": {"source": "captions", "captions": {"file": "coco_2017_captions"}},
+    "prompts": {"seen": {"split": None, "file": "parti_prompts", "num": 96}, "unseen": None},
+    "tokenizer": {"checkpoint": "llamagen_tokenizer"},
+    "target": {"checkpoint": "llamagen_stage1"},
+    "drafter": {"codes": "samples"},
+    "metrics": {"fidelity": None, "clip": None, "prompt_accuracy": False},
+    "ablations": {"grids": {"neighbours": None}},
+}
+
+
+def test_captions_alone_train_a_drafter_on_samples_and_nothing_else():
+    from snakemake.utils import update_config
+
+    config = copy.deepcopy(DEFAULT)
+    update_config(config, PUBLISHED)
+    validate_config(config)
+    config["drafter"]["codes"] = "images"
+    sentence = sentence_for(config)
+    assert "drafter.checkpoint must be set" in sentence and "drafter.codes samples" in sentence
+    config["target"]["checkpoint"] = None
+    assert "target.checkpoint must be set" in sentence_for(config)
+
+
+def test_t5_goes_with_published_fidelity_only():
+    config = changed("text.encoder", "t5")
+    config["text"]["checkpoint"] = "flan_t5_xl"
+    assert "metrics.fidelity must be inception or null where text.encoder is t5" in sentence_for(config)

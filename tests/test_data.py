@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lantern.data import FolderSource, SceneSource, batch_indices, make_source
+from lantern.data import FolderSource, SceneSource, batch_indices, hold_out, make_source
 from lantern.scenes import HELD_OUT, Scene, parse_caption
 
 
@@ -88,12 +88,40 @@ def test_folder_mistakes_are_named(folder, tmp_path):
         source.images("train", range(18)), source.images("val", range(2))
 
 
+def test_folders_below_the_folder_are_searched_and_name_the_images(tmp_path):
+    for part in ("00000", "00001"):
+        (tmp_path / part).mkdir()
+        Image.new("RGB", (30, 30)).save(tmp_path / part / "a.jpg")
+        (tmp_path / part / "a.txt").write_text(f"caption {part}")
+    source = FolderSource(tmp_path, 24)
+    ids = {prompt.id: prompt.text for prompt in source.prompts("train", 1) + source.prompts("val", 1)}
+    assert sorted(id.split("-")[1] for id in ids) == ["00000/a", "00001/a"]
+    assert all(text == f"caption {id[-7:-2]}" for id, text in ids.items())
+
+
+def test_pixels_stay_in_memory_up_to_a_bound(folder, monkeypatch):
+    monkeypatch.setattr("lantern.data.CACHED_PIXELS", 3 * 24 * 24 * 3)
+    source = FolderSource(folder, 24)
+    first = source.images("train", range(18))
+    assert len(source._pixels) == 3
+    assert torch.equal(first, source.images("train", range(18)))
+
+
+def test_a_tenth_is_held_out_in_order():
+    train, held_out = hold_out(list(range(30)), seed=1)
+    assert sorted(train + held_out) == list(range(30)) and len(held_out) == 3
+    assert train == sorted(train) and held_out == sorted(held_out)
+    assert hold_out(list(range(30)), seed=2)[1] != held_out
+    with pytest.raises(ValueError, match="at least 2 captioned images or captions are needed"):
+        hold_out(["one"], seed=0)
+
+
 def test_make_source_names_the_wrong_key():
     scenes = make_source({"source": "scenes", "image_size": 48, "num_train": 7, "folder": None}, seed=3)
     assert isinstance(scenes, SceneSource) and scenes.num_train == 7 and scenes.seed == 3
     with pytest.raises(ValueError, match=r"data.folder must name a folder"):
         make_source({"source": "folder", "image_size": 48, "folder": None}, seed=0)
-    with pytest.raises(ValueError, match=r"data.source must be scenes, folder or none, got 'web'"):
+    with pytest.raises(ValueError, match=r"data.source must be scenes, folder, captions or none, got 'web'"):
         make_source({"source": "web", "image_size": 48}, seed=0)
 
 

@@ -19,7 +19,6 @@ from lantern.generation import (
     load_nearest_codes,
     load_tables,
     make_tree,
-    select_shard,
 )
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
@@ -113,12 +112,6 @@ def test_a_tree_is_made_of_its_name_or_its_settings():
     assert make_tree(MethodSpec("a", "mine", "top"), [[0], [1]]) == [[0], [1]]
     options = {"num_nodes": 6, "depth": 1, "top_k": 4}
     assert make_tree(MethodSpec("a", "dynamic", "top"), options) == DynamicTreeOptions(6, 1, 4)
-
-
-def test_shards_part_the_prompts():
-    shards = [select_shard(PROMPTS, f"{number}-of-3") for number in (1, 2, 3)]
-    assert [[prompt.id for prompt in shard] for shard in shards] == [["p0", "p3"], ["p1", "p4"], ["p2"]]
-    assert select_shard(PROMPTS, "1-of-1") == PROMPTS
 
 
 def make_decoder(spec=None, temperature=1.0, **options):

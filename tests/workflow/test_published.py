@@ -145,10 +145,13 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
         (["llamagen_stage1"], []),
         (["llamagen_stage1", "llamagen_stage2"], []),
         (["llamagen_stage1", "llamagen_quick"], []),
+        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], ["train_drafter"]),
+        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], ["train_drafter"]),
     ],
     ids=lambda value: "+".join(value),
 )
 def test_overlays_plan_their_jobs_without_any_resource(tmp_path, names, trained):
+    (tmp_path / "images").mkdir()  # what data.folder of the drafter's overlay names
     configs = [str(ROOT / "config.yaml"), *(str(ROOT / "experiments" / f"{name}.yaml") for name in names)]
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1", "-n"]
     result = subprocess.run(
@@ -157,6 +160,10 @@ def test_overlays_plan_their_jobs_without_any_resource(tmp_path, names, trained)
     assert result.returncode == 0, result.stdout + result.stderr
     jobs = planned(result.stdout + result.stderr)
     assert [name for name in jobs if name.startswith("train")] == trained
-    assert jobs["convert_target"] == jobs["convert_drafter"] == jobs["convert_tokenizer"] == 1
+    assert jobs["convert_target"] == jobs["convert_tokenizer"] == 1
     assert jobs["fetch_resource"] >= 5 and jobs["generate_images"] >= 10
+    assert jobs.get("convert_drafter", 0) == (0 if trained else 1)
+    assert jobs.get("encode_captions", 0) == (16 if trained else 0)
+    assert jobs.get("encode_images", 0) == (8 if names[-1] == "llamagen_drafter" else 0)
+    assert jobs.get("sample_codes", 0) == (8 if names[-1] == "llamagen_drafter_captions" else 0)
     assert re.search(r"^total +\d+$", result.stdout + result.stderr, re.M)

@@ -3,7 +3,9 @@
 
 rule build_co_varying_codes:
     input:
-        codes=rules.encode_images.output.val,
+        codes=codes_of("val"),
+        captions=rules.write_captions.output.val,
+        text=caption_features_of("val"),
         target=lambda wildcards: target_of(wildcards.training_seed),
     output:
         stage("codebook", "probability.s{training_seed}.safetensors"),
@@ -22,7 +24,7 @@ rule build_co_varying_codes:
         num_images=config["metrics"]["num_ambiguity"],
         cfg_scale=config["sampling"]["cfg_scale"],
         text=config["text"],
-        source=DATA,
+        source=SOURCE,
         seed=SEED,
         device=DEVICE,
     message:

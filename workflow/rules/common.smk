@@ -39,8 +39,14 @@ HEADLINE = {
 }
 # Laws are of sampled tokens: at a greedy headline, those of the highest temperature that runs.
 LAW = HEADLINE if HEADLINE["temperature"] != "0" else {**HEADLINE, "temperature": TEMPERATURES[-1]}
-# What a folder of images holds is part of the config as far as re-running is concerned.
-DATA = {"data": config["data"], "listing": describe_folder(config["data"]["folder"])}
+# What a folder of images holds is part of the config as far as re-running is concerned; in how many jobs it is read is not.
+DATA = {
+    "data": {key: value for key, value in config["data"].items() if key not in ("num_shards", "captions")},
+    "listing": describe_folder(config["data"]["folder"]),
+}
+SOURCE = config["data"]["source"]
+# Held-out images with captions of the run's own: what ceilings and ambiguity are measured on.
+HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
 
 # The report's front page reads its numbers from here; a first run has none yet.
 VERDICT = Path("results", config["experiment"], "verdict.json")
@@ -78,6 +84,7 @@ wildcard_constraints:
     training_seed=r"\d+",
     noise_seed=r"\d+",
     repeat=r"s\d+n\d+",
+    split="train|val",
     drafter=r"s\d+(-\d+steps)?",
 
 
@@ -129,7 +136,7 @@ def drafter_seed(wildcards):
 def drafter_settings(wildcards):
     """Config section `drafter` of a drafter; an ablation's has a number of training steps of its own."""
     steps = wildcards.drafter.partition("-")[2].removesuffix("steps")
-    return {**config["drafter"], "num_steps": int(steps)} if steps else config["drafter"]
+    return {**config["drafter"], "num_steps": int(steps), "num_epochs": None} if steps else config["drafter"]
 
 
 def table_of(spec, training_seed):
@@ -158,6 +165,25 @@ def text_features_of(*prompt_sets):
         for prompt_set in prompt_sets
         for file in gather.text_shards(stage("text", prompt_set, "features-{scatteritem}.safetensors"))
     ]
+
+
+def caption_features_of(split):
+    """Stored text features of the training captions of a split; no file where words are embedded on the fly."""
+    if config["text"]["encoder"] == "words":
+        return []
+    return gather.image_shards(stage("captions", split, "features-{scatteritem}.safetensors"))
+
+
+def codes_of(split):
+    """Codes of the source's images of a split, train or val."""
+    return gather.image_shards(stage("codes", split + "-{scatteritem}.safetensors"))
+
+
+def drafter_codes_of(split, training_seed):
+    """Codes that a draft model learns from: the source's images, or images that its target drew."""
+    if config["drafter"]["codes"] == "images":
+        return codes_of(split)
+    return gather.image_shards(stage("samples", f"s{training_seed}", split + "-{scatteritem}.safetensors"))
 
 
 def shards_of(prompt_set, temperature, repeat, methods=None):

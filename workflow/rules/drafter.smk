@@ -3,7 +3,12 @@
 
 rule train_drafter:
     input:
-        train=rules.encode_images.output.train,
+        train=lambda wildcards: drafter_codes_of("train", drafter_seed(wildcards)),
+        val=lambda wildcards: drafter_codes_of("val", drafter_seed(wildcards)),
+        captions=rules.write_captions.output.train,
+        val_captions=rules.write_captions.output.val,
+        text=caption_features_of("train"),
+        val_text=caption_features_of("val"),
         target=lambda wildcards: target_of(drafter_seed(wildcards)),
     output:
         model=stage("drafter", "{drafter}", "model.safetensors"),
@@ -21,9 +26,9 @@ rule train_drafter:
     params:
         code=code("train_drafter.py"),
         settings=drafter_settings,
-        cfg_scale=config["sampling"]["cfg_scale"],
+        sampling=config["sampling"],
         text=config["text"],
-        source=DATA,
+        source=SOURCE,
         seed=SEED,
         training_seed=drafter_seed,
         device=DEVICE,

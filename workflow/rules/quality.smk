@@ -30,7 +30,8 @@ rule measure_quality:
         repeat="s{training_seed}n{noise_seed}",
         split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
         text=config["text"],
-        source=DATA,
+        # Published text features know the prompts only: no ceilings of held-out images then.
+        source=DATA if HAS_HELD_OUT else {"data": {**config["data"], "source": "none"}},
         seed=SEED,
         device=DEVICE,
     message:
@@ -42,12 +43,9 @@ rule measure_quality:
 rule measure_ambiguity:
     input:
         # Held-out images; where a run has none, the autoregressive ones of the headline prompt set.
-        codes=rules.encode_images.output.val if config["data"]["source"] != "none" else [],
-        records=(
-            []
-            if config["data"]["source"] != "none"
-            else shards_of(**LAW, repeat=REPEATS[0], methods=["autoregressive"])
-        ),
+        codes=codes_of("val") if HAS_HELD_OUT else [],
+        captions=rules.write_captions.output.val if HAS_HELD_OUT else [],
+        records=[] if HAS_HELD_OUT else shards_of(**LAW, repeat=REPEATS[0], methods=["autoregressive"]),
         prompts=stage("prompts", f"{LAW['prompt_set']}.jsonl"),
         text=text_features_of(LAW["prompt_set"]),
         target=target_of(FIRST["training_seed"]),
@@ -67,7 +65,7 @@ rule measure_ambiguity:
         settings=config["metrics"],
         cfg_scale=config["sampling"]["cfg_scale"],
         text=config["text"],
-        source=DATA,
+        source=SOURCE,
         seed=SEED,
         device=DEVICE,
     message:

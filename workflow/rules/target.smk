@@ -3,8 +3,11 @@
 
 rule train_target:
     input:
-        train=rules.encode_images.output.train,
-        val=rules.encode_images.output.val,
+        train=codes_of("train"),
+        val=codes_of("val"),
+        captions=rules.write_captions.output.train,
+        val_captions=rules.write_captions.output.val,
+        text=caption_features_of("train") + caption_features_of("val"),
     output:
         model=stage("target", "s{training_seed}", "model.safetensors"),
         report=stage("target", "s{training_seed}", "report.json"),
@@ -22,7 +25,7 @@ rule train_target:
         settings=config["target"],
         codes={"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]},
         text=config["text"],
-        source=DATA,
+        source=SOURCE,
         seed=SEED,
         training_seed=lambda wildcards: int(wildcards.training_seed),
         device=DEVICE,

@@ -29,25 +29,26 @@ rule train_tokenizer:
 rule encode_images:
     input:
         tokenizer=TOKENIZER,
+        train_captions=rules.write_captions.output.train,
+        val_captions=rules.write_captions.output.val,
     output:
-        train=stage("codes", "train.safetensors"),
-        val=stage("codes", "val.safetensors"),
+        train=stage("codes", "train-{scatteritem}.safetensors"),
+        val=stage("codes", "val-{scatteritem}.safetensors"),
     log:
-        log_of("encode_images"),
+        log_of("encode_images", "{scatteritem}"),
     conda:
         ENVIRONMENT
     threads: 2
     resources:
         mem_mb=3000,
-        runtime=60,
+        runtime=lambda wildcards, attempt: 240 * attempt,
         gpu=GPU,
     params:
         code=code("encode_images.py"),
-        num_val=config["target"]["num_eval"],
         source=DATA,
         seed=SEED,
         device=DEVICE,
     message:
-        "Encoding the training images"
+        "Encoding the training images, shard {wildcards.scatteritem}"
     script:
         "../scripts/encode_images.py"

@@ -4,7 +4,6 @@ import torch
 
 from lantern.assembly import load_codes, make_text_encoder
 from lantern.codebook import co_varying_codes
-from lantern.data import make_source
 from lantern.io import save_tensors
 from lantern.job import job_log, resolve_device
 from lantern.metrics.likelihood import teacher_forced_logits
@@ -13,11 +12,10 @@ from lantern.models.target import load_target
 CHUNK = 16  # images; a chunk of 16 x 64 contexts and 1024 codes takes 4 MB
 
 with job_log(snakemake) as log, torch.inference_mode():
-    params, device = snakemake.params, resolve_device(snakemake.params.device)
-    source = make_source(params.source["data"], params.seed)
-    encoder = make_text_encoder(params.text, params.source["data"]["source"], params.seed)
-    data = load_codes(snakemake.input.codes, source, "val", encoder)
-    target, num_images = load_target(snakemake.input.target).to(device), min(params.num_images, len(data))
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    data = load_codes(files.codes, files.captions, encoder)
+    target, num_images = load_target(files.target).to(device), min(params.num_images, len(data))
 
     def batches():
         """Guided probabilities of the images' positions, (contexts, vocab)."""

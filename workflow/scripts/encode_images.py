@@ -1,22 +1,25 @@
-"""Turns images into codes, once, for the target and the draft model: all training images, and some held-out ones."""
+"""Turns one shard of the images into codes, once, for the target and the draft model: training and held-out ones."""
 
 import torch
 from tqdm import tqdm
 
 from lantern.data import make_source
-from lantern.io import save_tensors
+from lantern.io import read_prompts, save_tensors
 from lantern.job import job_log, resolve_device
 from lantern.models.tokenizer import load_model
-
-CHUNK = 128  # images; larger chunks page-fault
+from lantern.shards import select_shard
 
 with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
     source, device = make_source(params.source["data"], params.seed), resolve_device(params.device)
+    chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; larger chunks page-fault, or fill a GPU
     tokenizer = load_model(snakemake.input.tokenizer).to(device)
-    for split, num_images in {"train": source.num_train, "val": params.num_val}.items():
-        begins = tqdm(range(0, num_images, CHUNK), desc=f"encoding {split}", unit="chunk", disable=None)
-        images = (source.images(split, range(begin, min(begin + CHUNK, num_images))).to(device) for begin in begins)
-        codes = torch.cat([tokenizer.encode(chunk).cpu() for chunk in images])
-        save_tensors(snakemake.output[split], {"codes": codes.int()}, {"split": split})
-        log.info("encoded %d images of %s", num_images, split)
+    for split in ("train", "val"):
+        captions = read_prompts(snakemake.input[f"{split}_captions"])
+        shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)
+        begins = tqdm(range(0, len(shard), chunk), desc=f"encoding {split}", unit="chunk", disable=None)
+        images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
+        codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
+        metadata = {"split": split, "ids": [captions[index].id for index in shard]}
+        save_tensors(snakemake.output[split], {"codes": codes.int()}, metadata)
+        log.info("encoded %d images of %s", len(shard), split)

@@ -4,12 +4,12 @@ from lantern.io import read_prompts
 from lantern.job import job_log, resolve_device
 from lantern.models.t5 import T5TextEncoder
 from lantern.resources.manifest import resource_path, resource_sha256
+from lantern.shards import select_shard
 from lantern.text_features import write_text_features
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings
-    number, total = map(int, snakemake.wildcards.scatteritem.split("-of-"))
-    prompts = read_prompts(snakemake.input.prompts)[number - 1 :: total]
+    prompts = select_shard(read_prompts(snakemake.input.prompts), snakemake.wildcards.scatteritem)
     encoder = T5TextEncoder(
         resource_path(snakemake.input.t5),
         caption_dim=settings["caption_dim"],

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from lantern.assembly import make_text_encoder
 from lantern.decoding import Decoder
-from lantern.generation import generate_records, load_decoding_models, make_tree, select_shard
+from lantern.generation import generate_records, load_decoding_models, make_tree
 from lantern.io import read_prompts
 from lantern.job import job_log, resolve_device
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
+from lantern.shards import select_shard
 
 with job_log(snakemake) as log:
     params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)
@@ -17,8 +18,6 @@ with job_log(snakemake) as log:
     models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.settings["dtype"])
     sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
-    if not prompts:
-        raise ValueError("there are more shards than prompts; ask for fewer (config key generation.num_shards)")
     records = generate_records(
         Decoder(models, spec, sampling, make_tree(spec, params.tree), records_margins=spec.drafts is None),
         prompts,

@@ -1,7 +1,6 @@
 """Measures how much probability the target's best one and best ten next tokens hold."""
 
 from lantern.assembly import load_codes, make_text_encoder
-from lantern.data import make_source
 from lantern.io import read_prompts, write_table
 from lantern.job import job_log, resolve_device
 from lantern.metrics.ambiguity import measure_ambiguity
@@ -10,14 +9,14 @@ from lantern.shards import load_shards
 
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
-    data, num_images = params.source["data"], settings["num_ambiguity"]
-    encoder = make_text_encoder(params.text, data["source"], params.seed, files.text)
+    num_images = settings["num_ambiguity"]
+    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     if files.records:
         prompts = read_prompts(files.prompts)
         (record,) = load_shards(files.records, [prompt.id for prompt in prompts]).values()
         codes, texts = record.codes, [prompt.text for prompt in prompts]
     else:
-        held_out = load_codes(files.codes, make_source(data, params.seed), "val", encoder)
+        held_out = load_codes(files.codes, files.captions, encoder)
         codes, texts = held_out.codes, held_out.captions
     target = load_target(files.target).to(resolve_device(params.device))
     scales, batch_size = (1.0, params.cfg_scale), settings["batch_size"]

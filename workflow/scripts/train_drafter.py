@@ -1,7 +1,6 @@
 """Trains the draft model against the frozen target."""
 
 from lantern.assembly import load_codes, make_text_encoder
-from lantern.data import make_source
 from lantern.io import write_json
 from lantern.job import job_log, resolve_device, training_checkpoint
 from lantern.models.draft import save_draft
@@ -11,15 +10,14 @@ from lantern.training.drafter import DrafterTrainer, DrafterTraining, new_draft_
 from lantern.training.loop import run_training
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
-    params, settings = snakemake.params, snakemake.params.settings
-    source = make_source(params.source["data"], params.seed)
-    encoder = make_text_encoder(params.text, params.source["data"]["source"], params.seed)
-    target = load_target(snakemake.input.target).to(resolve_device(params.device))
+    params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
+    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    target = load_target(files.target).to(resolve_device(params.device))
     trainer = DrafterTrainer(
         new_draft_model(target, params.training_seed),
         target,
-        load_codes(snakemake.input.train, source, "train", encoder),
-        pick(DrafterTraining, settings, cfg_scale=params.cfg_scale),
+        load_codes(files.train, files.captions, encoder),
+        pick(DrafterTraining, settings, cfg_scale=params.sampling["cfg_scale"]),
         params.training_seed,
     )
     history = run_training(trainer, settings["num_steps"], name="drafter", checkpoint=checkpoint)

@@ -1,0 +1,14 @@
+"""Writes the captions of the training images and of held-out ones, with ids; every later stage reads these."""
+
+from lantern.captions import training_captions
+from lantern.io import write_prompts
+from lantern.job import job_log
+from lantern.resources.manifest import resource_path
+
+with job_log(snakemake) as log:
+    params, file = snakemake.params, snakemake.input.get("file")
+    data = {**params.source["data"], "captions": params.captions}
+    path = resource_path(file) if file else None
+    for split, prompts in training_captions(data, params.num_val, params.seed, path).items():
+        write_prompts(snakemake.output[split], prompts)
+        log.info("wrote %d captions of %s", len(prompts), split)
