@@ -5,9 +5,10 @@
     python benchmarks/full_size.py --size XL --device cuda --dtype bfloat16 --batch 4
 
 Per preset: one image (or a batch) from random caption features to pixels, after one that does not count. Seconds
-are those of the prefill, of the steps and of the image decoder; memory is the peak against `lantern.memory`'s formula.
-Random weights give nearly flat distributions: seconds per step are real, while seconds per image follow from accepted
-lengths that real weights do not have. The last line of the output is JSON.
+are those of the prefill, of the steps and of the image decoder; memory is the peak against `lantern.memory`'s formula;
+operations are the tensor operations of a step that are no views, each a kernel launch on a GPU. Random weights give
+nearly flat distributions: seconds per step are real, while seconds per image follow from accepted lengths that real
+weights do not have. The last line of the output is JSON; `benchmarks/overlay_hours.py` reads it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
@@ -76,6 +80,25 @@ class PeakMemory:
             now = resident_bytes()
             if now is not None:
                 self.peak = max(self.peak or 0, now)
+
+
+class OperationCount(TorchDispatchMode):
+    """Counts the tensor operations of a block that are no views.
+
+    Attributes:
+        count: operations so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Callable, types: object, arguments: tuple = (), options: dict | None = None
+    ) -> object:
+        """Counts one and runs it."""
+        self.count += not function.is_view
+        return function(*arguments, **(options or {}))
 
 
 def resident_bytes() -> int | None:
@@ -161,7 +184,9 @@ def make_decoder(models: Models, preset: str, options: argparse.Namespace) -> De
     return Decoder(parts, spec, sampling, tree)
 
 
-def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> tuple[dict[str, float], int]:
+def run_image(
+    decoder: Decoder, models: Models, options: argparse.Namespace, operations: OperationCount | None = None
+) -> tuple[dict[str, float], int]:
     """(seconds by stage, target forwards of the slowest image) of one batch, from caption features to pixels."""
     config, device, seconds = models.decoding.target.config, models.device, {}
     generator = torch.Generator().manual_seed(0)
@@ -176,10 +201,13 @@ def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> 
 
     def timed_start(*arguments: object) -> object:
         with Clock(seconds, "prefill_s", device):
-            return start(*arguments)
+            state = start(*arguments)
+        if operations is not None:
+            operations.count = 0  # those of the steps alone
+        return state
 
     decoder.start = timed_start
-    with Clock(seconds, "steps_s", device):
+    with Clock(seconds, "steps_s", device), operations or nullcontext():
         generation = decoder.generate(features * mask[..., None], mask, noise)
     del decoder.start
     seconds["steps_s"] -= seconds["prefill_s"]
@@ -204,14 +232,15 @@ def measure(models: Models, preset: str, options: argparse.Namespace, baseline: 
         models.decoding.target.config, load, models.decoding.draft.config, models.tokenizer.config
     )
     with PeakMemory(models.device) as memory:
-        for _ in range(options.warmup):
-            run_image(decoder, models, options)
+        operations = OperationCount()  # of the image that does not count: counting takes time
+        _, counted = run_image(decoder, models, options, operations)
         seconds, forwards = run_image(decoder, models, options)
     measured = None if memory.peak is None else (memory.peak - baseline) / GIB
     return {
         **{name: round(value, 4) for name, value in seconds.items()},
         "target_forwards": forwards,
         "step_s": round(seconds["steps_s"] / max(1, forwards - 1), 4),
+        "step_operations": round(operations.count / max(1, counted - 1)),
         "memory_gib": measured,
         "formula_gib": estimate.total / GIB,
     }
@@ -237,7 +266,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--cfg-scale", type=float, default=7.5)
-    parser.add_argument("--warmup", type=int, default=1, help="images that do not count")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()
 

@@ -112,6 +112,7 @@ class StoredTextEncoder:
         self._places: dict[str, _Place] = {}
         self._hashes: dict[str, str] = {}
         self._common: dict[str, Any] = {}
+        self._files: dict[Path, Any] = {}
         for path in map(Path, paths):
             self._read_index(path)
         self.caption_dim: int = self._common["caption_dim"]
@@ -127,12 +128,13 @@ class StoredTextEncoder:
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for path in dict.fromkeys(place.path for place in places):
-            with safe_open(path, framework="pt") as file:
-                stored = file.get_slice("features")
-                for row, place in enumerate(places):
-                    if place.path == path:
-                        features[row, self.max_tokens - (place.end - place.begin) :] = stored[place.begin : place.end]
-                        mask[row, self.max_tokens - (place.end - place.begin) :] = True
+            if path not in self._files:  # kept open: the header of a large file takes milliseconds to read
+                self._files[path] = safe_open(path, framework="pt")
+            stored = self._files[path].get_slice("features")
+            for row, place in enumerate(places):
+                if place.path == path:
+                    features[row, self.max_tokens - (place.end - place.begin) :] = stored[place.begin : place.end]
+                    mask[row, self.max_tokens - (place.end - place.begin) :] = True
         return features, mask
 
     def check(self, prompts: Sequence[Prompt]) -> None:
