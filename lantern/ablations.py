@@ -102,7 +102,6 @@ class AblationStudy:
             self.rulers.text_encoder,
             run_seed=self.seed,
             batch_size=self.batch_size,
-            num_warmup=0,
         )
 
     def _to_frame(self, record: GenerationRecords, scores: ImageScores) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,8 +22,12 @@ from lantern.models.draft import load_draft
 from lantern.models.target import load_target
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
-from lantern.records import GenerationRecords
+from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 from lantern.sampling import NoiseField, SamplingConfig
+
+log = logging.getLogger(__name__)
+
+PARTIAL_EVERY_S = 30.0  # seconds between two writes of the images finished so far
 
 
 def load_decoding_models(
@@ -132,7 +137,7 @@ def generate_records(
     *,
     run_seed: int,
     batch_size: int,
-    num_warmup: int = 1,
+    partial: Path | None = None,
 ) -> GenerationRecords:
     """Generates one image per prompt.
 
@@ -142,29 +147,34 @@ def generate_records(
         encoder: text features.
         run_seed: of the noise fields.
         batch_size: images decoded together.
-        num_warmup: images drawn first and thrown away, since first calls allocate and choose kernels.
+        partial: file for the images finished so far; where one is left by an interrupted job, its images are not drawn
+            again.
 
     Returns:
-        Records in the order of the prompts. Seconds are taken after the warm-up and exclude text encoding, making the
-        noise, and image decoding.
+        Records in the order of the prompts. Seconds exclude text encoding, making the noise, and image decoding; first
+        calls allocate and choose kernels, so draw an image that does not count first (`decode_timed`).
     """
-    parts: dict[str, list[torch.Tensor]] = {}
-    for _ in range(num_warmup):
-        decode_timed(decoder, prompts[:1], encoder, run_seed)
-    name = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}"
-    for begin in tqdm(range(0, len(prompts), batch_size), desc=name, unit="batch", disable=None, mininterval=1.0):
-        batch = prompts[begin : begin + batch_size]
-        generation, seconds = decode_timed(decoder, batch, encoder, run_seed)
-        values = {
-            "codes": generation.codes.int(),
-            "target_forwards": generation.target_forwards.int(),
-            "step_lengths": generation.step_lengths.short(),
-            "is_substituted": generation.is_substituted,
-            "margins": generation.margins,
-            "seconds": torch.full((len(batch),), seconds / len(batch)),
-        }
-        for name, value in values.items():
-            parts.setdefault(name, []).append(value.cpu())
+    parts = [load_records(partial)] if partial is not None and partial.exists() else []
+    finished = {id for part in parts for id in part.prompt_ids}
+    if finished:
+        log.info("%d of %d images were drawn by an interrupted job", len(finished), len(prompts))
+    todo = [prompt for prompt in prompts if prompt.id not in finished]
+    name, saved = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}", time.monotonic()
+    for begin in tqdm(range(0, len(todo), batch_size), desc=name, unit="batch", disable=None, mininterval=1.0):
+        batch = todo[begin : begin + batch_size]
+        parts.append(
+            _to_records(decoder, batch, *decode_timed(decoder, batch, encoder, run_seed), run_seed, batch_size)
+        )
+        if partial is not None and time.monotonic() - saved > PARTIAL_EVERY_S:
+            save_records(partial, concatenate_records(parts))
+            saved = time.monotonic()
+    return concatenate_records(parts, [prompt.id for prompt in prompts])
+
+
+def _to_records(
+    decoder: Decoder, prompts: Sequence[Prompt], generation: Generation, seconds: float, run_seed: int, batch_size: int
+) -> GenerationRecords:
+    """Records of one batch."""
     config = decoder.sampling
     metadata = {
         "method": decoder.spec.to_dict(),
@@ -176,8 +186,16 @@ def generate_records(
         "device": str(decoder.device),
         "torch": torch.__version__,
     }
-    tensors = {name: torch.cat(values) for name, values in parts.items()}
-    return GenerationRecords([prompt.id for prompt in prompts], **tensors, metadata=metadata)
+    return GenerationRecords(
+        [prompt.id for prompt in prompts],
+        codes=generation.codes.int().cpu(),
+        target_forwards=generation.target_forwards.int().cpu(),
+        step_lengths=generation.step_lengths.short().cpu(),
+        is_substituted=generation.is_substituted.cpu(),
+        seconds=torch.full((len(prompts),), seconds / len(prompts)),
+        margins=generation.margins.cpu(),
+        metadata=metadata,
+    )
 
 
 def decode_timed(

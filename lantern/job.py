@@ -53,22 +53,53 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
 
 @contextmanager
 def training_checkpoint(snakemake: Any) -> Iterator[Path]:
-    """Names the file from which an interrupted training goes on; it is removed once the block has ended well.
-
-    The name holds a hash of the rule's parameters (settings and code fingerprint) and of its inputs' dates, so that a
-    changed configuration, an edit or a new input starts afresh instead of going on from weights that it did not make.
+    """Names the file from which an interrupted training goes on; see `resumable_file`.
 
     Args:
-        snakemake: the object that Snakemake hands to a script; has the outputs `model` and the rule's parameters.
+        snakemake: the object that Snakemake hands to a script; has the output `model`.
 
     Yields:
         Path beside the output `model`.
     """
+    with resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
+        yield path
+
+
+@contextmanager
+def partial_records(snakemake: Any) -> Iterator[Path]:
+    """Names the file in which a generation job keeps its finished images; see `resumable_file`.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script; its first output is a file of records.
+
+    Yields:
+        Path beside the first output.
+    """
+    output = Path(snakemake.output[0])
+    with resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
+        yield path
+
+
+@contextmanager
+def resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
+    """Names a file that an interrupted job leaves for the next one; it is removed once the block has ended well.
+
+    The name holds a hash of the rule's parameters (settings and code fingerprint) and of its inputs' dates, so that a
+    changed configuration, an edit or a new input starts afresh instead of going on from what it did not make.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script.
+        folder: where the file lies.
+        stem: of its name, which begins with a dot.
+        suffix: of its name.
+
+    Yields:
+        Its path; there may be such a file or not.
+    """
     inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
     key = json.dumps([dict(snakemake.params.items()), inputs], sort_keys=True, default=str)
-    folder = Path(snakemake.output.model).parent
-    path = folder / f".checkpoint-{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
-    for stale in set(folder.glob(".checkpoint-*.pt")) - {path}:
+    path = folder / f".{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
+    for stale in set(folder.glob(f".{stem}-{'[0-9a-f]' * 16}{suffix}")) - {path}:
         stale.unlink()
     yield path
     path.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from lantern.models.draft import save_draft
 from lantern.models.target import TargetConfig, TargetModel, save_target
 from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
+from lantern.records import load_records
 from lantern.sampling import SamplingConfig
 from lantern.training.drafter import new_draft_model
 
@@ -150,14 +151,25 @@ def test_autoregressive_records_hold_the_targets_margins():
     assert (records.target_forwards == 16).all()
 
 
-def test_images_of_the_warm_up_are_thrown_away(monkeypatch):
-    drawn = []
+def test_an_interrupted_job_goes_on_behind_its_finished_images(monkeypatch, tmp_path):
+    drawn, partial = [], tmp_path / "partial.safetensors"
     inner = generation.decode_timed
 
     def decode(decoder, prompts, encoder, run_seed):
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
         drawn.append([prompt.id for prompt in prompts])
         return inner(decoder, prompts, encoder, run_seed)
 
+    monkeypatch.setattr(generation, "PARTIAL_EVERY_S", 0.0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(generation, "decode_timed", decode)
+        make_records(make_decoder(), 1, partial=partial)
+    assert drawn == [["p0"], ["p1"]] and load_records(partial).prompt_ids == ["p0", "p1"]
+    drawn = [None] * 3
     monkeypatch.setattr(generation, "decode_timed", decode)
-    assert len(make_records(make_decoder(temperature=0.0), 2, PROMPTS[:3], num_warmup=2)) == 3
-    assert drawn == [["p0"], ["p0"], ["p0", "p1"], ["p2"]]
+    resumed, undisturbed = make_records(make_decoder(), 2, partial=partial), make_records(make_decoder(), 5)
+    assert drawn[3:5] == [["p2", "p3"], ["p4"]]
+    assert resumed.prompt_ids == undisturbed.prompt_ids
+    assert torch.equal(resumed.codes, undisturbed.codes)
+    assert torch.equal(resumed.step_lengths, undisturbed.step_lengths)

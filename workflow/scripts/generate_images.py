@@ -4,26 +4,26 @@ from pathlib import Path
 
 from lantern.assembly import make_text_encoder
 from lantern.decoding import Decoder
-from lantern.generation import generate_records, load_decoding_models, make_tree
+from lantern.generation import decode_timed, generate_records, load_decoding_models, make_tree
 from lantern.io import read_prompts
-from lantern.job import job_log, resolve_device
+from lantern.job import job_log, partial_records, resolve_device
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
 from lantern.shards import select_shard
 
-with job_log(snakemake) as log:
+with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
     models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.settings["dtype"])
     sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
+    decoder = Decoder(models, spec, sampling, make_tree(spec, params.tree), records_margins=spec.drafts is None)
+    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    decode_timed(decoder, prompts[:1], encoder, params.noise_seed)  # does not count
+    batch_size = params.settings["batch_size"]
     records = generate_records(
-        Decoder(models, spec, sampling, make_tree(spec, params.tree), records_margins=spec.drafts is None),
-        prompts,
-        make_text_encoder(params.text, params.source, params.seed, files.text),
-        run_seed=params.noise_seed,
-        batch_size=params.settings["batch_size"],
+        decoder, prompts, encoder, run_seed=params.noise_seed, batch_size=batch_size, partial=partial
     )
     save_records(Path(snakemake.output[0]), records)
     log.info("generated %d images in %.1f s of decoding", len(records), float(records.seconds.sum()))
