@@ -57,4 +57,5 @@ rule all:
     default_target: True
     input:
         rules.publish_tables.output,
+        rules.compare_published.output,
         rules.figures.input,

@@ -134,14 +134,18 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, _to_json(path, value, indent=1) + "\n")
 
 
-def read_table(path: Path | str) -> pd.DataFrame:
+def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFrame:
     """Reads a CSV table.
+
+    Args:
+        path: the file.
+        text_columns: columns that stay text although they look like numbers.
 
     Raises:
         ValueError: the file is empty or is not a table; names it.
     """
     try:
-        return pd.read_csv(path)
+        return pd.read_csv(path, dtype=dict.fromkeys(text_columns, str))
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise ValueError(f"{path} is not a CSV table ({error}); delete it and run its rule again") from error
 

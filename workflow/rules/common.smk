@@ -52,6 +52,7 @@ HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "
 VERDICT = Path("results", config["experiment"], "verdict.json")
 config["numbers"] = json.loads(VERDICT.read_text())["numbers"] if VERDICT.is_file() else {}
 
+PUBLISHED_RESULTS = Path(workflow.basedir, "lantern", "figures", "published_results.csv").as_posix()
 
 FIGURES = [
     "fig_a_samples",

@@ -105,7 +105,7 @@ use rule draw_tradeoff as draw_step_time with:
 
 use rule draw_tradeoff as draw_published with:
     input:
-        published=Path(workflow.basedir, "lantern", "figures", "published_results.csv").as_posix(),
+        published=PUBLISHED_RESULTS,
         summary=rules.summarise.output.summary,
         verdict=rules.summarise.output.verdict,
     output:

@@ -61,6 +61,30 @@ rule publish_tables:
         "(cp {input.summary} {output.summary} && cp {input.paired} {output.paired}) 2> {log}"
 
 
+rule compare_published:
+    input:
+        published=PUBLISHED_RESULTS,
+        summary=rules.summarise.output.summary,
+    output:
+        report(stage("published.csv"), caption="../report/published.rst", category="Results"),
+    log:
+        log_of("compare_published"),
+    conda:
+        ENVIRONMENT
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        code=code("compare_published.py"),
+        settings=config["metrics"],
+        model=config["target"]["name"],
+    message:
+        "Putting published numbers beside this run's"
+    script:
+        "../scripts/compare_published.py"
+
+
 # Not part of `all`: it changes files under version control. `make readme`.
 rule publish_readme:
     input:

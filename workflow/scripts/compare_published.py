@@ -1,0 +1,10 @@
+"""Writes published numbers with this run's beside them."""
+
+from lantern.io import read_table, write_table
+from lantern.job import job_log
+from lantern.metrics.published_rows import compare_with_published
+
+with job_log(snakemake):
+    files, params = snakemake.input, snakemake.params
+    published, summary = read_table(files.published, text_columns=["arxiv"]), read_table(files.summary)
+    write_table(snakemake.output[0], compare_with_published(published, summary, params.settings, params.model))
