@@ -111,7 +111,7 @@ class VQ16(nn.Module):
         chunks = images.to(self.quant_conv.weight.dtype).split(self._images_at_once)
         # Between unit vectors the nearest row is the one of largest inner product.
         codes = [(F.normalize(self.latents(chunk).float(), dim=-1) @ rows.T).argmax(-1) for chunk in chunks]
-        return torch.cat(codes) if codes else torch.empty(0, self.config.grid**2, dtype=torch.int64)
+        return torch.cat(codes)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class VQ16(nn.Module):
         rows = F.normalize(self.codebook.float(), dim=-1).to(self.quant_conv.weight.dtype)
         chunks = codes.long().split(self._images_at_once)
         images = [self.reconstruct(rows[chunk]).float().clamp(-1.0, 1.0) for chunk in chunks]
-        return torch.cat(images) if images else torch.empty(0, 3, config.image_size, config.image_size)
+        return torch.cat(images)
 
     @property
     def _images_at_once(self) -> int:
