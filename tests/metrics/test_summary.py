@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lantern.methods import MethodSpec
-from lantern.metrics.labels import label_families, label_rows
+from lantern.metrics.labels import label_families, label_rows, method_columns
 from lantern.metrics.markdown import render_markdown, update_marked_block
 from lantern.metrics.summary import (
     LAW_INTERVALS,
@@ -54,7 +54,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
         place = {"prompt_set": "seen", "temperature": temperature, "repeat": repeat}
         for method_id, (spec, forwards, worse, lost, seconds) in methods.items():
             head = {"method_id": method_id, **place}
-            parts = {("method" if k == "name" else k): v for k, v in spec.to_dict().items()}
+            parts = method_columns(spec.to_dict())
             kept = (accuracy - lost * (np.arange(NUM) < 5)) if has_scenes else np.full(NUM, np.nan)
             is_equal = spec.relaxation == "none" and spec.drafts != "sampled"
             quality.append({**head, **parts, "cfg_scale": 3.0, "num_images": NUM, **fixed})
