@@ -17,6 +17,7 @@ from lantern.generation import generate_records
 from lantern.methods import AblationPoint, MethodSpec
 from lantern.metrics.bootstrap import mean_with_interval
 from lantern.metrics.equality import compare_with_autoregressive
+from lantern.metrics.labels import method_columns
 from lantern.metrics.scores import ImageScores, Rulers, score_records
 from lantern.metrics.speed import BASELINE, mean_accepted_length
 from lantern.prompts import Prompt
@@ -125,5 +126,5 @@ class AblationStudy:
 
 def _identity(point: AblationPoint) -> dict[str, Any]:
     """The identifying columns of a row; an empty drafter_steps is the run's own draft model."""
-    parts = {("method" if name == "name" else name): value for name, value in point.spec.to_dict().items()}
+    parts = method_columns(point.spec.to_dict())
     return {**parts, "temperature": point.temperature, **point.sampling, "drafter_steps": point.drafter_steps}

@@ -18,7 +18,9 @@ from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import expand_ablations
+from lantern.metrics.image_rulers import AccuracyRuler, ClipRuler
 from lantern.metrics.scores import Rulers
+from lantern.metrics.set_rulers import NoSetRuler
 from lantern.models.clip import ClipConfig, ClipModel, ClipScorer
 from lantern.models.recogniser import Recogniser, RecogniserConfig
 from lantern.models.target import TargetConfig, TargetModel
@@ -44,14 +46,14 @@ def study():
     with torch.no_grad():
         target.head.weight.mul_(6)  # far from uniform
     tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
+    recogniser = Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
+    clip = ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
     rulers = Rulers(
         ImageTokenizer(tokenizer).eval(),
-        Recogniser(RecogniserConfig(width=8, num_features=8)).eval(),
-        ClipScorer.from_model(
-            ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
-        ),
         target,
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
+        (ClipRuler(ClipScorer.from_model(clip)), AccuracyRuler(recogniser)),
+        NoSetRuler(),
     )
 
     def models(seed):

@@ -1,6 +1,8 @@
-"""Precision and recall on a published extractor's raw features, computed by torch-fidelity, real images as input2."""
+"""Precision and recall of two sets of images' features, computed by torch-fidelity, real images as input2."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, p
 
 from lantern.metrics.bootstrap import normal_interval, share_interval
 from lantern.metrics.halves import draw_halves, halves_error
+from lantern.metrics.set_distance import check_features
 
 COVERAGE_COLUMNS = ("precision", "precision_low", "precision_high", "recall", "recall_low", "recall_high")
 BLOCK = 4096  # images whose distances to all others torch-fidelity holds at once
@@ -21,15 +24,16 @@ def measure_coverage(
     "Near" is inside the ball that reaches to the k-th nearest neighbour among the other set's own images.
 
     Args:
-        generated: (n, width) float, raw features.
+        generated: (n, width) float.
         reference: (m, width) float, of the real images; the device that it lies on computes.
-        neighbours: k; 3 as published. Less than n / 2 and m.
-        num_resamples: random halves of the images behind the interval of recall.
+        neighbours: k; 3 as published. Less than n and m.
+        num_resamples: random halves of the images behind the interval of recall, at least 2.
         seed: of the halves.
 
     Returns:
         COVERAGE_COLUMNS: shares, and their 95 % intervals over the generated images for a fixed reference: exact for
-            precision, plus and minus 1.96 standard errors for recall.
+            precision, plus and minus 1.96 standard errors for recall; that is nan where half of the images are no more
+            than `neighbours`. Recall moves with the number of images.
 
     Raises:
         ValueError: too few images, other widths, or a feature that is not finite.
@@ -44,15 +48,19 @@ def measure_coverage(
         generated, reference, prc_neighborhood=neighbours, prc_batch_size=BLOCK, save_cpu_ram=True, verbose=False
     )
     precision, recall = found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
-    among, across = (_distances(generated, others) for others in (generated, reference))
-    recalls = [_recall(among, across, rows, neighbours) for rows in draw_halves(len(generated), num_resamples, seed)]
-    error = halves_error(torch.tensor(recalls), len(generated))
-    ends = (
-        *share_interval(round(precision * len(generated)), len(generated)),
-        *normal_interval(recall, error, is_share=True),
-    )
-    values = (precision, *ends[:2], recall, *ends[2:])
+    halves = draw_halves(len(generated), num_resamples, seed)
+    error = _recall_error(generated, reference, halves, neighbours)
+    of_precision = share_interval(round(precision * len(generated)), len(generated))
+    values = (precision, *of_precision, recall, *normal_interval(recall, error, is_share=True))
     return {name: float(value) for name, value in zip(COVERAGE_COLUMNS, values, strict=True)}
+
+
+def _recall_error(generated: Tensor, reference: Tensor, halves: Tensor, neighbours: int) -> float:
+    if halves.shape[1] <= neighbours:
+        return math.nan
+    among, across = (_distances(generated, others) for others in (generated, reference))
+    recalls = [_recall(among, across, rows, neighbours) for rows in halves]
+    return halves_error(torch.tensor(recalls, dtype=torch.float64), len(generated))
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
@@ -67,17 +75,9 @@ def _recall(among: Tensor, across: Tensor, rows: Tensor, neighbours: int) -> flo
 
 
 def _check(generated: Tensor, reference: Tensor, neighbours: int) -> None:
-    if generated.shape[1] != reference.shape[1]:
+    check_features(generated, reference)
+    if neighbours >= min(len(generated), len(reference)):
         raise ValueError(
-            f"the generated images have {generated.shape[1]} features and the reference {reference.shape[1]}: they are "
-            "of different extractors or layers"
+            f"metrics.prc_neighbours must be less than the number of images, {len(generated)} generated and "
+            f"{len(reference)} reference, got {neighbours}"
         )
-    fewest = min(len(generated) // 2, len(reference))
-    if neighbours >= fewest:
-        raise ValueError(
-            f"metrics.prc_neighbours must be less than half of the {len(generated)} generated images and than the "
-            f"{len(reference)} of the reference, got {neighbours}"
-        )
-    for name, features in (("generated", generated), ("reference", reference)):
-        if not torch.isfinite(features).all():
-            raise ValueError(f"the features of the {name} images hold a value that is not finite")

@@ -13,6 +13,10 @@ from lantern.metrics.bootstrap import LEVEL, crossed_resamples
 NUM_LENGTHS = 21  # lengths at which curves are read off
 
 
+class NoCommonLengthError(ValueError):
+    """Two curves share no accepted length at which to compare them."""
+
+
 @dataclass(frozen=True)
 class EqualLength:
     """Two curves of negative log-likelihood over accepted length, compared over the lengths that both reach.
@@ -56,7 +60,8 @@ def compare_at_equal_length(
         seed: of the bootstrap.
 
     Raises:
-        ValueError: the curves have no length in common, or different prompts.
+        NoCommonLengthError: the curves have no length in common.
+        ValueError: they are of different prompts.
     """
     curves = [_stack(rows) for rows in (first, second)]
     if not np.array_equal(curves[0][0], curves[1][0]):
@@ -64,7 +69,7 @@ def compare_at_equal_length(
     lengths = [_lengths(curve, slice(None)) for curve in curves]
     if max(values.min() for values in lengths) > min(values.max() for values in lengths):
         spans = " and ".join(f"{values.min():.2f} to {values.max():.2f}" for values in lengths)
-        raise ValueError(f"the curves have no accepted length in common ({spans}); widen the ablation's grid")
+        raise NoCommonLengthError(f"the curves have no accepted length in common ({spans}); widen the ablation's grid")
     estimate = _read_off(curves, slice(None))
     num_prompts, resampled = len(curves[0][0]), []
     for _, prompts in crossed_resamples(1, num_prompts, num_resamples, seed):

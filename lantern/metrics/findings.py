@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lantern.metrics.equal_length import EqualLength, compare_at_equal_length
+from lantern.metrics.equal_length import EqualLength, NoCommonLengthError, compare_at_equal_length
 from lantern.metrics.speed import BASELINE
 from lantern.metrics.verdict import interval, is_lossless, select_headline
 
@@ -132,7 +132,7 @@ def _neighbours(images: pd.DataFrame | None, options: Mapping[str, int]) -> str:
 def _compare(first: pd.DataFrame, second: pd.DataFrame, options: Mapping[str, int]) -> EqualLength | None:
     try:
         return compare_at_equal_length(first, second, **options)
-    except ValueError:  # no accepted length in common
+    except NoCommonLengthError:
         return None
 
 

@@ -1,6 +1,11 @@
 """Standard errors of metrics of whole sets of images, from random halves of the images (delete-half jackknife).
 
-Why not the bootstrap: see `lantern.metrics.fidelity.standard_errors`.
+The spread of a metric over random halves of the images, drawn without replacement, is that of the whole set. The
+bootstrap does not do here: an image drawn twice takes rank from the covariance, shrinks the balls of nearest neighbours
+and puts k(x, x) into KID. With 96 images of 128 features its standard error of FID came out almost four times too large
+in simulations, the jackknife's 1.0 to 1.4 times.
+
+Source: Shao and Wu (1989), A general theory for jackknife variance estimation, Annals of Statistics 17, 1176-1197.
 """
 
 from __future__ import annotations

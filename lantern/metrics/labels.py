@@ -23,6 +23,11 @@ PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours")
 SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ"}
 
 
+def method_columns(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns a method's parts (`MethodSpec.to_dict`) into columns of a table: its `name` is the column `method`."""
+    return {("method" if name == "name" else name): value for name, value in method.items()}
+
+
 def _name(method: str) -> str:
     """A preset's name; a method of the config's own that begins like a preset keeps the preset's spelling."""
     known = [name for name in NAMES if method == name or method.startswith(f"{name}_")]

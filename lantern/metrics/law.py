@@ -9,15 +9,17 @@ Shapes: nodes = verified nodes, m = most children of one node, pairs = nodes x p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lantern.acceptance import RejectionRule
 from lantern.decoding import Decoder
 from lantern.drafting import Drafts
 from lantern.generation import decode_timed
+from lantern.metrics.bootstrap import bootstrap_interval, ratio_statistic
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.relaxation import Relaxation, walk_children
@@ -250,6 +252,19 @@ def law_of_relaxed_sets(
         left.scatter_add_(1, relaxed.codes, -taken)
         left.scatter_add_(1, token[:, None], -(_at(left, token) * is_drafted)[:, None])
     return EmittedLaw(law, 1 - left.sum(1), torch.zeros_like(left[:, 0]))
+
+
+def mean_over_nodes(
+    name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
+) -> dict[str, float]:
+    """Mean over nodes with the 95 % interval of a bootstrap over images; nan where the values are."""
+    if values.isnan().any():
+        return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
+    _, place = image.unique(return_inverse=True)
+    sums = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add_(0, place, values.double()).numpy()
+    counts = place.bincount().numpy()
+    low, high = bootstrap_interval(ratio_statistic, sums, counts, **options)
+    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
 def _at(values: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

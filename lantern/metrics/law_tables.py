@@ -1,6 +1,4 @@
-"""Tables of the law of the emitted token: every method on its own nodes, every rule on the same nodes, and what
-aggregating nearest codes does to acceptance.
-"""
+"""Tables of the law of the emitted token: every method on its own nodes, every rule on the same nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -17,7 +14,7 @@ from lantern.acceptance import RejectionRule
 from lantern.decoding import Decoder
 from lantern.draft_tree import tree_choices
 from lantern.methods import MethodSpec
-from lantern.metrics.bootstrap import bootstrap_interval, ratio_statistic
+from lantern.metrics.aggregation import acceptance_table
 from lantern.metrics.law import (
     EmittedLaw,
     VerifiedNodes,
@@ -25,6 +22,7 @@ from lantern.metrics.law import (
     law_of_one_sampled_draft,
     law_of_relaxed_sets,
     law_of_sampled_siblings,
+    mean_over_nodes,
     record_nodes,
 )
 from lantern.metrics.substitutions import drawn_tokens, substitution_row
@@ -204,19 +202,6 @@ def law_row(nodes: VerifiedNodes, law: EmittedLaw, delta: float | None, options:
     }
 
 
-def mean_over_nodes(
-    name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
-) -> dict[str, float]:
-    """Mean over nodes with the 95 % interval of a bootstrap over images; nan where the values are."""
-    if values.isnan().any():
-        return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
-    _, place = image.unique(return_inverse=True)
-    sums = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add_(0, place, values.double()).numpy()
-    counts = place.bincount().numpy()
-    low, high = bootstrap_interval(ratio_statistic, sums, counts, **options)
-    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
-
-
 def law_curves(
     nodes: VerifiedNodes,
     table: torch.Tensor,
@@ -269,61 +254,3 @@ def _rules(
         "sampled_official_lumina": lambda: sampled(RejectionRule(additive, table, "official_lumina")),
         "sampled_js": lambda: sampled(RejectionRule(JensenShannonBound(k, delta), table)),
     }
-
-
-def acceptance_table(
-    nodes: VerifiedNodes,
-    tables: Mapping[str, torch.Tensor],
-    *,
-    counts: Sequence[int],
-    deltas: Sequence[float],
-    options: Mapping[str, int],
-) -> pd.DataFrame:
-    """Probability that a node's first draft is accepted, before and after its k nearest codes lend it their mass.
-
-    Args:
-        nodes: with draft_probs.
-        tables: neighbours -> int64 (vocab, columns).
-        counts: values of k; 0 is always added, and what a table cannot serve is left out.
-        deltas: bounds of the additive rule; no bound (delta = 1) is always added.
-        options: num_resamples and seed of the bootstrap over images.
-
-    Returns:
-        One row per drafts ("sampled": x ~ p, accepted with min(1, s(x) / p(x)); "top": the most probable x, with s(x))
-        x neighbours x delta (nan: no bound) x k: acceptance with _low and _high, num_nodes.
-    """
-    rows = []
-    for neighbours, table in tables.items():
-        for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
-            for delta in (*deltas, np.nan):
-                bound = AdditiveBound(k, 1.0 if np.isnan(delta) else delta)
-                for drafts, accepted in _acceptances(nodes, table, bound).items():
-                    mean = mean_over_nodes("acceptance", accepted, nodes.image.cpu(), options)
-                    head = {"drafts": drafts, "neighbours": neighbours, "k": k, "delta": delta}
-                    rows.append({**head, **mean, "num_nodes": len(nodes)})
-    return pd.DataFrame(rows)
-
-
-def _acceptances(nodes: VerifiedNodes, table: torch.Tensor, bound: AdditiveBound) -> dict[str, torch.Tensor]:
-    """Acceptance of the first draft at each node, (nodes,), by kind of draft."""
-    pairs = nodes.draft_probs.nonzero()
-    node, token = pairs.unbind(1)
-    parts = [_surrogate(nodes.target_probs, *part.unbind(1), table, bound) for part in pairs.split(65536)]
-    surrogate = torch.cat(parts)
-    accepted = torch.minimum(surrogate, nodes.draft_probs[node, token])  # p(x) min(1, s(x) / p(x))
-    sampled = torch.zeros_like(nodes.target_probs[:, 0]).index_add_(0, node, accepted)
-    every = torch.arange(len(nodes), device=node.device)
-    top = _surrogate(nodes.target_probs, every, nodes.draft_probs.argmax(-1), table, bound)
-    return {"sampled": sampled.cpu(), "top": top.cpu()}
-
-
-def _surrogate(
-    target_probs: torch.Tensor, node: torch.Tensor, token: torch.Tensor, table: torch.Tensor, bound: AdditiveBound
-) -> torch.Tensor:
-    """s(x) = t(x) + mass of A(x) of some (node, token) pairs, (pairs,)."""
-    own = target_probs[node, token]
-    if bound.k == 0:
-        return own
-    masses = target_probs[node[:, None], table[:, : bound.k][token]].cumsum(-1)  # (pairs, k)
-    admitted = bound.admits(masses, own[:, None], torch.zeros_like(own)[:, None])
-    return own + (masses * admitted).amax(-1)

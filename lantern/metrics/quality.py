@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lantern.data import ImageSource
 from lantern.metrics.equality import Equality, compare_with_autoregressive
+from lantern.metrics.labels import method_columns
 from lantern.metrics.scores import (
     ImageScores,
     Rulers,
@@ -206,8 +207,8 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
 
 def _parameters(record: GenerationRecords) -> dict[str, Any]:
     """The method's parts and parameters and what the run adds: the identifying columns of a row."""
-    parts = {("method" if name == "name" else name): value for name, value in record.metadata["method"].items()}
-    return {**parts, "cfg_scale": record.metadata["cfg_scale"], "num_images": len(record)}
+    found = record.metadata
+    return {**method_columns(found["method"]), "cfg_scale": found["cfg_scale"], "num_images": len(record)}
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:

@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from lantern.io import load_tensors, save_tensors
 from lantern.metrics.extractors import Extractor
-from lantern.metrics.inception_distance import Gaussian
 from lantern.metrics.picture_files import read_pictures
 from lantern.metrics.preprocessing import NONE, Preprocessing
+from lantern.metrics.set_distance import Gaussian
 from lantern.resources.manifest import resource_path, resource_sha256
 
 KIND = "reference_set"

@@ -16,12 +16,10 @@ from tqdm import tqdm
 
 from lantern.assembly import make_text_encoder
 from lantern.metrics.choices import Workbench, build_rulers
-from lantern.metrics.image_rulers import AccuracyRuler, ClipRuler, ImageRuler, score_with_all
+from lantern.metrics.image_rulers import ImageRuler, score_with_all
 from lantern.metrics.likelihood import score_tokens
-from lantern.metrics.set_rulers import RecogniserRuler, SetRuler
+from lantern.metrics.set_rulers import SetRuler
 from lantern.metrics.speed import BASELINE
-from lantern.models.clip import ClipScorer
-from lantern.models.recogniser import Recogniser
 from lantern.models.target import TargetModel, load_target
 from lantern.models.text import TextEncoder
 from lantern.models.tokenizer import load_model as load_tokenizer
@@ -31,31 +29,21 @@ from lantern.records import GenerationRecords
 
 @dataclass(frozen=True)
 class Rulers:
-    """The trained models that images are measured with, in evaluation mode and on one device.
+    """What images are measured with; models are in evaluation mode and on one device.
 
     Attributes:
         tokenizer: draws images from codes.
-        recogniser: None where the rulers below do without.
-        clip_scorer: None where the rulers below do without.
         target_model: gives tokens their likelihood.
         text_encoder: of the target.
-        of_images: what measures single images; None stands for the CLIP score and the recogniser's prompt accuracy.
-        of_sets: what measures sets of images; None stands for the recogniser.
+        of_images: what measures single images.
+        of_sets: what measures sets of images.
     """
 
     tokenizer: nn.Module
-    recogniser: Recogniser | None
-    clip_scorer: ClipScorer | None
     target_model: TargetModel
     text_encoder: TextEncoder
-    of_images: tuple[ImageRuler, ...] | None = None
-    of_sets: SetRuler | None = None
-
-    def __post_init__(self) -> None:
-        if self.of_images is None:
-            object.__setattr__(self, "of_images", (ClipRuler(self.clip_scorer), AccuracyRuler(self.recogniser)))
-        if self.of_sets is None:
-            object.__setattr__(self, "of_sets", RecogniserRuler(self.recogniser))
+    of_images: tuple[ImageRuler, ...]
+    of_sets: SetRuler
 
     def describe(self) -> dict[str, Any]:
         """Says in columns of a row what the rulers measure with: names, hashes of weights, preprocessing."""
@@ -95,7 +83,7 @@ def load_rulers(
         "text_encoder": make_text_encoder(text, data_source, seed, files.text),
     }
     found = build_rulers(Workbench(files, metrics, device))
-    return Rulers(recogniser=None, clip_scorer=None, of_images=found.of_images, of_sets=found.of_sets, **models)
+    return Rulers(**models, of_images=found.of_images, of_sets=found.of_sets)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from torch import Tensor
 from lantern.metrics.coverage import COVERAGE_COLUMNS, measure_coverage
 from lantern.metrics.extractors import Extractor
 from lantern.metrics.features import EXTRACTOR_NAME, LAYER, extract_features, feature_scale
-from lantern.metrics.fidelity import measure_fidelity
 from lantern.metrics.image_rulers import Instrument
-from lantern.metrics.inception_distance import FID_COLUMNS, KID_COLUMNS, measure_fid, measure_kid
 from lantern.metrics.preprocessing import Preprocessing
 from lantern.metrics.reference_set import INCEPTION, VGG16, ReferenceSet
+from lantern.metrics.set_distance import FID_COLUMNS, KID_COLUMNS, Gaussian, measure_fid, measure_kid
 from lantern.models.recogniser import Recogniser
 
 SET_COLUMNS = (*FID_COLUMNS, *KID_COLUMNS, *COVERAGE_COLUMNS)
@@ -65,8 +64,50 @@ class SetRuler(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class KnownFeatures:
+    """What is known of the reference's features, on the device that computes.
+
+    Attributes:
+        gaussian: of the features that FID and KID compare.
+        of_distance: these features (images, width); None where their statistics are all that is known: no KID then.
+        of_coverage: features (images, width) that precision and recall compare; None where they are not known.
+    """
+
+    gaussian: Gaussian
+    of_distance: Tensor | None
+    of_coverage: Tensor | None
+
+    def compare(
+        self, of_distance: Tensor, of_coverage: Tensor, settings: Mapping[str, Any], seed: int
+    ) -> dict[str, float]:
+        """Compares a set of images with the reference.
+
+        Args:
+            of_distance: (n, width), for FID and KID.
+            of_coverage: (n, width), for precision and recall.
+            settings: config section `metrics`: kid_subset_size, kid_subsets, prc_neighbours, fidelity_resamples.
+            seed: of subsets and intervals.
+
+        Returns:
+            SET_COLUMNS, nan where the reference is not known.
+        """
+        options = {"num_resamples": settings["fidelity_resamples"], "seed": seed}
+        values = dict.fromkeys(SET_COLUMNS, math.nan)
+        values |= measure_fid(of_distance, self.gaussian, **options)
+        if self.of_distance is not None:
+            subsets = {"subset_size": settings["kid_subset_size"], "num_subsets": settings["kid_subsets"]}
+            values |= measure_kid(of_distance, self.of_distance, **subsets, **options)
+        if self.of_coverage is not None:
+            neighbours = settings["prc_neighbours"]
+            values |= measure_coverage(of_coverage, self.of_coverage, neighbours=neighbours, **options)
+        return values
+
+
 class RecogniserRuler:
     """FID and the others on the recogniser's features, standardised; reference: the tokenizer's reconstructions.
+
+    Not the held-out images themselves: what the tokenizer cannot draw is no fault of the decoder.
 
     Args:
         recogniser: in evaluation mode.
@@ -90,14 +131,15 @@ class RecogniserRuler:
         """See `SetRuler.prepare`."""
         raw = torch.cat([extract_features(self.recogniser, images) for images in reconstructions])
         mean, std = feature_scale(raw)
-        return RecogniserComparison((raw - mean) / std, mean, std, name, settings, seed)
+        scaled = (raw - mean) / std
+        return RecogniserComparison(KnownFeatures(Gaussian.of(scaled), scaled, scaled), mean, std, name, settings, seed)
 
 
 @dataclass(frozen=True)
 class RecogniserComparison:
     """Standardised features of the reconstructions and the scale that standardises others."""
 
-    features: Tensor
+    known: KnownFeatures
     mean: Tensor
     std: Tensor
     name: str
@@ -106,19 +148,12 @@ class RecogniserComparison:
 
     def describe(self) -> dict[str, Any]:
         """See `Comparison.describe`."""
-        return {"reference": self.name, "num_reference": len(self.features)}
+        return {"reference": self.name, "num_reference": len(self.known.of_distance)}
 
     def compare(self, features: Tensor) -> dict[str, float]:
         """See `Comparison.compare`."""
-        return measure_fidelity(
-            (features - self.mean) / self.std,
-            self.features,
-            kid_subset_size=self.settings["kid_subset_size"],
-            kid_subsets=self.settings["kid_subsets"],
-            prc_neighbours=self.settings["prc_neighbours"],
-            num_resamples=self.settings["fidelity_resamples"],
-            seed=self.seed,
-        )
+        scaled = (features - self.mean) / self.std
+        return self.known.compare(scaled, scaled, self.settings, self.seed)
 
     def distance(self, features: Tensor, others: Tensor) -> Tensor:
         """See `Comparison.distance`: root mean square over standardised features."""
@@ -153,7 +188,9 @@ class PublishedRuler:
         self, reconstructions: Iterable[Tensor], name: str, settings: Mapping[str, Any], seed: int
     ) -> PublishedComparison:
         """See `SetRuler.prepare`."""
-        return PublishedComparison(self.reference, settings, seed)
+        features = self.reference.features
+        known = KnownFeatures(self.reference.gaussian, features.get(INCEPTION), features.get(VGG16))
+        return PublishedComparison(self.reference, known, settings, seed)
 
 
 @dataclass(frozen=True)
@@ -161,6 +198,7 @@ class PublishedComparison:
     """Real images, by the features or the statistics that are known of them."""
 
     reference: ReferenceSet
+    known: KnownFeatures
     settings: Mapping[str, Any]
     seed: int
 
@@ -171,17 +209,8 @@ class PublishedComparison:
 
     def compare(self, features: Tensor) -> dict[str, float]:
         """See `Comparison.compare`: KID, precision and recall need the reference's features, FID its statistics."""
-        width, settings = len(self.reference.gaussian.mean), self.settings
-        inception, vgg16 = features[:, :width], features[:, width:]
-        known, options = self.reference.features, {"num_resamples": settings["fidelity_resamples"], "seed": self.seed}
-        values = dict.fromkeys(SET_COLUMNS, math.nan)
-        values |= measure_fid(inception, self.reference.gaussian, **options)
-        if INCEPTION in known:
-            subsets = {"subset_size": settings["kid_subset_size"], "num_subsets": settings["kid_subsets"]}
-            values |= measure_kid(inception, known[INCEPTION], **subsets, **options)
-        if VGG16 in known:
-            values |= measure_coverage(vgg16, known[VGG16], neighbours=settings["prc_neighbours"], **options)
-        return values
+        width = len(self.known.gaussian.mean)
+        return self.known.compare(features[:, :width], features[:, width:], self.settings, self.seed)
 
     def distance(self, features: Tensor, others: Tensor) -> Tensor:
         """See `Comparison.distance`: none."""

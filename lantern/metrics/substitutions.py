@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from lantern.metrics.bootstrap import bootstrap_interval, mean_statistic
+from lantern.metrics.bootstrap import mean_with_interval
 from lantern.metrics.likelihood import teacher_forced_logits
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
@@ -66,11 +66,8 @@ def substitution_row(
         distance in the codebook between the drawn and the emitted code, over substitutions; nan where there is none.
     """
     rate = records.is_substituted.double().mean(1).numpy()
-    low, high = bootstrap_interval(mean_statistic, rate, **options)
     distance = (codebook[drawn] - codebook[records.codes.long()]).norm(dim=-1)[records.is_substituted]
     return {
-        "substitution_rate": float(rate.mean()),
-        "substitution_rate_low": low,
-        "substitution_rate_high": high,
+        **mean_with_interval("substitution_rate", rate, **options),
         "substitution_distance": float(distance.mean()) if len(distance) else np.nan,
     }

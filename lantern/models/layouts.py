@@ -1,7 +1,7 @@
 """Checkpoint layouts of other projects, converted into ours: LlamaGen's, the LANTERN authors' and their drafters'.
 
 What a layout must hold is listed by `target_shapes` and `draft_shapes`; `check_tensors` compares, under the published
-names, before anything is converted.
+names, before anything is converted. A VQ-16 keeps its names; `vq16_config` reads its sizes.
 
 Source: key lists of FoundationVision/LlamaGen@ce98ec4 and jadohu/LANTERN@3a56e45.
 """
@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lantern.io import METADATA_KEY
+from lantern.models.vq16 import VQ16Config
 
 if TYPE_CHECKING:
     from lantern.models.draft import DraftConfig
@@ -218,6 +219,51 @@ def _llama_layer(dim: int, hidden: int) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj": (dim, hidden),
         "post_attention_layernorm": (dim,),
     }
+
+
+def vq16_config(
+    path: Path, state: Mapping[str, torch.Tensor], *, image_size: int, codebook: tuple[int, int]
+) -> VQ16Config:
+    """Reads widths and depths of a VQ-16 off its tensors.
+
+    Args:
+        path: the file, for the sentence.
+        state: tensors by published name.
+        image_size: side of the images in pixels; the weights are the same for all.
+        codebook: number of codes and length of a code that the config gives.
+
+    Raises:
+        ValueError: a tensor that tells a size is missing, the codebook has another shape, or the image size is no
+            multiple of the model's factor.
+    """
+
+    def tensor(name: str) -> torch.Tensor:
+        if name not in state:
+            raise ValueError(f"{path} lacks the tensor {name}; found {len(state)} tensors of no VQ-16")
+        return state[name]
+
+    if (found := tuple(tensor("quantize.embedding.weight").shape)) != codebook:
+        raise ValueError(
+            f"{path}: tensor quantize.embedding.weight should have shape {codebook} as config keys "
+            f"tokenizer.codebook_size and tokenizer.code_dim say, found {found}"
+        )
+    places = [re.match(r"encoder\.conv_blocks\.(\d+)\.res\.(\d+)\.conv1\.weight", name) for name in state]
+    blocks = [(int(place[1]), int(place[2])) for place in places if place]
+    num_levels, num_blocks = (1 + max((block[axis] for block in blocks), default=0) for axis in (0, 1))
+    channels = len(tensor("encoder.conv_in.weight"))
+    widths = [len(tensor(f"encoder.conv_blocks.{level}.res.0.conv1.weight")) for level in range(num_levels)]
+    factor = 2 ** (num_levels - 1)
+    if image_size % factor:
+        raise ValueError(f"{path}: config key data.image_size should be a multiple of {factor}, got {image_size}")
+    return VQ16Config(
+        grid=image_size // factor,
+        codebook_size=codebook[0],
+        code_dim=codebook[1],
+        channels=channels,
+        channel_multipliers=tuple(width // channels for width in widths),
+        num_blocks=num_blocks,
+        latent_channels=len(tensor("encoder.conv_out.weight")),
+    )
 
 
 def check_tensors(path: Path, state: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from lantern.models import tokenizer
@@ -27,11 +26,13 @@ from lantern.models.layouts import (
     own_metadata,
     target_layout,
     target_shapes,
+    vq16_config,
 )
 from lantern.models.target import TargetConfig, TargetModel, load_target
 from lantern.models.transformer import find_multiple
-from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.models.vq16 import VQ16
 from lantern.models.weight_files import WeightFile, find_weights, read_weights
+from lantern.resources.manifest import resource_path, resource_sha256
 
 # Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
 _CONFIG_KEYS = {
@@ -134,13 +135,8 @@ def read_tokenizer(path: Path, *, image_size: int, grid: int, codebook_size: int
         model = tokenizer.load_model(file)
     else:
         weights = read_weights(file)
-        found = tuple(_tensor(weights, "quantize.embedding.weight").shape)
-        if found != (codebook_size, code_dim):
-            raise ValueError(
-                f"{weights.path}: tensor quantize.embedding.weight should have shape {(codebook_size, code_dim)} as "
-                f"config keys tokenizer.codebook_size and tokenizer.code_dim say, found {found}"
-            )
-        model = VQ16(_config_of_vq16(weights, image_size))
+        codebook = (codebook_size, code_dim)
+        model = VQ16(vq16_config(weights.path, weights.tensors, image_size=image_size, codebook=codebook))
         weights.tensors.pop("quantize.codebook_used", None)  # a statistic of training
         load_weights(model, weights.tensors, weights.path)
     _compare(file, "image_size", image_size, model.config.image_size, "data.image_size")
@@ -148,6 +144,24 @@ def read_tokenizer(path: Path, *, image_size: int, grid: int, codebook_size: int
     for name, value in wanted.items():
         _compare(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
     return model
+
+
+def describe_conversion(given: Path | str, model: nn.Module) -> dict[str, Any]:
+    """Says which file a model was converted from: the report in place of a training's.
+
+    Args:
+        given: the file or folder, or the manifest of a resource.
+        model: what it became.
+
+    Returns:
+        checkpoint (name of file or folder), sha256, num_parameters and, of a transformer, norm_eps.
+    """
+    report = {
+        "checkpoint": resource_path(given).name,
+        "sha256": resource_sha256(given),
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    return {**report, "norm_eps": model.config.norm_eps} if hasattr(model.config, "norm_eps") else report
 
 
 def _null_rows(weights: WeightFile, config: TargetConfig, layout: str) -> int:
@@ -269,33 +283,3 @@ def _compare_target(path: Path, key: str, expected: Any, found: Any) -> None:
             f"{path}: {key} should be {expected} to draft for this target, found {found}; "
             "choose the drafter that was published with the target"
         )
-
-
-def _tensor(weights: WeightFile, name: str) -> torch.Tensor:
-    if name not in weights.tensors:
-        raise ValueError(f"{weights.path} lacks the tensor {name}; found {len(weights.tensors)} tensors of no VQ-16")
-    return weights.tensors[name]
-
-
-def _config_of_vq16(weights: WeightFile, image_size: int) -> VQ16Config:
-    """Widths and depths read off the tensors."""
-    places = [re.match(r"encoder\.conv_blocks\.(\d+)\.res\.(\d+)\.conv1\.weight", name) for name in weights.tensors]
-    blocks = [(int(place[1]), int(place[2])) for place in places if place]
-    num_levels, num_blocks = (1 + max((block[axis] for block in blocks), default=0) for axis in (0, 1))
-    channels = len(_tensor(weights, "encoder.conv_in.weight"))
-    widths = [len(_tensor(weights, f"encoder.conv_blocks.{level}.res.0.conv1.weight")) for level in range(num_levels)]
-    codebook_size, code_dim = _tensor(weights, "quantize.embedding.weight").shape
-    factor = 2 ** (num_levels - 1)
-    if image_size % factor:
-        raise ValueError(
-            f"{weights.path}: config key data.image_size should be a multiple of {factor}, got {image_size}"
-        )
-    return VQ16Config(
-        grid=image_size // factor,
-        codebook_size=codebook_size,
-        code_dim=code_dim,
-        channels=channels,
-        channel_multipliers=tuple(width // channels for width in widths),
-        num_blocks=num_blocks,
-        latent_channels=len(_tensor(weights, "encoder.conv_out.weight")),
-    )

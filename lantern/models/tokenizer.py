@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lantern.models import vq16
 from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+from lantern.models.image_codes import check_codes, check_images
 from lantern.models.layouts import own_metadata
 from lantern.models.recogniser import Recogniser, evaluate_recogniser
 from lantern.scenes import Scene
@@ -118,9 +119,7 @@ class ImageTokenizer(nn.Module):
         Raises:
             ValueError: images of another size.
         """
-        size = self.config.image_size
-        if images.shape[1:] != (3, size, size):
-            raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
+        check_images(images, self.config.image_size)
         return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
 
     @torch.no_grad()
@@ -136,14 +135,7 @@ class ImageTokenizer(nn.Module):
         Raises:
             ValueError: wrong number of codes an image, or a code out of range.
         """
-        num_tokens = self.config.grid**2
-        if codes.ndim != 2 or codes.shape[1] != num_tokens:
-            raise ValueError(f"codes must have shape (n, {num_tokens}), got {tuple(codes.shape)}")
-        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
-            raise ValueError(
-                f"codes must be in [0, {self.config.codebook_size}), got {int(codes.min())} to {int(codes.max())}; "
-                "were they made with another tokenizer?"
-            )
+        check_codes(codes, self.config.grid, self.config.codebook_size)
         codebook = self.codebook
         chunks = codes.long().split(_BATCH)
         return torch.cat([self.reconstruct(codebook[chunk]).clamp(-1.0, 1.0) for chunk in chunks])

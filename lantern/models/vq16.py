@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+from lantern.models.image_codes import check_codes, check_images
 
 KIND = "vq16"
 _GROUPS = 32
@@ -105,14 +106,12 @@ class VQ16(nn.Module):
         Raises:
             ValueError: images of another size.
         """
-        size = self.config.image_size
-        if images.ndim != 4 or images.shape[1:] != (3, size, size):
-            raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
+        check_images(images, self.config.image_size)
         rows = F.normalize(self.codebook.float(), dim=-1)
         chunks = images.to(self.quant_conv.weight.dtype).split(self._images_at_once)
         # Between unit vectors the nearest row is the one of largest inner product.
         codes = [(F.normalize(self.latents(chunk).float(), dim=-1) @ rows.T).argmax(-1) for chunk in chunks]
-        return torch.cat(codes) if codes else torch.empty(0, self.config.grid**2, dtype=torch.int64)
+        return torch.cat(codes)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -128,17 +127,11 @@ class VQ16(nn.Module):
             ValueError: wrong number of codes an image, or a code out of range.
         """
         config = self.config
-        if codes.ndim != 2 or codes.shape[1] != config.grid**2:
-            raise ValueError(f"codes must have shape (n, {config.grid**2}), got {tuple(codes.shape)}")
-        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < config.codebook_size:
-            raise ValueError(
-                f"codes must be in [0, {config.codebook_size}), got {int(codes.min())} to {int(codes.max())}; "
-                "were they made with another tokenizer?"
-            )
+        check_codes(codes, config.grid, config.codebook_size)
         rows = F.normalize(self.codebook.float(), dim=-1).to(self.quant_conv.weight.dtype)
         chunks = codes.long().split(self._images_at_once)
         images = [self.reconstruct(rows[chunk]).float().clamp(-1.0, 1.0) for chunk in chunks]
-        return torch.cat(images) if images else torch.empty(0, 3, config.image_size, config.image_size)
+        return torch.cat(images)
 
     @property
     def _images_at_once(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lantern.metrics.equal_length import compare_at_equal_length
+from lantern.metrics.equal_length import NoCommonLengthError, compare_at_equal_length
 
 
 def curve(name: str, forwards: list[list[int]], nll: list[list[float]]) -> pd.DataFrame:
@@ -40,7 +40,7 @@ def test_order_of_methods_does_not_matter():
 
 def test_no_length_in_common():
     slow, fast = curve("a", [[12, 12], [11, 11]], [[1.0] * 2] * 2), curve("b", [[3, 3]], [[1.0, 1.0]])
-    with pytest.raises(ValueError, match=r"no accepted length in common \(1.00 to 1.09 and 4.00 to 4.00\)"):
+    with pytest.raises(NoCommonLengthError, match=r"no accepted length in common \(1.00 to 1.09 and 4.00 to 4.00\)"):
         compare_at_equal_length(slow, fast)
 
 

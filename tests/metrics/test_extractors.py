@@ -15,9 +15,9 @@ from torch_fidelity.feature_extractor_vgg16 import FeatureExtractorVGG16
 
 from lantern.metrics.coverage import measure_coverage
 from lantern.metrics.extractors import load_extractor, load_inception, load_vgg16
-from lantern.metrics.inception_distance import Gaussian, measure_fid, measure_kid
 from lantern.metrics.published_weights import load_published
 from lantern.metrics.reference_set import measure_reference
+from lantern.metrics.set_distance import Gaussian, measure_fid, measure_kid
 from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 
 

@@ -101,6 +101,21 @@ def test_comparisons_at_equal_length_either_way():
     assert "(not detectably)" in mixed and "(no, the other way round)" in mixed
 
 
+def test_curves_without_a_common_length_are_said_to_have_none():
+    table = ablation("method", {"proximity": 0.1, "lantern": 0.5})
+    table.loc[table["method"] == "lantern", "target_forwards"] = 12
+    assert "Unknown: proximity against LANTERN's rule: no accepted length in common." in describe(
+        ablations={"rules": table}
+    )
+
+
+def test_tables_of_different_prompts_are_an_error_and_no_finding():
+    table = ablation("method", {"proximity": 0.1, "lantern": 0.5})
+    table = table[(table["method"] != "lantern") | (table["prompt_id"] != "p0")]
+    with pytest.raises(ValueError, match="compared on the same prompts only"):
+        describe(ablations={"rules": table})
+
+
 def test_nearest_against_random():
     text = describe(ablations={"neighbours": ablation("neighbours", {"l2_normalised": 0.1, "random": 0.4})})
     assert "**Are nearest codes better than random ones?** Yes: nearest codes against random codes" in text

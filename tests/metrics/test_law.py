@@ -12,6 +12,7 @@ from lantern.acceptance import RejectionRule, accept_within_bound
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
+from lantern.metrics.aggregation import acceptance_table
 from lantern.metrics.law import (
     NodeRecorder,
     VerifiedNodes,
@@ -20,7 +21,7 @@ from lantern.metrics.law import (
     law_of_relaxed_sets,
     law_of_sampled_siblings,
 )
-from lantern.metrics.law_tables import RULES, acceptance_table, law_curves, law_of_method, law_row
+from lantern.metrics.law_tables import RULES, law_curves, law_of_method, law_row
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
 from lantern.sampling import NoiseField, SamplingConfig
 

@@ -16,12 +16,14 @@ from lantern.methods import MethodSpec
 from lantern.metrics import choices
 from lantern.metrics.choices import Workbench, build_rulers
 from lantern.metrics.extractors import Extractor
+from lantern.metrics.image_rulers import AccuracyRuler, ClipRuler
 from lantern.metrics.markdown import render_markdown
 from lantern.metrics.open_clip_score import load_open_clip
 from lantern.metrics.paired import build_paired
 from lantern.metrics.quality import hash_prompts, measure_quality
 from lantern.metrics.reference_set import measure_reference, save_reference
 from lantern.metrics.scores import Rulers, load_rulers
+from lantern.metrics.set_rulers import RecogniserRuler
 from lantern.metrics.summary import LAW_INTERVALS, LAW_VALUES, Measurements, build_summary
 from lantern.metrics.verdict import compute_verdict
 from lantern.models import recogniser, tokenizer
@@ -138,7 +140,7 @@ def measure(files, models, records, extractors, monkeypatch):
         paths["reference"] = files / reference
         bench = Workbench(SimpleNamespace(**paths), {**OFF, "published": published, **metrics}, torch.device("cpu"))
         found = build_rulers(bench)
-        rulers = Rulers(recogniser=None, clip_scorer=None, of_images=found.of_images, of_sets=found.of_sets, **models)
+        rulers = Rulers(**models, of_images=found.of_images, of_sets=found.of_sets)
         place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
         return measure_quality(records, PROMPTS, None, rulers, settings=SETTINGS, **place)
 
@@ -223,7 +225,7 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
 
 def test_the_recogniser_needs_held_out_images(models, records):
     reader = Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
-    rulers = Rulers(recogniser=reader, clip_scorer=None, of_images=(), **models)
+    rulers = Rulers(**models, of_images=(), of_sets=RecogniserRuler(reader))
     place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
         measure_quality(records, PROMPTS, None, rulers, settings={**SETTINGS, "num_reference": 8}, **place)
@@ -244,7 +246,8 @@ def test_chosen_rulers_of_the_embedded_world_are_those_put_together_by_hand(tmp_
     chosen = load_rulers(files, text, "folder", 0, torch.device("cpu"), metrics)
     parts = {name: getattr(chosen, name) for name in ("tokenizer", "target_model", "text_encoder")}
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
-    direct = Rulers(recogniser=recogniser.load_model(paths["recogniser"]), clip_scorer=scorer, **parts)
+    reader = recogniser.load_model(paths["recogniser"])
+    direct = Rulers(**parts, of_images=(ClipRuler(scorer), AccuracyRuler(reader)), of_sets=RecogniserRuler(reader))
     settings = {**SETTINGS, "num_reference": 8}
     rows = [
         measure_quality(records, PROMPTS, source, rulers, settings=settings, **place).rows

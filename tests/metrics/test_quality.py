@@ -10,8 +10,10 @@ import torch
 from lantern.data import SceneSource
 from lantern.methods import MethodSpec
 from lantern.metrics.features import extract_features, feature_scale
+from lantern.metrics.image_rulers import AccuracyRuler, ClipRuler
 from lantern.metrics.quality import measure_quality
 from lantern.metrics.scores import Rulers, score_records
+from lantern.metrics.set_rulers import RecogniserRuler
 from lantern.models.clip import ClipConfig, ClipModel, ClipScorer
 from lantern.models.recogniser import Recogniser, RecogniserConfig
 from lantern.models.target import TargetConfig, TargetModel
@@ -43,7 +45,20 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def rulers(source):
+def recogniser():
+    torch.manual_seed(1)
+    return Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
+
+
+@pytest.fixture(scope="module")
+def clip_scorer(source):
+    torch.manual_seed(2)
+    config = ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1)
+    return ClipScorer.from_model(ClipModel(config))
+
+
+@pytest.fixture(scope="module")
+def rulers(source, recogniser, clip_scorer):
     torch.manual_seed(0)
     target = TargetConfig(
         dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, num_text_tokens=16, caption_dim=8, ffn_multiple=8
@@ -51,12 +66,10 @@ def rulers(source):
     tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
     return Rulers(
         ImageTokenizer(tokenizer).eval(),
-        Recogniser(RecogniserConfig(width=8, num_features=8)).eval(),
-        ClipScorer.from_model(
-            ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
-        ),
         TargetModel(target).eval(),
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
+        (ClipRuler(clip_scorer), AccuracyRuler(recogniser)),
+        RecogniserRuler(recogniser),
     )
 
 
@@ -129,14 +142,14 @@ def test_substitutions_are_counted_where_they_are_known(measured):
     assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
 
 
-def test_images_are_those_of_their_prompts(measured, records, source, rulers):
+def test_images_are_those_of_their_prompts(measured, records, source, rulers, clip_scorer):
     # each image scored on its own, without any sharing between methods
     images = measured.images
     prompts = source.prompts("seen", NUM)
     rows = images[images.method_id == "proximity-k5"].set_index("prompt_id")
     for i, prompt in enumerate(prompts):
         pixels = rulers.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
-        expected = float(rulers.clip_scorer.score(pixels, [prompt.text]))
+        expected = float(clip_scorer.score(pixels, [prompt.text]))
         assert rows.loc[prompt.id, "clip_score"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -164,7 +177,7 @@ def test_first_difference_is_where_the_codes_leave_the_autoregressive_ones(measu
     assert first["real"].isna().all()
 
 
-def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, rulers):
+def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, rulers, recogniser):
     images = measured.images.set_index("method_id")
     assert (images.loc["coupled", ["pixel_mse", "recogniser_distance"]] == 0).all(axis=None)
     pixels = {name: (rulers.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
@@ -172,8 +185,8 @@ def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured
     assert images.loc["pp", "pixel_mse"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
     assert (expected[:2] > 0).all()
     codes = rulers.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
-    _, std = feature_scale(extract_features(rulers.recogniser, rulers.tokenizer.decode(codes).float()))
-    features = {name: extract_features(rulers.recogniser, 2 * value - 1) for name, value in pixels.items()}
+    _, std = feature_scale(extract_features(recogniser, rulers.tokenizer.decode(codes).float()))
+    features = {name: extract_features(recogniser, 2 * value - 1) for name, value in pixels.items()}
     distance = ((features["pp"] - features["coupled"]) / std).norm(dim=1) / features["pp"].shape[1] ** 0.5
     assert images.loc["pp", "recogniser_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
 
@@ -207,12 +220,13 @@ def test_foreign_records_are_rejected(records, source, rulers):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers):
+def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers, recogniser, clip_scorer):
+    reader = copy.deepcopy(recogniser).cuda()
     on_gpu = Rulers(
-        *(copy.deepcopy(model).cuda() for model in (rulers.tokenizer, rulers.recogniser)),
-        copy.deepcopy(rulers.clip_scorer).to("cuda"),
-        copy.deepcopy(rulers.target_model).cuda(),
+        *(copy.deepcopy(model).cuda() for model in (rulers.tokenizer, rulers.target_model)),
         rulers.text_encoder,
+        (ClipRuler(copy.deepcopy(clip_scorer).to("cuda")), AccuracyRuler(reader)),
+        RecogniserRuler(reader),
     )
     arguments = (records, source.prompts("seen", NUM), source, on_gpu)
     rows = measure_quality(*arguments, **OPTIONS).rows

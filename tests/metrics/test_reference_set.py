@@ -10,8 +10,8 @@ from torch import nn
 
 from lantern.io import load_tensors
 from lantern.metrics.extractors import Extractor
-from lantern.metrics.inception_distance import Gaussian
 from lantern.metrics.reference_set import load_reference, measure_reference, save_reference
+from lantern.metrics.set_distance import Gaussian
 from published_stand_ins import write_pictures
 
 WAY = "centre_lanczos_16"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lantern.methods import MethodSpec
-from lantern.metrics.labels import label_families, label_rows
+from lantern.metrics.labels import label_families, label_rows, method_columns
 from lantern.metrics.markdown import render_markdown, update_marked_block
 from lantern.metrics.summary import (
     LAW_INTERVALS,
@@ -54,7 +54,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
         place = {"prompt_set": "seen", "temperature": temperature, "repeat": repeat}
         for method_id, (spec, forwards, worse, lost, seconds) in methods.items():
             head = {"method_id": method_id, **place}
-            parts = {("method" if k == "name" else k): v for k, v in spec.to_dict().items()}
+            parts = method_columns(spec.to_dict())
             kept = (accuracy - lost * (np.arange(NUM) < 5)) if has_scenes else np.full(NUM, np.nan)
             is_equal = spec.relaxation == "none" and spec.drafts != "sampled"
             quality.append({**head, **parts, "cfg_scale": 3.0, "num_images": NUM, **fixed})
@@ -266,6 +266,9 @@ def test_verdict_names_the_best_rows(summary):
     assert verdict["numbers"]["lossless_accepted"] == "2.00"
     assert "Not reached: a relaxed speed-up of at least 2" in verdict["text"]
     assert "at a change of prompt accuracy of -1.0 points" in verdict["text"]
+    assert verdict["numbers"]["relaxed_kind"] == "relaxed method within 2 points of autoregressive prompt accuracy"
+    cost = verdict["numbers"]["relaxed_cost"]
+    assert " nats per token against " in cost and "and a paired change of prompt accuracy of -1.0 [" in cost
     assert "Exact: rows of exact methods" in verdict["text"]
     assert "in every image: 1 of 1 (0 images excepted" in verdict["text"]
 
@@ -307,8 +310,20 @@ def test_verdict_is_honest_when_nothing_is_fast():
 def test_verdict_says_so_when_prompts_have_no_attributes():
     table = build_summary(make_tables(has_scenes=False), settings=SETTINGS, seed=0)
     verdict = compute_verdict(table, SETTINGS)
-    assert "prompt accuracy is not measured on these prompts" in verdict["text"]
+    assert "Prompt accuracy is not measured on these prompts: no relaxed method is ruled out" in verdict["text"]
+    assert verdict["text"].lower().count("accuracy") == 1
     assert verdict["claims"][1]["method"] == "lantern-b"
+    assert verdict["numbers"]["relaxed_kind"] == "relaxed method"
+    assert "accuracy" not in verdict["numbers"]["relaxed_cost"]
+
+
+def test_verdict_without_accuracy_or_a_timed_relaxed_row_speaks_of_neither():
+    table = build_summary(make_tables(has_scenes=False), settings=SETTINGS, seed=0)
+    table.loc[table["relaxation"] != "none", "speedup"] = np.nan
+    verdict = compute_verdict(table, SETTINGS)
+    assert "Not shown: a relaxed speed-up of at least 1.5; no relaxed row was timed." in verdict["text"]
+    assert verdict["text"].lower().count("accuracy") == 1
+    assert verdict["numbers"]["relaxed_cost"] == "not measured"
 
 
 def test_missing_headline_is_named(summary):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from conftest import DATA
 from lantern.models.draft import DraftConfig, save_draft
 from lantern.models.layouts import draft_shapes, target_shapes
-from lantern.models.published import read_draft, read_target, read_tokenizer
+from lantern.models.published import describe_conversion, read_draft, read_target, read_tokenizer
 from lantern.models.target import TargetConfig, save_target
 from lantern.models.tokenizer import ImageTokenizer, TokenizerConfig, save_model
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -200,6 +200,18 @@ def test_vq16_and_own_tokenizers(tmp_path):
     own = ImageTokenizer(TokenizerConfig(image_size=8, grid=4, codebook_size=16))
     save_model(tmp_path / "own.safetensors", own)
     assert isinstance(read_tokenizer(tmp_path / "own.safetensors", **VQ_SIZES), ImageTokenizer)
+
+
+def test_what_was_converted_is_described():
+    target = read_target(ORIGINAL, CONFIG)
+    assert describe_conversion(ORIGINAL, target) == {
+        "checkpoint": "target_llamagen.pt",
+        "sha256": hashlib.sha256(ORIGINAL.read_bytes()).hexdigest(),
+        "num_parameters": sum(parameter.numel() for parameter in target.parameters()),
+        "norm_eps": CONFIG.norm_eps,
+    }
+    drawing = ImageTokenizer(TokenizerConfig(encoder_width=8, decoder_width=8, decoder_blocks=1))
+    assert set(describe_conversion(ORIGINAL, drawing)) == {"checkpoint", "sha256", "num_parameters"}
 
 
 def test_the_one_file_of_a_folder(tmp_path):

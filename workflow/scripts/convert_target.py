@@ -2,9 +2,9 @@
 
 from lantern.io import write_json
 from lantern.job import job_log
-from lantern.models.published import read_target
+from lantern.models.published import describe_conversion, read_target
 from lantern.models.target import TargetConfig, save_target
-from lantern.resources.manifest import resource_path, resource_sha256
+from lantern.resources.manifest import resource_path
 from lantern.settings import pick
 from lantern.sizes import FFN_MULTIPLE, resolve_size
 
@@ -14,12 +14,7 @@ with job_log(snakemake) as log:
     settings = {"ffn_multiple": FFN_MULTIPLE, **resolve_size(params.settings), **params.codes}
     text = {"num_text_tokens": params.text["max_tokens"], "caption_dim": params.text["caption_dim"]}
     model = read_target(path, pick(TargetConfig, settings, **text))
-    report = {
-        "checkpoint": path.name,
-        "sha256": resource_sha256(snakemake.input.checkpoint),
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "norm_eps": model.config.norm_eps,
-    }
+    report = describe_conversion(snakemake.input.checkpoint, model)
     save_target(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)

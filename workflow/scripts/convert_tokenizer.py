@@ -3,18 +3,14 @@
 from lantern.io import write_json
 from lantern.job import job_log
 from lantern.models import tokenizer, vq16
-from lantern.models.published import read_tokenizer
-from lantern.resources.manifest import resource_path, resource_sha256
+from lantern.models.published import describe_conversion, read_tokenizer
+from lantern.resources.manifest import resource_path
 
 with job_log(snakemake) as log:
     settings, path = snakemake.params.settings, resource_path(snakemake.input.checkpoint)
     sizes = {name: settings[name] for name in ("grid", "codebook_size", "code_dim")}
     model = read_tokenizer(path, image_size=snakemake.params.image_size, **sizes)
-    report = {
-        "checkpoint": path.name,
-        "sha256": resource_sha256(snakemake.input.checkpoint),
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    report = describe_conversion(snakemake.input.checkpoint, model)
     save = vq16.save_vq16 if isinstance(model, vq16.VQ16) else tokenizer.save_model
     save(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -17,7 +17,7 @@ with job_log(snakemake):
         prompts,
         make_source(params.source["data"], params.seed),
         rulers,
-        settings=params.settings,
+        settings=metrics,
         prompt_set=snakemake.wildcards.prompt_set,
         split=params.split,
         repeat=params.repeat,

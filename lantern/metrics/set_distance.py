@@ -1,7 +1,7 @@
-"""FID and KID of thousands of images on a published extractor's raw features, against stored statistics or features.
+"""FID and KID of two sets of images' features, computed by torch-fidelity.
 
-`lantern.metrics.fidelity` does the same for the embedded world's few standardised features, all metrics in one; here
-the reference may be known by its mean and covariance alone, and no matrix of images x images is ever held.
+FID's reference may be known by its mean and covariance alone, and no matrix of images x images is ever held. Values
+depend on the number of images (FID falls with it) and on the features: compare rows of one table only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, k
 from lantern.metrics.bootstrap import normal_interval
 from lantern.metrics.halves import draw_halves, halves_error
 
+FEWEST = 2  # images that have a covariance
 BLOCK = 2048  # images whose kernel with all others is held at once
 FID_COLUMNS = ("fid", "fid_low", "fid_high")
 KID_COLUMNS = ("kid", "kid_std", "kid_low", "kid_high")
@@ -60,27 +61,30 @@ def measure_fid(generated: Tensor, reference: Gaussian, *, num_resamples: int, s
     """Computes FID by torch-fidelity, with a 95 % interval over the generated images for a fixed reference.
 
     Args:
-        generated: (n, width) float, raw features.
+        generated: (n, width) float.
         reference: of the same extractor and layer; the device that it lies on computes.
-        num_resamples: random halves of the images behind the interval.
+        num_resamples: random halves of the images behind the interval, at least 2.
         seed: of the halves.
 
     Returns:
-        FID_COLUMNS; the interval is the estimate plus and minus 1.96 standard errors, for the value that n images have
-            on average: FID falls with n.
+        FID_COLUMNS, dimensionless; the interval is the estimate plus and minus 1.96 standard errors, for the value that
+            n images have on average: FID falls with n. It is nan with fewer than 4 images.
 
     Raises:
-        ValueError: other widths, fewer than 4 images, or a feature that is not finite.
+        ValueError: other widths, fewer than 2 images, or a feature that is not finite.
     """
-    _check(generated, len(reference.mean))
+    check_features(generated, reference.covariance)
+    # float64: with fewer images than features the covariances are singular, and their product's eigenvalues need the
+    # digits
     generated = generated.to(reference.mean.device).double()
     statistics = Gaussian.of(generated).to_numpy()
     value = fid_statistics_to_metric(statistics, reference.to_numpy(), verbose=False)[KEY_METRIC_FID]
-    values = torch.tensor(
-        [_fid(generated[rows], reference) for rows in draw_halves(len(generated), num_resamples, seed)]
-    )
-    ends = normal_interval(value, halves_error(values, len(generated)))
-    return dict(zip(FID_COLUMNS, (value, *ends), strict=True))
+    halves = draw_halves(len(generated), num_resamples, seed)
+    error = math.nan
+    if halves.shape[1] >= FEWEST:
+        values = [_fid(generated[rows], reference) for rows in halves]
+        error = halves_error(torch.tensor(values, dtype=torch.float64), len(generated))
+    return dict(zip(FID_COLUMNS, (value, *normal_interval(value, error)), strict=True))
 
 
 def measure_kid(
@@ -89,20 +93,21 @@ def measure_kid(
     """Computes KID by torch-fidelity, with a 95 % interval over the generated images for a fixed reference.
 
     Args:
-        generated: (n, width) float, raw features.
+        generated: (n, width) float.
         reference: (m, width) float, of the same extractor and layer; the device that it lies on computes the interval.
         subset_size: images per subset, at most min(n, m).
         num_subsets: subsets averaged.
-        num_resamples: random halves of the images behind the interval.
+        num_resamples: random halves of the images behind the interval, at least 2.
         seed: of subsets and halves.
 
     Returns:
-        KID_COLUMNS; kid is the mean over subsets, kid_std the standard deviation over them.
+        KID_COLUMNS, dimensionless; kid is the mean over subsets, kid_std the standard deviation over them. The interval
+            is the estimate plus and minus 1.96 standard errors; it is nan with fewer than 4 images.
 
     Raises:
         ValueError: too few images, other widths, or a feature that is not finite.
     """
-    _check(generated, reference.shape[1])
+    check_features(generated, reference)
     fewest = min(len(generated), len(reference))
     if subset_size > fewest:
         raise ValueError(
@@ -113,9 +118,10 @@ def measure_kid(
     options = {"kid_subset_size": subset_size, "kid_subsets": num_subsets, "rng_seed": seed % 2**32, "verbose": False}
     found = kid_features_to_metric(generated, reference, **options)
     value, spread = found[KEY_METRIC_KID_MEAN], found[KEY_METRIC_KID_STD]
-    error = halves_error(
-        _kid_of_halves(generated, reference, draw_halves(len(generated), num_resamples, seed)), len(generated)
-    )
+    halves = draw_halves(len(generated), num_resamples, seed)
+    error = math.nan
+    if halves.shape[1] >= FEWEST:
+        error = halves_error(_kid_of_halves(generated, reference, halves), len(generated))
     # the choice of the subsets adds to what the images vary
     ends = normal_interval(value, math.hypot(error, spread / math.sqrt(num_subsets)))
     return dict(zip(KID_COLUMNS, (value, spread, *ends), strict=True))
@@ -150,13 +156,26 @@ def _kernel(first: Tensor, second: Tensor) -> Tensor:
     return (first @ second.T / first.shape[1] + 1).pow_(3)
 
 
-def _check(generated: Tensor, width: int) -> None:
-    if generated.shape[1] != width:
+def check_features(generated: Tensor, reference: Tensor) -> None:
+    """Checks that two sets of images can be compared.
+
+    Args:
+        generated: (n, width).
+        reference: (m, width); FID's covariance in their place.
+
+    Raises:
+        ValueError: other widths, fewer than 2 images, or a value that is not finite.
+    """
+    if generated.shape[1] != reference.shape[1]:
         raise ValueError(
-            f"the generated images have {generated.shape[1]} features and the reference {width}: they are of different "
-            "extractors or layers"
+            f"the generated images have {generated.shape[1]} features and the reference {reference.shape[1]}: they are "
+            "of different extractors or layers"
         )
-    if len(generated) < 4:
-        raise ValueError(f"FID and KID need at least 4 generated images, got {len(generated)}; draw more prompts")
-    if not torch.isfinite(generated).all():
-        raise ValueError("the features of the generated images hold a value that is not finite")
+    if min(len(generated), len(reference)) < FEWEST:
+        raise ValueError(
+            f"sets of at least {FEWEST} images are compared, got {len(generated)} generated and {len(reference)} "
+            "reference ones; draw more prompts"
+        )
+    for name, features in (("generated", generated), ("reference", reference)):
+        if not torch.isfinite(features).all():
+            raise ValueError(f"the features of the {name} images hold a value that is not finite")
