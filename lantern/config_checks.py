@@ -177,6 +177,11 @@ def _check_methods(config: dict[str, Any]) -> None:
         for name in _get(config, key) or []:
             if name not in known:
                 raise ValueError(f"config key {key} names no method that runs, got {name!r}; {closest(name, known)}")
+    if "autoregressive" in (config["study"]["methods"] or []):
+        raise ValueError(
+            "config key study.methods must name methods to be shown beside autoregressive images, got "
+            f"{config['study']['methods']}; leave autoregressive out"
+        )
 
 
 def _check_neighbour_counts(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> None:

@@ -125,6 +125,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("study.methods", ["proximty-k5"], ["study.methods", "did you mean proximity-k5?"]),
         ("study.methods", ["lantern-k20-delta9"], ["study.methods names no method that runs", "lantern-k20-delta9"]),
         ("study.methods", [], ["study.methods", "at least 1"]),
+        ("study.methods", ["autoregressive"], ["study.methods", "beside autoregressive", "leave autoregressive out"]),
         ("study.min_checks", 1.2, ["study.min_checks", "at most 1"]),
         ("study.question", "", ["study.question", "at least 1"]),
         ("ablations.num_prompts", 1, ["ablations.num_prompts", "at least 2"]),

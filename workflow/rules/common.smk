@@ -28,7 +28,7 @@ GPU = int(uses_gpu(DEVICE))
 PROMPT_SETS = [name for name, entry in config["prompts"].items() if entry is not None]
 RUNS = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
 SPECS = {spec.method_id: spec for spec, _ in RUNS}
-TEMPERATURES = sorted({temperature for _, temperature in RUNS})
+TEMPERATURES = sorted({temperature for _, temperature in RUNS}, key=float)
 ABLATIONS = expand_ablations(config)
 REPEATS = [f"s{t}n{n}" for t in config["repeats"]["training_seeds"] for n in config["repeats"]["noise_seeds"]]
 # Ablations, laws and pictures are of the first repeat.
@@ -79,7 +79,7 @@ FIGURES += ["fig_n_ablations"] if ABLATIONS else []
 wildcard_constraints:
     prompt_set="|".join(PROMPT_SETS),
     method="|".join(SPECS).replace(".", r"\."),
-    temperature=r"[0-9.]+",
+    temperature=r"[0-9.e-]+",
     neighbours=r"[a-z0-9_]+",
     ablation="|".join(ABLATIONS) or "none",
     training_seed=r"\d+",
