@@ -5,7 +5,7 @@
 
 Per method: batches x (prefill + target forwards x seconds a step), at `generation.batch_size`; text features, metrics
 and laws come on top. The number of forwards is an assumption, `--tokens-per-forward`, since random weights accept next
-to nothing; 1 is the upper bound. Without a GPU, `--microseconds 10 --tflops 150` puts a launch-bound estimate in place
+to nothing; 1 is the upper bound. Without a GPU, `--microseconds 15 --tflops 150` puts a launch-bound estimate in place
 of measured seconds: counted operations x time of a launch, or the floating-point operations of a step, whichever takes
 longer. The last line of the output is JSON.
 """
@@ -105,16 +105,17 @@ def method_rows(config: dict[str, Any], measured: dict[str, Any], options: argpa
             PRESETS[spec.tree and ("dynamic" if spec.tree == "dynamic" else "static"), spec.drafts]
         ]
         nodes = nodes_of(tree_of(spec, config))
-        step_s, prefill_s = row["step_s"], row["prefill_s"]
+        step_s = single_s = row["step_s"]  # a step of one image takes no longer than one of a batch
+        prefill_s = row["prefill_s"]
         if options.microseconds:
-            estimate, rows_a_node = Estimate(options.microseconds, options.tflops), 2 * batch
-            parameters = target_parameters(target)
-            step_s = estimate.step_s(row, parameters, rows_a_node * nodes)
-            prefill_s = estimate.step_s(row, parameters, rows_a_node * target.num_text_tokens)
+            estimate, parameters = Estimate(options.microseconds, options.tflops), target_parameters(target)
+            step_s = estimate.step_s(row, parameters, 2 * batch * nodes)
+            single_s = estimate.step_s(row, parameters, 2 * nodes)
+            prefill_s = estimate.step_s(row, parameters, 2 * batch * target.num_text_tokens)
         tokens = 1.0 if spec.drafts is None else options.tokens_per_forward
         seconds = math.ceil(num_images / batch) * (prefill_s + (target.num_image_tokens - 1) / tokens * step_s)
         timed = config["latency"]["num_images"] + config["latency"]["num_warmup"]
-        latency = timed * len(config["latency"]["prompt_sets"]) * (target.num_image_tokens / tokens) * step_s
+        latency = timed * len(config["latency"]["prompt_sets"]) * (target.num_image_tokens / tokens) * single_s
         rows.append(
             {
                 "method": f"{spec.method_id} T{run.temperature:g}",
