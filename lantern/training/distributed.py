@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, is_initialized
-from accelerate.utils import DistributedDataParallelKwargs
+from torch.nn.parallel import DistributedDataParallel
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 ERROR_MARK = "lantern-worker-error: "
@@ -41,9 +41,17 @@ def make_accelerator(device: torch.device) -> Accelerator:
     """
     if is_initialized() and AcceleratorState().device.type != device.type and not torch.distributed.is_initialized():
         AcceleratorState._reset_state(reset_partial_state=True)
-    # Every process makes the same weights and tables itself, so buffers need not travel with each step.
-    distributed = DistributedDataParallelKwargs(broadcast_buffers=False)
-    return Accelerator(cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=[distributed])
+    return Accelerator(cpu=device.type == "cpu", mixed_precision="no")
+
+
+def share(accelerator: Accelerator, module: torch.nn.Module) -> torch.nn.Module:
+    """Moves a module to this process's device and, on several processes, wraps it so that gradients are averaged.
+
+    Its buffers are left out of what processes send each other: they are tables that each makes itself, and complex
+    ones are not for every backend.
+    """
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [n for n, _ in module.named_buffers()])
+    return accelerator.prepare(module)
 
 
 def run_processes(module: str, arguments: Sequence[str], num_processes: int, device: torch.device) -> None:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import copy
 import hashlib
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from lantern.models.checkpoints import cast_weights
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetModel
 from lantern.training.data import CodeDataset, step_indices
+from lantern.training.distributed import share
 from lantern.training.drafter_loss import DraftLoss
 from lantern.training.drafter_recipe import DrafterTraining
 from lantern.training.optimiser import AdamW, ClippedOptimiser, MuonAdamW
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 
 def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
@@ -83,7 +82,7 @@ class DrafterTrainer:
         self.dataset, self.recipe, self.seed, self.accelerator = dataset, recipe, seed, accelerator
         self.draft.token_embedding.requires_grad_(recipe.is_guided)
         self.loss = DraftLoss(draft, self.target, recipe)
-        self.shared_loss = accelerator.prepare(self.loss)
+        self.shared_loss = share(accelerator, self.loss)
         self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:

@@ -85,10 +85,12 @@ def launch(job: DrafterJob, num_processes: int) -> None:
     Raises:
         ChildProcessError: one of several processes failed; carries its sentence.
     """
+    path = Path(job.checkpoint).with_suffix(".json")
+    for stale in path.parent.glob(".checkpoint-*.json"):
+        stale.unlink()
     if num_processes == 1:
         train_drafter(job)
         return
-    path = Path(job.checkpoint).with_suffix(".json")
     write_json(path, asdict(job))
     run_processes("lantern.training.drafter_job", [str(path)], num_processes, resolve_device(job.device))
     path.unlink()

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
 import torch
+from accelerate import Accelerator
 
 from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig, filter_logits, guide
 from lantern.training.data import CodeDataset
 from lantern.training.drafter import run_target
 from lantern.training.drafter_loss import DraftLoss, compare
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 MIN_DEPTH = 3  # drafts deep that is measured, whatever the loss trains
 

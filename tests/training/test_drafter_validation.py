@@ -65,7 +65,7 @@ def test_the_loss_is_that_of_training_without_noise(loss):
         trainer.draft, trainer.target, make_dataset(), DrafterTraining(**settings), 0, trainer.accelerator
     )
     loss, _ = plain.loss(*plain._batch(0))  # one epoch, in some order
-    assert validate()["val_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert validate()["val_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_training_raises_acceptance_and_leaves_its_trace_in_the_history():
