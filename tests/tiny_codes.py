@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern.models.target import TargetConfig
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder
 from lantern.training.data import CodeDataset
 
@@ -19,3 +19,14 @@ def make_dataset(num: int = 64) -> CodeDataset:
     codes = torch.where(is_red[:, None], torch.arange(4), torch.arange(4, 8))
     captions = ["red" if red else "blue" for red in is_red.tolist()]
     return CodeDataset(codes, captions, WordEmbeddingEncoder(["red", "blue"], 16, 3, 0))
+
+
+def make_target() -> TargetModel:
+    """A random target whose distributions are far from uniform."""
+    torch.manual_seed(1)
+    model = TargetModel(CONFIG).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4.0)
+    return model

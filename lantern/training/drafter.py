@@ -1,66 +1,27 @@
-"""Training of the draft model against a frozen target.
+"""Training of the draft model against a frozen target, on one process or on several that share every batch.
 
-Two losses. "guided" (default) compares what decoding compares: the guided distributions u + s (c - u) of target and
-draft model, on pairs of captioned and null rows, over several passes in which the draft model continues its own
-predictions. "published" is the LANTERN authors' recipe: SmoothL1 on the hidden state plus 0.1 cross-entropy, unguided,
-one pass, noise on the input. Against their code, both train the first draft position too and clip the gradient's norm,
-not its values.
+The order of images and whatever else is random are pure functions of (seed, batch, place in the batch), so that the
+number of processes changes nothing but rounding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import hashlib
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from accelerate import Accelerator
 
+from lantern.models.checkpoints import cast_weights
 from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetModel, prefix_mask
-from lantern.sampling import guide
+from lantern.models.target import TargetModel
 from lantern.training.data import CodeDataset, step_indices
-from lantern.training.loop import cosine_rate
-from lantern.training.optimiser import MuonAdamW
-
-LOSSES = ("guided", "published")
-
-
-@dataclass(frozen=True)
-class DrafterTraining:
-    """How the draft model is trained.
-
-    Args:
-        num_steps: optimiser steps.
-        batch_size: images per step; the guided loss runs each with and without its caption.
-        accumulation: batches per optimiser step, whose gradients are averaged.
-        loss: "guided" or "published".
-        cfg_scale: guidance scale of the guided loss; that of decoding.
-        passes: how many drafts deep the guided loss trains.
-        hidden_weight: weight of the SmoothL1 loss on hidden states beside the guided cross-entropy.
-        noise: width of the uniform noise on the target's hidden states, published recipe 0.2.
-        matrix_learning_rate: Muon's, at its highest.
-        learning_rate: AdamW's, at its highest.
-        warmup: steps of linear warm-up.
-
-    Raises:
-        ValueError: unknown loss.
-    """
-
-    num_steps: int = 1000
-    batch_size: int = 16
-    accumulation: int = 1
-    loss: str = "guided"
-    cfg_scale: float = 3.0
-    passes: int = 3
-    hidden_weight: float = 0.1
-    noise: float = 0.0
-    matrix_learning_rate: float = 0.01
-    learning_rate: float = 2e-3
-    warmup: int = 50
-
-    def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ValueError(f"drafter.loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+from lantern.training.distributed import share
+from lantern.training.drafter_loss import DraftLoss
+from lantern.training.drafter_recipe import DrafterTraining
+from lantern.training.optimiser import AdamW, ClippedOptimiser, MuonAdamW
 
 
 def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
@@ -87,52 +48,77 @@ def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
 
 
 class DrafterTrainer:
-    """Trains a draft model; drive it with `run_training`.
+    """Trains a draft model; drive it with `run_training`, in every process alike.
+
+    Each process takes its share of a batch's images; gradients and logged values are means over all of them.
 
     Args:
-        draft: the draft model, changed in place.
-        target: frozen target model, not prepared for decoding.
+        draft: the draft model, changed in place; float32.
+        target: target model, not prepared for decoding; frozen and, for bfloat16, cast in place.
         dataset: codes and captions.
-        training: recipe.
-        seed: of order and noise.
+        recipe: resolved, see `DrafterTraining.resolve`.
+        seed: of order, noise and caption dropout.
+        accelerator: the processes and this one's device; see `lantern.training.distributed.make_accelerator`.
+
+    Raises:
+        ValueError: a batch that cannot be shared evenly.
     """
 
     def __init__(
-        self, draft: DraftModel, target: TargetModel, dataset: CodeDataset, training: DrafterTraining, seed: int
+        self,
+        draft: DraftModel,
+        target: TargetModel,
+        dataset: CodeDataset,
+        recipe: DrafterTraining,
+        seed: int,
+        accelerator: Accelerator,
     ) -> None:
-        self.draft, self.target = draft.train(), target.eval().requires_grad_(False)
-        self.dataset, self.training, self.seed = dataset, training, seed
-        self.draft.token_embedding.requires_grad_(training.loss == "guided")
-        self.optimiser = MuonAdamW(draft, training.matrix_learning_rate, training.learning_rate)
+        if recipe.batch_size % accelerator.num_processes:
+            raise ValueError(
+                f"drafter.batch_size must be a multiple of the number of processes, {accelerator.num_processes}, got "
+                f"{recipe.batch_size}; change it or train on another number of GPUs"
+            )
+        self.draft, self.target = draft.train(), freeze(target, recipe.dtype).to(accelerator.device)
+        self.dataset, self.recipe, self.seed, self.accelerator = dataset, recipe, seed, accelerator
+        self.draft.token_embedding.requires_grad_(recipe.is_guided)
+        self.loss = DraftLoss(draft, self.target, recipe)
+        self.shared_loss = share(accelerator, self.loss)
+        self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:
-        """One optimiser step on the images of step i."""
-        t = self.training
-        parts = [self._batch_loss(i * t.accumulation + j) for j in range(t.accumulation)]
-        loss = torch.stack([loss for loss, _ in parts]).mean()
-        norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup, final_share=0.02))
-        agreement = torch.stack([values for _, values in parts]).mean(0).tolist()
-        logged = {"loss": float(loss.detach()), "gradient_norm": norm}
-        return logged | {f"overlap_{depth + 1}": value for depth, value in enumerate(agreement)}
+        """One optimiser step on the batches of step i."""
+        num_batches = self.recipe.accumulation
+        self.optimiser.zero_grad()
+        total = torch.zeros((), device=self.accelerator.device)
+        for j in range(num_batches):
+            is_last = j == num_batches - 1  # gradients meet those of the other processes once a step
+            with nullcontext() if is_last else self.accelerator.no_sync(self.shared_loss):
+                loss, overlaps = self.shared_loss(*self._batch(i * num_batches + j))
+                self.accelerator.backward(loss / num_batches)
+            total = total + torch.cat([loss.detach()[None], overlaps])
+        norm = self.optimiser.update(self.recipe.rate(i))
+        loss, *overlaps = (self.accelerator.reduce(total, "mean") / num_batches).tolist()
+        return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
-    def _batch_loss(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, overlap of the two distributions at each depth of drafting) of batch i."""
-        t = self.training
-        indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
-        device = self.target.head.weight.device
-        codes, features, mask = (part.to(device) for part in self.dataset.batch(indices))
-        if t.loss == "guided":
-            features, mask = torch.cat([features, self.target.null_features(len(codes))]), mask.repeat(2, 1)
-        tokens = codes.repeat(len(features) // len(codes), 1)
-        with torch.no_grad():
-            hidden = self.target(features, mask, tokens[:, :-1])
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + i)
-        jitter = (torch.rand(hidden.shape, generator=generator) - 0.5).to(device)
-        noisy = hidden + jitter * (t.noise * 512 / hidden.shape[1]) if t.noise else hidden
-        return draft_loss(self.draft, self.target, tokens, mask, hidden, noisy, t)
+    def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """This process's rows of batch i as the loss takes them: codes, mask, hidden states, noisy hidden states."""
+        t, rank, num_processes = self.recipe, self.accelerator.process_index, self.accelerator.num_processes
+        indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)[rank::num_processes]
+        draws = [slot_generator(self.seed, i, slot) for slot in range(rank, t.batch_size, num_processes)]
+        codes, features, mask = self.dataset.batch(indices)
+        if t.caption_dropout:
+            is_dropped = torch.cat([torch.rand(1, generator=draw) for draw in draws]) < t.caption_dropout
+            features = torch.where(is_dropped[:, None, None], self.target.null_caption.float().cpu(), features)
+        codes, mask, hidden = run_target(self.target, codes, features, mask, with_null=t.is_guided)
+        if not t.noise:
+            return codes, mask, hidden, hidden
+        # Every image has noise of its own, a guided one two: (images, copies, rows, dim), then captioned rows first.
+        shape = (len(hidden) // len(draws), *hidden.shape[1:])
+        jitter = torch.stack([torch.rand(shape, generator=draw) - 0.5 for draw in draws]).transpose(0, 1).flatten(0, 1)
+        return codes, mask, hidden, hidden + jitter.to(hidden.device) * (t.noise * 512 / hidden.shape[1])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """What a resumed run needs, on any number of processes: all hold the same."""
         return {"model": self.draft.state_dict(), "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -141,107 +127,46 @@ class DrafterTrainer:
         self.optimiser.load_state_dict(state["optimiser"])
 
 
-def draft_loss(
-    draft: DraftModel,
-    target: TargetModel,
-    codes: torch.Tensor,
-    mask: torch.Tensor,
-    hidden: torch.Tensor,
-    noisy_hidden: torch.Tensor,
-    training: DrafterTraining,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of a batch and the overlap sum_x min(t(x), p(x)) at each depth of drafting.
+def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> ClippedOptimiser:
+    """The recipe's optimiser over the parameters that are trained."""
+    if recipe.optimiser == "adamw":
+        return AdamW(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
+    return MuonAdamW(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
+
+
+def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
+    """Freezes a target in place and casts it; its head, which losses and probabilities read, stays float32."""
+    head = copy.deepcopy(target.head).float()
+    cast_weights(target, dtype)
+    target.head = head
+    return target.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def run_target(
+    target: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states of images, teacher-forced, on the target's device.
 
     Args:
-        draft: the draft model.
         target: the frozen target.
-        codes: int64, (rows, tokens); under the guided loss the second half repeats the first.
-        mask: bool, (rows, num_text_tokens).
-        hidden: the target's hidden states, (rows, num_text_tokens + tokens - 1, dim).
-        noisy_hidden: what the draft model sees of them, same shape.
-        training: recipe.
+        codes: int64, (images, tokens).
+        features: caption features, (images, num_text_tokens, caption_dim).
+        mask: bool, (images, num_text_tokens).
+        with_null: adds the same images with the null caption behind, under their prompts' masks, as guidance has them.
 
     Returns:
-        (scalar loss, overlaps (passes,)).
+        (codes, mask, hidden states (rows, num_text_tokens + tokens - 1, dim)), rows = images or twice as many.
     """
-    is_guided = training.loss == "guided"
-    predictions = unroll(draft, codes, mask, noisy_hidden, training.passes if is_guided else 1)
-    wanted = hidden[:, target.config.num_text_tokens :]  # (rows, tokens - 1, dim): row n predicts token n + 1
-    scale = training.cfg_scale if is_guided else 1.0
-    target_probs = _probs(target, wanted, scale)
-    losses, overlaps = [], []
-    for depth, predicted in enumerate(predictions):
-        log_probs = target.head(guide(predicted, scale) if scale > 1 else predicted).log_softmax(-1)
-        valid = slice(depth, None)  # the first `depth` rows have no draft of that depth before them
-        entropy = -(target_probs * log_probs).sum(-1)[:, valid].mean()
-        regression = F.smooth_l1_loss(predicted[:, valid], wanted[:, valid])
-        losses.append(entropy + training.hidden_weight * regression if is_guided else regression + 0.1 * entropy)
-        overlaps.append(torch.minimum(target_probs, log_probs.detach().exp()).sum(-1)[:, valid].mean())
-    return torch.stack(losses).mean(), torch.stack(overlaps)
+    weight = target.null_caption
+    codes, mask, features = codes.to(weight.device), mask.to(weight.device), features.to(weight.device, weight.dtype)
+    if with_null:
+        features = torch.cat([features, target.null_features(len(codes))])
+        codes, mask = codes.repeat(2, 1), mask.repeat(2, 1)
+    return codes, mask, target(features, mask, codes[:, :-1])
 
 
-def _probs(target: TargetModel, hidden: torch.Tensor, scale: float) -> torch.Tensor:
-    with torch.no_grad():
-        return target.head(guide(hidden, scale) if scale > 1 else hidden).softmax(-1)
-
-
-def unroll(
-    draft: DraftModel, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int
-) -> list[torch.Tensor]:
-    """Runs the draft model on its own predictions, as decoding does.
-
-    In pass d every row sees the rows up to d - 1 places before it with the target's hidden states, then one row of
-    each pass between, then itself: just what a draft at depth d of a chain sees.
-
-    Args:
-        draft: the model.
-        codes: int64, (rows, tokens).
-        mask: bool, (rows, num_text_tokens).
-        hidden: target hidden states, (rows, num_text_tokens + tokens - 1, dim); the last row is not read.
-        passes: how deep.
-
-    Returns:
-        Per pass the predicted hidden states, (rows, tokens - 1, dim); row n predicts token n + 1.
-    """
-    num_text, n = mask.shape[1] - 1, codes.shape[1] - 1
-    text_mask = mask[:, :-1] if draft.config.masks_text_padding else torch.ones_like(mask[:, :-1])
-    tokens = torch.cat([codes.new_zeros(len(codes), num_text), codes[:, :n]], dim=1)
-    cache = _GrowingCache()
-    attention = prefix_mask(text_mask, num_text + n, hidden.dtype)
-    rotary = draft.rotary[: num_text + n, None, None]
-    embedded = draft.embed(tokens)
-    out = draft.layer(embedded + draft.from_hidden(hidden[:, :-1]), rotary, attention, cache)[:, num_text:]
-    predictions = [out]
-    step = torch.arange(n, device=hidden.device)
-    for depth in range(1, passes):
-        shifted = F.pad(out, (0, 0, 1, 0))[:, :-1]  # row n continues what the draft model predicted at row n - 1
-        masks = [attention[:, :, num_text:, :num_text], _band(step, depth, None, hidden.dtype)]
-        masks += [_band(step, depth - between, depth - between, hidden.dtype) for between in range(1, depth + 1)]
-        rows = len(codes)
-        joined = torch.cat([part.expand(rows, -1, -1, -1) for part in masks], dim=-1)
-        x = embedded[:, num_text:] + draft.from_hidden(shifted)
-        out = draft.layer(x, rotary[num_text:], joined, cache)
-        predictions.append(out)
-    return predictions
-
-
-def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask (1, 1, n, n): query row sees key rows `lowest` (and more, up to `highest`) places before it."""
-    distance = step[:, None] - step
-    visible = distance >= lowest
-    if highest is not None:
-        visible &= distance <= highest
-    return torch.zeros(visible.shape, dtype=dtype, device=step.device).masked_fill(~visible, float("-inf"))[None, None]
-
-
-class _GrowingCache:
-    """Keys and values of all passes so far, side by side; differentiable, for training only."""
-
-    def __init__(self) -> None:
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-
-    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys.append(key)
-        self.values.append(value)
-        return torch.cat(self.keys, dim=1), torch.cat(self.values, dim=1)
+def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
+    """Randomness of one image of batch i; `slot` is its place in the whole batch."""
+    digest = hashlib.blake2b(f"{seed} {i} {slot}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))

@@ -6,6 +6,8 @@ import logging
 import math
 import pickle
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,47 +37,79 @@ class Trainer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How often a training run says and keeps something.
+
+    Attributes:
+        log_every: steps between log lines.
+        checkpoint_every_s: seconds between checkpoints.
+        validate_every: steps between validations; None validates after the last step only.
+    """
+
+    log_every: int = 50
+    checkpoint_every_s: float = 30.0
+    validate_every: int | None = None
+
+
 def run_training(
     trainer: Trainer,
     num_steps: int,
     *,
     name: str,
     checkpoint: Path | None = None,
-    checkpoint_every_s: float = 30.0,
-    log_every: int = 50,
+    pace: Pace = Pace(),
+    validate: Callable[[], dict[str, float]] | None = None,
 ) -> list[dict[str, float]]:
     """Runs a trainer to its last step, resuming from a checkpoint where one is left.
+
+    Several processes of `torch.distributed` call it alike; the first one writes checkpoints and shows progress.
 
     Args:
         trainer: see `Trainer`.
         num_steps: optimiser steps in all.
         name: what the progress bar and the log lines call it.
         checkpoint: file for the resumable state; removed by the caller's rule once the final weights are written.
-        checkpoint_every_s: seconds between checkpoints.
-        log_every: steps between log lines.
+        pace: of log lines, checkpoints and validations.
+        validate: measures the model after a step; after the last one in any case.
 
     Returns:
-        One dict per logged step, with "step" and "elapsed_s" added.
+        One dict per logged or validated step, with "step" and "elapsed_s" added.
 
     Raises:
-        FloatingPointError: a logged value is not finite; names the stage, the step and the value.
+        FloatingPointError: a value is not finite; names the stage, the step and the value.
     """
     first, history = _resume(trainer, checkpoint)
+    is_main = is_main_process()
     begun = last_saved = time.monotonic()
     # The bar is for a person at a terminal; log files get one line per `log_every` steps instead.
-    bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=None, mininterval=1.0)
+    shown_to = None if is_main else True
+    bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=shown_to, mininterval=1.0)
     for i in bar:
         values = trainer.step(i)
-        if i % log_every == 0 or i == num_steps - 1:
-            _check_finite(values, name, i)
+        is_last = i == num_steps - 1
+        is_validated = validate is not None and (
+            is_last or (pace.validate_every and (i + 1) % pace.validate_every == 0)
+        )
+        if is_validated:
+            values |= validate()
+        _check_finite(values, name, i)
+        if is_validated or is_last or i % pace.log_every == 0:
             history.append({"step": i, "elapsed_s": round(time.monotonic() - begun, 3), **values})
             shown = " ".join(f"{key} {value:.4g}" for key, value in values.items())
             bar.set_postfix_str(shown)
-            log.info("%s step %d/%d %s", name, i, num_steps, shown)
-        if checkpoint is not None and time.monotonic() - last_saved > checkpoint_every_s:
+            if is_main:
+                log.info("%s step %d/%d %s", name, i, num_steps, shown)
+        if is_main and checkpoint is not None and time.monotonic() - last_saved > pace.checkpoint_every_s:
             _save(trainer, checkpoint, i + 1, history)
             last_saved = time.monotonic()
     return history
+
+
+def is_main_process() -> bool:
+    """Whether this is the only process or the first of several: the one that writes."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, list[dict[str, float]]]:
@@ -110,6 +144,13 @@ def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0
         return (i + 1) / warmup
     progress = (i - warmup) / max(1, num_steps - warmup)
     return final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def linear_rate(i: int, num_steps: int, *, warmup: int) -> float:
+    """Learning-rate factor of step i: linear warm-up, then a straight line to zero. Dimensionless, in [0, 1]."""
+    if i < warmup:
+        return (i + 1) / warmup
+    return max(0.0, (num_steps - i) / max(1, num_steps - warmup))
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:

@@ -15,7 +15,9 @@ from lantern.models.checkpoints import load_weights
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.layouts import convert_draft, convert_target
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.training.drafter import DrafterTraining, draft_loss, unroll
+from lantern.training.drafter import make_optimiser
+from lantern.training.drafter_loss import DraftLoss, unroll
+from lantern.training.drafter_recipe import DrafterTraining
 
 NUM_TEXT, NUM_TOKENS = 8, 16
 CONFIG = TargetConfig(64, 3, 4, 64, 4, NUM_TEXT, 24, 256)
@@ -60,14 +62,21 @@ def test_losses_and_parameters_after_one_step(step):
     assert entropy.item() == pytest.approx(RECIPE["ploss"], rel=1e-5)
     loss = regression + RECIPE["p_w"] * entropy
     assert loss.item() == pytest.approx(RECIPE["loss"], rel=1e-5)
-    parameters = [parameter for parameter in step.draft.parameters() if parameter.requires_grad]
-    options = {"betas": tuple(RECIPE["betas"]), "eps": RECIPE["eps"], "weight_decay": RECIPE["weight_decay"]}
-    optimiser = torch.optim.AdamW(parameters, lr=RECIPE["lr"], **options)
+    recipe = DrafterTraining(
+        loss="published",
+        optimiser="adamw",
+        learning_rate=RECIPE["lr"],
+        weight_decay=RECIPE["weight_decay"],
+        max_norm=float("inf"),
+    )
+    optimiser = make_optimiser(step.draft, recipe)
+    settings = optimiser.parts[0].param_groups[0]
+    assert settings["betas"] == tuple(RECIPE["betas"]) and settings["eps"] == RECIPE["eps"]
     loss.backward()
-    torch.nn.utils.clip_grad_value_(parameters, RECIPE["grad_clip_value"])
+    torch.nn.utils.clip_grad_value_(optimiser.parameters, RECIPE["grad_clip_value"])
     gradient = step.stored["clipped_grad.layers.0.post_attention_layernorm.weight"]
     torch.testing.assert_close(step.draft.layer.ffn_norm.weight.grad, gradient, atol=1e-5, rtol=1e-4)
-    optimiser.step()
+    optimiser.update(1.0)
     after = {name.removeprefix("after."): part for name, part in step.stored.items() if name.startswith("after.")}
     layer, mine = step.draft.layer, {"fc.bias": step.draft.from_token.bias}
     mine["fc.weight"] = torch.cat([step.draft.from_token.weight, step.draft.from_hidden.weight], dim=1)
@@ -93,9 +102,10 @@ def test_draft_loss_is_theirs_with_the_first_position_added(step):
     """The mean over all 16 rows, of which the authors' code leaves out the first."""
     hidden = torch.cat([torch.zeros(3, NUM_TEXT, 64), step.wanted], dim=1)
     mask = torch.ones(3, NUM_TEXT, dtype=torch.bool)
-    training = DrafterTraining(loss="published")
     with torch.no_grad():
-        loss, _ = draft_loss(step.draft, step.target, step.codes, mask, hidden, step.noisy, training)
+        loss, _ = DraftLoss(step.draft, step.target, DrafterTraining(loss="published"))(
+            step.codes, mask, hidden, step.noisy
+        )
         regression, entropy = row_losses(step)
     first = float((regression + RECIPE["p_w"] * entropy)[:, 0].mean())
     count = regression.shape[1]
