@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lantern.kv_cache import KVCache
-from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+from lantern.models.checkpoints import cast_weights, load_checkpoint, load_weights, save_checkpoint
 from lantern.models.transformer import Layer, RMSNorm, find_multiple, rotary_table, store_column_major
 
 
@@ -85,6 +85,20 @@ class TargetModel(nn.Module):
             for part in (layer.attention_out, layer.down):
                 nn.init.normal_(part.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.token_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of weights, cache and hidden states; the head's may be wider, see `cast_target`."""
+        return self.token_embedding.weight.dtype
+
+    def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
+        return self.head(hidden.to(self.head.weight.dtype)).float()
+
     def embed_text(self, features: torch.Tensor) -> torch.Tensor:
         """Projects caption features (rows, num_text_tokens, caption_dim) to (rows, num_text_tokens, dim)."""
         return self.caption_out(F.gelu(self.caption_in(features), approximate="tanh"))
@@ -138,7 +152,7 @@ class TargetModel(nn.Module):
         The model can no longer be trained or saved afterwards. Outputs change by rounding only. A no-op on other
         devices and dtypes, whose kernels want the weights as they are.
         """
-        if self.head.weight.device.type == "cpu" and self.head.weight.dtype == torch.float32:
+        if self.device.type == "cpu" and self.dtype == torch.float32:
             for layer in self.layers:
                 layer.fold_norms()
             store_column_major(self)
@@ -146,10 +160,19 @@ class TargetModel(nn.Module):
 
     def new_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """An empty cache of num_slots slots for num_rows rows on the model's device, in its dtype."""
-        c, weight = self.config, self.head.weight
-        return KVCache(
-            c.num_layers, num_rows, num_slots, c.num_heads, c.head_dim, device=weight.device, dtype=weight.dtype
-        )
+        c = self.config
+        return KVCache(c.num_layers, num_rows, num_slots, c.num_heads, c.head_dim, device=self.device, dtype=self.dtype)
+
+
+def cast_target(model: TargetModel, dtype: torch.dtype) -> TargetModel:
+    """Casts a target in place, all but its head: guidance, filters and acceptance start from float32 logits.
+
+    In bfloat16 the best two of 16384 logits are often equal; a float32 head costs dim x vocab x 2 bytes more.
+    """
+    head, model.head = model.head, nn.Identity()
+    cast_weights(model, dtype)
+    model.head = head
+    return model
 
 
 def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:
