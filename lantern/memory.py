@@ -8,8 +8,8 @@ import torch
 
 from lantern.drafting import DynamicTreeOptions
 from lantern.models.draft import DraftConfig
-from lantern.models.target import TargetConfig
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.sizes import TargetConfig, draft_parameters, target_parameters
 
 FLOAT32 = 4  # bytes
 GIB = 2**30
@@ -69,23 +69,6 @@ class MemoryEstimate:
     def total(self) -> int:
         """Peak in bytes: models, table, cache and noise, and the larger of a step and drawing the images."""
         return self.weights + self.table + self.kv_cache + self.noise + max(self.step, self.image)
-
-
-def target_parameters(config: TargetConfig) -> int:
-    """Parameters of a target: L (4 d^2 + 3 d f + 2 d) + 2 V d + d^2 + (d + t) c + d, null caption included.
-
-    L layers of width d with feed-forward width f, V codes, t caption rows of c channels.
-    """
-    c = config
-    layer = 4 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
-    caption = (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    return c.num_layers * layer + 2 * c.vocab_size * c.dim + caption + c.dim
-
-
-def draft_parameters(config: DraftConfig) -> int:
-    """Parameters of a draft model: V d + 2 d^2 + d + 4 d^2 + 3 d f + d."""
-    c = config
-    return c.vocab_size * c.dim + 6 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
 
 
 def tokenizer_parameters(config: VQ16Config) -> int:

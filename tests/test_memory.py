@@ -13,17 +13,15 @@ from lantern.kv_cache import KVCache
 from lantern.memory import (
     GIB,
     DecodingLoad,
-    draft_parameters,
     estimate_memory,
     kv_cache_bytes,
     nodes_of,
-    target_parameters,
     tokenizer_parameters,
 )
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
-from lantern.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES, resolve_size
+from lantern.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, resolve_size, target_parameters
 
 TEXT = {"num_text_tokens": 120, "caption_dim": 2048}
 XL = TargetConfig(**LLAMAGEN_SIZES["XL"], **TEXT, vocab_size=16384, grid=16, ffn_multiple=FFN_MULTIPLE)

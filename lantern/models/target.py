@@ -6,7 +6,6 @@ Sequence: `num_text_tokens` caption rows (left-padded), then the image tokens in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,42 +14,8 @@ from torch import nn
 
 from lantern.kv_cache import KVCache
 from lantern.models.checkpoints import cast_weights, load_checkpoint, load_weights, save_checkpoint
-from lantern.models.transformer import Layer, RMSNorm, find_multiple, rotary_table, store_column_major
-
-
-@dataclass(frozen=True)
-class TargetConfig:
-    """Sizes of a target model; the defaults are those of the embedded world.
-
-    LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
-    num_text_tokens 120, caption_dim 2048, ffn_multiple 256.
-    """
-
-    dim: int = 128
-    num_layers: int = 16
-    num_heads: int = 4
-    vocab_size: int = 1024
-    grid: int = 8
-    num_text_tokens: int = 16
-    caption_dim: int = 256
-    ffn_multiple: int = 32
-    norm_eps: float = 1e-5
-    rope_base: float = 10000.0
-
-    @property
-    def num_image_tokens(self) -> int:
-        """Tokens of an image."""
-        return self.grid * self.grid
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of an attention head."""
-        return self.dim // self.num_heads
-
-    @property
-    def ffn_hidden(self) -> int:
-        """Channels inside the feed-forward part."""
-        return find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
+from lantern.models.transformer import Layer, RMSNorm, rotary_table, store_column_major
+from lantern.sizes import TargetConfig
 
 
 class TargetModel(nn.Module):
