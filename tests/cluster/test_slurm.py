@@ -43,10 +43,17 @@ def test_gpu_rules_run_in_the_gpu_partition_and_see_one_gpu(cluster_run):
         assert cluster_run.devices[job["JobId"]] == {"0"}
 
 
-def test_a_gpu_is_never_shared(cluster_run):
+def test_jobs_that_wait_together_for_the_gpu_run_one_after_the_other(cluster_run):
     jobs = [job for job in cluster_run.jobs if job["Partition"] == "gpu"]
+    first, second = cluster_run.jobs_of("generate_images")
+    # It is Slurm that keeps them apart: Snakemake, told of one GPU for each job, sends both.
+    assert max(first["SubmitTime"], second["SubmitTime"]) < min(first["EndTime"], second["EndTime"])
     times = sorted((job["StartTime"], job["EndTime"]) for job in jobs)
     assert all(ended <= started for (_, ended), (started, _) in itertools.pairwise(times))
+
+
+def test_a_finished_run_leaves_no_process(slurm, cluster_run):
+    assert slurm.leftovers() == []
 
 
 def test_other_rules_run_in_the_cpu_partition_and_see_no_gpu(cluster_run):

@@ -3,6 +3,7 @@
 Run as a script it stays up until Ctrl+C: `python tests/cluster/toy_slurm.py`.
 """
 
+import contextlib
 import os
 import re
 import secrets
@@ -38,7 +39,8 @@ SlurmdLogFile={folder}/slurmd.log
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 MpiDefault=none
-ProctrackType=proctrack/linuxproc
+# By process group: a process whose parent died is still found, and killed with its job.
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 TaskProlog={folder}/task_prolog.sh
 SelectType=select/cons_tres
@@ -61,10 +63,13 @@ PartitionName=gpu Nodes={host} Default=NO MaxTime=INFINITE State=UP
 """
 # The toy's only GPU is a file that exists on every machine.
 GRES_CONF = "{mark}{folder}\nNodeName={host} Name=gpu Type=toy File=/dev/null\n"
-# What each task sees; the output of this script itself would be read by Slurm.
+# A variable of every process of a job, by which those that outlived it are found.
+VARIABLE = "LANTERN_TOY_SLURM"
+# Runs before each task: writes down what the task sees; what it prints is set for the task.
 TASK_PROLOG = """\
 #!/bin/sh
 echo "$SLURM_JOB_ID ${{CUDA_VISIBLE_DEVICES-none}}" >> {folder}/visible_devices.txt
+echo "export {variable}={folder}"
 """
 
 
@@ -112,6 +117,13 @@ def _alive(file):
     return file.stem in command
 
 
+def _environment(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def _wait(is_done, seconds, what):
     deadline = time.monotonic() + seconds
     while not is_done():
@@ -152,7 +164,8 @@ class ToySlurm:
     def _write(self):
         memory = int(re.search(r"RealMemory=(\d+)", self._run("slurmd", "-C"))[1]) * 9 // 10
         host = socket.gethostname().partition(".")[0]
-        values = {"mark": MARK, "folder": self.folder, "host": host, "cpus": os.cpu_count(), "memory": memory, **PORTS}
+        values = {"mark": MARK, "folder": self.folder, "host": host, "cpus": os.cpu_count(), "memory": memory}
+        values |= {"variable": VARIABLE, **PORTS}
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
         CONF.parent.mkdir(exist_ok=True)
@@ -210,6 +223,11 @@ class ToySlurm:
             seen.setdefault(job, set()).add(devices)
         return seen
 
+    def leftovers(self):
+        """Processes of this Slurm's jobs, running now."""
+        mark = f"{VARIABLE}={self.folder}".encode()
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in _environment(pid)]
+
     def logs(self):
         """What the daemons logged."""
         return "\n".join(f"== {file}\n{file.read_text()}" for file in sorted(self.folder.glob("*.log")))
@@ -224,6 +242,9 @@ class ToySlurm:
                 print(error)
         for name in ("slurmd", "slurmctld", "munged"):
             self._end(name, [signal.SIGTERM, signal.SIGKILL])
+        for pid in self.leftovers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for file in (CONF, GRES):
             if file.exists() and file.read_text().startswith(f"{MARK}{self.folder}\n"):
                 file.unlink()
