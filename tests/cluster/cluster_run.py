@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from snakemake.utils import update_config
 
-from tiny_run import ROOT, Workflow
+from lantern.config import load_yaml
+from tiny_run import ROOT, TINY, Workflow
 
 PROFILE = ROOT / "profiles" / "slurm"
 SMALL = Path(__file__).parent / "small.yaml"
@@ -18,6 +20,8 @@ MODELS = [
     *("train_target", "train_drafter", "build_nearest_codes"),
 ]
 SHORT_CHECKS = ["--slurm-init-seconds-before-status-checks", "1", "--seconds-between-status-checks", "1"]
+TINY_CONFIG = load_yaml(ROOT / "config.yaml")
+update_config(TINY_CONFIG, load_yaml(TINY))
 # What a test on a toy Slurm says differently on the command line: no accounting, no GPU to compute on, no patience.
 OVERRIDES = ["--config", "device=cpu", "--slurm-status-command", "squeue", *SHORT_CHECKS, "--latency-wait", "5"]
 
@@ -51,7 +55,7 @@ def copy_profile(folder):
     file = folder / "config.yaml"
     entries = yaml.safe_load(file.read_text())
     for rule in GPU_RULES:
-        entries["set-resources"][rule]["gpu"] = 1
+        entries.setdefault("set-resources", {}).setdefault(rule, {})["gpu"] = 1
     entries["groups"].update(dict.fromkeys(MODELS, "models"))
     entries["group-components"]["models"] = len(MODELS) + 1
     file.write_text(yaml.safe_dump(entries))

@@ -5,7 +5,8 @@ import itertools
 import pandas as pd
 import pytest
 
-from cluster_run import GPU_RULES
+from cluster_run import GPU_RULES, TINY_CONFIG
+from lantern.job_resources import JobSizes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -64,12 +65,15 @@ def test_other_rules_run_in_the_cpu_partition_and_see_no_gpu(cluster_run):
 
 
 @pytest.mark.parametrize("rule", GPU_RULES)
-def test_a_job_asks_for_the_memory_and_time_of_the_profile(cluster_run, rule):
-    wanted = cluster_run.profile["set-resources"][rule]
+def test_a_job_asks_for_the_memory_and_time_of_its_rule(cluster_run, rule):
+    sizes = JobSizes(TINY_CONFIG, has_gpu=False)
+    wanted = {
+        "generate_images": (sizes.decoding_mb(), sizes.decoding_minutes(4, 2)),
+        "measure_latency": (sizes.decoding_mb(), sizes.decoding_minutes(4, 1)),
+        "measure_law": (sizes.scoring_mb(1000), sizes.decoding_minutes(4, 2, 120)),
+    }[rule]
     for job in cluster_run.jobs_of(rule):
-        assert megabytes(job) == eval(wanted["mem_mb"], {"attempt": 1})
-        # Where the profile says nothing, as of generation, the rule's own time.
-        assert minutes(job) == eval(wanted.get("runtime", "60 * attempt"), {"attempt": 1})
+        assert (megabytes(job), minutes(job)) == tuple(resource(None, 1) for resource in wanted)
 
 
 def test_short_jobs_go_as_one(cluster_run):
