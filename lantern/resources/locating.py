@@ -99,11 +99,12 @@ def _ask(question: Callable[[], Any]) -> Any:
         try:
             return question()
         except httpx2.TimeoutException as error:
-            host = error.request.url.host
-            raise ConnectionError(f"{host} accepts connections but gives no answer within {ANSWER_S} s") from error
+            host, limit = error.request.url.host, REACH_S if isinstance(error, httpx2.ConnectTimeout) else ANSWER_S
+            raise ConnectionError(f"{host} accepts connections but gives no answer within {limit} s") from error
         except (HfHubHTTPError, httpx2.TransportError) as error:
             wait = next(waits, None)
-            if wait is None or not may_pass(error):
+            # The host is in reach: a connection that is not made now is a certificate's fault.
+            if wait is None or isinstance(error, httpx2.ConnectError) or not may_pass(error):
                 raise
             log.warning("%s; asking again", error)
             time.sleep(wait)
