@@ -29,10 +29,10 @@ from lantern.models.layouts import (
 )
 from lantern.models.original_target import check_original
 from lantern.models.target import TargetConfig, TargetModel, load_target
-from lantern.models.transformer import find_multiple
 from lantern.models.vq16 import VQ16
 from lantern.models.weight_files import WeightFile, compare_with_config, find_weights, read_weights
 from lantern.resources.manifest import resource_path, resource_sha256
+from lantern.sizes import find_multiple
 
 # Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
 _CONFIG_KEYS = {
