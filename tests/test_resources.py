@@ -561,6 +561,7 @@ def test_describing_resources_needs_no_heavy_library():
 # --- the rule ----------------------------------------------------------------------------------------
 
 SNAKEFILE = """
+from lantern.job_resources import growing
 from lantern.resources.entries import parse_entries, resource_of
 RESOURCES = parse_entries(config["resources"])
 ENVIRONMENT = "{root}/environment.yml"
