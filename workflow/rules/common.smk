@@ -9,7 +9,7 @@ from lantern.environment import set_job_environment
 from lantern.fingerprint import code_fingerprint
 from lantern.job_resources import JobSizes, growing
 from lantern.methods import expand_ablations, expand_methods
-from lantern.metrics.choices import check_choices, metric_files, trained_models
+from lantern.metrics.choices import check_choices, metric_files, published_files, trained_models
 from lantern.resources.entries import parse_entries, resource_of
 
 try:
@@ -41,6 +41,8 @@ HEADLINE = {
 }
 # Laws are of sampled tokens: at a greedy headline, those of the highest temperature that runs.
 LAW = HEADLINE if HEADLINE["temperature"] != "0" else {**HEADLINE, "temperature": TEMPERATURES[-1]}
+# Weights and real images from elsewhere, looked at before anything is generated; none where the run trains its rulers.
+RULER_FILES = published_files(config["metrics"], RESOURCES)
 # What a folder of images holds is part of the config as far as re-running is concerned; in how many jobs it is read is not.
 DATA = {
     "data": {key: value for key, value in config["data"].items() if key not in ("num_shards", "captions")},

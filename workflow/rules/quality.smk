@@ -4,6 +4,7 @@
 rule measure_quality:
     input:
         **metric_inputs(config["metrics"]),
+        rulers=stage("reference", "rulers.json") if RULER_FILES else [],
         records=lambda wildcards: shards_of(
             wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
         ),

@@ -26,3 +26,32 @@ rule measure_reference:
         "Measuring the real images of {params.settings[reference][name]}"
     script:
         "../scripts/measure_reference.py"
+
+
+if RULER_FILES:
+
+    # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
+    # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
+    rule check_rulers:
+        input:
+            **RULER_FILES,
+        output:
+            stage("reference", "rulers.json"),
+        log:
+            log_of("check_rulers"),
+        priority: 100
+        conda:
+            ENVIRONMENT
+        threads: 1
+        resources:
+            mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
+            runtime=growing(30),
+        params:
+            code=code("check_rulers.py"),
+            settings={
+                key: config["metrics"][key] for key in ("fidelity", "clip", "prompt_accuracy", "hps", "published")
+            },
+        message:
+            "Loading what images will be measured with"
+        script:
+            "../scripts/check_rulers.py"
