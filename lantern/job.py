@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -19,8 +19,8 @@ import torch
 def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     """Sends output, warnings and log records of a script to its rule's log file and sets the thread count.
 
-    Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone). An error
-    leaves its traceback in the log and one sentence on the terminal.
+    Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone), and so do
+    this package's own warnings. An error leaves its traceback in the log and one sentence on the terminal.
 
     Args:
         snakemake: the object that Snakemake hands to a script; its first log file and its threads are used.
@@ -34,6 +34,7 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", buffering=1) as file:
         logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+        logging.getLogger().addHandler(_warnings_for(terminal, snakemake.rule))
         logging.captureWarnings(True)
         sys.stdout = file
         sys.stderr = terminal if terminal.isatty() else file
@@ -49,6 +50,15 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
         finally:
             sys.stdout, sys.stderr = stdout, terminal
             logging.basicConfig(stream=terminal, force=True)
+
+
+def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
+    """Shows warnings of this package and of the script, not those of libraries."""
+    handler = logging.StreamHandler(terminal)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter(f"{rule}: %(message)s"))
+    handler.addFilter(lambda record: record.name.split(".")[0] in ("lantern", rule))
+    return handler
 
 
 @contextmanager
