@@ -47,6 +47,12 @@ def test_few_images_are_decoded_at_a_time(monkeypatch):
     assert sizes[3:] == [1, 1]
 
 
+@pytest.mark.parametrize(("side", "interpolation"), [(48, "nearest"), (256, "antialiased")])
+def test_images_larger_than_their_cell_are_smoothed(side, interpolation):
+    figure = draw_pictures(make_grid(images=np.zeros((2, 3, side, side, 3), dtype=np.uint8)))
+    assert {axes.images[0].get_interpolation() for axes in figure.axes} == {interpolation}
+
+
 def test_marked_tokens_are_outlined():
     marks = np.zeros((2, 3, 4), dtype=bool)
     marks[1, 2, 1] = True  # upper right token of two by two, two pixels a side
