@@ -35,7 +35,7 @@ from lantern.generation import make_tree, synchronise
 from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import PRESETS, MethodSpec
 from lantern.models.checkpoints import cast_weights
-from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.target import TargetConfig, TargetModel, cast_target
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sampling import NoiseField, SamplingConfig
 from lantern.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES
@@ -131,7 +131,7 @@ def make_models(options: argparse.Namespace, seconds: dict[str, float]) -> Model
     config = TargetConfig(**LLAMAGEN_SIZES[options.size], **sizes, ffn_multiple=FFN_MULTIPLE)
     with Clock(seconds, "make_models_s", device):
         with torch.device(device):
-            target = cast_weights(TargetModel(config).eval(), dtype)
+            target = cast_target(TargetModel(config).eval(), dtype)
         draft = cast_weights(new_draft_model(target, 0).eval(), dtype)
         # The published drafters also look at padded caption rows.
         draft.config = replace(draft.config, masks_text_padding=False)

@@ -25,12 +25,12 @@ from snakemake.utils import update_config
 from lantern.config import load_yaml, validate_config
 from lantern.drafting import DynamicTreeOptions
 from lantern.generation import make_tree
-from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of, target_parameters
+from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.draft import DraftConfig
 from lantern.models.target import TargetConfig
 from lantern.settings import pick
-from lantern.sizes import resolve_size
+from lantern.sizes import resolve_size, target_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 # The measured preset whose step a method's is like.

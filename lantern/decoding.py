@@ -110,8 +110,7 @@ class Decoder:
         self.models, self.spec, self.sampling, self.records_margins = models, spec, sampling, records_margins
         self.target, config = models.target, models.target.config
         self.num_tokens, self.num_text = config.num_image_tokens, config.num_text_tokens
-        weight = self.target.head.weight
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = self.target.device, self.target.dtype
         self.tree: StaticTree | None = None
         self.drafter: TreeDrafter | None = None
         if spec.drafts is not None:
@@ -236,8 +235,8 @@ class Decoder:
 
     def _score(self, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(log-weights with the target's noise, log-weights, raw guided logits), each float32 (batch, nodes, vocab)."""
-        guided = guide(hidden, self.sampling.cfg_scale).to(hidden.dtype) if self.sampling.is_guided else hidden
-        logits = self.target.head(guided).float()
+        guided = guide(hidden, self.sampling.cfg_scale) if self.sampling.is_guided else hidden
+        logits = self.target.read_logits(guided)
         self._is_finite = logits.sum((1, 2)).isfinite()  # (batch,); a sum is not finite as soon as one logit is not
         if self.sampling.is_greedy:
             return logits, logits, logits

@@ -97,7 +97,7 @@ class TreeDrafter:
         tree: StaticTree | DynamicTreeOptions,
         sampling: SamplingConfig,
     ) -> None:
-        self.draft, self.head, self.sampling = draft, target.head, sampling
+        self.draft, self.read_logits, self.sampling = draft, target.read_logits, sampling
         self.drafts = "top" if sampling.is_greedy else drafts
         self.tree = tree
         self.num_text_rows = target.config.num_text_tokens - 1
@@ -110,8 +110,7 @@ class TreeDrafter:
             )
         num_inner = len(tree.parent_nodes) - 1 if is_static else tree.depth * tree.top_k
         self.num_slots = self.num_text_rows + self.num_image_tokens + max(self.max_depth + 1, num_inner) + 1
-        weight = target.head.weight
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = target.device, target.dtype
         self._steps = torch.arange(self.max_depth + 1, device=self.device)
         lower = torch.ones(1, self.max_depth + 1, self.max_depth + 1, dtype=torch.bool, device=self.device).tril_()
         self._catch_up_window = window_table(lower, self.num_slots, self.dtype)
@@ -180,8 +179,8 @@ class TreeDrafter:
         """(log-weights after the filters, the same with the noise that picks the drafts), each (batch, nodes,
         vocab).
         """
-        guided = guide(hidden, self.sampling.cfg_scale).to(hidden.dtype) if self.sampling.is_guided else hidden
-        logits = self.head(guided).float()
+        guided = guide(hidden, self.sampling.cfg_scale) if self.sampling.is_guided else hidden
+        logits = self.read_logits(guided)
         if self.sampling.is_greedy:
             return logits, logits
         weights = filter_logits(logits, self.sampling)

@@ -19,7 +19,7 @@ from lantern.io import load_tensors
 from lantern.methods import MethodSpec
 from lantern.models.checkpoints import cast_weights
 from lantern.models.draft import load_draft
-from lantern.models.target import load_target
+from lantern.models.target import cast_target, load_target
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
@@ -50,7 +50,7 @@ def load_decoding_models(
         ValueError: a foreign or truncated file, or a draft model that does not fit the target.
     """
     number_format = getattr(torch, dtype)
-    models = DecodingModels(cast_weights(load_target(target), number_format).to(device).prepare_for_decoding())
+    models = DecodingModels(cast_target(load_target(target), number_format).to(device).prepare_for_decoding())
     if draft is not None:
         models.draft = cast_weights(load_draft(draft), number_format).to(device).prepare_for_decoding()
         for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
@@ -184,6 +184,7 @@ def _to_records(
         "num_threads": torch.get_num_threads(),
         "run_seed": run_seed,
         "device": str(decoder.device),
+        "dtype": str(decoder.dtype).removeprefix("torch."),
         "torch": torch.__version__,
     }
     return GenerationRecords(

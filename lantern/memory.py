@@ -8,8 +8,8 @@ import torch
 
 from lantern.drafting import DynamicTreeOptions
 from lantern.models.draft import DraftConfig
-from lantern.models.target import TargetConfig
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.sizes import TargetConfig, draft_parameters, target_parameters
 
 FLOAT32 = 4  # bytes
 GIB = 2**30
@@ -71,23 +71,6 @@ class MemoryEstimate:
         return self.weights + self.table + self.kv_cache + self.noise + max(self.step, self.image)
 
 
-def target_parameters(config: TargetConfig) -> int:
-    """Parameters of a target: L (4 d^2 + 3 d f + 2 d) + 2 V d + d^2 + (d + t) c + d, null caption included.
-
-    L layers of width d with feed-forward width f, V codes, t caption rows of c channels.
-    """
-    c = config
-    layer = 4 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
-    caption = (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    return c.num_layers * layer + 2 * c.vocab_size * c.dim + caption + c.dim
-
-
-def draft_parameters(config: DraftConfig) -> int:
-    """Parameters of a draft model: V d + 2 d^2 + d + 4 d^2 + 3 d f + d."""
-    c = config
-    return c.vocab_size * c.dim + 6 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
-
-
 def tokenizer_parameters(config: VQ16Config) -> int:
     """Parameters of a VQ-16, counted on a model without storage."""
     with torch.device("meta"):
@@ -110,11 +93,12 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Memory of a decoding job on its device.
 
-    weights: (target + draft model + the drafter's table of embedded tokens, V d) x bytes per value + image tokenizer in
-    float32. kv_cache: `kv_cache_bytes`. noise: batch x image tokens x V x 4 bytes per stream. step: the logits of all
-    nodes, batch x nodes x V, 8 times in float32, and the activations of one layer, rows x nodes x (6 d + 3 f), and its
-    attention weights, rows x heads x nodes x slots; or those of the prefill, with the caption rows for nodes. image:
-    5 feature maps of the highest resolution, of as many images as are decoded together. tables: V x k x 8 bytes.
+    weights: (target + draft model + the drafter's table of embedded tokens, V d) x bytes per value, but the target's
+    head, V d, in float32; image tokenizer in float32. kv_cache: `kv_cache_bytes`. noise: batch x image tokens x V x 4
+    bytes per stream. step: the logits of all nodes, batch x nodes x V, 8 times in float32, and the activations of one
+    layer, rows x nodes x (6 d + 3 f), and its attention weights, rows x heads x nodes x slots; or those of the prefill,
+    with the caption rows for nodes. image: 5 feature maps of the highest resolution, of as many images as are decoded
+    together. tables: V x k x 8 bytes.
 
     Args:
         target: sizes of the target.
@@ -137,7 +121,9 @@ def estimate_memory(
         at_once = min(load.batch, max(1, 8 * 256 * 256 // tokenizer.image_size**2))
         image = _FEATURE_MAPS * at_once * tokenizer.channels * tokenizer.image_size**2 * FLOAT32
     return MemoryEstimate(
-        weights=parameters * size + (tokenizer_parameters(tokenizer) * FLOAT32 if tokenizer else 0),
+        weights=parameters * size
+        + c.vocab_size * c.dim * (FLOAT32 - size)  # the head
+        + (tokenizer_parameters(tokenizer) * FLOAT32 if tokenizer else 0),
         table=8 * c.vocab_size * load.table_columns,
         kv_cache=kv_cache_bytes(c, load, draft is not None),
         noise=load.noise_streams * load.batch * c.num_image_tokens * c.vocab_size * FLOAT32,

@@ -1,8 +1,15 @@
-"""LlamaGen's named model sizes, for the config key target.size. Read while Snakemake builds the workflow: no torch."""
+"""Sizes of a target: its numbers, LlamaGen's names for them, and the parameters that they make.
+
+Read while Snakemake builds the workflow: no torch here.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lantern.models.draft import DraftConfig
 
 # Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. Released for text to image: XL. B to XXXL
 # were made for classes, 1B to 7B for text.
@@ -37,3 +44,60 @@ def resolve_size(settings: dict[str, Any]) -> dict[str, Any]:
     if str(name) not in LLAMAGEN_SIZES:
         raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {name!r}")
     return {**settings, **LLAMAGEN_SIZES[str(name)], "ffn_multiple": FFN_MULTIPLE}
+
+
+def find_multiple(n: int, k: int) -> int:
+    """Smallest multiple of k that is >= n."""
+    return -(-n // k) * k
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Sizes of a target model; the defaults are those of the embedded world.
+
+    LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
+    num_text_tokens 120, caption_dim 2048, ffn_multiple 256.
+    """
+
+    dim: int = 128
+    num_layers: int = 16
+    num_heads: int = 4
+    vocab_size: int = 1024
+    grid: int = 8
+    num_text_tokens: int = 16
+    caption_dim: int = 256
+    ffn_multiple: int = 32
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+
+    @property
+    def num_image_tokens(self) -> int:
+        """Tokens of an image."""
+        return self.grid * self.grid
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of an attention head."""
+        return self.dim // self.num_heads
+
+    @property
+    def ffn_hidden(self) -> int:
+        """Channels inside the feed-forward part."""
+        return find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
+
+
+def target_parameters(config: TargetConfig) -> int:
+    """Parameters of a target: L (4 d^2 + 3 d f + 2 d) + 2 V d + d^2 + (d + t) c + d, null caption included.
+
+    L layers of width d with feed-forward width f, V codes, t caption rows of c channels.
+    """
+    c = config
+    layer = 4 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
+    caption = (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
+    return c.num_layers * layer + 2 * c.vocab_size * c.dim + caption + c.dim
+
+
+def draft_parameters(config: DraftConfig | TargetConfig) -> int:
+    """Parameters of a draft model, or of that of a target: V d + 2 d^2 + d + 4 d^2 + 3 d f + d."""
+    c = config
+    return c.vocab_size * c.dim + 6 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim

@@ -1,11 +1,20 @@
-"""The small models of tests/data/full_len, and LlamaGen weights under the LANTERN authors' names."""
+"""The small models of tests/data/full_len, written as they are published, and what is said of those that are wrong."""
 
 from __future__ import annotations
 
-import torch
+import json
+from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from conftest import DATA
 from lantern.models.target import TargetConfig
 
+FOLDER = DATA / "full_len"
+STORED = json.loads((FOLDER / "config.json").read_text())
+ORIGINAL = FOLDER / "target_llamagen.pt"
 CONFIG = TargetConfig(
     dim=48,
     num_layers=2,
@@ -40,3 +49,47 @@ def as_hugging_face(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             key = key.replace(old + ".weight", new + ".weight")
         renamed["lm_head.weight" if key == "output.weight" else "model." + key] = tensor
     return renamed
+
+
+def read_original() -> dict[str, torch.Tensor]:
+    return torch.load(ORIGINAL, weights_only=True)["model"]
+
+
+def write_hugging_face(
+    folder: Path, state: dict[str, torch.Tensor], kind: str = "single", name: str = "hf_config", **changes: object
+) -> Path:
+    """A folder as on the hub: weights as `kind` says, and config.json with some values changed (None removes)."""
+    folder.mkdir(exist_ok=True)
+    settings = {**STORED[name], **changes}
+    settings = {key: value for key, value in settings.items() if value is not None or key == "rope_scaling"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    if kind == "bin":
+        torch.save(state, folder / "pytorch_model.bin")
+    elif kind == "single":
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        keys = sorted(state)
+        shards = {"one.safetensors": keys[::2], "two.safetensors": keys[1::2]}
+        for shard, names in shards.items():
+            save_file({key: state[key] for key in names}, folder / shard, metadata={"format": "pt"})
+        places = {key: shard for shard, names in shards.items() for key in names}
+        index = {"metadata": {"total_size": 1}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def read_drafter_state() -> dict[str, torch.Tensor]:
+    return torch.load(FOLDER / "drafter_pytorch_model.bin", weights_only=True)
+
+
+def write_drafter(folder: Path, state: dict[str, torch.Tensor] | None = None, **changes: object) -> Path:
+    return write_hugging_face(folder, state or read_drafter_state(), "bin", "drafter_config", **changes)
+
+
+def refusal(call: object, kind: type[Exception] = ValueError) -> str:
+    """The one sentence with which something is refused."""
+    with pytest.raises(kind) as caught:
+        call()
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence

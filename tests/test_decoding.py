@@ -11,6 +11,9 @@ from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import PRESETS, MethodSpec
+from lantern.metrics.equality import compare_with_autoregressive
+from lantern.models.checkpoints import cast_weights
+from lantern.models.target import cast_target
 from lantern.sampling import NoiseField, SamplingConfig
 from lantern.verification import longest_path
 
@@ -55,6 +58,27 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, sa
     assert (result.step_lengths.sum(1) == 16).all()
     assert batch == 1 or (result.target_forwards < 16).any()  # the equality is not won by never accepting a draft
     assert not result.is_substituted.any()
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("drafts", ["top", "coupled"])
+def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
+    """Forwards over one and over several nodes round differently; guidance, filters and the head stay float32."""
+    models = make_models(seed=5)
+    cast_target(models.target, torch.bfloat16)
+    cast_weights(models.draft, torch.bfloat16).prepare_for_decoding()
+    assert models.target.read_logits(torch.zeros(1, models.target.config.dim)).dtype == torch.float32
+    spec, (features, mask) = method(tree=tree, drafts=drafts), make_prompts(models, 5)
+    found = []
+    for part, choices in ((AUTOREGRESSIVE, None), (spec, TREES[tree])):
+        noise = NoiseField(7, [f"prompt-{i}" for i in range(5)], 16, models.target.config.vocab_size)
+        decoder = Decoder(models, part, SamplingConfig(cfg_scale=2.0), choices, records_margins=choices is None)
+        found.append(decoder.generate(features, mask, noise))
+    expected, result = found
+    equality = compare_with_autoregressive(result.codes, expected.codes, expected.margins)
+    assert equality.margin_at_difference.nan_to_num(0.0).max() < 0.1  # nats; typical margins are ten times that
+    assert expected.margins.median() > 0.3
+    assert (result.target_forwards < 16).any()
 
 
 def method(**parts) -> MethodSpec:

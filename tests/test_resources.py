@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import close_session, constants, snapshot_download
 
 from hub_server import COMMIT, Fault, HubServer
-from lantern.resources import fetching, network
+from lantern.resources import fetching, locating, network
 from lantern.resources.entries import check_reference, parse_entries, parse_entry, resource_of
 from lantern.resources.fetching import fetch_resource
 from lantern.resources.manifest import read_manifest, resource_path, resource_sha256
@@ -42,7 +42,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-    monkeypatch.setattr(fetching, "ANSWER_S", 2)
+    monkeypatch.setattr(locating, "ANSWER_S", 2)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     server = HubServer()
     monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
@@ -158,7 +158,7 @@ def test_a_wrong_hash_names_both_and_moves_the_file_aside(server):
         fetch_resource(plain(url, files={"model.pt": sha256(CONTENT)}))
     assert f"expected sha256 {sha256(CONTENT)}" in one_sentence(caught)
     assert f"found {sha256(OTHER)}" in one_sentence(caught) and "model.pt.wrong" in one_sentence(caught)
-    assert sorted(os.listdir("resources/weights")) == ["model.pt.wrong"]
+    assert sorted(os.listdir("resources/weights")) == [".record.json", "model.pt.wrong"]
 
 
 def test_the_hash_of_the_first_fetch_holds_ever_after(server):
@@ -210,20 +210,86 @@ def test_without_network_one_sentence_says_what_to_do(server, monkeypatch, where
     assert "set config key resources.weights.path" in one_sentence(caught)
 
 
-def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypatch):
-    monkeypatch.setattr(network, "REACH_S", 0.2)
-    done = threading.Event()
+def resolve_to(monkeypatch, *addresses):
+    """Gives every name these addresses."""
+    found = [(None, None, None, "", (address, 443)) for address in addresses]
+    monkeypatch.setattr(network.socket, "getaddrinfo", lambda host, port, type: found)
 
-    def swallow(address, timeout):
-        done.wait(20)
-        raise TimeoutError
 
-    monkeypatch.setattr(network.socket, "create_connection", swallow)
-    start = time.monotonic()
-    with pytest.raises(ConnectionError, match=r"out of reach \(no answer within 0\.2 s\)"):
-        fetch_resource(plain("https://example.invalid/model.pt"))
-    assert time.monotonic() - start < 2
+@pytest.fixture
+def swallowed(monkeypatch):
+    """Addresses that swallow packets; the others accept a connection."""
+    addresses, done = set(), threading.Event()
+
+    def connect(address, timeout):
+        if address[0] in addresses:
+            done.wait(20)
+            raise TimeoutError
+        return socket.socket()
+
+    monkeypatch.setattr(network, "REACH_S", 0.3)
+    monkeypatch.setattr(network.socket, "create_connection", connect)
+    yield addresses
     done.set()
+
+
+def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypatch, swallowed):
+    resolve_to(monkeypatch, "192.0.2.1", "192.0.2.2")
+    swallowed |= {"192.0.2.1", "192.0.2.2"}
+    with pytest.raises(ConnectionError, match=r"out of reach \(no answer within 0\.3 s\)"):
+        fetch_resource(plain("https://example.invalid/model.pt"))
+
+
+def test_one_address_that_swallows_packets_does_not_hide_the_others(monkeypatch, swallowed):
+    resolve_to(monkeypatch, "2001:db8::1", "192.0.2.2")
+    swallowed.add("2001:db8::1")
+    network.check_reach("https://localhost/model.pt")
+
+
+def test_why_no_address_of_a_server_can_be_reached(monkeypatch):
+    def refuse(address, timeout):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    resolve_to(monkeypatch, "2001:db8::1", "192.0.2.2")
+    monkeypatch.setattr(network.socket, "create_connection", refuse)
+    with pytest.raises(ConnectionError, match=r"localhost is out of reach \(Connection refused\)"):
+        network.check_reach("https://localhost/model.pt")
+
+
+@pytest.mark.parametrize("where", ["plain", "hub", "newest commit"])
+def test_a_server_that_accepts_and_stays_silent_is_asked_once(server, monkeypatch, where):
+    assert network.REACH_S + locating.ANSWER_S < 10
+    monkeypatch.setattr(locating, "ANSWER_S", 0.2)
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def accept():
+            while True:
+                try:
+                    accepted.append(silent.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        on = {"hub": {}, "newest commit": {"revision": None}}
+        resource = plain(f"{endpoint}/model.pt") if where == "plain" else on_hub(**on[where])
+        with pytest.raises(ConnectionError, match=r"127\.0\.0\.1 accepts connections but gives no answer") as caught:
+            fetch_resource(resource)
+        silent.shutdown(socket.SHUT_RDWR)
+    assert "within 0.2 s; download it by hand to resources/weights/" in one_sentence(caught)
+    assert len(accepted) == 2  # one to see whether there is a network, one with the question
+    for connection in accepted:
+        connection.close()
+
+
+def test_where_large_files_lie_must_be_in_reach(server, monkeypatch):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    monkeypatch.setattr(HubServer, "cdn", f"http://127.0.0.1:{closed_port()}")
+    with pytest.raises(ConnectionError, match="out of reach"):
+        fetch_resource(on_hub())
+    assert not Path("resources/weights").exists()
 
 
 def test_files_put_there_by_hand_need_no_network(server):
@@ -239,9 +305,9 @@ def test_files_put_there_by_hand_need_no_network(server):
 def test_behind_a_proxy_the_proxy_must_be_in_reach(server, monkeypatch):
     asked = []
     monkeypatch.setenv("https_proxy", "proxy.example:3128")
-    monkeypatch.setattr(
-        network.socket, "create_connection", lambda address, timeout: asked.append(address) or socket.socket()
-    )
+    found = [(None, None, None, "", ("192.0.2.1", 0))]
+    monkeypatch.setattr(network.socket, "getaddrinfo", lambda host, port, type: asked.append((host, port)) or found)
+    monkeypatch.setattr(network.socket, "create_connection", lambda address, timeout: socket.socket())
     network.check_reach("https://example.org/model.pt")
     network.check_reach("https://localhost/model.pt")
     assert asked == [("proxy.example", 3128), ("localhost", 443)]
@@ -328,13 +394,62 @@ def test_what_the_hub_refuses(server, changes, error, words):
     assert words in one_sentence(caught)
 
 
-def test_a_missing_commit_is_looked_up(server):
+def test_without_a_commit_the_newest_is_fetched_named_and_recorded(server, caplog):
     server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
-    with pytest.raises(ValueError, match=rf"resources\.weights\.revision .* got null; the newest .* is {COMMIT}"):
+    manifest = fetch_resource(on_hub(revision=None))
+    assert manifest["source"] == f"someone/model at {COMMIT} on the hub"
+    assert {one.path.split("/")[4] for one in server.served if "/resolve/" in one.path} == {COMMIT}
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for words in ("resources.weights.revision is null", COMMIT, "write it into the config"):
+        assert words in warning
+    record = json.loads(Path("resources/weights/.record.json").read_text())
+    assert record["origin"]["revision"] == COMMIT
+    # Written into the config, the commit changes nothing.
+    asked = len(server.served)
+    assert fetch_resource(on_hub()) == manifest and len(server.served) == asked
+
+
+def test_the_commit_of_the_first_fetch_holds_ever_after(server, caplog):
+    files = {"config.json": b"{}", "model.safetensors": CONTENT}
+    server.add_repository("someone/model", files)
+    first = fetch_resource(on_hub(revision=None))
+    caplog.clear()
+    Path("resources/weights/config.json").unlink()
+    server.served.clear()
+    again = fetch_resource(on_hub(revision=None))
+    assert (again["source"], again["sha256"]) == (first["source"], first["sha256"])
+    assert not [one for one in server.served if one.path.startswith("/api/")]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    Path("resources/weights/config.json").unlink()
+    server.add_repository("someone/model", {"config.json": b"[]"}, commit="f" * 40)
+    with pytest.raises(FileNotFoundError, match=f"someone/model has no commit {COMMIT}"):
         fetch_resource(on_hub(revision=None))
-    server.repositories.clear()
-    with pytest.raises(ValueError, match=r"got null; `git ls-remote http://127\.0\.0\.1:\d+/someone/model HEAD`"):
+
+
+def test_a_broken_first_fetch_without_a_commit_goes_on_at_the_same_one(server):
+    server.add_repository("someone/model", {"model.safetensors": CONTENT})
+    server.faults[f"/cdn/{sha256(CONTENT)}"] = deque([Fault(cut_after=6000), *NOTHING])
+    resource = on_hub(revision=None, files={"model.safetensors": None})
+    with pytest.raises(ConnectionError, match="run again to go on"):
+        fetch_resource(resource)
+    server.faults.clear()
+    server.served.clear()
+    fetch_resource(resource)
+    assert [one.byte_range for one in server.served if one.path.startswith("/cdn")] == ["bytes=6000-"]
+    assert not [one for one in server.served if one.path.startswith("/api/")]
+
+
+def test_another_commit_in_the_config_than_the_first_fetch_found_is_named(server):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    fetch_resource(on_hub(revision=None))
+    with pytest.raises(ValueError, match=f"holds files of someone/model {COMMIT}, but .* says someone/model ffff"):
+        fetch_resource(on_hub(revision="f" * 40))
+
+
+def test_the_newest_commit_of_a_repository_that_is_not_there(server):
+    with pytest.raises(FileNotFoundError, match="the hub has no someone/model, or shows it to members only") as caught:
         fetch_resource(on_hub(revision=None))
+    one_sentence(caught)
 
 
 def test_a_hash_that_the_hub_denies_is_noticed_before_the_first_byte(server):
@@ -446,6 +561,7 @@ def test_describing_resources_needs_no_heavy_library():
 # --- the rule ----------------------------------------------------------------------------------------
 
 SNAKEFILE = """
+from lantern.job_resources import growing
 from lantern.resources.entries import parse_entries, resource_of
 RESOURCES = parse_entries(config["resources"])
 ENVIRONMENT = "{root}/environment.yml"

@@ -190,6 +190,21 @@ def needs_reference(metrics: Mapping[str, Any]) -> bool:
     return any(choice.has_reference for choice in chosen(metrics).values())
 
 
+def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> dict[str, str]:
+    """Names the files from elsewhere that measuring needs: what can be looked at before anything is generated.
+
+    Returns:
+        Input's name -> path or manifest: of "inception_weights", "vgg16_weights", "clip_weights", "hps_weights" and
+            "reference_images" or "reference_statistics" what is needed; empty where the run trains its own rulers.
+    """
+    files = {f"{key}_weights": resource_of(value, resources) for key, value in published_weights(metrics).items()}
+    if needs_reference(metrics):
+        reference = metrics["published"]["reference"]
+        given = "images" if reference["statistics"] is None else "statistics"
+        files[f"reference_{given}"] = resource_of(reference[given], resources)
+    return files
+
+
 def metric_files(
     metrics: Mapping[str, Any],
     trained: Mapping[str, str],
@@ -208,11 +223,10 @@ def metric_files(
         Input's name -> path or manifest: of "recogniser", "clip", "inception_weights", "vgg16_weights", "clip_weights",
             "hps_weights" and "reference" what is needed.
     """
-    files = {name: trained[name] for name in trained_models(metrics)}
-    files |= {f"{key}_weights": resource_of(value, resources) for key, value in published_weights(metrics).items()}
+    files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if needs_reference(metrics):
-        statistics = metrics["published"]["reference"]["statistics"]
-        files["reference"] = measured_reference if statistics is None else resource_of(statistics, resources)
+        images = files.pop("reference_images", None)
+        files["reference"] = files.pop("reference_statistics") if images is None else measured_reference
     return files
 
 

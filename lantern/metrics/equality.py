@@ -16,11 +16,13 @@ class Equality:
         is_near_tie: (images,) bool, codes differ, and the first difference sits where the autoregressive decoder's two
             best candidates were closer than the stated margin: a difference of rounding, not of law.
         first_difference: (images,) int64, position of the first difference; the number of tokens where there is none.
+        margin_at_difference: (images,) float, the autoregressive decoder's margin there, nats; nan where there is none.
     """
 
     is_equal: torch.Tensor
     is_near_tie: torch.Tensor
     first_difference: torch.Tensor
+    margin_at_difference: torch.Tensor
 
     @property
     def num_near_ties(self) -> int:
@@ -68,4 +70,5 @@ def compare_with_autoregressive(
     is_equal = ~differs.any(dim=1)
     first = torch.where(is_equal, num_tokens, differs.to(torch.int8).argmax(dim=1))
     margin_there = margins.gather(1, first.clamp(max=num_tokens - 1)[:, None]).squeeze(1)
-    return Equality(is_equal, ~is_equal & (margin_there < near_tie_margin), first)
+    margin = margin_there.masked_fill(is_equal, float("nan"))
+    return Equality(is_equal, ~is_equal & (margin_there < near_tie_margin), first, margin)

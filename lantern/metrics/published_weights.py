@@ -22,7 +22,7 @@ class PublishedWeights:
     Attributes:
         path: of the file.
         sha256: by which results name the weights.
-        tensors: by name, on the CPU; a leading "module." is taken off.
+        tensors: by name, on the CPU.
     """
 
     path: Path
@@ -38,11 +38,10 @@ def load_published(given: Path | str) -> PublishedWeights:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is truncated, holds something else than tensors, or needs code to be read.
+        ValueError: the file is truncated or damaged, holds something else than tensors, or needs code to be read.
     """
     path = find_weights(resource_path(given))
     tensors = _read_script(path) if _is_script(path) else read_weights(path).tensors
-    tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return PublishedWeights(path, resource_sha256(given), tensors)
 
 

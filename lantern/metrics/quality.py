@@ -208,7 +208,12 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
 def _parameters(record: GenerationRecords) -> dict[str, Any]:
     """The method's parts and parameters and what the run adds: the identifying columns of a row."""
     found = record.metadata
-    return {**method_columns(found["method"]), "cfg_scale": found["cfg_scale"], "num_images": len(record)}
+    return {
+        **method_columns(found["method"]),
+        "cfg_scale": found["cfg_scale"],
+        "dtype": found["dtype"],
+        "num_images": len(record),
+    }
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
@@ -226,6 +231,7 @@ def _equality_columns(equality: Equality) -> dict[str, Tensor]:
         "is_equal": equality.is_equal,
         "is_near_tie": equality.is_near_tie,
         "first_difference": equality.first_difference,
+        "margin_at_difference": equality.margin_at_difference,
     }
 
 

@@ -90,6 +90,22 @@ def measure_reference(
     return ReferenceSet(name, gaussian, features, num_images, preprocessing, digest.hexdigest(), described)
 
 
+def check_images(place: Path | str, preprocessing: str, num: int = 8) -> None:
+    """Opens the first real images as `measure_reference` will.
+
+    Args:
+        place: folder or zip archive.
+        preprocessing: name of a `Preprocessing`.
+        num: how many images.
+
+    Raises:
+        ValueError: no such place, fewer than two images, an unreadable one, or sizes that differ without preprocessing.
+    """
+    prepare, files = Preprocessing(preprocessing), itertools.islice(read_pictures(place), num)
+    pictures = [prepare.read(file, content) for file, content in files]
+    _check_shapes(pictures, pictures[0].shape, place)
+
+
 def _check_shapes(pictures: Sequence[Tensor], shape: torch.Size, place: Path | str) -> None:
     if any(picture.shape != shape for picture in pictures):
         raise ValueError(

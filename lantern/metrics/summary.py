@@ -25,7 +25,19 @@ from lantern.metrics.pooling import (
 from lantern.metrics.speed import BASELINE, mean_accepted_length, summarise_latency
 
 CEILINGS = ("real", "reconstruction")
-PARTS = ("method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "cfg_scale")
+PARTS = (
+    "method",
+    "tree",
+    "drafts",
+    "relaxation",
+    "residual",
+    "neighbours",
+    "k",
+    "delta",
+    "lambda_",
+    "cfg_scale",
+    "dtype",
+)
 MEANS = ("nll", "clip_score", "hps", "prompt_accuracy")
 FIDELITY = ("fid", "kid", "precision", "recall")
 LAW_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
@@ -37,9 +49,9 @@ def _with_ends(*names: str) -> tuple[str, ...]:
 
 
 SUMMARY_COLUMNS = (
-    *PARTS[:-1],
+    *PARTS[:-2],
     "temperature",
-    "cfg_scale",
+    *PARTS[-2:],
     "prompt_set",
     "repeat",
     "num_images",
@@ -51,6 +63,7 @@ SUMMARY_COLUMNS = (
     *_with_ends("substitutions", "nll", *FIDELITY, "clip_score", "hps", "prompt_accuracy", "prompt_accuracy_change"),
     *_with_ends("all_correct", "tokens_equal_autoregressive"),
     "num_near_ties",
+    "margin_at_difference",
     *_with_ends(*LAW_INTERVALS),
     *LAW_VALUES,
     "method_id",
@@ -89,8 +102,9 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
             decoding of the same noise. Shares of images that are all correct or equal have exact intervals; with
             several repeats, widened to the bootstrap's where that is wider. `target_cross_entropy` and
             `target_prompt_accuracy` (of autoregressive decoding in the same place) tell how good the target is: an
-            undertrained one flatters every speed-up. The ceilings, methods "real" and "reconstruction", appear once per
-            prompt set and repeat, with an empty temperature.
+            undertrained one flatters every speed-up. `margin_at_difference` is the median of the autoregressive
+            decoder's margins, in nats, where images first differ. The ceilings, methods "real" and "reconstruction",
+            appear once per prompt set and repeat, with an empty temperature.
 
     Raises:
         ValueError: a method lacks its table of images, or a column is missing.
@@ -182,7 +196,11 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
     shares = group.assign(is_equal=group["is_equal"].astype(bool), is_counted=is_counted)
     is_equal, counted = (stack_prompts(shares, name) for name in ("is_equal", "is_counted"))
     values |= _share_with_interval("tokens_equal_autoregressive", is_equal, counted.astype(bool), options)
-    return {**values, "num_near_ties": int((~is_counted).sum())}
+    return {
+        **values,
+        "num_near_ties": int((~is_counted).sum()),
+        "margin_at_difference": group["margin_at_difference"].median(),
+    }
 
 
 def _share_with_interval(

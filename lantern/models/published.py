@@ -7,7 +7,6 @@ file, the key, what was expected and what was found. Files in our own layout are
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,12 @@ from lantern.models.layouts import (
     target_shapes,
     vq16_config,
 )
+from lantern.models.original_target import check_original
 from lantern.models.target import TargetConfig, TargetModel, load_target
-from lantern.models.transformer import find_multiple
 from lantern.models.vq16 import VQ16
-from lantern.models.weight_files import WeightFile, find_weights, read_weights
+from lantern.models.weight_files import WeightFile, compare_with_config, find_weights, read_weights
 from lantern.resources.manifest import resource_path, resource_sha256
+from lantern.sizes import find_multiple
 
 # Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
 _CONFIG_KEYS = {
@@ -70,14 +70,14 @@ def read_target(path: Path, expected: TargetConfig) -> TargetModel:
     if own_metadata(file) is not None:
         model = load_target(file)
         for name, (config_key, _) in _CONFIG_KEYS.items():
-            _compare(file, name, getattr(expected, name), getattr(model.config, name), config_key)
+            compare_with_config(file, name, getattr(expected, name), getattr(model.config, name), config_key)
         return model
     weights = read_weights(file)
     layout = target_layout(weights.tensors)
     if layout == "hugging_face":
         config = _config_of_target(weights, expected)
     else:
-        _check_stage(weights, expected)
+        check_original(weights, expected)
         config = expected
     shapes = target_shapes(config, layout, _null_rows(weights, config, layout))
     check_tensors(weights.path, weights.tensors, shapes)
@@ -104,7 +104,9 @@ def read_draft(path: Path, target: TargetConfig) -> DraftModel:
     if own_metadata(file) is not None:
         model = load_draft(file)
         for name in ("dim", "num_heads", "vocab_size", "grid", "num_text_tokens"):
-            _compare(file, name, getattr(target, name), getattr(model.config, name), f"{_CONFIG_KEYS[name][0]}")
+            compare_with_config(
+                file, name, getattr(target, name), getattr(model.config, name), f"{_CONFIG_KEYS[name][0]}"
+            )
         return model
     weights = read_weights(file)
     config = _config_of_draft(weights, target)
@@ -139,10 +141,10 @@ def read_tokenizer(path: Path, *, image_size: int, grid: int, codebook_size: int
         model = VQ16(vq16_config(weights.path, weights.tensors, image_size=image_size, codebook=codebook))
         weights.tensors.pop("quantize.codebook_used", None)  # a statistic of training
         load_weights(model, weights.tensors, weights.path)
-    _compare(file, "image_size", image_size, model.config.image_size, "data.image_size")
+    compare_with_config(file, "image_size", image_size, model.config.image_size, "data.image_size")
     wanted = {"grid": grid, "codebook_size": codebook_size, "code_dim": code_dim}
     for name, value in wanted.items():
-        _compare(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
+        compare_with_config(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
     return model
 
 
@@ -173,14 +175,6 @@ def _null_rows(weights: WeightFile, config: TargetConfig, layout: str) -> int:
     return NULL_CAPTION_ROWS if says_rows and rows == {NULL_CAPTION_ROWS} else config.num_text_tokens
 
 
-def _compare(path: Path, key: str, expected: Any, found: Any, config_key: str) -> None:
-    if expected != found:
-        raise ValueError(
-            f"{path}: {key} should be {expected} as config key {config_key} says, found {found}; "
-            "choose the other checkpoint or change the config"
-        )
-
-
 def _grid_of(weights: WeightFile) -> int:
     tokens = weights.setting("block_size")
     if math.isqrt(tokens) ** 2 != tokens:
@@ -201,12 +195,13 @@ def _config_of_target(weights: WeightFile, expected: TargetConfig) -> TargetConf
         found, wanted = weights.setting(key), getattr(expected, name)
         if name == "grid":
             found, wanted = _grid_of(weights) ** 2, wanted**2
-        _compare(weights.settings_path, key, wanted, found, config_key)
+        compare_with_config(weights.settings_path, key, wanted, found, config_key)
+    has_base = "rope_base" in weights.require_settings()
     return replace(
         config,
         ffn_multiple=_ffn_multiple(weights, config.dim),
         norm_eps=weights.setting("rms_norm_eps", float),
-        rope_base=float(weights.require_settings().get("rope_base", config.rope_base)),
+        rope_base=weights.setting("rope_base", float) if has_base else config.rope_base,
     )
 
 
@@ -228,21 +223,6 @@ def _ffn_multiple(weights: WeightFile, dim: int) -> int:
     raise ValueError(
         f"{weights.settings_path}: intermediate_size should be at least 8 / 3 of hidden_size = {dim}, found {hidden}"
     )
-
-
-def _check_stage(weights: WeightFile, expected: TargetConfig) -> None:
-    """Stage 1 (256 pixels) and stage 2 (512) have the same tensors: only the file's name and training args tell."""
-    pixels = 16 * expected.grid
-    args = weights.args
-    named = re.fullmatch(r"[ct]2i_.*_(256|384|512)\.pth?", weights.path.name)
-    if "cls_token_num" in args:
-        found = args["cls_token_num"]
-        _compare(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "text.max_tokens")
-    if "image_size" in args:
-        wanted = expected.grid * args.get("downsample_size", 16)
-        _compare(weights.path, "args.image_size", wanted, args["image_size"], "tokenizer.grid")
-    elif named and pixels in (256, 384, 512):
-        _compare(weights.path, "the image size in the file's name", pixels, int(named[1]), "tokenizer.grid")
 
 
 def _config_of_draft(weights: WeightFile, target: TargetConfig) -> DraftConfig:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lantern.io import read_json
 from lantern.models.caption_cleaning import clean_caption
+from lantern.models.weight_files import check_finite
 
 MAX_TOKENS = 120
 _WEIGHT_FILES = (
@@ -59,7 +60,7 @@ class T5TextEncoder:
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a damaged file, another kind of model, missing weights or another width.
+        ValueError: a damaged file, another kind of model, missing or non-finite weights, or another width.
 
     Source: FoundationVision/LlamaGen@ce98ec4, language/t5.py and autoregressive/sample/sample_t2i.py.
     """
@@ -186,6 +187,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
             f"the weights in {folder} lack the tensor {missing[0]} ({len(missing)} such); they are not those of "
             "config.json's model: fetch both again"
         )
+    check_finite(folder, dict(model.named_parameters()))
     return model.eval()
 
 

@@ -6,7 +6,6 @@ Sequence: `num_text_tokens` caption rows (left-padded), then the image tokens in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,43 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lantern.kv_cache import KVCache
-from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
-from lantern.models.transformer import Layer, RMSNorm, find_multiple, rotary_table, store_column_major
-
-
-@dataclass(frozen=True)
-class TargetConfig:
-    """Sizes of a target model; the defaults are those of the embedded world.
-
-    LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
-    num_text_tokens 120, caption_dim 2048, ffn_multiple 256.
-    """
-
-    dim: int = 128
-    num_layers: int = 16
-    num_heads: int = 4
-    vocab_size: int = 1024
-    grid: int = 8
-    num_text_tokens: int = 16
-    caption_dim: int = 256
-    ffn_multiple: int = 32
-    norm_eps: float = 1e-5
-    rope_base: float = 10000.0
-
-    @property
-    def num_image_tokens(self) -> int:
-        """Tokens of an image."""
-        return self.grid * self.grid
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of an attention head."""
-        return self.dim // self.num_heads
-
-    @property
-    def ffn_hidden(self) -> int:
-        """Channels inside the feed-forward part."""
-        return find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
+from lantern.models.checkpoints import cast_weights, load_checkpoint, load_weights, save_checkpoint
+from lantern.models.transformer import Layer, RMSNorm, rotary_table, store_column_major
+from lantern.sizes import TargetConfig
 
 
 class TargetModel(nn.Module):
@@ -84,6 +49,20 @@ class TargetModel(nn.Module):
         for layer in self.layers:  # residual branches start small, so that a deep stack starts near the identity
             for part in (layer.attention_out, layer.down):
                 nn.init.normal_(part.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.token_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of weights, cache and hidden states; the head's may be wider, see `cast_target`."""
+        return self.token_embedding.weight.dtype
+
+    def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
+        return self.head(hidden.to(self.head.weight.dtype)).float()
 
     def embed_text(self, features: torch.Tensor) -> torch.Tensor:
         """Projects caption features (rows, num_text_tokens, caption_dim) to (rows, num_text_tokens, dim)."""
@@ -138,7 +117,7 @@ class TargetModel(nn.Module):
         The model can no longer be trained or saved afterwards. Outputs change by rounding only. A no-op on other
         devices and dtypes, whose kernels want the weights as they are.
         """
-        if self.head.weight.device.type == "cpu" and self.head.weight.dtype == torch.float32:
+        if self.device.type == "cpu" and self.dtype == torch.float32:
             for layer in self.layers:
                 layer.fold_norms()
             store_column_major(self)
@@ -146,10 +125,19 @@ class TargetModel(nn.Module):
 
     def new_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """An empty cache of num_slots slots for num_rows rows on the model's device, in its dtype."""
-        c, weight = self.config, self.head.weight
-        return KVCache(
-            c.num_layers, num_rows, num_slots, c.num_heads, c.head_dim, device=weight.device, dtype=weight.dtype
-        )
+        c = self.config
+        return KVCache(c.num_layers, num_rows, num_slots, c.num_heads, c.head_dim, device=self.device, dtype=self.dtype)
+
+
+def cast_target(model: TargetModel, dtype: torch.dtype) -> TargetModel:
+    """Casts a target in place, all but its head: guidance, filters and acceptance start from float32 logits.
+
+    In bfloat16 the best two of 16384 logits are often equal; a float32 head costs dim x vocab x 2 bytes more.
+    """
+    head, model.head = model.head, nn.Identity()
+    cast_weights(model, dtype)
+    model.head = head
+    return model
 
 
 def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:

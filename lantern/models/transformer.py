@@ -12,12 +12,6 @@ from torch import nn
 
 from lantern.kv_cache import KVCache
 
-
-def find_multiple(n: int, k: int) -> int:
-    """Smallest multiple of k that is >= n."""
-    return -(-n // k) * k
-
-
 OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
 
 

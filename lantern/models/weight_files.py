@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
+import logging
 import re
-import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from lantern.models.pickles import Inert, load_pickle
+
 TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
 # Safe formats first; the LANTERN authors' own code prefers the pickle, which holds the same numbers.
 _STEMS = ("model.safetensors", "pytorch_model.bin")
-# What PyTorch's restricted unpickler says of anything that it would have to call; the name, where it gives one.
-_FOREIGN_CODE = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)|call reduce|Can only (?:build|create)")
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
+_POSITION_TABLE = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cis)")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -90,16 +93,23 @@ def read_weights(path: Path) -> WeightFile:
         path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one of
             these.
 
+    Returns:
+        The weights, without the prefix "module." that DistributedDataParallel gives all names, and without tables of
+        positions, which a model computes.
+
     Raises:
         FileNotFoundError: there is no such file or folder, it holds no weights, or a shard is missing.
-        ValueError: several weight files, a truncated file, code in a pickle, or something else than weights in it.
+        ValueError: several weight files, a truncated or damaged file, code in a pickle, something else than weights in
+            it, or numbers that are not finite.
     """
     file = find_weights(path)
     result = WeightFile(file, {})
     if file.name.endswith(".index.json"):
-        result.tensors = _read_shards(file)
+        tensors = _read_shards(file)
     else:
-        result.tensors, result.args = _read_file(file)
+        tensors, result.args = _read_file(file)
+    result.tensors = _tidy_names(file, tensors)
+    check_finite(file, result.tensors)
     if result.settings_path.is_file():
         result.settings = _read_settings(result.settings_path)
     return result
@@ -123,6 +133,56 @@ def find_weights(path: Path) -> Path:
         wanted = "model.safetensors, pytorch_model.bin, one of their .index.json, or a .pt file"
         raise FileNotFoundError(2, f"{path} should hold {wanted}, found {names}")
     raise ValueError(f"{path} should hold one weight file, found {names}; name the file instead of the folder")
+
+
+def compare_with_config(path: Path, key: str, expected: Any, found: Any, config_key: str) -> None:
+    """Compares what a file says of itself with what the config says.
+
+    Args:
+        path: the file.
+        key: name of the value in the file.
+        expected: the config's value.
+        found: the file's.
+        config_key: name of the value in the config.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if expected != found:
+        raise ValueError(
+            f"{path}: {key} should be {expected} as config key {config_key} says, found {found}; "
+            "choose the other checkpoint or change the config"
+        )
+
+
+def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Makes sure that weights are numbers.
+
+    Args:
+        path: where they come from, for the sentence.
+        tensors: by name.
+
+    Raises:
+        ValueError: a tensor holds nan or infinity; names it and says how many.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite():
+            continue  # the sum is one pass, the count several
+        if num_bad := int((~tensor.isfinite()).sum()):
+            raise ValueError(
+                f"{path}: tensor {name} should hold finite numbers, found {num_bad} of {tensor.numel()} that are nan "
+                "or infinite; fetch it again, or take another checkpoint"
+            )
+
+
+def _tidy_names(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Takes off what wrappers put before all names, and leaves out what is no weight."""
+    if all(name.startswith("module.") for name in tensors):
+        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    tables = [name for name in tensors if _POSITION_TABLE.fullmatch(name)]
+    if tables:
+        log.info("%s: left out %d tables of positions, such as %s; they are computed", path, len(tables), tables[0])
+    return {name: tensor for name, tensor in tensors.items() if name not in tables}
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -158,7 +218,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     with open(path, "rb") as file:
         start = file.read(16)
     if start.startswith(b"PK") or start.startswith(b"\x80"):
-        return _unwrap(path, _load_pickle(path))
+        return _unwrap(path, load_pickle(path))
     if start[8:9] != b"{":  # a safetensors file: eight bytes for the header's length, then JSON
         hint = ", which looks like a web page or a pointer to a file" if start[:1] in b"<v" and start else ""
         raise ValueError(f"{path} should be a PyTorch or safetensors file, found {start!r}{hint}; fetch it again")
@@ -167,29 +227,6 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, {}  # noqa: SIM118 (not a dict)
     except SafetensorError as error:
         raise ValueError(f"{path} is truncated or is not a safetensors file ({error}); fetch it again") from error
-
-
-def _load_pickle(path: Path) -> Any:
-    is_zip = zipfile.is_zipfile(path)  # PyTorch's format since 1.6, which needs no second copy in memory
-    try:
-        # LlamaGen's training keeps its command line, an argparse.Namespace of plain values.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except pickle.UnpicklingError as error:
-        if match := _FOREIGN_CODE.search(str(error)):
-            raise ValueError(
-                f"{path} is a pickle that wants to run {match[1] or 'code'}, expected nothing but tensors and plain "
-                "values; it was not run: do not trust this file"
-            ) from error
-        raise _truncated(path, error) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError, IndexError, AttributeError, TypeError) as error:
-        raise _truncated(path, error) from error
-
-
-def _truncated(path: Path, error: Exception) -> ValueError:
-    size = path.stat().st_size
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-    return ValueError(f"{path} ({size} bytes) is truncated or is not a PyTorch file ({reason}); fetch it again")
 
 
 def _unwrap(path: Path, value: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -207,7 +244,14 @@ def _unwrap(path: Path, value: Any) -> tuple[dict[str, torch.Tensor], dict[str, 
         strange = [name for name, part in inner.items() if not isinstance(part, torch.Tensor)]
         if strange:
             raise ValueError(f"{path}: {key} should hold tensors by name, found something else under {strange[0]!r}")
-        args = value.get("args")
-        return dict(inner), vars(args) if isinstance(args, argparse.Namespace) else args or {}
+        return dict(inner), _plain_args(value.get("args"))
     found = ", ".join(map(str, list(value)[:8])) or "nothing"
     raise ValueError(f"{path}: top-level key should be one of {', '.join(TOP_LEVEL_KEYS)}, found {found}")
+
+
+def _plain_args(args: Any) -> dict[str, Any]:
+    """The command line of a training, as far as its values are plain."""
+    values = vars(args) if isinstance(args, argparse.Namespace) else args
+    if not isinstance(values, dict):
+        return {}
+    return {key: value for key, value in values.items() if not isinstance(value, Inert)}

@@ -32,7 +32,7 @@ class Resource:
         path: a file or a folder that the user has, used where it is; None fetches.
         url: address of the one file; None where it comes from the hub.
         repo: repository of a model on the hub, "owner/name".
-        revision: its commit, 40 hexadecimal digits; None as long as nobody has looked it up.
+        revision: its commit, 40 hexadecimal digits; None takes the newest at the first fetch, which holds from then on.
         files: file name -> SHA-256 (64 hexadecimal digits), or None where it is not known beforehand.
     """
 

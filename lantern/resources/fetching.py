@@ -17,52 +17,31 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
 from lantern.io import write_json
-from lantern.resources.entries import Resource, how_to_find_commit, hub_endpoint
+from lantern.resources.entries import Resource, hub_endpoint
+from lantern.resources.locating import RemoteFile, locate_by_url, locate_on_hub, newest_commit
 from lantern.resources.manifest import describe_file, describe_path, make_manifest
-from lantern.resources.network import check_reach, network_allowed, one_sentence
+from lantern.resources.network import check_reach, may_pass, network_allowed, one_sentence
 
-ANSWER_S = 30  # seconds that a server may take to begin its answer
-RETRY_WAITS_S = (1, 4, 15)  # seconds before another try, where the last one brought no byte
-MAX_RETRIES = 3  # of a request that a busy or broken server (429, 5xx) turned down
+RETRY_WAITS_S = (1, 4, 15)  # seconds before another try of a transfer, where the last one brought no byte
 RECORD = ".record.json"
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file on a server, before it is fetched.
-
-    Attributes:
-        url: address that gives its bytes.
-        size: bytes; None where the server does not say.
-        sha256: what the hub says that the content's hash is; None where nobody says.
-        version: mark of the content (ETag or date), so that two versions are never mixed; None where there is none.
-        headers: of the requests for it.
-    """
-
-    url: str
-    size: int | None = None
-    sha256: str | None = None
-    version: str | None = None
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
-
-
 def fetch_resource(resource: Resource) -> dict[str, Any]:
     """Makes a resource be there: the user's own copy, files that lie in place already, or a download.
 
-    Hashes of fetched files are recorded in resources/<name>/.record.json and hold from then on.
+    Hashes of fetched files are recorded in resources/<name>/.record.json and hold from then on; so does the commit of a
+    repository, which for an entry without one is the newest at the time of the first fetch.
 
     Args:
         resource: the entry.
@@ -75,19 +54,22 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
         FileNotFoundError: the user's copy or the file on the server does not exist.
         PermissionError: the repository wants the user to log in or to accept its terms.
         OSError: the disk is too small.
-        ValueError: no commit is pinned, or a file has the wrong content.
+        ValueError: a file has the wrong content, or the files in place are of another commit than the config's.
     """
     if resource.path is not None:
         return _use_own_copy(resource)
-    recorded = _read_record(resource)
+    recorded, commit = _read_record(resource)
+    resource = replace(resource, revision=resource.revision or commit)
     expected = {file: sha256 or recorded.get(file, {}).get("sha256") for file, sha256 in resource.files.items()}
     present = [file for file in resource.files if (resource.folder / file).is_file()]
     described = {file: _check_present(resource, file, expected[file]) for file in present}
     missing = [file for file in resource.files if file not in described]
     if missing:
         with network_allowed():
+            resource = _pin_commit(resource, missing[0])
             remotes = _locate_all(resource, missing, expected)
             _check_disk(resource, remotes)
+            _write_record(resource, {**recorded, **described})  # the commit holds even where the transfer breaks off
             for file, remote in remotes.items():
                 described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
                 _write_record(resource, {**recorded, **described})
@@ -142,8 +124,7 @@ def _locate_all(resource: Resource, files: list[str], expected: Mapping[str, str
     for file in files:
         with one_sentence(resource, file):
             check_reach(resource.address(file))
-            _check_revision(resource)
-            remotes[file] = _locate_by_url(resource) if resource.url else _locate_on_hub(resource, file)
+            remotes[file] = locate_by_url(resource.url) if resource.url else locate_on_hub(resource, file)
         promised = remotes[file].sha256
         if promised and expected[file] and promised != expected[file]:
             raise ValueError(
@@ -153,40 +134,21 @@ def _locate_all(resource: Resource, files: list[str], expected: Mapping[str, str
     return remotes
 
 
-def _check_revision(resource: Resource) -> None:
+def _pin_commit(resource: Resource, file: str) -> Resource:
+    """Gives an entry of the hub without a commit the newest one; `file` is the first that is wanted."""
     if resource.repo is None or resource.revision is not None:
-        return
-    try:
-        newest = HfApi(endpoint=hub_endpoint()).repo_info(resource.repo, timeout=ANSWER_S).sha
-        hint = f"the newest commit of {resource.repo} is {newest}"
-    except HfHubHTTPError:
-        hint = how_to_find_commit(resource.repo)
-    raise ValueError(
-        f"config key resources.{resource.name}.revision must name a commit, so that everyone gets the same files, "
-        f"got null; {hint}"
+        return resource
+    with one_sentence(resource, file):
+        check_reach(hub_endpoint())
+        newest = newest_commit(resource.repo)
+    log.warning(
+        "config key resources.%s.revision is null: the newest commit of %s, %s, is fetched and kept from now on; "
+        "write it into the config, so that everyone gets the same files",
+        resource.name,
+        resource.repo,
+        newest,
     )
-
-
-def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
-    url = hf_hub_url(resource.repo, file, revision=resource.revision, endpoint=hub_endpoint())
-    found = get_hf_file_metadata(url, timeout=ANSWER_S, endpoint=hub_endpoint(), retry_on_errors=True)
-    if found.commit_hash != resource.revision:
-        raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
-    etag = found.etag or ""
-    sha256 = etag if len(etag) == 64 else None  # large files; the small ones have git's hash
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-    return RemoteFile(url, found.size, sha256, found.etag, headers)
-
-
-def _locate_by_url(resource: Resource) -> RemoteFile:
-    """Begins a GET and reads only the answer's head: some servers refuse HEAD requests."""
-    headers = {"Accept-Encoding": "identity"}
-    options = {"headers": headers, "timeout": ANSWER_S, "follow_redirects": True, "max_retries": MAX_RETRIES}
-    with http_stream_backoff("GET", resource.url, **options) as answer:
-        hf_raise_for_status(answer)
-        size = None if "Content-Encoding" in answer.headers else answer.headers.get("Content-Length")
-        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-    return RemoteFile(resource.url, int(size) if size else None, None, version, headers)
+    return replace(resource, revision=newest)
 
 
 def _check_disk(resource: Resource, remotes: Mapping[str, RemoteFile]) -> None:
@@ -236,39 +198,34 @@ def _download(remote: RemoteFile, part: Path) -> None:
             return
         except (HfHubHTTPError, httpx2.NetworkError, OSError) as error:
             failures = failures + 1 if _size(part) <= before else 1
-            if failures > len(RETRY_WAITS_S) or not _may_pass(error):
+            if failures > len(RETRY_WAITS_S) or not may_pass(error):
                 raise
             log.warning("%s: %s; trying again", remote.url, error)
             time.sleep(RETRY_WAITS_S[failures - 1])
 
 
-def _may_pass(error: Exception) -> bool:
-    """Tells whether the next try may do better: a busy server or a broken connection, not a full disk or a 404."""
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code >= 500
-    return isinstance(error, httpx2.NetworkError) or error.errno is None  # http_get's complaint about the size
-
-
-def _read_record(resource: Resource) -> dict[str, dict[str, Any]]:
-    """Returns what an earlier run recorded.
+def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """Returns what an earlier run recorded: file -> description, and the commit, where it is known.
 
     Raises:
         ValueError: the files in place are of another origin, such as another commit.
     """
     path = resource.folder / RECORD
     if not path.is_file():
-        return {}
+        return {}, None
     record = json.loads(path.read_text(encoding="utf-8"))
     origins = (record["origin"], resource.origin)
-    # A revision of null is a commit that nobody has looked up: no reason to fetch again what was put there by hand.
+    # Files put there by hand are of a commit that nobody has looked up: no reason to fetch them again. Nor need a
+    # config name the commit that the first fetch found.
     parts = [part for part in resource.origin if part != "revision" or all(origin[part] for origin in origins)]
-    if any(record["origin"][part] != resource.origin[part] for part in parts):
+    differs = any(record["origin"][part] != resource.origin[part] for part in parts)
+    if differs and record["files"]:
         was, now = (" ".join(value for value in origin.values() if value) for origin in origins)
         raise ValueError(
             f"{resource.folder} holds files of {was}, but config key resources.{resource.name} says {now}; "
             f"delete the folder, or give the entry another name"
         )
-    return record["files"]
+    return record["files"], None if differs else record["origin"]["revision"]
 
 
 def _write_record(resource: Resource, described: Mapping[str, Mapping[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -22,7 +23,7 @@ from huggingface_hub.errors import (
 
 from lantern.resources.entries import Resource, how_to_find_commit, hub_endpoint
 
-REACH_S = 5  # seconds in which a server must accept a connection
+REACH_S = 3  # seconds in which a server must accept a connection
 
 
 @contextmanager
@@ -41,7 +42,8 @@ def network_allowed() -> Iterator[None]:
 def check_reach(url: str) -> None:
     """Connects to a server, or to the proxy on the way to it, and hangs up.
 
-    Looking a name up cannot be given a time limit, and each of a server's addresses has its own; so a thread does both.
+    All addresses of a name are tried at once, so that one that swallows packets does not use up the time of the others.
+    Looking a name up cannot be given a time limit; so that is left to a thread.
 
     Args:
         url: address of a file.
@@ -54,20 +56,52 @@ def check_reach(url: str) -> None:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     hop = urlsplit(proxy if proxy and "//" in proxy else f"http://{proxy}" if proxy else url)
     port = hop.port or {"https": 443, "http": 80}.get(hop.scheme, 1080)
-    failure: list[str] = [f"no answer within {REACH_S} s"]
-
-    def connect() -> None:
-        try:
-            socket.create_connection((hop.hostname, port), timeout=REACH_S).close()
-            failure.clear()
-        except OSError as error:
-            failure[:] = [error.strerror or str(error)]
-
-    thread = Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(REACH_S)
+    answers: SimpleQueue[str] = SimpleQueue()
+    Thread(target=_connect_to_any, args=(hop.hostname, port, answers), daemon=True).start()
+    try:
+        failure = answers.get(timeout=REACH_S)
+    except Empty:
+        failure = f"no answer within {REACH_S} s"
     if failure:
-        raise ConnectionError(f"{hop.hostname} is out of reach ({failure[0]})")
+        raise ConnectionError(f"{hop.hostname} is out of reach ({failure})")
+
+
+def _connect_to_any(host: str, port: int, answers: SimpleQueue[str]) -> None:
+    """Puts an empty text into `answers` once an address of the host accepts a connection; where none does, why."""
+    try:
+        addresses = {found[4][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        return answers.put(error.strerror or str(error))
+    failures: list[str] = []
+
+    def connect(address: str) -> None:
+        try:
+            socket.create_connection((address, port), timeout=REACH_S).close()
+            answers.put("")
+        except OSError as error:
+            failures.append(error.strerror or str(error))
+            if len(failures) == len(addresses):
+                answers.put(failures[-1])
+
+    for address in addresses:
+        Thread(target=connect, args=(address,), daemon=True).start()
+    return None
+
+
+def may_pass(error: Exception) -> bool:
+    """Tells whether the next try may do better: a busy server or a broken connection, not a full disk or a 404.
+
+    Args:
+        error: of a request or a transfer.
+
+    Returns:
+        True where it is worth while to try again at once.
+    """
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code == 429 or error.response.status_code >= 500
+    if isinstance(error, httpx2.TransportError):
+        return isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError)
+    return isinstance(error, OSError) and error.errno is None  # huggingface_hub's complaint about the size
 
 
 @contextmanager

@@ -6,7 +6,6 @@ number of processes changes nothing but rounding.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from contextlib import nullcontext
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from lantern.models.checkpoints import cast_weights
 from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetModel
+from lantern.models.target import TargetModel, cast_target
 from lantern.training.data import CodeDataset, step_indices
 from lantern.training.distributed import share
 from lantern.training.drafter_loss import DraftLoss
@@ -136,10 +134,7 @@ def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> ClippedOptimis
 
 def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
     """Freezes a target in place and casts it; its head, which losses and probabilities read, stays float32."""
-    head = copy.deepcopy(target.head).float()
-    cast_weights(target, dtype)
-    target.head = head
-    return target.eval().requires_grad_(False)
+    return cast_target(target, dtype).eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ class DraftLoss(nn.Module):
         super().__init__()
         self.draft, self.recipe = draft, recipe
         self.num_text_tokens = target.config.num_text_tokens
-        self.read = partial(read_logits, target)
+        self.read = target.read_logits
 
     def forward(
         self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, noisy_hidden: torch.Tensor
@@ -60,11 +59,6 @@ class DraftLoss(nn.Module):
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         """The hidden states to predict, float32, (rows, tokens - 1, dim): row n predicts token n + 1."""
         return hidden[:, self.num_text_tokens :].float()
-
-
-def read_logits(target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
-    """The target's head in float32, whatever precision the rest has: (..., dim) -> (..., vocab)."""
-    return target.head(hidden.float())
 
 
 def compare(

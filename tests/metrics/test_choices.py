@@ -10,6 +10,7 @@ from lantern.metrics.choices import (
     chosen,
     metric_files,
     needs_reference,
+    published_files,
     published_weights,
     trained_models,
 )
@@ -115,6 +116,14 @@ def test_stored_statistics_are_read_where_they_are():
     metrics = published(reference={"name": "coco", "images": None, "statistics": "coco"})
     check_choices(metrics, RESOURCES)
     assert metric_files(metrics, {}, RESOURCES, "unused")["reference"] == "resources/coco.json"
+
+
+def test_what_can_be_looked_at_beforehand_comes_from_elsewhere():
+    assert published_files(OWN, {}) == {}
+    found = published_files(published(), RESOURCES)
+    assert {"inception_weights", "vgg16_weights", "clip_weights", "hps_weights", "reference_images"} == set(found)
+    stored = published(reference={"name": "coco", "images": None, "statistics": "coco"})
+    assert published_files(stored, RESOURCES)["reference_statistics"] == "resources/coco.json"
 
 
 def test_an_unknown_way_to_measure_is_named():

@@ -29,6 +29,12 @@ def test_planted_differences_and_near_ties():
     assert result.share_equal == pytest.approx(1 / 3)
 
 
+def test_margins_where_images_first_differ():
+    codes, margins = torch.tensor([[1, 2, 3], [1, 2, 3]]), torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])
+    found = compare_with_autoregressive(torch.tensor([[1, 9, 9], [1, 2, 3]]), codes, margins).margin_at_difference
+    assert found[0] == margins[0, 1] and found[1].isnan()
+
+
 def test_no_margin_excuses_nothing():
     result = compare_with_autoregressive(*planted(), near_tie_margin=0.0)
     assert result.num_near_ties == 0

@@ -15,7 +15,7 @@ def summary(relaxed_speedup: float = 2.5, change: float = 0.01, tv: float = 0.3)
     base = {
         **{"prompt_set": "seen", "temperature": 1.0, "repeat": "s0n0", "num_images": 96, "residual": "paper"},
         **{"tokens_equal_autoregressive": 1.0, "nll": 3.5, "nll_low": 3.4, "nll_high": 3.6, "k": np.nan},
-        **{"delta": np.nan, "lambda_": np.nan, "neighbours": None, "cfg_scale": 3.0},
+        **{"delta": np.nan, "lambda_": np.nan, "neighbours": None, "cfg_scale": 3.0, "dtype": "float32"},
         **{"prompt_accuracy_change": 0.0, "prompt_accuracy_change_low": 0.0, "prompt_accuracy_change_high": 0.0},
     }
     rows = [

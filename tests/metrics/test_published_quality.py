@@ -116,7 +116,7 @@ def records():
             is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
             seconds=torch.ones(NUM),
             margins=torch.ones(NUM, TOKENS) if name == "autoregressive" else torch.ones(NUM, 0),
-            metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0},
+            metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
         )
         for name, spec in specs.items()
     }

@@ -44,7 +44,7 @@ METHODS = {
 }
 
 
-def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s0n0", drift=0.0):
+def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s0n0", drift=0.0, dtype="float32"):
     """What the stages write: quality, images, latency and law of one repeat whose NLL is higher by `drift`."""
     generator = np.random.default_rng(0)
     nll, accuracy, ids = generator.normal(3.5 + drift, 0.2, NUM), np.full(NUM, 0.9), [f"p-{i:05d}" for i in range(NUM)]
@@ -57,9 +57,9 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
             parts = method_columns(spec.to_dict())
             kept = (accuracy - lost * (np.arange(NUM) < 5)) if has_scenes else np.full(NUM, np.nan)
             is_equal = spec.relaxation == "none" and spec.drafts != "sampled"
-            quality.append({**head, **parts, "cfg_scale": 3.0, "num_images": NUM, **fixed})
+            quality.append({**head, **parts, "cfg_scale": 3.0, "dtype": dtype, "num_images": NUM, **fixed})
             counts = {"num_tokens": 64, "target_forwards": forwards, "substitutions": 2.0}
-            exact = {"is_equal": is_equal, "is_near_tie": False}
+            exact = {"is_equal": is_equal, "is_near_tie": False, "margin_at_difference": np.nan if is_equal else 0.02}
             columns = {"nll": nll + worse, "clip_score": 0.9, "prompt_accuracy": kept, "is_all_correct": kept.round()}
             images.append(pd.DataFrame({**head, "prompt_id": ids, **counts, **exact, **columns}))
             latency += [{**head, "prompt_id": i, "seconds": seconds * (1 + 0.01 * j)} for j, i in enumerate(ids[:6])]
@@ -293,6 +293,18 @@ def test_verdict_does_not_count_a_row_that_should_be_exact_and_is_not(summary):
     assert verdict["claims"][0]["method"] == "eagle1"
     assert "NOT exact: rows of exact methods" in verdict["text"]
     assert "in every image: 0 of 1" in verdict["text"]
+
+
+def test_in_bfloat16_equality_is_reported_and_not_demanded():
+    table = build_summary(make_tables(dtype="bfloat16"), settings=SETTINGS, seed=0)
+    table.loc[table.method == "coupled", "tokens_equal_autoregressive"] = 0.75
+    table.loc[table.method == "coupled", "margin_at_difference"] = 0.021
+    verdict = compute_verdict(table, SETTINGS)
+    assert "Decoded in bfloat16" in verdict["text"] and "exact: 0 of" not in verdict["text"].lower()
+    assert (
+        "in 75 % of the images; where the others first part, the best two candidates are 0.021 nats" in verdict["text"]
+    )
+    assert verdict["claims"][0]["method"] == "coupled"  # exact by construction, and the fastest
 
 
 def test_verdict_is_honest_when_nothing_is_fast():

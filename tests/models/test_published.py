@@ -26,47 +26,19 @@ from lantern.models.target import TargetConfig, save_target
 from lantern.models.tokenizer import ImageTokenizer, TokenizerConfig, save_model
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sizes import LLAMAGEN_SIZES
-from published_layouts import CONFIG, as_hugging_face
+from published_layouts import (
+    CONFIG,
+    FOLDER,
+    ORIGINAL,
+    as_hugging_face,
+    read_drafter_state,
+    read_original,
+    refusal,
+    write_drafter,
+    write_hugging_face,
+)
 
-FOLDER = DATA / "full_len"
-STORED = json.loads((FOLDER / "config.json").read_text())
-ORIGINAL = FOLDER / "target_llamagen.pt"
 VQ_SIZES = {"image_size": 8, "grid": 4, "codebook_size": 16, "code_dim": 8}
-
-
-def read_original() -> dict[str, torch.Tensor]:
-    return torch.load(ORIGINAL, weights_only=True)["model"]
-
-
-def write_hugging_face(
-    folder: Path, state: dict[str, torch.Tensor], kind: str = "single", name: str = "hf_config", **changes: object
-) -> Path:
-    """A folder as on the hub: weights as `kind` says, and config.json with some values changed (None removes)."""
-    folder.mkdir(exist_ok=True)
-    settings = {**STORED[name], **changes}
-    settings = {key: value for key, value in settings.items() if value is not None or key == "rope_scaling"}
-    (folder / "config.json").write_text(json.dumps(settings))
-    if kind == "bin":
-        torch.save(state, folder / "pytorch_model.bin")
-    elif kind == "single":
-        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    else:
-        keys = sorted(state)
-        shards = {"one.safetensors": keys[::2], "two.safetensors": keys[1::2]}
-        for shard, names in shards.items():
-            save_file({key: state[key] for key in names}, folder / shard, metadata={"format": "pt"})
-        places = {key: shard for shard, names in shards.items() for key in names}
-        index = {"metadata": {"total_size": 1}, "weight_map": places}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
-
-
-def read_drafter_state() -> dict[str, torch.Tensor]:
-    return torch.load(FOLDER / "drafter_pytorch_model.bin", weights_only=True)
-
-
-def write_drafter(folder: Path, state: dict[str, torch.Tensor] | None = None, **changes: object) -> Path:
-    return write_hugging_face(folder, state or read_drafter_state(), "bin", "drafter_config", **changes)
 
 
 def vq_state() -> dict[str, torch.Tensor]:
@@ -293,6 +265,7 @@ def test_wrong_original_targets(tmp_path, case, words):
         ({"input_type": "c2i"}, ["input_type should be t2i", "found c2i"]),
         ({"rms_norm_eps": None}, ["lacks the key rms_norm_eps"]),
         ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps should be a number above 0, found '1e-5'"]),
+        ({"rope_base": "x"}, ["rope_base should be a number above 0, found 'x'"]),
         ({"block_size": 250}, ["block_size should be a square number of tokens, found 250"]),
         ({"intermediate_size": 100}, ["intermediate_size should be at least 8 / 3 of hidden_size = 48, found 100"]),
         ({"intermediate_size": 512}, ["layers.0.mlp.gate_proj.weight should have shape (512, 48), found (256, 48)"]),
@@ -472,15 +445,6 @@ def test_missing_files_and_empty_folders(tmp_path):
     assert "there is no file or folder" in sentence
     (tmp_path / "README.md").write_text("")
     assert "found README.md" in refusal(lambda: read_target(tmp_path, CONFIG), FileNotFoundError)
-
-
-def refusal(call: object, kind: type[Exception] = ValueError) -> str:
-    """The one sentence with which something is refused."""
-    with pytest.raises(kind) as caught:
-        call()
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    return sentence
 
 
 def test_reference_set_in_our_names_is_also_read(tmp_path):

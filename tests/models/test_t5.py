@@ -118,6 +118,42 @@ def test_sharded_weights_are_read_and_a_missing_shard_is_named(tmp_path):
         T5TextEncoder(tmp_path, max_tokens=MAX_TOKENS)
 
 
+def test_flan_t5_xls_repository(t5, tmp_path):
+    """A head of its own, no tying, and an index that names two tables of tokens which lie in no shard."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(t5 / "model.safetensors")
+    state["lm_head.weight"] = torch.randn_like(state["shared.weight"])
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(t5 / name, tmp_path / name)
+    edit_config(tmp_path, tie_word_embeddings=False)
+    keys = sorted(state)
+    places = {}
+    for number, part in enumerate((keys[::2], keys[1::2]), start=1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({key: state[key] for key in part}, tmp_path / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(part, file)
+    absent = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    assert not set(absent) & set(state)
+    index = {"metadata": {}, "weight_map": {**places, **dict.fromkeys(absent, places["shared.weight"])}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    expected, _ = T5TextEncoder(t5, max_tokens=MAX_TOKENS).encode(TEXTS)
+    found, _ = T5TextEncoder(tmp_path, max_tokens=MAX_TOKENS).encode(TEXTS)
+    assert torch.equal(found, expected)
+
+
+def test_weights_that_are_not_finite_are_refused(broken):
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(broken / "model.safetensors")
+    state["encoder.final_layer_norm.weight"][3] = torch.nan
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"encoder\.final_layer_norm\.weight should hold finite numbers, found 1 of 16"
+    ):
+        T5TextEncoder(broken, max_tokens=MAX_TOKENS)
+
+
 def test_pickled_weights_are_read(broken):
     from safetensors.torch import load_file
 

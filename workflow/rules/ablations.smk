@@ -22,8 +22,8 @@ rule run_ablation:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=3000,
-        runtime=lambda wildcards, attempt: 120 * attempt,
+        mem_mb=SIZES.scoring_mb(),
+        runtime=growing(120),
         gpu=GPU,
     params:
         code=code("run_ablation.py"),

@@ -13,8 +13,8 @@ rule write_captions:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=30,
+        mem_mb=growing(2000),
+        runtime=growing(30),
     params:
         code=code("write_captions.py"),
         num_val=config["target"]["num_eval"],
@@ -55,8 +55,8 @@ rule sample_codes:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=4000,
-        runtime=lambda wildcards, attempt: 720 * attempt,
+        mem_mb=SIZES.decoding_mb(),
+        runtime=growing(720),
         gpu=GPU,
     params:
         code=code("sample_codes.py"),

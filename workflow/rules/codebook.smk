@@ -15,8 +15,8 @@ rule build_co_varying_codes:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=3000,
-        runtime=30,
+        mem_mb=SIZES.scoring_mb(),
+        runtime=growing(30),
         gpu=GPU,
     params:
         code=code("build_co_varying_codes.py"),
@@ -44,8 +44,8 @@ rule build_nearest_codes:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=10,
+        mem_mb=growing(2000),
+        runtime=growing(10),
     params:
         code=code("build_nearest_codes.py"),
         settings=config["codebook"],

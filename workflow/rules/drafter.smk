@@ -20,8 +20,8 @@ rule train_drafter:
     # An ablation's short training leaves the other core to generation.
     threads: lambda wildcards: 1 if "-" in wildcards.drafter else 2
     resources:
-        mem_mb=3000,
-        runtime=120,
+        mem_mb=SIZES.training_mb(),
+        runtime=growing(1440 if config["target"]["checkpoint"] else 120),
         gpu=GPU,
     params:
         code=code("train_drafter.py"),

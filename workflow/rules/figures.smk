@@ -16,8 +16,8 @@ rule draw_samples:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1500,
-        runtime=10,
+        mem_mb=growing(1500),
+        runtime=growing(10),
     params:
         code=code("draw_samples.py"),
         settings=config["figures"],
@@ -42,8 +42,8 @@ rule draw_tradeoff:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=10,
+        mem_mb=growing(1500),
+        runtime=growing(10),
     params:
         code=code("draw_tradeoff.py"),
         script="draw_tradeoff.py",
@@ -69,8 +69,8 @@ rule draw_ambiguity:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=10,
+        mem_mb=growing(1500),
+        runtime=growing(10),
     params:
         code=code("draw_ambiguity.py"),
         settings=config["figures"],

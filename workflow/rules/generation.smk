@@ -30,8 +30,11 @@ rule generate_images:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=lambda wildcards, attempt: 60 * attempt,
+        mem_mb=SIZES.decoding_mb(),
+        runtime=lambda wildcards, attempt: SIZES.decoding_minutes(
+            SIZES.images_of(wildcards.prompt_set, config["generation"]["num_shards"]),
+            config["generation"]["batch_size"],
+        )(wildcards, attempt),
         gpu=GPU,
     params:
         code=code("generate_images.py"),

@@ -16,8 +16,13 @@ rule measure_latency:
         ENVIRONMENT
     threads: workflow.cores
     resources:
-        mem_mb=2000,
-        runtime=60,
+        mem_mb=SIZES.decoding_mb(),
+        runtime=SIZES.decoding_minutes(
+            len(RUNS)
+            * len(config["latency"]["prompt_sets"])
+            * (config["latency"]["num_images"] + config["latency"]["num_warmup"]),
+            1,
+        ),
         gpu=GPU,
     params:
         code=code("measure_latency.py"),
@@ -52,8 +57,8 @@ rule profile_steps:
         ENVIRONMENT
     threads: workflow.cores
     resources:
-        mem_mb=2000,
-        runtime=60,
+        mem_mb=SIZES.decoding_mb(),
+        runtime=SIZES.decoding_minutes(len(RUNS) * config["latency"]["num_profiled"], 1),
         gpu=GPU,
     params:
         code=code("profile_steps.py"),

@@ -22,8 +22,8 @@ rule measure_law:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=3000,
-        runtime=120,
+        mem_mb=SIZES.scoring_mb(1000),
+        runtime=SIZES.decoding_minutes(len(RUNS) * config["law"]["num_images"], config["generation"]["batch_size"], 120),
         gpu=GPU,
     params:
         code=code("measure_law.py"),
@@ -61,8 +61,8 @@ rule measure_divergence:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=30,
+        mem_mb=growing(2000),
+        runtime=growing(30),
     params:
         code=code("measure_divergence.py"),
         settings=config["metrics"],

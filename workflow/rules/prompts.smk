@@ -14,8 +14,8 @@ rule write_prompts:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=5,
+        mem_mb=growing(1000),
+        runtime=growing(5),
     params:
         code=code("write_prompts.py"),
         settings=lambda wildcards: config["prompts"][wildcards.prompt_set],

@@ -16,8 +16,8 @@ if config["tokenizer"]["checkpoint"]:
             ENVIRONMENT
         threads: 1
         resources:
-            mem_mb=3000,
-            runtime=15,
+            mem_mb=growing(3000),
+            runtime=growing(15),
         params:
             code=code("convert_tokenizer.py"),
             settings=config["tokenizer"],
@@ -44,8 +44,8 @@ if config["target"]["checkpoint"]:
             ENVIRONMENT
         threads: 1
         resources:
-            mem_mb=16000,
-            runtime=30,
+            mem_mb=growing(16000),
+            runtime=growing(30),
         params:
             code=code("convert_target.py"),
             settings=config["target"],
@@ -77,8 +77,8 @@ if config["drafter"]["checkpoint"]:
             ENVIRONMENT
         threads: 1
         resources:
-            mem_mb=4000,
-            runtime=15,
+            mem_mb=growing(4000),
+            runtime=growing(15),
         params:
             code=code("convert_drafter.py"),
         message:

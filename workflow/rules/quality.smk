@@ -21,8 +21,10 @@ rule measure_quality:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=16000 if config["metrics"]["hps"] or config["metrics"]["fidelity"] == "inception" else 3000,
-        runtime=120,
+        mem_mb=SIZES.scoring_mb(
+            16000 if config["metrics"]["hps"] or config["metrics"]["fidelity"] == "inception" else 0
+        ),
+        runtime=growing(120),
         gpu=GPU,
     params:
         code=code("measure_quality.py"),
@@ -57,8 +59,8 @@ rule measure_ambiguity:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=30,
+        mem_mb=SIZES.scoring_mb(),
+        runtime=growing(30),
         gpu=GPU,
     params:
         code=code("measure_ambiguity.py"),

@@ -14,8 +14,8 @@ rule measure_reference:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=6000,
-        runtime=240,
+        mem_mb=growing(6000),
+        runtime=growing(240),
         gpu=GPU,
     params:
         code=code("measure_reference.py"),

@@ -19,8 +19,8 @@ rule fetch_resource:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=1440,
+        mem_mb=growing(1000),
+        runtime=growing(1440),
     params:
         # No fingerprint of the code: an edit of it makes no other file.
         entry=lambda wildcards: config["resources"][wildcards.resource],

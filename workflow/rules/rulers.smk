@@ -11,8 +11,8 @@ rule train_recogniser:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=60,
+        mem_mb=growing(2000),
+        runtime=growing(60),
     params:
         code=code("train_recogniser.py"),
         settings=config["recogniser"],
@@ -34,8 +34,8 @@ rule train_clip:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=60,
+        mem_mb=growing(2000),
+        runtime=growing(60),
         gpu=GPU,
     params:
         code=code("train_clip.py"),

@@ -19,8 +19,8 @@ rule build_study:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1500,
-        runtime=10,
+        mem_mb=growing(1500),
+        runtime=growing(10),
     params:
         code=code("build_study.py"),
         settings={name: config["study"][name] for name in ("methods", "num_trials", "num_checks", "seed", "question")},
@@ -46,8 +46,8 @@ rule analyse_study:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=10,
+        mem_mb=growing(1000),
+        runtime=growing(10),
     params:
         code=code("analyse_study.py"),
         min_checks=config["study"]["min_checks"],

@@ -23,8 +23,8 @@ rule summarise:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=10,
+        mem_mb=growing(1500),
+        runtime=growing(10),
     params:
         code=code("summarise.py"),
         settings=config["metrics"],
@@ -51,8 +51,8 @@ rule publish_tables:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=100,
-        runtime=1,
+        mem_mb=growing(1000),
+        runtime=growing(10),
     params:
         numbers=verdict_numbers,
     message:
@@ -73,8 +73,8 @@ rule compare_published:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=5,
+        mem_mb=growing(1000),
+        runtime=growing(5),
     params:
         code=code("compare_published.py"),
         settings=config["metrics"],
@@ -99,8 +99,8 @@ rule publish_readme:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=500,
-        runtime=1,
+        mem_mb=growing(1000),
+        runtime=growing(10),
     params:
         code=code("publish_readme.py"),
         root=workflow.basedir,

@@ -17,8 +17,8 @@ rule train_target:
         ENVIRONMENT
     threads: 2
     resources:
-        mem_mb=3000,
-        runtime=120,
+        mem_mb=SIZES.training_mb(),
+        runtime=growing(120),
         gpu=GPU,
     params:
         code=code("train_target.py"),

@@ -14,8 +14,8 @@ rule encode_prompts:
     threads: 2
     resources:
         # flan-t5-xl: 2.3 GiB in bfloat16; the float32 file, mapped while it is read, makes it 7.6 at the peak.
-        mem_mb=10000,
-        runtime=lambda wildcards, attempt: 120 * attempt,
+        mem_mb=growing(10000),
+        runtime=growing(120),
         gpu=GPU,
     params:
         code=code("encode_prompts.py"),

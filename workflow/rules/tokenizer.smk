@@ -13,8 +13,8 @@ rule train_tokenizer:
         ENVIRONMENT
     threads: 2
     resources:
-        mem_mb=3000,
-        runtime=60,
+        mem_mb=growing(3000),
+        runtime=growing(60),
     params:
         code=code("train_tokenizer.py"),
         settings=config["tokenizer"],
@@ -40,8 +40,8 @@ rule encode_images:
         ENVIRONMENT
     threads: 2
     resources:
-        mem_mb=3000,
-        runtime=lambda wildcards, attempt: 240 * attempt,
+        mem_mb=growing(3000),
+        runtime=growing(240),
         gpu=GPU,
     params:
         code=code("encode_images.py"),

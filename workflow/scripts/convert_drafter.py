@@ -5,6 +5,7 @@ from pathlib import Path
 from lantern.io import write_json
 from lantern.job import job_log
 from lantern.models.draft import save_draft
+from lantern.models.draft_embedding import find_embedding
 from lantern.models.layouts import own_metadata
 from lantern.models.published import describe_conversion, read_draft
 from lantern.models.target import TargetConfig
@@ -14,7 +15,15 @@ with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)
     target = TargetConfig(**own_metadata(Path(snakemake.input.target))["config"])
     model = read_draft(path, target)
-    report = describe_conversion(snakemake.input.checkpoint, model)
+    embedding = find_embedding(model, snakemake.input.target)
+    if embedding is None:
+        log.warning(
+            "%s: its embed_tokens.weight is neither the token embedding nor the head of the target %s; a drafter of "
+            "another target makes no wrong images, but few of its tokens are accepted",
+            path,
+            snakemake.input.target,
+        )
+    report = {**describe_conversion(snakemake.input.checkpoint, model), "embedding_copied_from": embedding}
     save_draft(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)

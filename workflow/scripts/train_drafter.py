@@ -16,7 +16,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         settings=params.settings,
         sampling=params.sampling,
         text=params.text,
-        data_source=params.source["data"]["source"],
+        data_source=params.source,
         seed=params.seed,
         training_seed=params.training_seed,
         device=params.device,

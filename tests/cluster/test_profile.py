@@ -1,0 +1,44 @@
+"""The Slurm profile fits the rules and the default profile. Needs no Slurm."""
+
+import re
+
+import yaml
+
+from cluster_run import PROFILE
+from tiny_run import ROOT
+
+ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
+RULES = {
+    name
+    for file in (ROOT / "workflow" / "rules").glob("*.smk")
+    for pair in re.findall(r"^ *(?:rule (\w+):|use rule \w+ as (\w+) with:)", file.read_text(), re.M)
+    for name in pair
+    if name
+}
+
+
+def test_every_rule_of_the_profile_exists():
+    assert set(ENTRIES["groups"]) <= RULES
+
+
+def test_every_drawing_rule_is_in_the_group_of_the_report():
+    drawing = {rule for rule in RULES if rule.startswith("draw_")}
+    grouped = {rule for rule, group in ENTRIES["groups"].items() if group == "report"}
+    assert drawing == {rule for rule in grouped if rule.startswith("draw_")}
+    assert ENTRIES["group-components"]["report"] >= len(grouped)
+
+
+def test_what_both_profiles_set_is_the_same():
+    default = yaml.safe_load((ROOT / "profiles" / "default" / "config.yaml").read_text())
+    # The default profile is always loaded too, and wins. Its `resources` come as a list there.
+    default["resources"] = dict(entry.split("=") for entry in default["resources"])
+    shared = {**ENTRIES, "resources": {name: str(value) for name, value in ENTRIES["resources"].items()}}
+    assert {name: shared.get(name) for name in default} == default
+
+
+def test_memory_and_time_grow_with_the_attempt():
+    default = {name: str(value) for name, value in ENTRIES["default-resources"].items()}
+    assert all(eval(value, {"attempt": 2}) == 2 * eval(value, {"attempt": 1}) for value in default.values())
+    for file in (ROOT / "workflow" / "rules").glob("*.smk"):
+        fixed = re.findall(r"(?:mem_mb|runtime)=\d.*", file.read_text())
+        assert not fixed, f"{file.name}: {fixed} do not grow"

@@ -1,0 +1,13 @@
+"""Loads what images will be measured with, so that a wrong file stops a run before anything is generated."""
+
+import torch
+
+from lantern.io import write_json
+from lantern.job import job_log
+from lantern.metrics.choices import Workbench
+from lantern.metrics.ruler_check import check_rulers
+
+with job_log(snakemake) as log:
+    hashes = check_rulers(Workbench(snakemake.input, snakemake.params.settings, torch.device("cpu")))
+    write_json(snakemake.output[0], hashes)
+    log.info("the rulers can be loaded: %s", hashes)
