@@ -79,10 +79,11 @@ class AblationStudy:
         records = {self._key(point): self._draw(point) for point in group}
         scores = score_records(records, self.prompts, self.rulers, self.settings)
         baseline, found = records[BASELINE], []
+        baseline_nll = scores[BASELINE].columns["nll"].numpy()
         for point in group:
             key = self._key(point)
             frame = self._to_frame(records[key], scores[key])
-            frame["nll_change"] = frame["nll"] - scores[BASELINE].columns["nll"].numpy()
+            frame["nll_change"] = frame["nll"] - baseline_nll
             equality = compare_with_autoregressive(
                 records[key].codes, baseline.codes, baseline.margins, self.settings["near_tie_margin"]
             )

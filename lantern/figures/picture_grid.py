@@ -20,6 +20,8 @@ PROMPT_WIDTH = 1.12  # inches for the prompt texts
 WRAP = 18  # letters in a line of prompt text
 MIN_CELL, MAX_CELL = 0.7, 1.1  # inches; a grid of many columns grows wider than the page
 NOTE_HEIGHT, GAP = 0.17, 0.03  # inches under a row of images, with notes and without
+SHARP = 128  # pixels a side up to which images are enlarged, pixel by pixel; larger ones are shrunk, hence smoothed
+TOKENS_AT_ONCE = 1024  # of images that are decoded together: four of 256 pixels or one of 512 take about 1 GiB
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ class PictureGrid:
 
 def decode_images(tokenizer: nn.Module, codes: torch.Tensor) -> torch.Tensor:
     """Decodes codes (images, tokens) into float32 images (images, 3, S, S) in [-1, 1], on the CPU."""
+    device, size = next(tokenizer.parameters()).device, max(1, TOKENS_AT_ONCE // codes.shape[1])
     with torch.inference_mode():
-        return tokenizer.decode(codes.long().to(next(tokenizer.parameters()).device)).float().cpu()
+        return torch.cat([tokenizer.decode(part.long().to(device)).float().cpu() for part in codes.split(size)])
 
 
 def to_pixels(images: torch.Tensor) -> np.ndarray:
@@ -105,7 +108,7 @@ def draw_pictures(grid: PictureGrid) -> Figure:
 
 
 def _draw_image(axes: Axes, pixels: np.ndarray, note: str) -> None:
-    axes.imshow(pixels, interpolation="nearest")
+    axes.imshow(pixels, interpolation="nearest" if len(pixels) <= SHARP else "antialiased")
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():

@@ -11,6 +11,8 @@ import torch
 from lantern.metrics.law import VerifiedNodes, mean_over_nodes
 from lantern.relaxation import AdditiveBound
 
+MASSES_AT_ONCE = 2**23  # neighbours' masses of pairs of node and draft; 64 MiB an int64 array of their codes
+
 
 def acceptance_table(
     nodes: VerifiedNodes,
@@ -49,7 +51,8 @@ def _acceptances(nodes: VerifiedNodes, table: torch.Tensor, bound: AdditiveBound
     """Acceptance of the first draft at each node, (nodes,), by kind of draft."""
     pairs = nodes.draft_probs.nonzero()
     node, token = pairs.unbind(1)
-    parts = [_surrogate(nodes.target_probs, *part.unbind(1), table, bound) for part in pairs.split(65536)]
+    size = max(1, MASSES_AT_ONCE // max(1, bound.k))
+    parts = [_surrogate(nodes.target_probs, *part.unbind(1), table, bound) for part in pairs.split(size)]
     surrogate = torch.cat(parts)
     accepted = torch.minimum(surrogate, nodes.draft_probs[node, token])  # p(x) min(1, s(x) / p(x))
     sampled = torch.zeros_like(nodes.target_probs[:, 0]).index_add_(0, node, accepted)

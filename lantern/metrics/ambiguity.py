@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from lantern.metrics.likelihood import teacher_forced_logits
+from lantern.metrics.likelihood import walk_logits
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 
@@ -52,20 +51,17 @@ def measure_ambiguity(
         codes: integer, (images, tokens): of held-out images, or of autoregressive ones where a run has no images.
         texts: caption of each image.
         cfg_scales: guidance scales; equal ones are measured once.
-        batch_size: images per forward.
+        batch_size: images per forward, at most; see `walk_logits`.
 
     Returns:
         One row per guidance scale x image x position: cfg_scale, image, position, top1, top10 (probabilities).
     """
-    device = target_model.head.weight.device
     frames = []
-    for first in tqdm(range(0, len(texts), batch_size), desc="ambiguity", disable=None, leave=False):
-        rows = slice(first, first + batch_size)
-        features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
-        chosen = codes[rows].long().to(device)
-        for cfg_scale in dict.fromkeys(cfg_scales):
-            top1, top10 = top_masses(teacher_forced_logits(target_model, features, mask, chosen, cfg_scale))
-            frames.append(_to_frame(cfg_scale, first, top1.cpu(), top10.cpu()))
+    for cfg_scale in dict.fromkeys(cfg_scales):
+        batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
+        for rows, _, logits in batches:
+            top1, top10 = top_masses(logits)
+            frames.append(_to_frame(cfg_scale, rows.start, top1.cpu(), top10.cpu()))
     return pd.concat(frames, ignore_index=True)
 
 

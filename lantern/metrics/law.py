@@ -118,7 +118,7 @@ def record_nodes(
     *,
     run_seed: int,
     max_nodes: int,
-    batch_size: int = 48,
+    batch_size: int,
 ) -> VerifiedNodes:
     """Draws images and keeps some of the nodes that were verified on the way.
 
@@ -128,7 +128,7 @@ def record_nodes(
         encoder: of prompts.
         run_seed: of the noise fields; also chooses the nodes.
         max_nodes: nodes kept at most.
-        batch_size: images decoded together.
+        batch_size: images decoded together; does not change which nodes are kept.
 
     Returns:
         See `VerifiedNodes`; on the decoder's device.

@@ -69,6 +69,7 @@ class LawStudy:
         settings: config section `law`.
         num_resamples: of the bootstrap over images.
         seed: of the noise fields, the choice of nodes and the bootstrap.
+        batch_size: images decoded together.
     """
 
     target_model: TargetModel
@@ -77,6 +78,7 @@ class LawStudy:
     settings: Mapping[str, Any]
     num_resamples: int
     seed: int
+    batch_size: int
 
     @property
     def options(self) -> dict[str, int]:
@@ -140,7 +142,7 @@ class LawStudy:
         return acceptance_table(nodes, tables, counts=counts, deltas=deltas, options=self.options)
 
     def _record(self, decoder: Decoder) -> VerifiedNodes:
-        wanted = {"run_seed": self.seed, "max_nodes": self.settings["max_nodes"]}
+        wanted = {"run_seed": self.seed, "max_nodes": self.settings["max_nodes"], "batch_size": self.batch_size}
         return record_nodes(decoder, self.prompts, self.encoder, **wanted)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from tqdm import tqdm
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.sampling import guide
+
+# Values; half a GiB in float32. Whoever reads logits holds three to six arrays of this size at a time.
+LOGITS_AT_ONCE = 2**27
 
 
 @torch.inference_mode()
@@ -37,6 +40,40 @@ def teacher_forced_logits(
         hidden = target_model(both, mask.repeat(2, 1), codes[:, :-1].repeat(2, 1))[:, first:]
         hidden = guide(hidden, cfg_scale).to(hidden.dtype)  # guidance commutes with the bias-free head
     return target_model.head(hidden).float()
+
+
+@torch.inference_mode()
+def walk_logits(
+    target_model: TargetModel,
+    text_encoder: TextEncoder,
+    codes: Tensor,
+    texts: Sequence[str],
+    *,
+    cfg_scale: float,
+    batch_size: int,
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Computes the target's guided logits of many images, so many at a time that LOGITS_AT_ONCE values hold them.
+
+    Args:
+        target_model: in evaluation mode.
+        text_encoder: the one that it was trained with.
+        codes: (images, tokens) integer.
+        texts: prompt of each image.
+        cfg_scale: as in `teacher_forced_logits`.
+        batch_size: images per forward, at most; one at least, however large its logits are.
+
+    Yields:
+        (rows of the batch, their codes (batch, tokens) int64, logits (batch, tokens, vocab) float32), both on the
+        model's device.
+    """
+    device = target_model.head.weight.device
+    fitting = LOGITS_AT_ONCE // (codes.shape[1] * target_model.config.vocab_size)
+    size = max(1, min(batch_size, fitting))
+    for first in tqdm(range(0, len(texts), size), desc="teacher forcing", disable=None, leave=False):
+        rows = slice(first, first + size)
+        features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
+        chosen = codes[rows].long().to(device)
+        yield rows, chosen, teacher_forced_logits(target_model, features, mask, chosen, cfg_scale)
 
 
 def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
@@ -84,7 +121,7 @@ def score_tokens(
         codes: (images, tokens) integer.
         texts: prompt of each image.
         cfg_scale: guidance scale of the law.
-        batch_size: images per forward.
+        batch_size: images per forward, at most; see `walk_logits`.
 
     Returns:
         (images, tokens) float32, nats, on the CPU.
@@ -94,12 +131,8 @@ def score_tokens(
     """
     if len(codes) != len(texts):
         raise ValueError(f"score_tokens needs one text per image, got {len(codes)} images and {len(texts)} texts")
-    device = target_model.head.weight.device
     scores = []
-    for first in tqdm(range(0, len(texts), batch_size), desc="likelihood", disable=None, leave=False):
-        rows = slice(first, first + batch_size)
-        features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
-        chosen = codes[rows].to(device)
-        logits = teacher_forced_logits(target_model, features, mask, chosen, cfg_scale)
+    batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
+    for _, chosen, logits in batches:
         scores.append(token_negative_log_likelihood(chosen, logits).cpu())
     return torch.cat(scores)

@@ -105,20 +105,21 @@ def measure_quality(
     reference = _Reference(_prepare_reference(source, rulers, split, len(prompts), settings, seed))
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
     measured_with = {**reference.describe(), **rulers.describe()}
-    rows, images = [], []
+    rows, images, token_nll, of_baseline = [], [], {}, scores[BASELINE]
     for method_id, record in records.items():
+        found = scores[method_id]
+        token_nll[method_id] = found.token_nll
         head = {"method_id": method_id, **place}
         equality = compare_with_autoregressive(
             record.codes, baseline.codes, baseline.margins, settings["near_tie_margin"]
         )
         exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}
-        fidelity = reference.compare(scores[method_id])
-        values = {**_mean_scores(scores[method_id]), **fidelity, **exactness}
+        values = {**_mean_scores(found), **reference.compare(found), **exactness}
         rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
-        distance = reference.distance(scores[method_id], scores[BASELINE])
+        distance = reference.distance(found, of_baseline)
         columns = {**_speed_columns(record), **_equality_columns(equality), "recogniser_distance": distance}
         ids = [prompt.id for prompt in prompts]
-        images.append(_to_frame({**head, "prompt_id": ids}, scores[method_id], columns))
+        images.append(_to_frame({**head, "prompt_id": ids}, found, columns))
     cfg_scale = baseline.metadata["cfg_scale"]
     for name, ceiling in _score_ceilings(source, rulers, split, len(prompts), settings, cfg_scale).items():
         own, head = source.prompts(split, len(prompts)), {"method_id": name, **place}
@@ -126,7 +127,6 @@ def measure_quality(
         values = {**_mean_scores(ceiling), **reference.compare(ceiling)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
-    token_nll = {method_id: part.token_nll for method_id, part in scores.items()}
     return Quality(pd.DataFrame(rows), pd.concat(images, ignore_index=True), token_nll)
 
 
@@ -149,7 +149,7 @@ class _Reference:
 
     def compare(self, scores: ImageScores) -> dict[str, float]:
         """FID, KID, precision and recall of some images."""
-        key = hashlib.sha256(scores.features.numpy().tobytes()).digest()
+        key = hashlib.sha256(scores.features.numpy()).digest()
         if key not in self.measured:
             self.measured[key] = self.comparison.compare(scores.features)
         return self.measured[key]

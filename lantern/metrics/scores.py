@@ -107,6 +107,36 @@ class ImageScores:
         columns = {name: column[rows] for name, column in self.columns.items()}
         return ImageScores(self.features[rows], self.token_nll[rows], columns)
 
+    def allocate(self, num_images: int) -> ImageScores:
+        """Room for the scores of many images, to be filled with `put`: joining batches would hold all of them twice."""
+        columns = {name: column.new_empty(num_images) for name, column in self.columns.items()}
+        features, token_nll = (part.new_empty(num_images, part.shape[1]) for part in (self.features, self.token_nll))
+        return ImageScores(features, token_nll, columns)
+
+    def put(self, first: int, part: ImageScores) -> None:
+        """Writes the scores of a batch over the images from number `first` on."""
+        rows = slice(first, first + len(part.features))
+        self.features[rows], self.token_nll[rows] = part.features, part.token_nll
+        for name, column in self.columns.items():
+            column[rows] = part.columns[name]
+
+
+@dataclass(frozen=True)
+class RecordScores:
+    """Scores of several methods' images; images that methods share are held once.
+
+    Attributes:
+        distinct: of every distinct image.
+        numbers: method_id -> (prompts,) int64, which of them are the method's.
+    """
+
+    distinct: ImageScores
+    numbers: Mapping[str, Tensor]
+
+    def __getitem__(self, method_id: str) -> ImageScores:
+        """A copy of the scores of one method, in the order of the prompts."""
+        return self.distinct.select(self.numbers[method_id])
+
 
 @torch.inference_mode()
 def score_records(
@@ -114,7 +144,7 @@ def score_records(
     prompts: Sequence[Prompt],
     rulers: Rulers,
     settings: Mapping[str, Any],
-) -> dict[str, ImageScores]:
+) -> RecordScores:
     """Scores every method's images, each distinct (prompt, codes) once.
 
     `pixel_mse` compares an image with the autoregressive one of the same prompt: the mean squared difference of pixels
@@ -128,26 +158,31 @@ def score_records(
         settings: config section `metrics`: batch_size.
 
     Returns:
-        method_id -> scores of its images, in the order of the prompts.
+        The scores, to be read by method id.
 
     Raises:
         ValueError: no autoregressive records, or records whose prompt ids are not those of `prompts`.
     """
     _check_records(records, prompts)
-    num_prompts = len(prompts)
-    numbers = torch.arange(num_prompts)[:, None]
-    keyed = torch.cat([torch.cat([numbers, record.codes.long()], dim=1) for record in records.values()])
-    distinct, inverse = torch.unique(keyed, dim=0, return_inverse=True)  # (distinct, 1 + tokens), (methods * prompts)
-    inverse = inverse.view(len(records), num_prompts)
-    baseline = inverse[list(records).index(BASELINE)]  # (prompts,) number of each prompt's autoregressive image
-    # Prompt by prompt, the autoregressive image first: the one to compare with is then in the batch, or was the last
-    # one seen before it.
-    is_other = torch.ones(len(distinct), dtype=torch.long).index_fill_(0, baseline, 0)
-    order = torch.argsort(2 * distinct[:, 0] + is_other, stable=True)
-    place = torch.argsort(order)  # (distinct,) place of each distinct image in the order
-    cfg_scale, batch_size = records[BASELINE].metadata["cfg_scale"], settings["batch_size"]
-    scores = _score_ordered(distinct[order], place[baseline], prompts, rulers, cfg_scale, batch_size)
-    return {method_id: scores.select(place[rows]) for method_id, rows in zip(records, inverse, strict=True)}
+    owners, numbers = _number_distinct(records)
+    baseline = numbers[list(records).index(BASELINE)]
+    codes = [record.codes for record in records.values()]
+    distinct: ImageScores | None = None
+    last_seen = torch.empty(0)
+    for indices in chunks(0, len(owners), settings["batch_size"], "images"):
+        places = owners[indices.start : indices.stop]
+        batch = torch.stack([codes[method][prompt] for method, prompt in places]).long().to(rulers.device)
+        chosen = [prompts[prompt] for _, prompt in places]
+        scores, pixels = _score_decoded(batch, chosen, rulers, records[BASELINE].metadata["cfg_scale"])
+        # (images,) place of the autoregressive image: in this batch, or 0 for the last one of the batch before
+        partner = baseline[[prompt for _, prompt in places]] - indices.start + 1
+        partner = partner.clamp(min=0).to(pixels.device)
+        seen = torch.cat([last_seen.to(pixels.device) if len(last_seen) else pixels[:1], pixels])
+        scores.columns["pixel_mse"] = (pixels - seen[partner]).square().flatten(1).mean(dim=1).cpu()
+        distinct = distinct or scores.allocate(len(owners))
+        distinct.put(indices.start, scores)
+        last_seen = seen[partner[-1:]]
+    return RecordScores(distinct, dict(zip(records, numbers, strict=True)))
 
 
 def score_codes(codes: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_scale: float) -> ImageScores:
@@ -182,25 +217,24 @@ def chunks(first: int, last: int, size: int, name: str) -> tqdm:
     return tqdm(ranges, desc=name, disable=None, leave=False)
 
 
-def _score_ordered(
-    keyed: Tensor, baseline: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_scale: float, batch_size: int
-) -> ImageScores:
-    """Scores prompt numbers and codes (images, 1 + tokens), ordered by prompt with the autoregressive image first.
+def _number_distinct(records: Mapping[str, GenerationRecords]) -> tuple[list[tuple[int, int]], Tensor]:
+    """Numbers the distinct images, prompt by prompt, the autoregressive one first and the others by their codes.
 
-    `baseline` (prompts,) is the row of each prompt's autoregressive image.
+    The image to compare with is then in the batch, or was the last autoregressive one before it.
+
+    Returns:
+        ((place of a method, prompt) of each image, numbers of all methods' images (methods, prompts) int64).
     """
-    parts, last_seen = [], torch.empty(0)
-    for indices in chunks(0, len(keyed), batch_size, "images"):
-        rows = keyed[indices.start : indices.stop]
-        chosen = [prompts[i] for i in rows[:, 0].tolist()]
-        scores, pixels = _score_decoded(rows[:, 1:].to(rulers.device), chosen, rulers, cfg_scale)
-        # (images,) place of the autoregressive image: in this batch, or 0 for the last one of the batch before
-        partner = (baseline[rows[:, 0]] - indices.start + 1).clamp(min=0).to(pixels.device)
-        seen = torch.cat([last_seen.to(pixels.device) if len(last_seen) else pixels[:1], pixels])
-        scores.columns["pixel_mse"] = (pixels - seen[partner]).square().flatten(1).mean(dim=1).cpu()
-        parts.append(scores)
-        last_seen = seen[partner[-1:]]
-    return concatenate_scores(parts)
+    codes = [record.codes.numpy() for record in records.values()]
+    first = list(records).index(BASELINE)
+    owners: list[tuple[int, int]] = []
+    numbers = torch.empty(len(codes), len(codes[first]), dtype=torch.int64)
+    for prompt in range(numbers.shape[1]):
+        keys = [rows[prompt].astype(">i4").tobytes() for rows in codes]  # big-endian: bytes sort as the codes do
+        ordered = [keys[first], *sorted(set(keys) - {keys[first]})]
+        numbers[:, prompt] = torch.tensor([len(owners) + ordered.index(key) for key in keys])
+        owners += [(keys.index(key), prompt) for key in ordered]
+    return owners, numbers
 
 
 def _score_decoded(

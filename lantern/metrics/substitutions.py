@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lantern.metrics.bootstrap import mean_with_interval
-from lantern.metrics.likelihood import teacher_forced_logits
+from lantern.metrics.likelihood import walk_logits
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
@@ -39,14 +39,18 @@ def drawn_tokens(
         int64, (images, tokens). Where the two best candidates are within rounding, it may differ from what decoding
         drew.
     """
-    device = target_model.head.weight.device
-    features, mask = (part.to(device) for part in encoder.encode([prompt.text for prompt in prompts]))
-    logits = teacher_forced_logits(target_model, features, mask, codes.to(device), sampling.cfg_scale)
-    if sampling.is_greedy:
-        return logits.argmax(-1).cpu()
-    noise = NoiseField(run_seed, [prompt.id for prompt in prompts], codes.shape[1], logits.shape[-1], device)
-    positions = torch.arange(codes.shape[1], device=device).expand(len(codes), -1)
-    return (filter_logits(logits, sampling) + noise.gumbel("target", positions)).argmax(-1).cpu()
+    texts = [prompt.text for prompt in prompts]
+    options = {"cfg_scale": sampling.cfg_scale, "batch_size": len(prompts)}
+    drawn = []
+    for rows, chosen, logits in walk_logits(target_model, encoder, codes, texts, **options):
+        if sampling.is_greedy:
+            drawn.append(logits.argmax(-1).cpu())
+            continue
+        num_tokens, device = chosen.shape[1], logits.device
+        noise = NoiseField(run_seed, [prompt.id for prompt in prompts[rows]], num_tokens, logits.shape[-1], device)
+        positions = torch.arange(num_tokens, device=device).expand(len(chosen), -1)
+        drawn.append((filter_logits(logits, sampling) + noise.gumbel("target", positions)).argmax(-1).cpu())
+    return torch.cat(drawn)
 
 
 def substitution_row(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from figure_tables import Mosaic
+from lantern.figures import latent_proximity
 from lantern.figures.latent_proximity import select_proximity
 from lantern.prompts import Prompt
 
@@ -38,6 +39,14 @@ def test_random_codes_are_others_and_follow_the_seed():
     assert (first != other).any()
     original = select(codes, columns=1).images[:, 0]
     assert (first != original).all()
+
+
+def test_no_more_images_are_decoded_than_allowed(monkeypatch):
+    monkeypatch.setattr(latent_proximity, "MOST_TOKENS", 11)
+    codes = torch.tensor([[0] * 4, [1] * 4, [7] * 4])
+    assert select(codes, columns=1).note_title == "PSNR, 2 images"
+    monkeypatch.setattr(latent_proximity, "MOST_TOKENS", 1)
+    assert select(codes, columns=1).note_title == "PSNR, 2 images"  # the rows that are shown
 
 
 def test_foreign_codes_are_rejected():

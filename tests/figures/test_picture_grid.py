@@ -5,8 +5,9 @@ import pytest
 import torch
 from matplotlib.patches import Rectangle
 
-from figure_tables import assert_legible
-from lantern.figures.picture_grid import PictureGrid, draw_pictures, to_pixels
+from figure_tables import Mosaic, assert_legible
+from lantern.figures import picture_grid
+from lantern.figures.picture_grid import PictureGrid, decode_images, draw_pictures, to_pixels
 
 
 def make_grid(**changes):
@@ -27,6 +28,29 @@ def test_titles_notes_and_images_are_drawn():
     assert [axes.get_title() for axes in figure.axes[:3]] == ["original", "near\ncode", "far"]
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "", "", "1 dB", "2 dB"]
     assert "PSNR" in [text.get_text() for text in figure.texts]
+
+
+def test_few_images_are_decoded_at_a_time(monkeypatch):
+    codes = torch.arange(28).reshape(7, 4) % 8
+    whole, sizes = decode_images(Mosaic(), codes), []
+
+    class Counting(Mosaic):
+        def decode(self, codes):
+            sizes.append(len(codes))
+            return super().decode(codes)
+
+    monkeypatch.setattr(picture_grid, "TOKENS_AT_ONCE", 15)
+    assert torch.equal(decode_images(Counting(), codes), whole)
+    assert sizes == [3, 3, 1]
+    monkeypatch.setattr(picture_grid, "TOKENS_AT_ONCE", 3)
+    assert torch.equal(decode_images(Counting(), codes[:2]), whole[:2])
+    assert sizes[3:] == [1, 1]
+
+
+@pytest.mark.parametrize(("side", "interpolation"), [(48, "nearest"), (256, "antialiased")])
+def test_images_larger_than_their_cell_are_smoothed(side, interpolation):
+    figure = draw_pictures(make_grid(images=np.zeros((2, 3, side, side, 3), dtype=np.uint8)))
+    assert {axes.images[0].get_interpolation() for axes in figure.axes} == {interpolation}
 
 
 def test_marked_tokens_are_outlined():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 import torch
 
@@ -11,7 +12,9 @@ from conftest import DATA, make_models, make_prompts
 from lantern.acceptance import RejectionRule, accept_within_bound
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
+from lantern.draft_tree import tree_choices
 from lantern.methods import MethodSpec
+from lantern.metrics import aggregation
 from lantern.metrics.aggregation import acceptance_table
 from lantern.metrics.law import (
     NodeRecorder,
@@ -20,8 +23,11 @@ from lantern.metrics.law import (
     law_of_one_sampled_draft,
     law_of_relaxed_sets,
     law_of_sampled_siblings,
+    record_nodes,
 )
 from lantern.metrics.law_tables import RULES, law_curves, law_of_method, law_row
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
 from lantern.sampling import NoiseField, SamplingConfig
 
@@ -150,6 +156,14 @@ def test_acceptance_before_and_after_aggregation(table):
     assert bounded[bounded["drafts"] == "sampled"]["acceptance"].item() == pytest.approx(float(one.acceptance.mean()))
 
 
+def test_acceptance_does_not_depend_on_how_many_masses_are_held(table, monkeypatch):
+    arguments = random_nodes(20), {"l2_normalised": table}
+    options = {"counts": [1, 4], "deltas": [0.1], "options": OPTIONS}
+    whole = acceptance_table(*arguments, **options)
+    monkeypatch.setattr(aggregation, "MASSES_AT_ONCE", 3)
+    pd.testing.assert_frame_equal(acceptance_table(*arguments, **options), whole, check_exact=True)
+
+
 def test_jensen_shannon_bound_against_its_definition(table):
     target = random_nodes(1).target_probs[0]
     nearest, bound = table[3], JensenShannonBound(20, 0.1)
@@ -184,3 +198,18 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
     assert counts[0] == counts[1]
     law = law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
     assert law.tv_from(nodes.target_probs).max() < 1e-5
+
+
+def test_the_nodes_kept_do_not_depend_on_the_batch():
+    models = make_models()
+    spec = MethodSpec("exact", "chain3", "sampled", method_id="exact")
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0), tree_choices("chain3"))
+    prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(5)], WordEmbeddingEncoder(None, 16, 5, 0)
+    found = {}
+    for size in (2, 5):
+        nodes = record_nodes(decoder, prompts, encoder, run_seed=3, max_nodes=40, batch_size=size)
+        order = nodes.image.argsort(stable=True)  # of one image, nodes come in the order of its steps
+        found[size] = [part[order] for part in (nodes.image, nodes.children, nodes.target_probs, nodes.draft_probs)]
+    assert len(found[2][0]) > 20
+    for one, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from lantern.metrics.likelihood import score_tokens, teacher_forced_logits, token_negative_log_likelihood
+from lantern.metrics import likelihood
+from lantern.metrics.likelihood import (
+    score_tokens,
+    teacher_forced_logits,
+    token_negative_log_likelihood,
+    walk_logits,
+)
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder
 
@@ -77,6 +83,19 @@ def test_batch_size_does_not_matter(target, codes):
     whole = score_tokens(target, ENCODER, codes, TEXTS, cfg_scale=3.0, batch_size=3)
     single = score_tokens(target, ENCODER, codes, TEXTS, cfg_scale=3.0, batch_size=1)
     assert torch.allclose(whole, single, atol=1e-5)
+
+
+@pytest.mark.parametrize(("images", "sizes"), [(2, [2, 1]), (0, [1, 1, 1]), (9, [3])])
+def test_no_more_logits_are_held_than_allowed(images, sizes, target, codes, monkeypatch):
+    monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", images * 4 * 11 + 1)
+    found = [
+        (rows, logits) for rows, _, logits in walk_logits(target, ENCODER, codes, TEXTS, cfg_scale=3, batch_size=8)
+    ]
+    assert [len(logits) for _, logits in found] == sizes
+    features, mask = ENCODER.encode(TEXTS)
+    whole = teacher_forced_logits(target, features, mask, codes, 3.0)
+    assert torch.allclose(torch.cat([logits for _, logits in found]), whole, atol=1e-5)
+    assert torch.equal(torch.cat([torch.arange(3)[rows] for rows, _ in found]), torch.arange(3))
 
 
 def test_bad_input_is_named(target, codes):

@@ -12,7 +12,7 @@ from lantern.methods import MethodSpec
 from lantern.metrics.features import extract_features, feature_scale
 from lantern.metrics.image_rulers import AccuracyRuler, ClipRuler
 from lantern.metrics.quality import measure_quality
-from lantern.metrics.scores import Rulers, score_records
+from lantern.metrics.scores import Rulers, _number_distinct, score_records
 from lantern.metrics.set_rulers import RecogniserRuler
 from lantern.models.clip import ClipConfig, ClipModel, ClipScorer
 from lantern.models.recogniser import Recogniser, RecogniserConfig
@@ -209,6 +209,24 @@ def test_scores_do_not_depend_on_which_methods_are_scored_together(records, sour
     pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, rulers, {"batch_size": 1})
     for name, column in pair["pp"].columns.items():
         assert torch.allclose(column, together["pp"].columns[name], atol=1e-5), name
+
+
+def test_images_that_methods_share_are_held_once(records, source, rulers):
+    scores = score_records(records, source.prompts("seen", NUM), rulers, {"batch_size": 4})
+    assert len(scores.distinct.features) == NUM + 2
+    # prompt by prompt, the autoregressive image first
+    assert scores.numbers["autoregressive"].tolist() == scores.numbers["coupled"].tolist() == [0, 2, 4, 5, 6, 7]
+    assert scores.numbers["pp"].tolist() == scores.numbers["proximity-k5"].tolist() == [1, 3, 4, 5, 6, 7]
+
+
+def test_images_are_scored_in_the_order_of_their_codes(records, source, rulers):
+    prompts = source.prompts("seen", NUM)
+    several = {"autoregressive": records["autoregressive"]}
+    for name, code in (("c", 300), ("b", 2), ("a", 70000)):  # bytes of little-endian numbers would sort otherwise
+        several[name] = make_records(torch.full((NUM, TOKENS), code), RELAXED, prompts)
+    _, numbers = _number_distinct(several)
+    assert numbers[:, 0].tolist() == [0, 2, 1, 3]
+    assert numbers[:, 1].tolist() == [4, 6, 5, 7]
 
 
 def test_foreign_records_are_rejected(records, source, rulers):

@@ -9,6 +9,7 @@ import torch
 from conftest import make_models, make_prompts
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
+from lantern.metrics import likelihood
 from lantern.metrics.substitutions import drawn_tokens, substitution_row
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -16,13 +17,13 @@ from lantern.sampling import NoiseField, SamplingConfig
 
 
 class _Encoder:
-    """Hands out given features."""
+    """Hands out given features; a text is the number of its row."""
 
     def __init__(self, features: torch.Tensor, mask: torch.Tensor) -> None:
         self.parts = features, mask
 
     def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.parts
+        return tuple(part[[int(text) for text in texts]] for part in self.parts)
 
 
 def make_records(codes: torch.Tensor, is_substituted: torch.Tensor) -> GenerationRecords:
@@ -33,8 +34,10 @@ def make_records(codes: torch.Tensor, is_substituted: torch.Tensor) -> Generatio
     )
 
 
+@pytest.mark.parametrize("images_at_once", [2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_draws_of_the_target_are_found_again(temperature):
+def test_draws_of_the_target_are_found_again(temperature, images_at_once, monkeypatch):
+    monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", images_at_once * 16 * 12)
     models = make_models()
     sampling = SamplingConfig(temperature=temperature, top_k=6, cfg_scale=2.0)
     spec = MethodSpec(name="near", tree="chain3", drafts="coupled", relaxation="proximity", neighbours="l2", k=4)
@@ -42,7 +45,7 @@ def test_draws_of_the_target_are_found_again(temperature):
     ids = [f"p{i}" for i in range(5)]
     noise = NoiseField(7, ids, 16, 12)
     generation = Decoder(models, spec, sampling, [(0,), (0, 0), (0, 0, 0)]).generate(features, mask, noise)
-    prompts = [Prompt(i, "text") for i in ids]
+    prompts = [Prompt(i, i.removeprefix("p")) for i in ids]
     drawn = drawn_tokens(models.target, _Encoder(features, mask), prompts, generation.codes, sampling, run_seed=7)
     assert generation.is_substituted.any()
     assert torch.equal(drawn != generation.codes, generation.is_substituted)

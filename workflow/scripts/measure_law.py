@@ -9,6 +9,7 @@ from lantern.generation import load_decoders, load_nearest_codes
 from lantern.io import read_prompts, write_table
 from lantern.job import job_log, resolve_device
 from lantern.metrics.law_tables import LawStudy
+from lantern.metrics.speed import BASELINE
 from lantern.models.target import load_target
 from lantern.models.tokenizer import load_model
 from lantern.shards import load_shards
@@ -16,6 +17,7 @@ from lantern.shards import load_shards
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     prompts = read_prompts(files.prompts)
+    records = load_shards(files.records, [prompt.id for prompt in prompts])
     study = LawStudy(
         target_model=load_target(files.target).to(device),
         encoder=make_text_encoder(params.text, params.source, params.seed, files.text),
@@ -23,9 +25,9 @@ with job_log(snakemake):
         settings=params.settings,
         num_resamples=params.metrics["bootstrap_resamples"],
         seed=params.noise_seed,
+        batch_size=records[BASELINE].metadata["batch_size"],  # what fitted into memory there fits here
     )
     decoders = load_decoders(files, params.runs, params.sampling, device, params.dtype)
-    records = load_shards(files.records, [prompt.id for prompt in prompts])
     codebook = F.normalize(load_model(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
     write_table(snakemake.output.law, study.measure_methods(decoders, records, codebook).assign(**params.place))
     tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
