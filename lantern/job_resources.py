@@ -20,6 +20,8 @@ CUDA_MB = 3000
 # a launch-bound step of 600 to 1300 operations takes 10 to 20 ms (benchmarks/full_size.py counts them).
 SECONDS_A_FORWARD = 0.03
 MARGIN = 3
+# Of a token scored under the target, with its share of Inception, VGG16, CLIP and HPS; with a margin. An estimate.
+SECONDS_A_SCORED_TOKEN = 0.0006
 
 
 def growing(first: int) -> Callable[..., int]:
@@ -76,6 +78,11 @@ class JobSizes:
         """Time of a job that decodes so many images one token per forward, batch after batch; at least `first`."""
         seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
         return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_published else 0))
+
+    def scoring_minutes(self, num_images: int, first: int = 120) -> Callable[..., int]:
+        """Time of a job that scores so many images with every metric; at least `first`."""
+        seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
+        return growing(max(first, math.ceil(seconds / 60) if self.is_published else 0))
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
         """Prompts of a set, or of one of its shards; a set that takes its whole file counts as 5,000."""

@@ -8,13 +8,14 @@ whatever the device, the batch or the method that reads it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 FILTER_ORDERS = ("top_k_first", "top_p_first")
+NOISE_BLOCK = 2**18  # values of noise made at once
 MAX_SIBLINGS = 64  # accept decisions per position that have noise of their own; the same for every tree
 
 
@@ -129,16 +130,29 @@ def uniform_field(run_seed: int, prompt_id: str, stream: str, num_positions: int
 
     Source: Philox (Salmon et al. 2011), a counter-based generator, through numpy.
     """
-    digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
-    key = np.frombuffer(digest, dtype="<u8")
-    raw = np.random.Philox(key=key).random_raw(num_positions * num_slots)
-    return (((raw >> np.uint64(11)) + 0.5) * 2.0**-53).reshape(num_positions, num_slots)
+    values = list(_uniform_blocks(run_seed, prompt_id, stream, num_positions * num_slots))
+    return np.concatenate(values).reshape(num_positions, num_slots)
 
 
 def gumbel_field(run_seed: int, prompt_id: str, stream: str, num_positions: int, num_codes: int) -> torch.Tensor:
     """Standard Gumbel noise of one image, float32, (num_positions, num_codes); arguments as in `uniform_field`."""
-    uniform = uniform_field(run_seed, prompt_id, stream, num_positions, num_codes)
-    return torch.from_numpy(-np.log(-np.log(uniform))).float()
+    noise, first = np.empty(num_positions * num_codes, np.float32), 0
+    for block in _uniform_blocks(run_seed, prompt_id, stream, len(noise)):
+        np.log(block, out=block)
+        np.negative(block, out=block)
+        np.log(block, out=block)
+        noise[first : first + len(block)] = np.negative(block, out=block)
+        first += len(block)
+    return torch.from_numpy(noise.reshape(num_positions, num_codes))
+
+
+def _uniform_blocks(run_seed: int, prompt_id: str, stream: str, num_values: int) -> Iterator[np.ndarray]:
+    """The values of a field in order, float64, NOISE_BLOCK at a time: blocks that stay in the cache are made faster."""
+    digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
+    generator = np.random.Philox(key=np.frombuffer(digest, dtype="<u8"))
+    for first in range(0, num_values, NOISE_BLOCK):
+        raw = generator.random_raw(min(NOISE_BLOCK, num_values - first))
+        yield ((raw >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
 class NoiseField:

@@ -43,4 +43,5 @@ def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[
     for path in paths:
         records = load_records(Path(path))
         parts.setdefault(records.metadata["method"]["method_id"], []).append(records)
-    return {method_id: concatenate_records(found, prompt_ids) for method_id, found in parts.items()}
+    # method by method, so that no more than one is held twice
+    return {method_id: concatenate_records(parts.pop(method_id), prompt_ids) for method_id in list(parts)}

@@ -49,6 +49,7 @@ def test_time_follows_images_tokens_and_batch():
     assert stage_1.decoding_minutes(1600, 16)(None, 1) == 60  # 39 minutes by its tokens, but never below the first
     long = stage_1.decoding_minutes(16000, 16)(None, 1)
     assert long == 384 and stage_1.decoding_minutes(16000, 8)(None, 1) == 2 * long
+    assert stage_1.scoring_minutes(18 * 5000)(None, 1) == 231 and stage_1.scoring_minutes(100)(None, 2) == 240
     assert stage_1.images_of("coco", 16) == 313 and stage_2.images_of("coco") == 5000
 
 

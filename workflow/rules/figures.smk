@@ -16,8 +16,8 @@ rule draw_samples:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=growing(1500),
-        runtime=growing(10),
+        mem_mb=growing(3500),
+        runtime=growing(45),
     params:
         code=code("draw_samples.py"),
         settings=config["figures"],

@@ -3,7 +3,7 @@
 
 use rule draw_tradeoff as draw_latent_proximity with:
     input:
-        records=headline_records(),
+        records=shards_of(**HEADLINE, repeat=REPEATS[0], methods=["autoregressive"]),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
         nearest=stage("codebook", "l2_normalised.safetensors"),
@@ -17,6 +17,9 @@ use rule draw_tradeoff as draw_latent_proximity with:
         pdf=stage("figures", "fig_e_latent_proximity.pdf"),
     log:
         log_of("draw_latent_proximity"),
+    resources:
+        mem_mb=growing(2500),
+        runtime=growing(30),
     params:
         code=code("draw_latent_proximity.py"),
         script="draw_latent_proximity.py",
@@ -41,6 +44,9 @@ use rule draw_tradeoff as draw_acceptance_map with:
         pdf=stage("figures", "fig_i_acceptance_map.pdf"),
     log:
         log_of("draw_acceptance_map"),
+    resources:
+        mem_mb=growing(2500),
+        runtime=growing(10),
     params:
         code=code("draw_acceptance_map.py"),
         script="draw_acceptance_map.py",
@@ -62,6 +68,9 @@ use rule draw_tradeoff as draw_pairs with:
         pdf=stage("figures", "fig_k_pairs.pdf"),
     log:
         log_of("draw_pairs"),
+    resources:
+        mem_mb=growing(3500),
+        runtime=growing(15),
     params:
         code=code("draw_pairs.py"),
         script="draw_pairs.py",

@@ -22,10 +22,11 @@ rule measure_quality:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=SIZES.scoring_mb(
-            16000 if config["metrics"]["hps"] or config["metrics"]["fidelity"] == "inception" else 0
-        ),
-        runtime=growing(120),
+        # On a CPU the published rulers lie in the same memory.
+        mem_mb=SIZES.scoring_mb(10000 if RULER_FILES and not GPU else 0),
+        runtime=lambda wildcards, attempt: SIZES.scoring_minutes(
+            SIZES.images_of(wildcards.prompt_set) * len(methods_at(wildcards.temperature))
+        )(wildcards, attempt),
         gpu=GPU,
     params:
         code=code("measure_quality.py"),

@@ -19,8 +19,8 @@ rule build_study:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=growing(1500),
-        runtime=growing(10),
+        mem_mb=growing(3500),
+        runtime=growing(90),
     params:
         code=code("build_study.py"),
         settings={name: config["study"][name] for name in ("methods", "num_trials", "num_checks", "seed", "question")},
