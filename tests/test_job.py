@@ -32,7 +32,7 @@ def test_the_packages_warnings_reach_the_terminal_and_those_of_libraries_the_log
     def work(log):
         log.info("wrote 3 prompts")
         logging.getLogger("lantern.prompts").warning("left out 2 rows")
-        logging.getLogger("transformers").warning("some library's concern")
+        logging.getLogger("somelibrary").warning("some library's concern")
         warnings.warn("deprecated", UserWarning, stacklevel=1)
 
     terminal, file = run(snakemake, monkeypatch, work)
