@@ -137,7 +137,7 @@ def test_shell_commands_of_rules_hold_file_names_of_rules_only():
 # --- weights --------------------------------------------------------------------------------------
 
 
-class WritesWhileLoading(torch.nn.Module):
+class Program(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(2))
@@ -147,7 +147,7 @@ class WritesWhileLoading(torch.nn.Module):
 
 
 def test_a_torchscript_archive_is_refused_unread(tmp_path):
-    torch.jit.save(torch.jit.trace(WritesWhileLoading(), torch.zeros(1)), tmp_path / "ViT-B-32.pt")
+    torch.jit.save(torch.jit.trace(Program(), torch.zeros(1)), tmp_path / "ViT-B-32.pt")
     with pytest.raises(ValueError, match=r"ViT-B-32\.pt is a TorchScript archive, a program .* as safetensors"):
         read_weights(tmp_path / "ViT-B-32.pt")
 
@@ -361,7 +361,9 @@ def test_odd_file_names_are_ids_as_they_are(tmp_path):
 
 
 def test_a_file_name_that_is_no_id_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"image '.*[ac]\\n[bd]\.png': the id of a prompt must hold no control character"):
+    with pytest.raises(
+        ValueError, match=r"image '.*[ac]\\n[bd]\.png': the id of a prompt must hold no control character"
+    ):
         FolderSource(fill(tmp_path, ["a\nb", "c\nd"]), 8).prompts("train", 1)
 
 
