@@ -58,7 +58,7 @@ def run_without_network(workflow, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
+        timeout=900,
     )
     return result.returncode, result.stdout
 
