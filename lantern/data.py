@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from lantern.models.text import split_words
@@ -23,6 +23,9 @@ T = TypeVar("T")
 SPLITS = ("train", "val", "seen", "unseen")
 HELD_OUT_SHARE = 0.1
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+MAX_SIDES = 100  # an image's longer side in shorter ones; scaled up, a thinner one could fill the memory
+# What Pillow raises on damaged files, and on files of a few kilobytes that unpack into gigabytes.
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 CACHED_PIXELS = 1 << 31  # bytes of a folder's images that are kept in memory
 _SPLIT_STRIDE = 1 << 40  # keeps the image numbers, and so the noise, of the splits apart
 
@@ -145,13 +148,18 @@ class FolderSource:
             turn = index // len(self._split_files(split))
             suffix = f"-r{turn}" if turn else ""
             text = self._captions[file]
-            prompts.append(Prompt(f"{split}-{self._name(file)}{suffix}", text, scene_of(text)))
+            try:
+                prompts.append(Prompt(f"{split}-{self._name(file)}{suffix}", text, scene_of(text)))
+            except ValueError as error:  # the id is the file's name
+                raise ValueError(f"image {str(file)!r}: {error}") from error
         return prompts
 
     def _list_files(self) -> list[Path]:
         if not self.folder.is_dir():
             raise ValueError(f"data.folder {self.folder} is not a folder; give one of name.png and name.txt files")
-        files = sorted(file for file in self.folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        files = sorted(
+            file for file in self.folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
+        )
         if len(files) < 2:
             kinds = ", ".join(IMAGE_SUFFIXES)
             raise ValueError(f"data.folder {self.folder} holds {len(files)} images ({kinds}); need at least 2")
@@ -167,7 +175,7 @@ class FolderSource:
             text_file = file.with_suffix(".txt")
             if not text_file.is_file():
                 raise ValueError(f"image {file} has no caption file {text_file.name} beside it")
-            text = " ".join(text_file.read_text(encoding="utf-8-sig").split())
+            text = " ".join(_read_text(text_file).split())
             words = split_words(text)
             if not words:
                 raise ValueError(f"caption file {text_file} is empty; write one line of text")
@@ -194,8 +202,8 @@ class FolderSource:
             return self._pixels[file]
         try:
             with Image.open(file) as image:
-                cropped = resize_and_crop(image.convert("RGB"), self.image_size)
-        except (UnidentifiedImageError, OSError) as error:
+                cropped = resize_and_crop(to_rgb(image), self.image_size)
+        except UNREADABLE as error:
             raise ValueError(f"{file} is not a readable image ({error}); replace or remove it") from error
         pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
         if (len(self._pixels) + 1) * pixels.nbytes <= CACHED_PIXELS:
@@ -217,8 +225,25 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
     return [items[i] for i in train], [items[i] for i in held_out]
 
 
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image to red, green and blue, 8 bits each; of an animation its first picture, transparency dropped.
+
+    Pillow cuts the 16 bits of a grey image off at 255, which makes it white; here they are scaled.
+    """
+    if not image.mode.startswith("I;16"):
+        return image.convert("RGB")
+    return Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)).convert("RGB")
+
+
 def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
-    """Scale the short side to `image_size` pixels (Lanczos) and crop the centre square."""
+    """Scale the short side to `image_size` pixels (Lanczos) and crop the centre square.
+
+    Raises:
+        ValueError: one side is more than MAX_SIDES times the other.
+    """
+    if max(image.size) > MAX_SIDES * min(image.size):
+        width, height = image.size
+        raise ValueError(f"its sides must be at most 1 : {MAX_SIDES}, got {width} x {height} pixels")
     scale = image_size / min(image.size)
     width, height = (max(image_size, round(side * scale)) for side in image.size)
     image = image.resize((width, height), Image.Resampling.LANCZOS)
@@ -255,6 +280,13 @@ def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list
     """Draw the training indices of one step, with replacement; a pure function of the arguments."""
     generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), step]))
     return generator.integers(num_train, size=batch_size).tolist()
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"caption file {file} is not UTF-8 text (byte {error.start}); save it so") from error
 
 
 def _split_number(split: str) -> int:

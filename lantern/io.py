@@ -139,13 +139,18 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
 
     Args:
         path: the file.
-        text_columns: columns that stay text although they look like numbers.
+        text_columns: columns that stay text although they look like numbers or, as "NA" does, like a missing value;
+            prompt ids always do.
 
     Raises:
         ValueError: the file is empty or is not a table; names it.
     """
     try:
-        return pd.read_csv(path, dtype=dict.fromkeys(text_columns, str))
+        frame = pd.read_csv(path)
+        texts = [name for name in (*text_columns, "prompt_id") if name in frame]
+        if texts:  # read apart: pandas has no way to keep "NA" in some columns and empty cells missing in the others
+            frame[texts] = pd.read_csv(path, usecols=texts, dtype=str, keep_default_na=False)[texts]
+        return frame
     except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise ValueError(f"{path} is not a CSV table ({error}); delete it and run its rule again") from error
 

@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import numpy as np
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "image_id")
 CAPTION_CHOICES = ("longest", "first", "drawn")
+MAX_MEMBER_BYTES = 1 << 30  # unpacked, of a prompt file in an archive; the largest of COCO's has 0.45 GB
 
-# A row is its number in the file (line or entry, from 1) and its values: text, and id and scene where the file has
-# them.
+# A row is its number in the file (line or entry, from 1) and its values: text, and id where the file has one.
 Rows = Iterable[tuple[int, Mapping[str, Any]]]
 
 
@@ -51,6 +52,9 @@ def read_rows(path: Path, member: str | None = None, caption: str = "longest", s
 def _read_text(path: Path, member: str | None) -> tuple[Path, str]:
     """Name of the file, for messages and ids, and what stands in it."""
     if path.is_dir() and member:
+        inside = PurePosixPath(member)
+        if inside.is_absolute() or ".." in inside.parts:
+            raise ValueError(f"the key member must name a file inside {path}, got {member!r}; leave out '..'")
         path, member = path / member, None
     if path.suffix.lower() == ".zip":
         return _read_member(path, member)
@@ -69,8 +73,19 @@ def _read_member(path: Path, member: str | None) -> tuple[Path, str]:
             if member not in names:
                 asked = f"holds no {member}" if member else "holds several prompt files"
                 raise ValueError(f"{path} {asked}; set the key member to one of {', '.join(names) or 'no file at all'}")
+            size = archive.getinfo(member).file_size  # zipfile gives no more bytes than this, whatever is packed
+            if size > MAX_MEMBER_BYTES:
+                raise ValueError(
+                    f"{path / member} must be at most {MAX_MEMBER_BYTES} bytes when unpacked, got {size}; unpack it "
+                    "yourself if you trust it, and name the file"
+                )
             return path / member, _decode(path / member, archive.read(member))
-    except zipfile.BadZipFile as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+    ) as error:  # RuntimeError: encrypted, or packed oddly
         raise ValueError(f"{path} is damaged or is no zip archive ({error}); fetch it again") from error
 
 
@@ -121,7 +136,11 @@ def _read_value(path: Path, unit: str, number: int, value: object) -> Mapping[st
             f"{path}, {unit} {number}: expected a string or an object with the key {' or '.join(TEXT_KEYS)}, got "
             f"{value!r:.80}"
         )
-    return _row(value, keys)
+    row = _row(value, keys)
+    for key, cell in row.items():
+        if cell is not None and not _is_plain(cell):
+            raise ValueError(f"{path}, {unit} {number}: the {key} should be a string or a number, got {cell!r:.80}")
+    return row
 
 
 def _read_table(path: Path, text: str) -> Rows:
@@ -182,20 +201,34 @@ def _read_coco(path: Path, values: Mapping[str, Any], caption: str, seed: int) -
     """
     if caption not in CAPTION_CHOICES:
         raise ValueError(f"caption must be one of {', '.join(CAPTION_CHOICES)}, got {caption!r}")
-    captions: dict[int, list[str]] = {}
-    for number, annotation in enumerate(values["annotations"], start=1):
-        if not isinstance(annotation, dict) or not {"image_id", "caption"} <= set(annotation):
+    captions: dict[int | str, list[str]] = {}
+    for number, annotation in enumerate(_list_of(path, values, "annotations"), start=1):
+        if not isinstance(annotation, dict) or not _is_plain(annotation.get("image_id")) or "caption" not in annotation:
             raise ValueError(
                 f"{path}, annotation {number}: expected an object with image_id and caption, got {annotation!r:.80}; "
                 "COCO's captions are in captions_*.json"
             )
         captions.setdefault(annotation["image_id"], []).append(str(annotation["caption"]))
     names = {
-        image["id"]: PurePath(image["file_name"]).stem for image in values.get("images", ()) if "file_name" in image
+        image["id"]: PurePath(image["file_name"]).stem
+        for image in _list_of(path, values, "images")
+        if isinstance(image, dict) and _is_plain(image.get("id")) and isinstance(image.get("file_name"), str)
     }
     for number, (image_id, texts) in enumerate(captions.items(), start=1):
         name = names.get(image_id) or (f"{image_id:012d}" if isinstance(image_id, int) else str(image_id))
         yield number, {"id": name, "text": _choose_caption(texts, image_id, caption, seed)}
+
+
+def _list_of(path: Path, values: Mapping[str, Any], key: str) -> list[Any]:
+    found = values.get(key, [])
+    if not isinstance(found, list):
+        raise ValueError(f"{path}: {key} should be a list, as in COCO's captions_*.json, got {found!r:.80}")
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    """Tells what a cell may hold from lists and objects."""
+    return isinstance(value, str | int | float)
 
 
 def _choose_caption(texts: list[str], image_id: int | str, choice: str, seed: int) -> str:
@@ -217,8 +250,7 @@ def _find_keys(names: Mapping[str, Any]) -> tuple[str, str | None] | None:
 
 def _row(values: Mapping[str, Any], keys: tuple[str, str | None]) -> Mapping[str, Any]:
     text_key, id_key = keys
-    scene = values.get("scene")
-    row = {"text": values.get(text_key), "scene": scene if isinstance(scene, dict) else None}
+    row = {"text": values.get(text_key)}
     return row if id_key is None else {**row, "id": values.get(id_key)}
 
 
@@ -227,6 +259,8 @@ def _parse_json(path: Path, number: int, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
+    except (RecursionError, ValueError) as error:  # brackets too deep, a number of thousands of digits
+        raise ValueError(f"{path}, from line {number}: JSON that cannot be read ({error})") from error
 
 
 _READERS: dict[str, Callable[..., Rows]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +16,45 @@ from lantern.scenes import parse_caption
 
 logger = logging.getLogger(__name__)
 
+MAX_TEXT_LENGTH = 10_000  # characters; the time that a caption's cleaning takes grows with the square
+MAX_ID_LENGTH = 1_000  # characters
+_FORBIDDEN_IN_IDS = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, line and paragraph ends
+
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt.
+    """One prompt. Neither its id nor its text ever becomes a path or a part of a command.
 
     Attributes:
-        id: unique in its set; noise, records and images are keyed by it.
-        text: what the text encoder reads.
+        id: unique in its set; noise, records and images are keyed by it. Any characters but control characters, line
+            ends and lone surrogates, MAX_ID_LENGTH at most.
+        text: what the text encoder reads; any characters but lone surrogates, MAX_TEXT_LENGTH at most.
         scene: `Scene.to_dict()` where the text is a caption of the embedded world, None for free text.
+
+    Raises:
+        ValueError: a longer id or text, or one with other characters.
     """
 
     id: str
     text: str
     scene: dict | None = None
+
+    def __post_init__(self) -> None:
+        for what, value, longest, forbidden in (
+            ("id", self.id, MAX_ID_LENGTH, _FORBIDDEN_IN_IDS),
+            ("text", self.text, MAX_TEXT_LENGTH, ("Cs",)),
+        ):
+            if len(value) > longest:
+                raise ValueError(
+                    f"the {what} of a prompt must be at most {longest} characters long, got {len(value)} in "
+                    f"{value!r:.60}...; shorten it"
+                )
+            strange = next((letter for letter in value if unicodedata.category(letter) in forbidden), None)
+            if strange is not None:
+                raise ValueError(
+                    f"the {what} of a prompt must hold no {_name_of(strange)}, got U+{ord(strange):04X} in "
+                    f"{value!r:.60}; remove it"
+                )
 
 
 def load_prompts(
@@ -49,11 +75,12 @@ def load_prompts(
         seed: of that draw.
 
     Returns:
-        Prompts in the file's order; captions of the embedded world get their scene.
+        Prompts in the file's order; captions of the embedded world get their scene, which is read off the text.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: unknown extension, no prompt at all, missing column, an empty id, an id with two texts (named).
+        ValueError: unknown extension, no prompt at all, missing column, an empty id, an id with two texts (named), an
+            id or a text that no `Prompt` may have.
     """
     path = Path(path)
     stem = Path(member).stem if member else path.stem
@@ -66,8 +93,8 @@ def load_prompts(
             empty.append(number)
         elif kept.setdefault(prompt.id, prompt).text != prompt.text:
             raise ValueError(
-                f"{path}: the id {prompt.id} stands for two texts, {kept[prompt.id].text!r} and {prompt.text!r}; every "
-                "prompt needs an id of its own"
+                f"{path}: the id {prompt.id} stands for two texts, {kept[prompt.id].text!r:.80} and "
+                f"{prompt.text!r:.80}; every prompt needs an id of its own"
             )
         else:
             num_repeated += kept[prompt.id] is not prompt
@@ -125,7 +152,14 @@ def _make_prompt(path: Path, number: int, row: Mapping[str, Any], default_id: st
     id = str(row["id"] if row.get("id") is not None else "").strip() if "id" in row else default_id
     if not id:
         raise ValueError(f"{path}, row {number}: empty id; give every prompt an id")
-    return Prompt(id, text, row.get("scene") or scene_of(text))
+    try:
+        return Prompt(id, text, scene_of(text))
+    except ValueError as error:
+        raise ValueError(f"{path}, row {number}: {error}") from error
+
+
+def _name_of(letter: str) -> str:
+    return "half of a surrogate pair" if unicodedata.category(letter) == "Cs" else "control character or line end"
 
 
 def _report(path: Path, prompts: Sequence[Prompt], empty: Sequence[int], num_repeated: int) -> None:

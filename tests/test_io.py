@@ -126,8 +126,9 @@ def test_prompts_come_back(tmp_path):
     prompts = pytest.importorskip("lantern.prompts")
     from lantern.io import read_prompts, write_prompts
 
+    caption = "a large red circle on grass"
     written = [
-        prompts.Prompt("seen-00000", "a red circle", {"background": "grass"}),
+        prompts.Prompt("seen-00000", caption, prompts.scene_of(caption)),
         prompts.Prompt("x", "“quotes” <b>"),
     ]
     write_prompts(tmp_path / "p.jsonl", written)

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unicodedata import category
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from lantern.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
 
 PROMPT_WIDTH = 1.12  # inches for the prompt texts
 WRAP = 18  # letters in a line of prompt text
+MAX_LINES = 8  # of prompt text; more would reach the next row
 MIN_CELL, MAX_CELL = 0.7, 1.1  # inches; a grid of many columns grows wider than the page
 NOTE_HEIGHT, GAP = 0.17, 0.03  # inches under a row of images, with notes and without
 SHARP = 128  # pixels a side up to which images are enlarged, pixel by pixel; larger ones are shrunk, hence smoothed
@@ -72,6 +74,13 @@ def to_pixels(images: torch.Tensor) -> np.ndarray:
     return pixels.movedim(-3, -1).numpy()
 
 
+def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str:
+    """Breaks a prompt into lines for a figure: `max_lines` at most, a cut marked, control characters replaced."""
+    words = " ".join(text.split())
+    visible = "".join("\N{REPLACEMENT CHARACTER}" if category(letter) == "Cc" else letter for letter in words)
+    return "\n".join(textwrap.wrap(visible, width, max_lines=max_lines, placeholder=" …"))
+
+
 def draw_pictures(grid: PictureGrid) -> Figure:
     """Draws a grid of images.
 
@@ -91,8 +100,9 @@ def draw_pictures(grid: PictureGrid) -> Figure:
         figure.set_layout_engine("none")  # every length is known: no layout to solve
         for row in range(rows):
             bottom = (height - top - (row + 1) * cell - sum(feet[:row])) / height
-            text = textwrap.fill(grid.row_titles[row], WRAP, break_long_words=False)
-            figure.text(0.03 / width, bottom + cell / height / 2, text, fontsize=8, va="center", linespacing=1.15)
+            text, place = wrap_prompt(grid.row_titles[row]), (0.03 / width, bottom + cell / height / 2)
+            # Without parse_math a "$" in a prompt would begin a formula.
+            figure.text(*place, text, fontsize=8, va="center", linespacing=1.15, parse_math=False)
             if row == rows - 1 and any(grid.notes[row]):
                 place = ((PROMPT_WIDTH - 0.06) / width, bottom - 0.09 / height)
                 figure.text(*place, grid.note_title, ha="right", va="center")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from lantern.figures.picture_grid import wrap_prompt
 from lantern.figures.style import PAGE_WIDTH, new_figure, paper_style
 
 COLUMNS = 6
@@ -29,7 +30,7 @@ def draw_side_by_side(prompt: str, images: np.ndarray, titles: Sequence[str], no
     rows = -(-len(images) // COLUMNS)
     with paper_style():
         figure = new_figure(PAGE_WIDTH, CELL_HEIGHT * rows + 0.3)
-        figure.suptitle(textwrap.fill(prompt, 90), fontsize=9)
+        figure.suptitle(wrap_prompt(prompt, 90, 4), fontsize=9, parse_math=False)
         for number, (pixels, title, note) in enumerate(zip(images, titles, notes, strict=True), start=1):
             axes = figure.add_subplot(rows, COLUMNS, number)
             axes.imshow(pixels, interpolation="nearest")

@@ -35,7 +35,8 @@ def load_open_clip(
 
     Args:
         architecture: open_clip's name, e.g. "ViT-B-32-quickgelu", or the path of a JSON file of the same form.
-        path: weights: safetensors, a pickle, or OpenAI's own archive; or the manifest of a resource.
+        path: weights: safetensors or a pickle of tensors; or the manifest of a resource. OpenAI's own archive is a
+            TorchScript program and is refused; open_clip's resource holds the same tensors.
         prompt_prefix: put in front of every text, e.g. "A photo depicts ".
         preprocessing: name of a `Preprocessing`, before the model's own scaling.
         device: where to score.

@@ -149,7 +149,7 @@ class ClipScorer:
     def __init__(
         self, model: nn.Module, tokenizer: Any, preprocess: Any, *, name: str, prompt_prefix: str = ""
     ) -> None:
-        """Wraps trained towers; `from_checkpoint` and `from_open_clip` make sure that the weights are trained.
+        """Wraps trained towers; `from_checkpoint` makes sure that the weights are trained.
 
         Args:
             model: open_clip model with encode_image and encode_text.
@@ -183,37 +183,6 @@ class ClipScorer:
                 f"{path} holds a CLIP model without a training report; refusing to score with random weights"
             )
         return cls.from_model(load_weights(ClipModel(ClipConfig(**metadata["config"])), state, path)).to(device)
-
-    @classmethod
-    def from_open_clip(cls, architecture: str, pretrained: str, prompt_prefix: str = "") -> ClipScorer:
-        """Loads a published model through open_clip, from its cache, the hub or a file.
-
-        Args:
-            architecture: open_clip's name, e.g. "ViT-B-32-quickgelu".
-            pretrained: open_clip's tag, e.g. "openai", or a path to weights.
-            prompt_prefix: e.g. "A photo depicts ", as the LANTERN authors' evaluation has it.
-
-        Raises:
-            ValueError: `pretrained` is empty: open_clip would only warn and return random weights.
-        """
-        if not pretrained:
-            raise ValueError(
-                f"pretrained must name the weights of {architecture} (e.g. 'openai'): a random model cannot score"
-            )
-        import open_clip
-
-        model = open_clip.create_model(architecture, pretrained=pretrained, require_pretrained=True)
-        settings = open_clip.get_model_preprocess_cfg(model)
-        size = model.visual.image_size
-        side = size[0] if isinstance(size, tuple | list) else size
-        mean, std = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
-
-        def preprocess(images: torch.Tensor) -> torch.Tensor:
-            resized = F.interpolate(images, size=(side, side), mode="bicubic", align_corners=False, antialias=True)
-            return ((resized.clamp(-1, 1) + 1) / 2 - mean.to(images)) / std.to(images)
-
-        tokenizer = open_clip.get_tokenizer(architecture)
-        return cls(model, tokenizer, preprocess, name=f"{architecture}/{pretrained}", prompt_prefix=prompt_prefix)
 
     @property
     def device(self) -> torch.device:

@@ -50,7 +50,7 @@ def load_pickle(path: Path) -> Any:
         Its content; of tensors, those of a zip archive are mapped. Values of INERT_NAMES are `Inert`.
 
     Raises:
-        ValueError: a truncated or damaged file, or one that wants to run code.
+        ValueError: a truncated or damaged file, or one that wants to run code, as every TorchScript archive may.
     """
     is_zip = zipfile.is_zipfile(path)  # PyTorch's format since 1.6, which needs no second copy in memory
     if is_zip:
@@ -72,10 +72,15 @@ def load_pickle(path: Path) -> Any:
 
 
 def _check_members(path: Path) -> None:
-    """Compares each member of a zip archive with its checksum, which PyTorch does not where it maps the file."""
+    """Compares each member of a zip archive with its checksum, which PyTorch does not where it maps the file.
+
+    A TorchScript archive, known by its table of constants, is refused: its modules' code runs while it is loaded, and
+    that code may write files.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
+            is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
+            for member in [] if is_program else archive.infolist():
                 if not member.CRC:
                     continue  # PyTorch writes 0 where it was told to compute none
                 with archive.open(member) as content:
@@ -83,6 +88,11 @@ def _check_members(path: Path) -> None:
                         pass
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
         raise ValueError(f"{path} is damaged ({error}); fetch it again") from error
+    if is_program:
+        raise ValueError(
+            f"{path} is a TorchScript archive, a program that runs while it is loaded, expected nothing but tensors; "
+            "give the same weights as safetensors (of OpenAI's CLIP: the resource clip_vit_b_32)"
+        )
 
 
 def _truncated(path: Path, error: Exception) -> ValueError:

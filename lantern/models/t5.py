@@ -176,6 +176,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
             str(folder),
             dtype=dtype,
             local_files_only=True,
+            weights_only=True,  # of pickles; the library's default, said here because it matters
             attn_implementation="eager",
             output_loading_info=True,
         )
@@ -200,6 +201,8 @@ def _check_weight_files(folder: Path) -> None:
     if found.suffix == ".json":
         index = read_json(found)
         names = sorted(set(index.get("weight_map", {}).values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{found} must name files beside it, got {outside[0]!r}; fetch it again")
     for path in [_existing(folder / name) for name in names]:
         if path.suffix == ".safetensors":
             try:

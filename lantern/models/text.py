@@ -76,13 +76,13 @@ class WordEmbeddingEncoder:
         words = split_words(text)
         if not 1 <= len(words) <= self.max_tokens:
             raise ValueError(
-                f"prompt {text!r} has {len(words)} words; between 1 and {self.max_tokens} are possible "
+                f"prompt {text!r:.80} has {len(words)} words; between 1 and {self.max_tokens} are possible "
                 "(shorten it, or raise the text encoder's max_tokens and train again)"
             )
         for word in words:
             if self.vocabulary is not None and word not in self.vocabulary:
                 known = ", ".join(self.vocabulary)
-                raise ValueError(f"prompt {text!r} holds the unknown word {word!r}; known words: {known}")
+                raise ValueError(f"prompt {text!r:.80} holds the unknown word {word!r:.80}; known words: {known}")
         return words
 
     def _row(self, word: str) -> Tensor:

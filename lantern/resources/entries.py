@@ -20,7 +20,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,12 @@ def resource_of(value: str | None, resources: Mapping[str, Resource]) -> str | l
 def _check_files(key: str, files: Mapping[str, Any]) -> None:
     for file, sha256 in files.items():
         parts = PurePosixPath(file).parts
-        if not parts or file.startswith("/") or ".." in parts or "\\" in file or parts[-1].startswith("."):
-            raise ValueError(f"{key}.files: a file's name must be relative, without '..' and no dot file, got {file!r}")
+        is_inside = bool(parts) and not file.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
+        if not is_inside or "\\" in file or not file.isprintable():
+            raise ValueError(
+                f"{key}.files: a file's name must be relative, without '..' or control characters and no dot file, "
+                f"got {file!r}"
+            )
         if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
             raise ValueError(
                 f"{key}.files.{file} must be the file's SHA-256, 64 digits or small letters a to f, or null, "

@@ -33,7 +33,7 @@ _ANSWERS_SCHEMA = {
                     "trial": {"type": "string"},
                     "left": {"enum": [0, 1]},
                     "choice": {"enum": ["left", "right"]},
-                    "milliseconds": {"type": "number", "minimum": 0},
+                    "milliseconds": {"type": "number", "minimum": 0, "maximum": 1e11},
                 },
             },
         },
@@ -90,14 +90,14 @@ def read_answers(path: Path | str, key: Mapping[str, Any]) -> Reader:
     """
     path = Path(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is truncated or is not JSON ({error}); ask its reader to save it again") from error
     if not isinstance(found, dict) or found.get("format") != ANSWERS_FORMAT:
         raise ValueError(f"{path} is not an answer file of the study's page; move it out of the answers folder")
     error = best_match(Draft202012Validator(_ANSWERS_SCHEMA).iter_errors(found))
     if error:
-        raise ValueError(f"{path} is malformed at {error.json_path}: {error.message}; move it out of the folder")
+        raise ValueError(f"{path} is malformed at {error.json_path}: {error.message:.200}; move it out of the folder")
     if found["study"] != key["study"]:
         raise ValueError(
             f"{path} holds answers to study {found['study']}, but the key is of study {key['study']}; move it to that "
@@ -131,6 +131,10 @@ def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
         if file.download > other.download:
             last[file.reader] = file
     return list(last.values())
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")
 
 
 def _check_pairs(path: Path, answered: Sequence[str], key: Mapping[str, Any]) -> None:

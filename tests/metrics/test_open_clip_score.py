@@ -91,27 +91,6 @@ def test_half_precision_weights_are_scored_in_float32(folder, architecture, draw
     assert torch.isfinite(scorer.score(drawn, TEXTS)).all()
 
 
-def test_openais_archive_is_read_as_tensors(folder, architecture, weights, drawn):
-    class Archive(torch.nn.Module):
-        """The tensors of a model under their names, and what OpenAI's archives hold besides."""
-
-        def __init__(self, model):
-            super().__init__()
-            self.visual, self.transformer, self.ln_final = model.visual, model.transformer, model.ln_final
-            self.token_embedding, self.positional_embedding = model.token_embedding, model.positional_embedding
-            self.text_projection, self.logit_scale = model.text_projection, model.logit_scale
-            for name, value in {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}.items():
-                self.register_buffer(name, torch.tensor(value))
-
-        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-            return numbers + self.logit_scale
-
-    archive = torch.jit.trace(Archive(tiny_clip().half()), torch.zeros(1, dtype=torch.half))
-    torch.jit.save(archive, folder / "ViT-B-32.pt")
-    found = load_open_clip(architecture, folder / "ViT-B-32.pt").score(drawn, TEXTS)
-    assert torch.allclose(found, load_open_clip(architecture, weights).score(drawn, TEXTS), atol=3e-3)
-
-
 def test_random_weights_are_refused(architecture):
     with pytest.raises(ValueError, match="needs a file of weights: a random model's scores look plausible"):
         load_open_clip(architecture, None)

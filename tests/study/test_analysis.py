@@ -277,3 +277,10 @@ def test_only_a_key_is_read_as_a_key(tmp_path):
     assert read_key(write(tmp_path, "key", make_key())) == make_key()
     with pytest.raises(ValueError, match=r"answers\.json is not the key"):
         read_key(write(tmp_path, "answers", {"format": "lantern-study-answers", "version": 1}))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[" + "9" * 5000 + "]", '{"format": NaN}', "\ufeff{", ""])
+def test_a_file_that_is_no_json_is_named_whatever_it_holds(tmp_path, content):
+    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a\.json is truncated or is not JSON"):
+        read_answers(tmp_path / "a.json", {})

@@ -1,0 +1,145 @@
+"""A run without any network on hostile prompts, ids and file names: all of it goes through, as text."""
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import yaml
+from PIL import Image
+
+from lantern.io import read_json
+from tiny_run import Workflow
+
+SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
+TEXTS = {
+    "../../../etc/escaped": "../../escaped from its folder",
+    "/tmp/escaped": "/tmp/escaped",
+    "$(touch hacked)": "$(touch hacked)",
+    "`touch hacked`": "`touch hacked`; touch hacked && rm -rf x | 'quo\"tes'",
+    SCRIPT: SCRIPT,
+    "=1+1": '=HYPERLINK("http://example.org","a")',
+    "NA": "$\\frac{1}{ \\undefined $ and $x^",
+    "007": "\u202eright to left שלום مرحبا",
+    "1e5": "emoji 😀 C:\\dir\\file",
+    "{x} {wildcards.shard} %s": "{x} {wildcards.shard} %s %(name)s",
+    "control": "control \x00 nul \x1b[31m escape \x85 line\r\nend",
+    "long": "y" * 10_000,
+}
+NAMES = ["$(touch hacked)", "`touch hacked`;x", "quo'te\"s", "<b>", "=1+1", "-rf", "{prompt}", "NA", "\u202egnp", "😀"]
+ABLATIONS = ["neighbours", "drafter_steps"]  # of the tiny config
+
+
+def no_network():
+    """Moves the process, and all that it starts, to where there is no network, not even a loopback that is up."""
+    if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+@pytest.fixture(scope="module")
+def can_cut_network():
+    code = "import socket; socket.create_connection(('127.0.0.1', 9), timeout=2)"
+    try:
+        found = subprocess.run([sys.executable, "-c", code], preexec_fn=no_network, capture_output=True, text=True)
+    except (subprocess.SubprocessError, AttributeError, OSError):
+        pytest.skip("needs Linux and the right to make a network namespace (root)")
+    assert "Network is unreachable" in found.stderr
+
+
+def run_without_network(workflow, *arguments):
+    result = subprocess.run(
+        workflow.command(*arguments),
+        cwd=workflow.folder,
+        preexec_fn=no_network,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    return result.returncode, result.stdout
+
+
+@pytest.fixture(scope="module")
+def hostile(can_cut_network, tmp_path_factory):
+    """A finished run on hostile input, with report and study page, made without a network."""
+    folder = tmp_path_factory.mktemp("hostile")
+    inputs = folder / "in put $(touch hacked);`touch hacked`"
+    inputs.mkdir()
+    for number in range(40):
+        name = NAMES[number] if number < len(NAMES) else f"photo{number}"
+        Image.new("RGB", (40, 64), (6 * number, 0, 0)).save(inputs / f"{name}.png")
+        (inputs / f"{name}.txt").write_text(f"Photo number {number} $x_1$ <b>", encoding="utf-8")
+    (folder / "own.jsonl").write_text("".join(json.dumps({"id": id, "text": TEXTS[id]}) + "\n" for id in TEXTS))
+    overlay = {
+        "data": {"source": "folder", "folder": str(inputs)},
+        "prompts": {"seen": {"file": str(folder / "own.jsonl"), "split": None, "num": None}},
+        "repeats": {"noise_seeds": [3]},
+        "methods": [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}],
+        "ablations": {"grids": dict.fromkeys(ABLATIONS)},
+        "figures": {"sample_prompts": len(TEXTS), "proximity_prompts": len(TEXTS)},
+        "study": {"num_trials": len(TEXTS), "num_checks": 2},
+    }
+    (folder / "overlay.yaml").write_text(yaml.safe_dump(overlay))
+    workflow = Workflow(folder, (folder / "overlay.yaml",))
+    code, output = run_without_network(workflow, "all", "build_study")
+    assert code == 0, output + workflow.logs()
+    code, output = run_without_network(workflow, "--report", "report.html")
+    assert code == 0, output
+    return workflow
+
+
+@pytest.mark.slow
+def test_every_stage_passes_without_network_and_no_prompt_becomes_a_path_or_a_command(hostile):
+    assert sorted(path.name for path in hostile.folder.iterdir() if not path.name.startswith(".")) == sorted(
+        ["in put $(touch hacked);`touch hacked`", "own.jsonl", "overlay.yaml", "report.html", "results"]
+    )
+    names = [path.relative_to(hostile.folder).as_posix() for path in (hostile.folder / "results").rglob("*")]
+    assert all(name.isascii() and name.replace("/", "").replace("-", "").replace(".", "").replace("_", "").isalnum()
+               for name in names)  # fmt: skip
+    assert not os.path.exists("/tmp/escaped") and not list(hostile.folder.parent.glob("*escaped*"))
+
+
+@pytest.mark.slow
+def test_ids_and_texts_reach_tables_and_figures_unchanged(hostile):
+    rows = [json.loads(line) for line in hostile.result("prompts/seen.jsonl").read_text().split("\n")[:-1]]
+    assert {row["id"]: row["text"] for row in rows} == TEXTS
+    images = pd.read_csv(hostile.result("quality/seen.T1.s0n3.images.csv"), dtype=str, keep_default_na=False)
+    assert set(images.loc[images["method_id"] == "coupled", "prompt_id"]) == set(TEXTS)
+    summary = pd.read_csv(hostile.folder / "results" / "summary.csv")
+    coupled = summary[summary["method_id"] == "coupled"]
+    assert (coupled["num_images"] == len(TEXTS)).all() and (coupled["tokens_equal_autoregressive"] == 1).all()
+    assert hostile.result("figures/fig_a_samples.pdf").read_bytes().startswith(b"%PDF")
+    trials = read_json(hostile.result("study/key.json"))["trials"].values()
+    assert SCRIPT in {trial["prompt_id"] for trial in trials}
+
+
+@pytest.mark.slow
+def test_a_script_in_a_prompt_is_text_in_study_and_report(hostile):
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: install the dev extra")
+    browsers = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next((path for path in map(shutil.which, browsers) if path), None)
+    if chromium is None:
+        pytest.skip(f"needs one of {', '.join(browsers)} on the PATH")
+    with sync_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        except sync_api.Error as error:  # Ubuntu's package of that name only asks for a snap
+            pytest.skip(f"{chromium} does not start: {str(error).splitlines()[0]}")
+        page, requests = browser.new_page(), []
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(hostile.result("study/study.html").as_uri())
+        page.keyboard.press("Enter")
+        captions, title = [], page.title()
+        while page.is_visible("#trial"):
+            captions.append(page.text_content("#caption"))
+            page.keyboard.press("ArrowLeft")
+        assert SCRIPT in captions and page.title() == title and page.query_selector("#caption *") is None
+        page.goto((hostile.folder / "report.html").as_uri())
+        page.wait_for_load_state()
+        assert page.title() != "stolen" and page.inner_text("body").strip()
+        assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        browser.close()
