@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -73,12 +74,18 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         if isinstance(error, OSError) and error.filename not in (None, str(temporary), temporary):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OSError(
-            getattr(error, "errno", None) or 5, f"could not write {path}: {reason}; nothing was left behind"
-        ) from error
+        number, reason = _cause_of(error)
+        raise OSError(number, f"could not write {path}: {reason}; nothing was left behind") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
+    """Number and words of what the system refused; safetensors has both in its message only."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno, error.strerror
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return (int(found[1]), os.strerror(int(found[1]))) if found else (errno.EIO, str(error))
 
 
 def write_text(path: Path | str, text: str) -> None:

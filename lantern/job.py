@@ -52,10 +52,7 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
             yield logging.getLogger(snakemake.rule)
         except Exception as error:
             traceback.print_exc(file=file)
-            reason = _set_aside(error) if isinstance(error, DamagedFileError) else str(error) or type(error).__name__
-            known = isinstance(error, ValueError | OSError | FloatingPointError)
-            prefix = "" if known else f"{type(error).__name__}: "
-            print(f"\n{snakemake.rule}: {prefix}{reason} (details: {path})", file=terminal)
+            print(f"\n{snakemake.rule}: {_describe(error)} (details: {path})", file=terminal)
             sys.exit(1)
         finally:
             sys.stdout, sys.stderr = stdout, terminal
@@ -75,6 +72,16 @@ def _wait_for_other(file: TextIO, rule: str, terminal: TextIO) -> None:
             )
             is_told = True
         time.sleep(1.0)
+
+
+def _describe(error: Exception) -> str:
+    """One sentence about what stopped a job."""
+    if isinstance(error, DamagedFileError):
+        return _set_aside(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror  # ours, without the number
+    known = isinstance(error, ValueError | OSError | FloatingPointError)
+    return ("" if known else f"{type(error).__name__}: ") + (str(error) or type(error).__name__)
 
 
 def _set_aside(error: DamagedFileError) -> str:

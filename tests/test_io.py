@@ -7,8 +7,10 @@ import os
 import pandas as pd
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from lantern import io
 from lantern.io import (
     DamagedFileError,
     atomic_path,
@@ -69,6 +71,17 @@ def test_the_real_full_device_leaves_nothing_behind(tmp_path):
     with pytest.raises(OSError, match="No space left on device"), atomic_path(tmp_path / "x.txt") as temporary:
         temporary.symlink_to("/dev/full")
         temporary.write_text("x" * 100_000)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_under_safetensors_has_the_systems_words(tmp_path, monkeypatch):
+    def full(*_, **__):  # what safetensors says; tests/workflow/test_faults.py fills a disk
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(io, "save_file", full)
+    with pytest.raises(OSError, match=r"could not write .*t\.safetensors: No space left on device; nothing") as caught:
+        save_tensors(tmp_path / "t.safetensors", {"codes": torch.arange(3)})
+    assert caught.value.errno == errno.ENOSPC
     assert os.listdir(tmp_path) == []
 
 
