@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,24 @@ if TYPE_CHECKING:
     from lantern.prompts import Prompt
 
 METADATA_KEY = "lantern"
+CHECKSUM_KEY = "sha256"  # in the metadata: of several entries, safetensors writes now one first, now the other
+
+
+class DamagedFileError(ValueError):
+    """A file whose content is not what was written into it.
+
+    A job that meets one in the run's results sets it aside, so that the next run makes it again; see
+    `lantern.job.job_log`.
+
+    Attributes:
+        path: the file.
+        damage: what is wrong with it, as the predicate of a sentence about it.
+    """
+
+    def __init__(self, path: Path | str, damage: str) -> None:
+        super().__init__(f"{path} {damage}; delete it and run its rule again")
+        self.path = Path(path)
+        self.damage = damage
 
 
 @contextmanager
@@ -54,12 +74,18 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         if isinstance(error, OSError) and error.filename not in (None, str(temporary), temporary):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OSError(
-            getattr(error, "errno", None) or 5, f"could not write {path}: {reason}; nothing was left behind"
-        ) from error
+        number, reason = _cause_of(error)
+        raise OSError(number, f"could not write {path}: {reason}; nothing was left behind") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
+    """Number and words of what the system refused; safetensors has both in its message only."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno, error.strerror
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return (int(found[1]), os.strerror(int(found[1]))) if found else (errno.EIO, str(error))
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -69,7 +95,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def save_tensors(path: Path | str, tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None = None) -> None:
-    """Writes tensors and their metadata into one safetensors file, atomically.
+    """Writes tensors and their metadata into one safetensors file, atomically, with a checksum of both.
 
     Args:
         path: target file, `*.safetensors`.
@@ -80,49 +106,65 @@ def save_tensors(path: Path | str, tensors: dict[str, torch.Tensor], metadata: d
         ValueError: the metadata is not JSON (NaN included).
     """
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {METADATA_KEY: _to_json(path, metadata or {})}
+    metadata = metadata or {}
+    metadata = {**metadata, CHECKSUM_KEY: _checksum(ready, _to_json(path, metadata))}
+    header = {METADATA_KEY: _to_json(path, metadata)}
     with atomic_path(path) as temporary:
         save_file(ready, temporary, metadata=header)
 
 
-def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Reads what `save_tensors` wrote.
+def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Reads what `save_tensors` wrote, after comparing it with its checksum: two seconds for 3 GB.
 
     Args:
         path: the file.
-        device: where the tensors go.
 
     Returns:
-        (tensors by name, metadata; empty where the file has none of ours).
+        (tensors by name, mapped from the file; metadata, empty where the file has none of ours). A file of another
+        program has no checksum and is read without.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is truncated or is not safetensors.
+        DamagedFileError: the file is truncated, is not safetensors, or does not agree with its checksum.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(2, f"there is no file {path}; run the rule that writes it")
     try:
-        with safe_open(path, framework="pt", device=device) as file:
+        with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             header = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(
-            f"{path} is truncated or is not a safetensors file ({error}); delete it and run its rule again"
-        ) from error
-    return tensors, json.loads(header.get(METADATA_KEY, "{}"))
+        raise DamagedFileError(path, f"is truncated or is not a safetensors file ({error})") from error
+    try:
+        metadata = json.loads(header.get(METADATA_KEY, "{}"))
+    except json.JSONDecodeError as error:
+        raise DamagedFileError(path, f"is damaged: its metadata are not JSON ({error})") from error
+    expected = metadata.pop(CHECKSUM_KEY, None)
+    if expected is not None and expected != (found := _checksum(tensors, _to_json(path, metadata))):
+        raise DamagedFileError(path, f"is damaged: its SHA-256 should be {expected}, found {found}")
+    return tensors, metadata
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
+    """SHA-256 of metadata and of names, formats, shapes and bytes of tensors on the CPU, whatever their order."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def read_json(path: Path | str) -> Any:
     """Reads a JSON file.
 
     Raises:
-        ValueError: the file is not JSON; names it.
+        DamagedFileError: the file is not JSON.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); delete it and run its rule again") from error
+    except ValueError as error:  # not JSON, or not text
+        raise DamagedFileError(path, f"is not valid JSON ({error})") from error
 
 
 def write_json(path: Path | str, value: Any) -> None:
@@ -143,16 +185,17 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
             prompt ids always do.
 
     Raises:
-        ValueError: the file is empty or is not a table; names it.
+        DamagedFileError: the file is empty, ends in the middle of a row, or is not a table.
     """
+    _check_last_line(path)
     try:
         frame = pd.read_csv(path)
         texts = [name for name in (*text_columns, "prompt_id") if name in frame]
         if texts:  # read apart: pandas has no way to keep "NA" in some columns and empty cells missing in the others
             frame[texts] = pd.read_csv(path, usecols=texts, dtype=str, keep_default_na=False)[texts]
         return frame
-    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
-        raise ValueError(f"{path} is not a CSV table ({error}); delete it and run its rule again") from error
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise DamagedFileError(path, f"is not a CSV table ({error})") from error
 
 
 def write_table(path: Path | str, frame: pd.DataFrame) -> None:
@@ -162,15 +205,32 @@ def write_table(path: Path | str, frame: pd.DataFrame) -> None:
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
-    """Reads a prompt file of any known format; see `lantern.prompts.load_prompts`."""
+    """Reads what `write_prompts` wrote.
+
+    Raises:
+        DamagedFileError: the file ends in the middle of a line or holds something else.
+    """
     from lantern.prompts import load_prompts
 
-    return load_prompts(Path(path))
+    _check_last_line(path)
+    try:
+        return load_prompts(Path(path))
+    except ValueError as error:
+        raise DamagedFileError(path, f"holds no prompts ({error})") from error
 
 
 def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
     """Writes prompts as JSON lines (id, text, scene), atomically."""
     write_text(path, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
+
+
+def _check_last_line(path: Path | str) -> None:
+    """Makes sure that a text file of lines was not cut off within one: text has no place for a checksum."""
+    with open(path, "rb") as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                raise DamagedFileError(path, "is truncated: its last line has no end")
 
 
 def _to_json(path: Path | str, value: Any, indent: int | None = None) -> str:

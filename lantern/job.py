@@ -6,13 +6,17 @@ import hashlib
 import json
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+
+from lantern.io import DamagedFileError
+from lantern.run_lock import try_lock, write_holder
 
 
 @contextmanager
@@ -21,6 +25,10 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
 
     Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone), and so do
     this package's own warnings. An error leaves its traceback in the log and one sentence on the terminal.
+
+    The log file is locked while the job runs. A killed Snakemake leaves its jobs behind; a second process for the same
+    job waits until the first has ended, since files have one writer at a time. A damaged file among the run's results
+    is set aside, so that the next run makes it again.
 
     Args:
         snakemake: the object that Snakemake hands to a script; its first log file and its threads are used.
@@ -32,7 +40,9 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     torch.set_num_threads(max(1, int(snakemake.threads)))
     path = Path(snakemake.log[0])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", buffering=1) as file:
+    with open(path, "a+", encoding="utf-8", buffering=1) as file:
+        _wait_for_other(file, snakemake.rule, terminal)
+        write_holder(file)
         logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
         logging.getLogger().addHandler(_warnings_for(terminal, snakemake.rule))
         logging.captureWarnings(True)
@@ -42,14 +52,47 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
             yield logging.getLogger(snakemake.rule)
         except Exception as error:
             traceback.print_exc(file=file)
-            reason = str(error) or type(error).__name__
-            known = isinstance(error, ValueError | OSError | FloatingPointError)
-            prefix = "" if known else f"{type(error).__name__}: "
-            print(f"\n{snakemake.rule}: {prefix}{reason} (details: {path})", file=terminal)
+            print(f"\n{snakemake.rule}: {_describe(error)} (details: {path})", file=terminal)
             sys.exit(1)
         finally:
             sys.stdout, sys.stderr = stdout, terminal
             logging.basicConfig(stream=terminal, force=True)
+
+
+def _wait_for_other(file: TextIO, rule: str, terminal: TextIO) -> None:
+    """Locks a log file, as soon as an earlier process of the same job has ended."""
+    is_told = False
+    while not try_lock(file):
+        if not is_told:
+            file.seek(0)
+            holder = file.readline().strip()
+            print(
+                f"{rule}: waiting for {holder}, which a killed run left at the same job; kill it to go on",
+                file=terminal,
+            )
+            is_told = True
+        time.sleep(1.0)
+
+
+def _describe(error: Exception) -> str:
+    """One sentence about what stopped a job."""
+    if isinstance(error, DamagedFileError):
+        return _set_aside(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror  # ours, without the number
+    known = isinstance(error, ValueError | OSError | FloatingPointError)
+    return ("" if known else f"{type(error).__name__}: ") + (str(error) or type(error).__name__)
+
+
+def _set_aside(error: DamagedFileError) -> str:
+    """Renames a damaged file of the run's results, never another; returns the sentence that says so."""
+    results = Path("results").resolve()
+    if not error.path.resolve().is_relative_to(results):
+        return str(error)
+    aside = error.path.with_name(f"{error.path.name}.damaged")
+    with suppress(FileNotFoundError):  # another job has met it too
+        error.path.replace(aside)
+    return f"{error.path} {error.damage}; it was set aside as {aside.name}: run again, which makes it anew"
 
 
 def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:

@@ -74,7 +74,7 @@ def load_records(path: Path) -> GenerationRecords:
     """Reads records.
 
     Raises:
-        ValueError: the file is truncated, is no record file, or its ids and images differ in number.
+        ValueError: the file is damaged, is no record file, or its ids and images differ in number.
     """
     tensors, metadata = load_tensors(path)
     if metadata.get("kind") != "records" or set(_TENSORS) - set(tensors):

@@ -8,7 +8,6 @@ the texts, in the same order.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from lantern.io import METADATA_KEY, save_tensors
+from lantern.io import load_tensors, save_tensors
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 
@@ -92,7 +91,8 @@ class _Place:
 class StoredTextEncoder:
     """Reads stored features; a `lantern.models.text.TextEncoder` that holds no model and no features.
 
-    The index is read at once, features when asked for. Files may be those of several prompt sets.
+    The files are checked and the index is read at once, features when asked for. Files may be those of several prompt
+    sets.
 
     Args:
         paths: files of `write_text_features`.
@@ -177,19 +177,11 @@ class StoredTextEncoder:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], list[int]]:
-    """Metadata, and where each prompt's rows end."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; run the rule encode_prompts")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-            if metadata.get("kind") != KIND:
-                raise ValueError(
-                    f"{path} should hold {KIND}, found {metadata.get('kind', 'no kind at all')}; delete it and run the "
-                    "rule encode_prompts"
-                )
-            return metadata, file.get_tensor("lengths").long().cumsum(0).tolist()
-    except SafetensorError as error:
+    """Metadata, and where each prompt's rows end; the whole file is compared with its checksum, none of it is kept."""
+    tensors, metadata = load_tensors(path)
+    if metadata.get("kind") != KIND:
         raise ValueError(
-            f"{path} is truncated or is not a safetensors file ({error}); delete it and run the rule encode_prompts"
-        ) from error
+            f"{path} should hold {KIND}, found {metadata.get('kind', 'no kind at all')}; delete it and run the rule "
+            "encode_prompts"
+        )
+    return metadata, tensors["lengths"].long().cumsum(0).tolist()

@@ -7,14 +7,20 @@ import os
 import pandas as pd
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
+from lantern import io
 from lantern.io import (
+    DamagedFileError,
     atomic_path,
     load_tensors,
     read_json,
+    read_prompts,
     read_table,
     save_tensors,
     write_json,
+    write_prompts,
     write_table,
     write_text,
 )
@@ -68,6 +74,17 @@ def test_the_real_full_device_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_full_disk_under_safetensors_has_the_systems_words(tmp_path, monkeypatch):
+    def full(*_, **__):  # what safetensors says; tests/workflow/test_faults.py fills a disk
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(io, "save_file", full)
+    with pytest.raises(OSError, match=r"could not write .*t\.safetensors: No space left on device; nothing") as caught:
+        save_tensors(tmp_path / "t.safetensors", {"codes": torch.arange(3)})
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(tmp_path) == []
+
+
 def test_tensors_and_metadata_come_back(tmp_path):
     tensors = {"codes": torch.arange(6, dtype=torch.int32).view(2, 3).T, "is_ok": torch.tensor([True, False])}
     metadata = {"prompt_ids": ["seen-00000", "ß"], "method": {"k": 20, "delta": None}}
@@ -86,6 +103,38 @@ def test_a_damaged_tensor_file_is_named(tmp_path, damage):
     path.write_bytes({"truncated": whole[:-50], "foreign": b"PK\x03\x04 a zip file", "empty": b""}[damage])
     with pytest.raises(ValueError, match=r"model\.safetensors is truncated or is not a safetensors file"):
         load_tensors(path)
+
+
+@pytest.mark.parametrize("part", ["tensors", "metadata", "shape", "name"])
+def test_a_single_changed_bit_is_found_wherever_it_is(tmp_path, part):
+    path = tmp_path / "codes.safetensors"
+    save_tensors(path, {"codes": torch.arange(6).view(2, 3), "none": torch.zeros(4, 0)}, {"prompt_ids": ["seen-1"]})
+    content = bytearray(path.read_bytes())
+    place = {"tensors": -8, "metadata": content.index(b"seen-1"), "shape": content.index(b"[4,0]") + 1}
+    content[place.get(part, content.index(b"codes"))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match=r"codes\.safetensors is damaged: its SHA-256 should be .* run its rule"):
+        load_tensors(path)
+
+
+def test_the_same_content_makes_the_same_bytes(tmp_path):
+    for name in "abcd":
+        save_tensors(tmp_path / name, {"codes": torch.arange(6), "more": torch.ones(2)}, {"b": 1, "a": [2.5]})
+    assert len({(tmp_path / name).read_bytes() for name in "abcd"}) == 1
+
+
+def test_tensors_of_every_kind_have_a_checksum(tmp_path):
+    kinds = (torch.bool, torch.int16, torch.bfloat16, torch.float64, torch.complex64)
+    tensors = {str(kind): torch.ones(3, 2).to(kind) for kind in kinds} | {"scalar": torch.tensor(1.0)}
+    save_tensors(tmp_path / "t.safetensors", tensors)
+    loaded, _ = load_tensors(tmp_path / "t.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_file_of_another_program_is_read_without_a_checksum(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    tensors, metadata = load_tensors(tmp_path / "w.safetensors")
+    assert tensors["w"].tolist() == [1, 1] and metadata == {}
 
 
 def test_a_missing_tensor_file_is_named(tmp_path):
@@ -122,10 +171,26 @@ def test_an_empty_table_is_named(tmp_path):
         read_table(tmp_path / "t.csv")
 
 
+@pytest.mark.parametrize("name", ["t.csv", "p.jsonl"])
+def test_a_text_file_cut_off_within_a_line_is_named(tmp_path, name):
+    from lantern.prompts import Prompt
+
+    read, write = {"t.csv": (read_table, write_table), "p.jsonl": (read_prompts, write_prompts)}[name]
+    write(tmp_path / name, pd.DataFrame({"nll": [3.25, 2.5]}) if name == "t.csv" else [Prompt("p0", "a", None)])
+    read(tmp_path / name)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2])
+    with pytest.raises(DamagedFileError, match=rf"{name} is truncated: its last line has no end; delete it"):
+        read(tmp_path / name)
+
+
+def test_prompts_that_are_none_are_a_damaged_file(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"id": "p0"\n')
+    with pytest.raises(DamagedFileError, match=r"p\.jsonl holds no prompts"):
+        read_prompts(tmp_path / "p.jsonl")
+
+
 def test_prompts_come_back(tmp_path):
     prompts = pytest.importorskip("lantern.prompts")
-    from lantern.io import read_prompts, write_prompts
-
     caption = "a large red circle on grass"
     written = [
         prompts.Prompt("seen-00000", caption, prompts.scene_of(caption)),

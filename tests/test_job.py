@@ -2,13 +2,16 @@
 
 import io
 import logging
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from lantern.io import load_tensors
 from lantern.job import job_log
+from lantern.run_lock import try_lock, write_holder
 
 
 @pytest.fixture
@@ -51,3 +54,41 @@ def test_an_error_is_one_sentence_on_the_terminal_and_a_traceback_in_the_log(sna
     logging.captureWarnings(False)
     assert terminal.getvalue().strip() == f"write_prompts: delta must be in [0, 1], got 2 (details: {snakemake.log[0]})"
     assert "Traceback" in Path(snakemake.log[0]).read_text()
+
+
+def run_damaged(snakemake, monkeypatch, folder, name):
+    """What the terminal says when a job meets a damaged file."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("half")
+    monkeypatch.chdir(folder)
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with pytest.raises(SystemExit), job_log(snakemake):
+        load_tensors(name)
+    logging.captureWarnings(False)
+    return terminal.getvalue()
+
+
+def test_a_damaged_file_of_the_results_is_set_aside(snakemake, monkeypatch, tmp_path):
+    said = run_damaged(snakemake, monkeypatch, tmp_path, "results/tiny/codes.safetensors")
+    assert "results/tiny/codes.safetensors is truncated" in said and "run again, which makes it anew" in said
+    assert (tmp_path / "results/tiny/codes.safetensors.damaged").read_text() == "half"
+    assert not (tmp_path / "results/tiny/codes.safetensors").exists()
+
+
+def test_a_damaged_file_from_elsewhere_stays_where_it_is(snakemake, monkeypatch, tmp_path):
+    said = run_damaged(snakemake, monkeypatch, tmp_path, "weights/target.safetensors")
+    assert "weights/target.safetensors is truncated" in said and "delete it and run its rule again" in said
+    assert (tmp_path / "weights/target.safetensors").read_text() == "half"
+
+
+def test_a_job_waits_for_an_earlier_process_of_the_same_job(snakemake, monkeypatch, tmp_path):
+    log = Path(snakemake.log[0])
+    log.parent.mkdir()
+    earlier = open(log, "a+")  # noqa: SIM115
+    assert try_lock(earlier)
+    write_holder(earlier)
+    monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
+    terminal, file = run(snakemake, monkeypatch, lambda log: log.info("mine"))
+    assert "write_prompts: waiting for process" in terminal
+    assert file.startswith("process") and file.count("process") == 1 and "mine" in file

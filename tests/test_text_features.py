@@ -79,13 +79,21 @@ def test_no_features_are_read_before_they_are_asked_for(shards, monkeypatch):
 def test_damaged_foreign_and_missing_files_are_named(shards, tmp_path):
     with pytest.raises(ValueError, match="no text features to read"):
         StoredTextEncoder([])
-    with pytest.raises(FileNotFoundError, match=r"none\.safetensors; run the rule encode_prompts"):
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors; run the rule that writes it"):
         StoredTextEncoder([tmp_path / "none.safetensors"])
     save_tensors(tmp_path / "codes.safetensors", {"codes": torch.zeros(1)}, {"kind": "codes"})
     with pytest.raises(ValueError, match=r"codes\.safetensors should hold text_features, found codes"):
         StoredTextEncoder([tmp_path / "codes.safetensors"])
     shards[0].write_bytes(shards[0].read_bytes()[:-3])
     with pytest.raises(ValueError, match=r"features-1-of-2\.safetensors is truncated"):
+        StoredTextEncoder(shards)
+
+
+def test_a_changed_bit_among_the_features_is_found_before_any_is_used(shards):
+    content = bytearray(shards[0].read_bytes())
+    content[-1] ^= 1
+    shards[0].write_bytes(content)
+    with pytest.raises(ValueError, match=r"features-1-of-2\.safetensors is damaged"):
         StoredTextEncoder(shards)
 
 

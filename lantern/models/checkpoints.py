@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lantern.io import load_tensors, save_tensors
+from lantern.models.weight_files import check_finite
 
 
 def save_checkpoint(path: Path, model: torch.nn.Module, kind: str, metadata: dict[str, Any] | None = None) -> None:
@@ -40,9 +41,10 @@ def load_checkpoint(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dic
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is truncated, is not safetensors, or holds another kind of model.
+        ValueError: the file is damaged, holds another kind of model, or weights that are not finite.
     """
     state, metadata = load_tensors(path)
+    check_finite(path, state)
     found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
     if found != kind:
         raise ValueError(f"{path} should hold a {kind}, found {found}; delete it and run its rule again")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from lantern.io import atomic_path
+from lantern.io import DamagedFileError, atomic_path
+from lantern.models.pickles import load_pickle
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +117,9 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, list[dict[s
     if checkpoint is None or not checkpoint.exists():
         return 0, []
     try:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise ValueError(f"training checkpoint {checkpoint} cannot be read: damaged or foreign; delete it") from error
+        saved = load_pickle(checkpoint)
+    except ValueError as error:
+        raise DamagedFileError(checkpoint, f"is no training checkpoint that can be read ({error})") from error
     trainer.load_state_dict(saved["trainer"])
     log.info("resumed at step %d from %s", saved["next_step"], checkpoint)
     return saved["next_step"], saved["history"]

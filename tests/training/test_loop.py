@@ -45,7 +45,7 @@ def test_resumed_training_equals_an_undisturbed_one(tmp_path):
 def test_a_damaged_checkpoint_is_named(tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match=r"checkpoint\.pt cannot be read: .*delete it"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no training checkpoint that can be read .*delete it"):
         run_training(Counter(), 2, name="x", checkpoint=path)
 
 

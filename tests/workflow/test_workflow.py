@@ -1,27 +1,32 @@
 """The real Snakefile on a tiny world: a whole run, what re-runs after it, faults in the middle, bad input."""
 
-import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pandas as pd
 import pytest
-import torch
-import yaml
 
 from lantern.cli import load_config
 from lantern.config import load_yaml
-from lantern.io import load_tensors, read_json
+from lantern.io import read_json
 from lantern.methods import expand_ablations, expand_methods
-from tiny_run import EXACT, METHODS, ROOT, TINY, Workflow, planned
+from tiny_run import (
+    EXACT,
+    METHODS,
+    ROOT,
+    TINY,
+    TRAINING,
+    Workflow,
+    edited_project,
+    hashes,
+    planned,
+    with_overlay,
+)
 
-TRAINING = {"train_recogniser", "train_tokenizer", "encode_images", "train_clip", "train_target", "train_drafter"}
 # fmt: off
 COLUMNS = [
     "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
@@ -29,16 +34,6 @@ COLUMNS = [
     "nll", "fid", "kid", "precision", "recall", "clip_score", "prompt_accuracy", "tokens_equal_autoregressive",
 ]
 # fmt: on
-
-
-def with_overlay(workflow, folder, **sections):
-    path = folder / "overlay.yaml"
-    path.write_text(yaml.safe_dump(sections))
-    return replace(workflow, overlays=(path,))
-
-
-def hashes(folder):
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 # --- before anything runs --------------------------------------------------------------------------
@@ -171,15 +166,6 @@ def test_figures_are_redrawn_without_generating(copy_of_finished):
     assert hashes(copy_of_finished.result("generation")) == before
 
 
-def edited_project(folder, module):
-    """A copy of the project with one statement more in a module."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "results", ".snakemake", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT, folder, ignore=ignored)
-    with open(folder / "lantern" / module, "a") as file:
-        file.write("\nEDITED = True\n")
-    return folder
-
-
 @pytest.mark.parametrize(
     "module, runs, rests",
     [
@@ -244,91 +230,7 @@ def test_a_new_training_seed_trains_its_own_models_and_nothing_else(finished, tm
     assert not {"train_recogniser", "train_tokenizer", "train_clip", "run_ablation", "measure_law"} & set(jobs)
 
 
-def test_codes_do_not_depend_on_the_number_of_shards(finished, copy_of_finished):
-    name = "generation/proximity-k20/seen/T1/s0n0"
-    shards = [f"{number}-of-2.safetensors" for number in (1, 2)]
-    targets = [f"results/tiny/{name}/{shard}" for shard in shards]
-    code, output = copy_of_finished.run(*targets, "--set-scatter", "shards=2")
-    assert code == 0, output + copy_of_finished.logs()
-    whole, metadata = load_tensors(finished.result(f"{name}/1-of-1.safetensors"))
-    assert metadata["prompt_ids"] == [f"seen-{n:05d}" for n in range(4)]
-    assert metadata["method"]["method_id"] == "proximity-k20" and metadata["temperature"] == 1.0
-    for first, shard in enumerate(shards):
-        half, found = load_tensors(copy_of_finished.result(f"{name}/{shard}"))
-        assert found["prompt_ids"] == metadata["prompt_ids"][first::2]
-        assert torch.equal(whole["codes"][first::2], half["codes"])
-
-
-# --- faults ----------------------------------------------------------------------------------------
-
-SHARD = "generation/eagle2/seen/T1/s0n0/1-of-1.safetensors"
-
-
-def patched_fsync(folder, body):
-    """A sitecustomize that changes how workflow scripts flush a file to disk; returns the environment that loads it."""
-    (folder / "patch").mkdir()
-    (folder / "patch" / "sitecustomize.py").write_text(
-        "import errno, os, sys, time\n"
-        "original = os.fsync\n"
-        "def fsync(descriptor):\n"
-        "    if '.snakemake/scripts' not in sys.argv[0]:\n"
-        "        return original(descriptor)\n"
-        f"    {body}\n"
-        "os.fsync = fsync\n"
-    )
-    return {"PYTHONPATH": str(folder / "patch")}
-
-
-def test_a_shard_killed_while_writing_is_not_taken_for_a_result_and_is_made_again(copy_of_finished, tmp_path):
-    shard, target = copy_of_finished.result(SHARD), f"results/tiny/{SHARD}"
-    whole = shard.read_bytes()
-    shard.unlink()
-    environment = {**os.environ, **patched_fsync(tmp_path, "time.sleep(600)")}
-    process = subprocess.Popen(
-        copy_of_finished.command(target),
-        cwd=copy_of_finished.folder,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while not list(shard.parent.glob(".1-of-1.*.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert list(shard.parent.glob(".1-of-1.*.safetensors")), "the job never came to write"
-    assert not shard.exists()
-
-    code, output = copy_of_finished.run("--unlock")
-    assert code == 0, output
-    code, output = copy_of_finished.run(target)
-    assert code == 0, output + copy_of_finished.logs()
-    assert planned(output)["generate_images"] == 1
-    made_again, _ = load_tensors(shard)
-    shard.write_bytes(whole)
-    before, _ = load_tensors(shard)
-    assert (made_again["codes"] == before["codes"]).all()
-    assert not list(shard.parent.glob(".1-of-1.*"))
-
-
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(copy_of_finished, tmp_path):
-    shard = copy_of_finished.result(SHARD)
-    shard.unlink()
-    environment = patched_fsync(tmp_path, "raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))")
-    code, output = copy_of_finished.run(f"results/tiny/{SHARD}", env=environment)
-    assert code != 0
-    assert f"could not write results/tiny/{SHARD}: No space left on device" in output
-    assert "Traceback" not in output
-    assert list(shard.parent.glob("*")) == []
-
-
-def test_a_truncated_shard_is_named(copy_of_finished):
-    shard = copy_of_finished.result(SHARD)
-    shard.write_bytes(shard.read_bytes()[:-40])
-    code, output = copy_of_finished.run("results/tiny/quality/seen.T1.s0n0.csv")
-    assert code != 0 and "Traceback" not in output
-    assert f"results/tiny/{SHARD} is truncated" in output, output
+# --- foreign files, interrupted training ----------------------------------------------------------
 
 
 def test_a_foreign_checkpoint_is_named(copy_of_finished):

@@ -1,16 +1,21 @@
 """Runs the real Snakefile on the tiny config, in a folder of its own."""
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).parent / "tiny.yaml"
 METHODS = ["autoregressive", "eagle2", "coupled", "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
 EXACT = METHODS[:3]
+TRAINING = {"train_recogniser", "train_tokenizer", "encode_images", "train_clip", "train_target", "train_drafter"}
 
 
 @dataclass
@@ -48,3 +53,22 @@ class Workflow:
 def planned(output):
     """Rule -> number of jobs, from the table that Snakemake prints."""
     return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.M)}
+
+
+def with_overlay(workflow, folder, **sections):
+    path = folder / "overlay.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return replace(workflow, overlays=(path,))
+
+
+def hashes(folder):
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def edited_project(folder, module):
+    """A copy of the project with one statement more in a module."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "results", ".snakemake", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    with open(folder / "lantern" / module, "a") as file:
+        file.write("\nEDITED = True\n")
+    return folder

@@ -11,8 +11,12 @@ from lantern.job_resources import JobSizes, growing
 from lantern.methods import expand_ablations, expand_methods
 from lantern.metrics.choices import check_choices, metric_files, published_files, trained_models
 from lantern.resources.entries import parse_entries, resource_of
+from lantern.run_lock import RunLock
 
+RUN_LOCK = RunLock()
 try:
+    if workflow.is_main_process:
+        RUN_LOCK.check(sys.argv)
     validate_config(config)
     RESOURCES = parse_entries(config["resources"])
     check_choices(config["metrics"], RESOURCES)
@@ -20,6 +24,11 @@ except ValueError as error:
     sys.exit(str(error))
 
 set_job_environment(workflow.basedir)
+
+
+onstart:
+    RUN_LOCK.hold()
+
 
 ENVIRONMENT = "../../environment.yml"
 SCRIPTS = Path(workflow.basedir) / "workflow" / "scripts"
