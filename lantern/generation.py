@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,8 @@ from lantern.sampling import NoiseField, SamplingConfig
 
 log = logging.getLogger(__name__)
 
-PARTIAL_EVERY_S = 30.0  # seconds between two writes of the images finished so far
+# Seconds between two writes of the images finished so far; tests that interrupt jobs of a second ask for fewer.
+PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
 
 
 def load_decoding_models(

@@ -42,3 +42,7 @@ def test_memory_and_time_grow_with_the_attempt():
     for file in (ROOT / "workflow" / "rules").glob("*.smk"):
         fixed = re.findall(r"(?:mem_mb|runtime)=\d.*", file.read_text())
         assert not fixed, f"{file.name}: {fixed} do not grow"
+
+
+def test_an_hour_without_an_answer_of_slurm_does_not_lose_jobs():
+    assert ENTRIES["slurm-status-attempts"] / ENTRIES["max-status-checks-per-second"] >= 3600
