@@ -104,6 +104,11 @@ def quality_tables(ending):
     ]
 
 
+def figure_files():
+    """All figures, each as PNG and as PDF."""
+    return expand(stage("figures", "{figure}.{ending}"), figure=FIGURES, ending=["png", "pdf"])
+
+
 def verdict_numbers(wildcards, input):
     """Numbers that the captions interpolate: name -> text. Snakemake shows TBD while the file is still to be made."""
     return json.loads(Path(input.verdict).read_text())["numbers"]
