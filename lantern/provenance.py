@@ -103,7 +103,6 @@ def describe_environment() -> dict[str, Any]:
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": system,
-        "kernel": f"{platform.system()} {platform.release()}",
         "packages": {name: _installed_version(name) for name in PACKAGES},
     }
 
