@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from lantern.archive import Archive
 from lantern.assembly import make_text_encoder
 from lantern.config import SCHEMA_PATH, load_yaml, table_file, tree_settings, validate_config
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed, load_decoding_models, make_tree
-from lantern.io import METADATA_KEY, read_prompts
+from lantern.io import read_prompts
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.draft import DraftConfig
+from lantern.models.size_check import check_model_size
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, load_records
 from lantern.resources.manifest import describe_file
@@ -30,7 +29,6 @@ from lantern.sizes import TargetConfig, draft_parameters, target_parameters
 
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
 ROUNDING = 2e-5  # relative change of the head's weights that counts as rounding: about 1e-4 nats of a logit
-MAX_SIZE = 2**17  # of any number in a model's config
 NUM_ROUNDINGS = 8  # such changes tried before a difference counts
 
 
@@ -254,7 +252,7 @@ class Regenerator:
         return path if path.is_file() else self.archive.extract(name, self.workplace)
 
 
-def explains_by_rounding(decoder: Decoder, draw: Any, expected: torch.Tensor) -> bool:
+def explains_by_rounding(decoder: Decoder, draw: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
     """Tells whether a difference is one of floating point.
 
     Two devices round the same sum differently. Where two tokens, or a draft's acceptance and its rejection, are a
@@ -277,36 +275,3 @@ def explains_by_rounding(decoder: Decoder, draw: Any, expected: torch.Tensor) ->
         return False
     finally:
         weight.copy_(kept)
-
-
-def check_model_size(path: Path, config_class: type, count: Any, grid: int) -> None:
-    """Checks, before a model is built, that its config asks for no more than its file holds.
-
-    Args:
-        path: checkpoint of ours.
-        config_class: dataclass of its sizes.
-        count: parameters that such a config makes.
-        grid: side of the image in tokens that it should have.
-
-    Raises:
-        ValueError: a size that is missing, no number or no positive one, another grid, or a file that is too small.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or is not a safetensors file ({error})") from error
-    sizes = metadata.get("config") if isinstance(metadata, dict) else None
-    names = {field.name for field in fields(config_class)}
-    if not isinstance(sizes, dict) or set(sizes) - names or not all(_is_size(value) for value in sizes.values()):
-        raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(names))}")
-    config = config_class(**sizes)
-    if config.grid != grid:
-        raise ValueError(f"{path}: grid should be {grid} as config key tokenizer.grid says, found {config.grid}")
-    needed = 2 * count(config)  # bytes in the narrowest format
-    if needed > path.stat().st_size:
-        raise ValueError(f"{path}: its config asks for {needed} bytes of weights, the file has {path.stat().st_size}")
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, int | float) and 0 < value < MAX_SIZE)

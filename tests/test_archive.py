@@ -75,7 +75,7 @@ def rewrite(path, changes, *, manifest_too=False):
                 new.writestr(name, data)
 
 
-# --- packing -----------------------------------------------------------------------------------------------------------
+# --- packing ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_packed_and_what_is_not(packed):
@@ -142,7 +142,7 @@ def test_the_manifest_is_what_sha256sum_reads(packed, tmp_path):
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", MANIFEST], cwd=tmp_path / "out", check=True)
 
 
-# --- damage ------------------------------------------------------------------------------------------------------------
+# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_flipped_bit_is_found_in_contents_names_and_the_directory(packed):
@@ -198,7 +198,7 @@ def test_a_truncated_archive_is_one_sentence(packed, end):
         Archive(packed)
 
 
-# --- hostile archives --------------------------------------------------------------------------------------------------
+# --- hostile archives ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_no_name_leaves_the_folder_or_fools_a_reader(packed, name):
         member = zipfile.ZipInfo("x" * len(name))
         member.filename = member.orig_filename = name
         archive.writestr(member, b"x")
-    with pytest.raises(ValueError, match="a file's name must be relative|is truncated or is no archive"):
+    with pytest.raises(ValueError, match=r"a file.s name must be relative|is truncated or is no archive"):
         Archive(packed)
 
 

@@ -15,12 +15,13 @@ from lantern.generation import generate_records, load_decoding_models, make_tree
 from lantern.io import load_tensors, save_tensors, write_prompts
 from lantern.methods import expand_methods
 from lantern.models.draft import DraftConfig, DraftModel, save_draft
+from lantern.models.size_check import check_model_size
 from lantern.models.target import TargetConfig, TargetModel, save_target
 from lantern.packing import pack_experiment
 from lantern.prompts import Prompt
 from lantern.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern.records import save_records
-from lantern.regeneration import RecordFile, check_model_size, explains_by_rounding, spread
+from lantern.regeneration import RecordFile, explains_by_rounding, spread
 from lantern.sampling import SamplingConfig
 from lantern.sizes import target_parameters
 

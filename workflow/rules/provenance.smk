@@ -7,30 +7,9 @@ PROVENANCE = Path(stage(FILE_NAME))
 config["provenance"] = provenance_texts(json.loads(PROVENANCE.read_text())) if PROVENANCE.is_file() else {}
 
 
-def provenance_models():
-    """Weights and tables of codes that the run made or converted, and decodes or measures with."""
-    specs = [*SPECS.values(), *(point.spec for points in ABLATIONS.values() for point in points)]
-    files = [TOKENIZER, *(stage(name, "model.safetensors") for name in trained_models(config["metrics"]))]
-    for seed in config["repeats"]["training_seeds"]:
-        files.append(target_of(seed))
-        files += [drafter_of(seed)] if any(spec.drafts for spec in SPECS.values()) else []
-        files += tables_of(SPECS.values(), seed)
-    first = FIRST["training_seed"]
-    files += [drafter_of(first, steps) for name in ABLATIONS for steps in steps_of(name)]
-    return list(dict.fromkeys([*files, *tables_of(specs, first)]))
-
-
-def provenance_resources():
-    """Files from elsewhere that the run used: manifests, or the user's own copies."""
-    values = [config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter", "text")]
-    values += [config["prompts"][name].get("file") for name in PROMPT_SETS]
-    found = [resource_of(value, RESOURCES) for value in values if value]
-    return list(dict.fromkeys([*found, *RULER_FILES.values()]))
-
-
 rule write_provenance:
     input:
-        models=provenance_models(),
+        models=model_files(),
         prompts=[stage("prompts", f"{name}.jsonl") for name in PROMPT_SETS],
         records=[
             file
@@ -52,7 +31,7 @@ rule write_provenance:
             *[stage("ablations", f"{name}{ending}") for name in ABLATIONS for ending in (".csv", ".images.csv")],
         ],
         figures=figure_files(),
-        resources=provenance_resources(),
+        resources=files_from_elsewhere(),
         # Beside the files of results/<experiment>/.
         published=rules.publish_tables.output,
     output:
@@ -68,7 +47,6 @@ rule write_provenance:
     params:
         code=code("write_provenance.py"),
         config=publishable_config(config),
-        folder=stage(),
     message:
         "Writing down what made the results"
     script:

@@ -1,5 +1,7 @@
 """Writes down what the results were made with: config, code, packages, machines, seeds, hashes of files."""
 
+from pathlib import Path
+
 from lantern.io import write_json
 from lantern.job import job_log
 from lantern.provenance import (
@@ -15,6 +17,7 @@ from lantern.provenance import (
 
 with job_log(snakemake):
     files, config = snakemake.input, snakemake.params.config
+    folder = Path(snakemake.output[0]).parent
     provenance = {
         "kind": KIND,
         "experiment": config["experiment"],
@@ -23,7 +26,7 @@ with job_log(snakemake):
         "machine": describe_machine(),
         "decoding": describe_decoding(files.records),
         "seeds": {"seed": config["seed"], **config["repeats"]},
-        **{part: hash_files(files[part], snakemake.params.folder) for part in FILE_PARTS},
+        **{part: hash_files(files[part], folder) for part in FILE_PARTS},
         "resources": describe_resources(files.resources),
         "config": config,
     }
