@@ -15,7 +15,6 @@ from lantern.generation import generate_records, load_decoding_models, make_tree
 from lantern.io import load_tensors, save_tensors, write_prompts
 from lantern.methods import expand_methods
 from lantern.models.draft import DraftConfig, DraftModel, save_draft
-from lantern.models.size_check import check_model_size
 from lantern.models.target import TargetConfig, TargetModel, save_target
 from lantern.packing import pack_experiment
 from lantern.prompts import Prompt
@@ -23,7 +22,6 @@ from lantern.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern.records import save_records
 from lantern.regeneration import RecordFile, explains_by_rounding, spread
 from lantern.sampling import SamplingConfig
-from lantern.sizes import target_parameters
 
 ROOT = Path(__file__).parent.parent
 PROMPTS = [Prompt(f"seen-{n}", text) for n, text in enumerate(["a red circle on grass", "a blue square on sand"])]
@@ -194,24 +192,6 @@ def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config
     write_provenance(experiment, config)
     code, output = verify(experiment, "--images", "4")
     assert code == 1 and ("unknown word" in output or "has no prompt" in output) and "Traceback" not in output
-
-
-@pytest.mark.parametrize(
-    "sizes, words",
-    [
-        ({"dim": 2**16}, "asks for .* bytes of weights"),
-        ({"num_layers": 10**9}, "must hold positive numbers"),
-        ({"num_heads": "2"}, "must hold positive numbers"),
-        ({"foreign": 1}, "must hold positive numbers"),
-        ({"grid": 400}, "grid should be 4"),
-    ],
-)
-def test_a_model_that_asks_for_more_than_its_file_holds_is_not_built(experiment, sizes, words):
-    path = experiment / "target/s0/model.safetensors"
-    _, metadata = load_tensors(path)
-    change(path, lambda tensors: None, {"config": {**metadata["config"], **sizes}})
-    with pytest.raises(ValueError, match=words):
-        check_model_size(path, TargetConfig, target_parameters, 4)
 
 
 def test_a_pickle_in_place_of_a_model_is_not_loaded(experiment, config):
