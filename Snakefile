@@ -41,6 +41,7 @@ include: "workflow/rules/summary.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/evidence_figures.smk"
 include: "workflow/rules/picture_figures.smk"
+include: "workflow/rules/provenance.smk"
 include: "workflow/rules/study.smk"
 
 
@@ -51,7 +52,7 @@ localrules:
 
 rule figures:
     input:
-        expand(stage("figures", "{figure}.{ending}"), figure=FIGURES, ending=["png", "pdf"]),
+        figure_files(),
 
 
 rule all:
@@ -60,3 +61,4 @@ rule all:
         rules.publish_tables.output,
         rules.compare_published.output,
         rules.figures.input,
+        rules.write_provenance.output,

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from lantern.archive import Archive
 
 app = typer.Typer(
     help="Lossless and relaxed speculative decoding for visual autoregressive models.", no_args_is_help=True
@@ -28,16 +34,117 @@ def sample(
     results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
 ) -> None:
     """Draws one prompt with every configured method side by side; prints target forwards and seconds."""
-    try:
+    with _one_sentence():
         rows = _draw(prompt, output, configfile or [Path("config.yaml")], results)
-    except (ValueError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.filename is None else error
-        typer.echo(f"lantern: {reason}", err=True)
-        raise typer.Exit(1) from error
     typer.echo(f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}")
     for row in rows:
         typer.echo(f"{row[0]:<32} {row[1]:>16d} {row[2]:>15.2f} {row[3]:>9.3f} {row[4]:>9.2f}")
     typer.echo(f"wrote {output}")
+
+
+@app.command()
+def pack(
+    output: Annotated[Path | None, typer.Option(help="Archive to write; <experiment>.zip by default.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
+) -> None:
+    """Packs a finished experiment into one archive that others can verify: tables, figures, models, codes, config."""
+    from lantern.packing import pack_experiment
+
+    with _one_sentence():
+        folder = results / (experiment or _only_experiment(results))
+        output = output or Path(f"{folder.name}.zip")
+        num_files, sha256 = pack_experiment(folder, output)
+        typer.echo(f"wrote {output}: {num_files} files, {output.stat().st_size / 1e6:.1f} MB")
+        typer.echo(f"sha256 of its manifest, to be published beside it: {sha256}")
+
+
+@app.command()
+def verify(
+    archive: Annotated[Path, typer.Argument(help="Archive that `lantern pack` wrote.")],
+    images: Annotated[int, typer.Option(help="Images to draw again; 0 checks the hashes only.", min=0)] = 4,
+    seed: Annotated[int, typer.Option(help="Of the choice of these images.")] = 0,
+    models: Annotated[
+        Path | None, typer.Option(help="results/<experiment>/ with converted models that the archive leaves out.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to draw: auto, cpu or cuda.")] = "cpu",
+) -> None:
+    """Checks every hash of an archive, draws a sample of its images again and compares their codes."""
+    from lantern.archive import Archive
+
+    with _one_sentence(), Archive(archive) as opened:
+        report = opened.check_hashes()
+        for kind in ("damaged", "missing", "foreign"):
+            if found := getattr(report, kind):
+                more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                typer.echo(f"{kind}: {found[0]}{more}")
+        if not report.is_clean:
+            raise ValueError(f"{archive} is not what was packed; have it sent again")
+        typer.echo(f"hashes: {report.num_files} files are as the manifest says (its sha256: {opened.manifest_sha256})")
+        outcomes = _draw_again(opened, images, seed, models, device)
+        if outcomes["differs"]:
+            raise ValueError(f"{outcomes['differs']} of {images} images drawn again differ from those of {archive}")
+    typer.echo(_conclusion(outcomes))
+
+
+def _draw_again(archive: Archive, num_images: int, seed: int, models: Path | None, device: str) -> Counter:
+    """Prints a line per image; returns how many came out how."""
+    from tempfile import TemporaryDirectory
+
+    from lantern.archive import read_provenance
+    from lantern.job import resolve_device
+    from lantern.provenance import compare_code
+    from lantern.regeneration import Regenerator
+
+    folder, provenance = read_provenance(archive)
+    typer.echo(f"code: {compare_code(provenance, 'generate_images.py')}")
+    outcomes: Counter = Counter()
+    with TemporaryDirectory(prefix="lantern-") as workplace:
+        again = Regenerator(archive, folder, provenance, Path(workplace), models, resolve_device(device))
+        for image in again.compare(num_images, seed):
+            outcomes[image.outcome] += 1
+            where = "" if image.outcome == "equal" else f", the first difference at token {image.first_difference}"
+            typer.echo(
+                f"{image.outcome}: {_printable(image.image)}: {image.num_same} of {image.num_tokens} tokens{where}"
+            )
+    return outcomes
+
+
+def _conclusion(outcomes: Counter) -> str:
+    words = {
+        "equal": "equal, token by token",
+        "rounding": "equal up to a near-tie that rounding on another device decides",
+        "not comparable": "in bfloat16, which rounds differently on each device: not comparable",
+    }
+    found = [f"{outcomes[name]} {text}" for name, text in words.items() if outcomes[name]]
+    return f"verified: hashes; images drawn again: {'; '.join(found) or 'none'}"
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turns an error that the user can do something about into one sentence and exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
+        typer.echo(f"lantern: {_printable(str(reason))}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _printable(text: str) -> str:
+    """A text from elsewhere without the control characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _only_experiment(results: Path) -> str:
+    from lantern.provenance import FILE_NAME
+
+    found = sorted(path.parent.name for path in results.glob(f"*/{FILE_NAME}"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(f"{results} holds no finished experiment: run `make reproduce` to the end first")
+    raise ValueError(f"{results} holds {len(found)} finished experiments: choose with --experiment {' | '.join(found)}")
 
 
 def _draw(prompt: str, output: Path, configfiles: list[Path], results: Path) -> list[tuple]:

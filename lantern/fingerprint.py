@@ -63,6 +63,7 @@ def _code_of(path: Path) -> str:
     return "".join(_flatten(_parse(path)))
 
 
+@cache
 def _imports_of(path: Path, package_root: Path) -> set[Path]:
     """Files that one file's import statements load."""
     names: set[str] = set()

@@ -186,6 +186,7 @@ def _to_records(
         "num_threads": torch.get_num_threads(),
         "run_seed": run_seed,
         "device": str(decoder.device),
+        "gpu": torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else None,
         "dtype": str(decoder.dtype).removeprefix("torch."),
         "torch": torch.__version__,
     }

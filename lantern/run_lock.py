@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -89,5 +89,5 @@ def try_lock(file: IO[str]) -> bool:
 def write_holder(file: IO[str]) -> None:
     """Empties a locked file and writes who holds it: "process 123 on a host"."""
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save
+from typer.testing import CliRunner
 
 from hub_server import HubServer
+from lantern.cli import app
 from lantern.config import load_yaml
 from lantern.models.vq16 import VQ16, VQ16Config
 from published_stand_ins import TINY_CLIP, tiny_clip
@@ -183,6 +186,25 @@ def test_the_report_is_written(finished):
     assert "published" in report.read_text()
 
 
+def test_the_provenance_names_the_published_weights_by_their_hashes(finished):
+    provenance = json.loads(finished.result("provenance.json").read_text())
+    assert set(provenance["resources"]) >= {"tiny_target", "tiny_tokenizer", "tiny_captions", "drafter", "t5"}
+    files = [entry for files in provenance["resources"].values() for entry in files.values()]
+    assert files and all(len(entry["sha256"]) == 64 for entry in files)
+    assert str(finished.folder) not in json.dumps(provenance)
+
+
+def test_the_archive_of_published_models_leaves_them_out_and_is_verified_with_them_at_hand(finished, tmp_path):
+    archive, results = tmp_path / "tiny.zip", finished.folder / "results"
+    packed = CliRunner().invoke(app, ["pack", "--results", str(results), "--output", str(archive)])
+    assert packed.exit_code == 0, packed.output
+    alone = CliRunner().invoke(app, ["verify", str(archive), "--images", "1"])
+    assert alone.exit_code == 1 and "leaves out target/s0/model.safetensors" in alone.output
+    verified = CliRunner().invoke(app, ["verify", str(archive), "--images", "3", "--models", str(results / "tiny")])
+    assert verified.exit_code == 0, verified.output
+    assert re.search(r"verified: hashes; images drawn again: \d", verified.output)
+
+
 def test_a_second_run_does_nothing_and_needs_no_network(finished):
     code, output = finished.run(env={"HF_ENDPOINT": "http://127.0.0.1:9"})
     assert code == 0, output
@@ -192,11 +214,11 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
 @pytest.mark.parametrize(
     "names, total, trained",
     [
-        (["llamagen_stage1"], 510, []),
-        (["llamagen_stage1", "llamagen_stage2"], 510, []),
-        (["llamagen_stage1", "llamagen_quick"], 50, []),
-        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 74, ["train_drafter"]),
-        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 535, ["train_drafter"]),
+        (["llamagen_stage1"], 511, []),
+        (["llamagen_stage1", "llamagen_stage2"], 511, []),
+        (["llamagen_stage1", "llamagen_quick"], 51, []),
+        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 75, ["train_drafter"]),
+        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 536, ["train_drafter"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
 )

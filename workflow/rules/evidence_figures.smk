@@ -4,7 +4,7 @@
 use rule draw_tradeoff as draw_aggregation with:
     input:
         acceptance=stage("law", "acceptance.csv"),
-        verdict=rules.summarise.output.verdict,
+        verdict=stage("verdict.json"),
     output:
         png=report(
             stage("figures", "fig_d_aggregation.png"), caption="../report/fig_d_aggregation.rst", category="Figures"
@@ -23,8 +23,8 @@ use rule draw_tradeoff as draw_aggregation with:
 
 use rule draw_tradeoff as draw_speed_bars with:
     input:
-        summary=rules.summarise.output.summary,
-        verdict=rules.summarise.output.verdict,
+        summary=stage("summary.csv"),
+        verdict=stage("verdict.json"),
     output:
         png=report(
             stage("figures", "fig_f_speed_bars.png"), caption="../report/fig_f_speed_bars.rst", category="Figures"
@@ -45,7 +45,7 @@ use rule draw_tradeoff as draw_speed_bars with:
 use rule draw_tradeoff as draw_neighbours with:
     input:
         table=stage("ablations", "neighbours.csv"),
-        verdict=rules.summarise.output.verdict,
+        verdict=stage("verdict.json"),
     output:
         png=report(
             stage("figures", "fig_g_neighbours.png"), caption="../report/fig_g_neighbours.rst", category="Figures"
@@ -66,8 +66,8 @@ use rule draw_tradeoff as draw_law with:
     input:
         curves=stage("law", "curves.csv"),
         law=stage("law", "law.csv"),
-        summary=rules.summarise.output.summary,
-        verdict=rules.summarise.output.verdict,
+        summary=stage("summary.csv"),
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_h_law.png"), caption="../report/fig_h_law.rst", category="Figures"),
         pdf=stage("figures", "fig_h_law.pdf"),
@@ -86,8 +86,8 @@ use rule draw_tradeoff as draw_law with:
 use rule draw_tradeoff as draw_step_time with:
     input:
         steps=stage("latency", "steps.csv"),
-        summary=rules.summarise.output.summary,
-        verdict=rules.summarise.output.verdict,
+        summary=stage("summary.csv"),
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_j_step_time.png"), caption="../report/fig_j_step_time.rst", category="Figures"),
         pdf=stage("figures", "fig_j_step_time.pdf"),
@@ -106,8 +106,8 @@ use rule draw_tradeoff as draw_step_time with:
 use rule draw_tradeoff as draw_published with:
     input:
         published=PUBLISHED_RESULTS,
-        summary=rules.summarise.output.summary,
-        verdict=rules.summarise.output.verdict,
+        summary=stage("summary.csv"),
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_l_published.png"), caption="../report/fig_l_published.rst", category="Figures"),
         pdf=stage("figures", "fig_l_published.pdf"),
@@ -126,8 +126,8 @@ use rule draw_tradeoff as draw_published with:
 use rule draw_tradeoff as draw_divergence with:
     input:
         divergence=stage("law", "divergence.csv"),
-        summary=rules.summarise.output.summary,
-        verdict=rules.summarise.output.verdict,
+        summary=stage("summary.csv"),
+        verdict=stage("verdict.json"),
     output:
         png=report(
             stage("figures", "fig_m_divergence.png"), caption="../report/fig_m_divergence.rst", category="Figures"
@@ -148,7 +148,7 @@ use rule draw_tradeoff as draw_divergence with:
 use rule draw_tradeoff as draw_ablations with:
     input:
         tables=expand(stage("ablations", "{ablation}.csv"), ablation=ABLATIONS),
-        verdict=rules.summarise.output.verdict,
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_n_ablations.png"), caption="../report/fig_n_ablations.rst", category="Figures"),
         pdf=stage("figures", "fig_n_ablations.pdf"),

@@ -1,4 +1,7 @@
-"""Figures (a) to (c). Figures read stored results only, so that `make figures` redraws without generating."""
+"""Figures (a) to (c). Figures read stored results only, so that `make figures` redraws without generating.
+
+Their inputs are paths and not outputs of rules: a rule that is named there may run where only drawing is allowed.
+"""
 
 
 rule draw_samples:
@@ -6,7 +9,7 @@ rule draw_samples:
         records=headline_records(),
         prompts=stage("prompts", f"{config['metrics']['headline_prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
-        verdict=rules.summarise.output.verdict,
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_a_samples.png"), caption="../report/fig_a_samples.rst", category="Figures"),
         pdf=stage("figures", "fig_a_samples.pdf"),
@@ -31,8 +34,8 @@ rule draw_samples:
 # The figures of evidence_figures.smk inherit this rule; `params.script` tells their scripts apart.
 rule draw_tradeoff:
     input:
-        summary=rules.summarise.output.summary,
-        verdict=rules.summarise.output.verdict,
+        summary=stage("summary.csv"),
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_b_tradeoff.png"), caption="../report/fig_b_tradeoff.rst", category="Figures"),
         pdf=stage("figures", "fig_b_tradeoff.pdf"),
@@ -58,8 +61,8 @@ rule draw_tradeoff:
 
 rule draw_ambiguity:
     input:
-        ambiguity=rules.measure_ambiguity.output,
-        verdict=rules.summarise.output.verdict,
+        ambiguity=stage("quality", "ambiguity.csv"),
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_c_ambiguity.png"), caption="../report/fig_c_ambiguity.rst", category="Figures"),
         pdf=stage("figures", "fig_c_ambiguity.pdf"),

@@ -104,6 +104,33 @@ def quality_tables(ending):
     ]
 
 
+def model_files():
+    """Weights and tables of codes that the run made or converted, and decodes or measures with."""
+    specs = [*SPECS.values(), *(point.spec for points in ABLATIONS.values() for point in points)]
+    files = [TOKENIZER, *(stage(name, "model.safetensors") for name in trained_models(config["metrics"]))]
+    for seed in config["repeats"]["training_seeds"]:
+        files.append(target_of(seed))
+        files += [drafter_of(seed)] if any(spec.drafts for spec in SPECS.values()) else []
+        files += tables_of(SPECS.values(), seed)
+    first = FIRST["training_seed"]
+    files += [drafter_of(first, steps) for name in ABLATIONS for steps in steps_of(name)]
+    return list(dict.fromkeys([*files, *tables_of(specs, first)]))
+
+
+def files_from_elsewhere():
+    """Files from elsewhere that the run used: manifests, or the user's own copies."""
+    sections = ["tokenizer", "target", "drafter"] + ["text"] * (config["text"]["encoder"] != "words")
+    values = [config[section]["checkpoint"] for section in sections]
+    values += [config["prompts"][name].get("file") for name in PROMPT_SETS]
+    found = [resource_of(value, RESOURCES) for value in values if value]
+    return list(dict.fromkeys([*found, *RULER_FILES.values()]))
+
+
+def figure_files():
+    """All figures, each as PNG and as PDF."""
+    return expand(stage("figures", "{figure}.{ending}"), figure=FIGURES, ending=["png", "pdf"])
+
+
 def verdict_numbers(wildcards, input):
     """Numbers that the captions interpolate: name -> text. Snakemake shows TBD while the file is still to be made."""
     return json.loads(Path(input.verdict).read_text())["numbers"]

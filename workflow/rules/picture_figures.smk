@@ -7,7 +7,7 @@ use rule draw_tradeoff as draw_latent_proximity with:
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
         nearest=stage("codebook", "l2_normalised.safetensors"),
-        verdict=rules.summarise.output.verdict,
+        verdict=stage("verdict.json"),
     output:
         png=report(
             stage("figures", "fig_e_latent_proximity.png"),
@@ -34,7 +34,7 @@ use rule draw_tradeoff as draw_acceptance_map with:
     input:
         records=headline_records(),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
-        verdict=rules.summarise.output.verdict,
+        verdict=stage("verdict.json"),
     output:
         png=report(
             stage("figures", "fig_i_acceptance_map.png"),
@@ -62,7 +62,7 @@ use rule draw_tradeoff as draw_pairs with:
         records=headline_records(),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
-        verdict=rules.summarise.output.verdict,
+        verdict=stage("verdict.json"),
     output:
         png=report(stage("figures", "fig_k_pairs.png"), caption="../report/fig_k_pairs.rst", category="Figures"),
         pdf=stage("figures", "fig_k_pairs.pdf"),

@@ -6,5 +6,5 @@ from lantern.io import read_table
 from lantern.job import job_log
 
 with job_log(snakemake):
-    figure = draw_ambiguity(read_table(snakemake.input.ambiguity[0]))
+    figure = draw_ambiguity(read_table(snakemake.input.ambiguity))
     save_figure(figure, [snakemake.output.png, snakemake.output.pdf], dpi=snakemake.params.settings["dpi"])

@@ -1,0 +1,48 @@
+"""Checks what a checkpoint of unknown origin asks for before a model of that size is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from lantern.io import METADATA_KEY
+
+MAX_SIZE = 2**17  # of any number in a model's config
+
+
+def check_model_size(path: Path, config_class: type, count: Callable[[Any], int], grid: int) -> None:
+    """Checks, before a model is built, that its config asks for no more than its file holds.
+
+    Args:
+        path: checkpoint of ours.
+        config_class: dataclass of its sizes.
+        count: parameters that such a config makes.
+        grid: side of the image in tokens that it should have.
+
+    Raises:
+        ValueError: a size that is missing, no number or no positive one, another grid, or a file that is too small.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or is not a safetensors file ({error})") from error
+    sizes = metadata.get("config") if isinstance(metadata, dict) else None
+    names = {field.name for field in fields(config_class)}
+    if not isinstance(sizes, dict) or set(sizes) - names or not all(_is_size(value) for value in sizes.values()):
+        raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(names))}")
+    config = config_class(**sizes)
+    if config.grid != grid:
+        raise ValueError(f"{path}: grid should be {grid} as config key tokenizer.grid says, found {config.grid}")
+    needed = 2 * count(config)  # bytes in the narrowest format
+    if needed > path.stat().st_size:
+        raise ValueError(f"{path}: its config asks for {needed} bytes of weights, the file has {path.stat().st_size}")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, int | float) and 0 < value < MAX_SIZE)

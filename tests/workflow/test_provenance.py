@@ -1,0 +1,116 @@
+"""A finished run's provenance, its figures drawn from a copy, and its archive, verified."""
+
+import getpass
+import hashlib
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lantern.cli import app
+from lantern.io import read_json
+from lantern.provenance import FILE_PARTS
+from tiny_run import METHODS, ROOT, Workflow, planned
+
+DRAWN = [f"fig_{name}" for name in ("a_samples", "b_tradeoff", "d_aggregation", "e_latent_proximity", "k_pairs")]
+
+
+@pytest.fixture(scope="module")
+def provenance(finished):
+    return read_json(finished.result("provenance.json"))
+
+
+def test_the_provenance_names_what_made_the_results(finished, provenance):
+    assert provenance["experiment"] == "tiny" and provenance["config"]["target"]["dim"] == 32
+    assert provenance["config"]["drafter"]["batch_size"] == 8 and "numbers" not in provenance["config"]
+    assert provenance["seeds"] == {"seed": 0, "training_seeds": [0], "noise_seeds": [0, 1]}
+    assert re.fullmatch(r"[0-9a-f]{40}|None", str(provenance["code"]["commit"]))
+    assert provenance["environment"]["packages"]["torch"] and provenance["machine"]["cores"] >= 1
+    assert [entry["device"] for entry in provenance["decoding"]] == ["cpu"]
+
+
+def test_the_provenance_holds_the_hashes_of_the_files(finished, provenance):
+    for part in FILE_PARTS:
+        for name, entry in provenance[part].items():
+            content = finished.result(name).read_bytes()
+            assert entry == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}, name
+    models = {f"{name}/model.safetensors" for name in ("tokenizer", "target/s0", "drafter/s0", "recogniser", "clip")}
+    assert models <= set(provenance["models"]) and len(provenance["records"]) == 2 * len(METHODS)
+    assert {"summary.csv", "paired.csv", "law/law.csv", "ablations/neighbours.csv"} <= set(provenance["tables"])
+    assert len(provenance["figures"]) == 28 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
+
+
+def test_the_provenance_names_no_user_no_host_and_no_folder_of_this_machine(finished):
+    text = finished.result("provenance.json").read_text()
+    assert not re.search(r'"(/|~|[A-Za-z]:\\)', text)
+    for private in (str(ROOT), str(finished.folder), socket.gethostname(), str(Path.home()) + "/"):
+        assert private not in text
+    assert f'"{getpass.getuser()}"' not in text
+
+
+def test_a_changed_table_makes_the_provenance_anew_and_nothing_else(copy_of_finished):
+    table = copy_of_finished.result("published.csv")
+    table.write_text(table.read_text() + "\n")
+    code, output = copy_of_finished.run("--dry-run", "--quiet", "rules")
+    assert code == 0 and planned(output) == {"write_provenance": 1, "all": 1, "total": 2}, output
+
+
+def figures_command():
+    """Arguments that `make figures` hands to Snakemake, but for the number of cores and the target."""
+    command = subprocess.run(["make", "--dry-run", "figures"], cwd=ROOT, capture_output=True, text=True).stdout
+    return re.search(r"snakemake --cores all (.*--allowed-rules.*) -- figures", command).group(1).split()
+
+
+def elsewhere(finished, folder):
+    """Another machine's folder, to which only results/ was copied, with dates in any order."""
+    shutil.copytree(finished.folder / "results", folder / "results")
+    shuffled = random.Random(0)
+    for path in sorted((folder / "results").rglob("*")):
+        os.utime(path, (1.7e9, 1.7e9 + shuffled.random() * 1e6))
+    return Workflow(folder)
+
+
+def test_a_copy_of_the_results_gives_the_same_figures_and_generates_nothing(finished, tmp_path):
+    workflow, arguments = elsewhere(finished, tmp_path), figures_command()
+    code, output = workflow.run("--dry-run", *arguments, "--", "figures")
+    jobs = set(planned(output)) - {"total", "figures"}
+    assert code == 0 and len(jobs) == 14 and all(job.startswith("draw_") for job in jobs), output
+
+    shutil.rmtree(workflow.result("figures"))
+    drawing = arguments[: arguments.index("--forcerun")]
+    code, output = workflow.run(*drawing, "--", *(f"results/tiny/figures/{name}.png" for name in DRAWN))
+    assert code == 0, output + workflow.logs()
+    assert all(job.startswith("draw_") for job in set(planned(output)) - {"total"}), output
+    for path in workflow.result("figures").iterdir():
+        assert path.read_bytes() == finished.result(f"figures/{path.name}").read_bytes(), path.name
+    assert len(list(workflow.result("figures").glob("*.png"))) == len(DRAWN)
+
+
+def test_a_missing_table_stops_the_drawing_instead_of_being_made(finished, tmp_path):
+    workflow = elsewhere(finished, tmp_path)
+    workflow.result("summary.csv").unlink()
+    code, output = workflow.run("--dry-run", *figures_command(), "--", "figures")
+    assert code != 0 and "MissingInputException" in output and "results/tiny/summary.csv" in output, output
+
+
+def test_the_archive_of_a_run_is_verified_and_draws_the_same_codes(finished, tmp_path):
+    results, archive = str(finished.folder / "results"), tmp_path / "tiny.zip"
+    packed = CliRunner().invoke(app, ["pack", "--results", results, "--output", str(archive)])
+    assert packed.exit_code == 0, packed.output
+    verified = CliRunner().invoke(app, ["verify", str(archive), "--images", str(len(METHODS))])
+    assert verified.exit_code == 0, verified.output
+    for method in METHODS:
+        assert f"equal: {method} seen T1 " in verified.output
+    assert f"{len(METHODS)} equal, token by token" in verified.output
+
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2] ^= 1
+    archive.write_bytes(content)
+    verified = CliRunner().invoke(app, ["verify", str(archive)])
+    assert verified.exit_code == 1 and "damaged: results/tiny/" in verified.output

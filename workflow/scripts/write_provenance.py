@@ -1,0 +1,33 @@
+"""Writes down what the results were made with: config, code, packages, machines, seeds, hashes of files."""
+
+from pathlib import Path
+
+from lantern.io import write_json
+from lantern.job import job_log
+from lantern.provenance import (
+    FILE_PARTS,
+    KIND,
+    describe_code,
+    describe_decoding,
+    describe_environment,
+    describe_machine,
+    describe_resources,
+    hash_files,
+)
+
+with job_log(snakemake):
+    files, config = snakemake.input, snakemake.params.config
+    folder = Path(snakemake.output[0]).parent
+    provenance = {
+        "kind": KIND,
+        "experiment": config["experiment"],
+        "code": describe_code(),
+        "environment": describe_environment(),
+        "machine": describe_machine(),
+        "decoding": describe_decoding(files.records),
+        "seeds": {"seed": config["seed"], **config["repeats"]},
+        **{part: hash_files(files[part], folder) for part in FILE_PARTS},
+        "resources": describe_resources(files.resources),
+        "config": config,
+    }
+    write_json(snakemake.output[0], provenance)
