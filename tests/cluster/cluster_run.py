@@ -4,6 +4,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import yaml
 from snakemake.utils import update_config
 
@@ -19,7 +20,13 @@ MODELS = [
     *("write_prompts", "write_captions", "train_recogniser", "train_clip", "train_tokenizer", "encode_images"),
     *("train_target", "train_drafter", "build_nearest_codes"),
 ]
-SHORT_CHECKS = ["--slurm-init-seconds-before-status-checks", "1", "--seconds-between-status-checks", "1"]
+TARGETS = ["results/summary.csv", "results/paired.csv"]
+# Columns and metrics of the tables that are measured with a clock.
+TIMED = ("latency_s", "speedup")
+SHORT_CHECKS = [
+    *("--slurm-init-seconds-before-status-checks", "1", "--seconds-between-status-checks", "1"),
+    *("--max-status-checks-per-second", "10"),
+]
 TINY_CONFIG = load_yaml(ROOT / "config.yaml")
 update_config(TINY_CONFIG, load_yaml(TINY))
 # What a test on a toy Slurm says differently on the command line: no accounting, no GPU to compute on, no patience.
@@ -32,40 +39,89 @@ class ClusterRun:
 
     Attributes:
         workflow: where it ran.
-        profile: the entries of its profile.
         jobs: Slurm's jobs, as `ToySlurm.jobs` gives them.
         devices: job id -> values of CUDA_VISIBLE_DEVICES.
     """
 
     workflow: Workflow
-    profile: dict
     jobs: list
     devices: dict
 
-    def jobs_of(self, rule):
-        """Jobs of a rule, by the comment that the plugin gives them."""
-        found = [job for job in self.jobs if job["Comment"] == f"rule_{rule}" or f"rule_{rule}_w" in job["Comment"]]
+    def jobs_of(self, rule, *wildcards):
+        """Jobs of a rule, oldest first."""
+        found = jobs_of(self.jobs, rule, *wildcards)
         assert found, f"no job of {rule} among {[job['Comment'] for job in self.jobs]}"
         return found
 
 
-def copy_profile(folder):
-    """Copies the profile, as a user does, and changes what the toy Slurm wants; returns the copy's entries."""
-    shutil.copytree(PROFILE, folder)
-    file = folder / "config.yaml"
+def jobs_of(jobs, rule, *wildcards):
+    """Those of Slurm's jobs that are of a rule and have these wildcards, by the comment that the plugin gives them."""
+    return [
+        job
+        for job in jobs
+        if (job["Comment"] == f"rule_{rule}" or f"rule_{rule}_w" in job["Comment"])
+        and all(wildcard in job["Comment"] for wildcard in wildcards)
+    ]
+
+
+def megabytes(job):
+    """Memory that one of Slurm's jobs asked for."""
+    tres = dict(entry.split("=", 1) for entry in job["TRES"].split(","))
+    return int(tres["mem"].removesuffix("M"))
+
+
+def minutes(job):
+    """Time that one of Slurm's jobs asked for."""
+    hours, minutes, seconds = job["TimeLimit"].split(":")
+    return 60 * int(hours) + int(minutes) + int(seconds) / 60
+
+
+def without_time(table):
+    """A table without its columns of time, or without its rows of it."""
+    rows = ~table["metric"].isin(TIMED) if "metric" in table else slice(None)
+    return table.loc[rows, [column for column in table if not column.startswith(TIMED)]]
+
+
+def assert_equal_but_for_time(workflow, other):
+    """Checks that the tables of two runs are the same, bit by bit, but for what was measured with a clock."""
+    for target in TARGETS:
+        tables = [without_time(pd.read_csv(run.folder / target)) for run in (workflow, other)]
+        pd.testing.assert_frame_equal(*tables, check_exact=True)
+        assert not tables[0].empty
+
+
+def profile_arguments(folder):
+    """Arguments with which Snakemake runs on the toy Slurm, with the profile that `copy_profile` put into a folder."""
+    return ["--profile", str(folder / "profile"), *OVERRIDES]
+
+
+def copy_profile(folder, resources=None):
+    """Copies the profile, as a user does, and changes what the toy Slurm wants.
+
+    Args:
+        folder: what the copy is put into, as "profile".
+        resources: rule -> what it asks for; by default the toy's GPU for the rules that want one.
+    """
+    file = Path(shutil.copytree(PROFILE, folder / "profile")) / "config.yaml"
     entries = yaml.safe_load(file.read_text())
-    for rule in GPU_RULES:
-        entries.setdefault("set-resources", {}).setdefault(rule, {})["gpu"] = 1
+    entries["set-resources"] = {rule: {"gpu": 1} for rule in GPU_RULES} if resources is None else resources
     entries["groups"].update(dict.fromkeys(MODELS, "models"))
     entries["group-components"]["models"] = len(MODELS) + 1
     file.write_text(yaml.safe_dump(entries))
-    return entries
 
 
-def run_on(slurm, folder, *targets):
+def run_on(slurm, folder):
     """Runs the tiny workflow on a Slurm, in a folder."""
-    entries = copy_profile(folder / "profile")
+    copy_profile(folder)
     workflow = Workflow(folder, overlays=(SMALL,))
-    code, output = workflow.run("--profile", str(folder / "profile"), *OVERRIDES, "--", *targets, timeout=900)
+    code, output = workflow.run(*profile_arguments(folder), "--", *TARGETS, timeout=900)
     assert code == 0, output + workflow.logs() + slurm.logs()
-    return ClusterRun(workflow, entries, slurm.jobs(), slurm.visible_devices())
+    return ClusterRun(workflow, slurm.jobs(), slurm.visible_devices())
+
+
+def run_locally(folder):
+    """Runs the same on this machine."""
+    workflow = Workflow(folder, overlays=(SMALL,))
+    code, output = workflow.run("--", *TARGETS, timeout=900)
+    assert code == 0, output + workflow.logs()
+    return workflow

@@ -1,12 +1,11 @@
 """One run on a toy Slurm and one on this machine, shared by the tests of this folder."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import toy_slurm
-from cluster_run import SMALL, run_on
-from tiny_run import Workflow
-
-TARGETS = ["results/summary.csv", "results/paired.csv"]
+from cluster_run import run_locally, run_on
 
 
 @pytest.fixture(scope="session")
@@ -20,15 +19,20 @@ def slurm():
 
 
 @pytest.fixture(scope="session")
-def cluster_run(slurm, tmp_path_factory):
-    """A finished run with the Slurm profile."""
-    return run_on(slurm, tmp_path_factory.mktemp("cluster"), *TARGETS)
+def both_runs(slurm, tmp_path_factory):
+    """A finished run with the Slurm profile and one on this machine. At the same time: jobs on Slurm mostly wait."""
+    with ThreadPoolExecutor() as threads:
+        local = threads.submit(run_locally, tmp_path_factory.mktemp("local"))
+        return run_on(slurm, tmp_path_factory.mktemp("cluster")), local.result()
 
 
 @pytest.fixture(scope="session")
-def local_run(slurm, tmp_path_factory):
-    """The same on this machine, without Slurm."""
-    workflow = Workflow(tmp_path_factory.mktemp("local"), overlays=(SMALL,))
-    code, output = workflow.run("--", *TARGETS, timeout=600)
-    assert code == 0, output + workflow.logs()
-    return workflow
+def cluster_run(both_runs):
+    """The run with the Slurm profile."""
+    return both_runs[0]
+
+
+@pytest.fixture(scope="session")
+def local_run(both_runs):
+    """The same without Slurm."""
+    return both_runs[1]

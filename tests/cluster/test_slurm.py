@@ -2,38 +2,16 @@
 
 import itertools
 
-import pandas as pd
 import pytest
 
-from cluster_run import GPU_RULES, TINY_CONFIG
+from cluster_run import GPU_RULES, TINY_CONFIG, assert_equal_but_for_time, megabytes, minutes
 from lantern.job_resources import JobSizes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-TIMED = ("latency_s", "speedup")
 
-
-def megabytes(job):
-    tres = dict(entry.split("=", 1) for entry in job["TRES"].split(","))
-    return int(tres["mem"].removesuffix("M"))
-
-
-def minutes(job):
-    hours, minutes, seconds = job["TimeLimit"].split(":")
-    return 60 * int(hours) + int(minutes) + int(seconds) / 60
-
-
-def without_time(table):
-    """A table without its columns of time, or without its rows of it."""
-    rows = ~table["metric"].isin(TIMED) if "metric" in table else slice(None)
-    return table.loc[rows, [column for column in table if not column.startswith(TIMED)]]
-
-
-@pytest.mark.parametrize(("name", "num_timed"), [("summary.csv", 6), ("paired.csv", 1)])
-def test_the_tables_equal_a_local_runs_in_everything_but_time(cluster_run, local_run, name, num_timed):
-    tables = [pd.read_csv(run.folder / "results" / name) for run in (cluster_run.workflow, local_run)]
-    pd.testing.assert_frame_equal(*[without_time(table) for table in tables], check_exact=True)
-    assert sum(tables[0].shape) - sum(without_time(tables[0]).shape) == num_timed
+def test_the_tables_equal_a_local_runs_in_everything_but_time(cluster_run, local_run):
+    assert_equal_but_for_time(cluster_run.workflow, local_run)
 
 
 def test_gpu_rules_run_in_the_gpu_partition_and_see_one_gpu(cluster_run):
@@ -54,7 +32,7 @@ def test_jobs_that_wait_together_for_the_gpu_run_one_after_the_other(cluster_run
 
 
 def test_a_finished_run_leaves_no_process(slurm, cluster_run):
-    assert slurm.leftovers() == []
+    assert slurm.processes() == []
 
 
 def test_other_rules_run_in_the_cpu_partition_and_see_no_gpu(cluster_run):

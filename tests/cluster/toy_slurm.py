@@ -21,6 +21,7 @@ GRES = CONF.with_name("gres.conf")
 MARK = "# Written by Lantern's tests/cluster/toy_slurm.py for "
 TOOLS = ["slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "munged"]
 PORTS = {"SlurmctldPort": 16817, "SlurmdPort": 16818}
+CPUS = 4
 
 SLURM_CONF = """\
 {mark}{folder}
@@ -45,10 +46,12 @@ TaskPlugin=task/none
 TaskProlog={folder}/task_prolog.sh
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
+# More cores than the machine may have: what waits does not keep others waiting.
+SlurmdParameters=config_overrides
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=5
-# Memory is sampled every two seconds; a job that takes more than it asked for is killed. No cgroups needed.
+# Memory is sampled every second; a job that takes more than it asked for is killed. No cgroups needed.
 JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=task=2
+JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
@@ -164,7 +167,13 @@ class ToySlurm:
     def _write(self):
         memory = int(re.search(r"RealMemory=(\d+)", self._run("slurmd", "-C"))[1]) * 9 // 10
         host = socket.gethostname().partition(".")[0]
-        values = {"mark": MARK, "folder": self.folder, "host": host, "cpus": os.cpu_count(), "memory": memory}
+        values = {
+            "mark": MARK,
+            "folder": self.folder,
+            "host": host,
+            "cpus": max(CPUS, os.cpu_count()),
+            "memory": memory,
+        }
         values |= {"variable": VARIABLE, **PORTS}
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
@@ -223,10 +232,16 @@ class ToySlurm:
             seen.setdefault(job, set()).add(devices)
         return seen
 
-    def leftovers(self):
-        """Processes of this Slurm's jobs, running now."""
-        mark = f"{VARIABLE}={self.folder}".encode()
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in _environment(pid)]
+    def processes(self, job=None):
+        """Numbers of the processes of this Slurm's tasks, running now: of all jobs, or of one."""
+        marks = {f"{VARIABLE}={self.folder}".encode()} | ({f"SLURM_JOB_ID={job}".encode()} if job else set())
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if marks <= set(_environment(pid))]
+
+    def signal(self, job, number):
+        """Sends a signal to the processes of a job, behind Slurm's back."""
+        for pid in self.processes(job):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def logs(self):
         """What the daemons logged."""
@@ -242,7 +257,7 @@ class ToySlurm:
                 print(error)
         for name in ("slurmd", "slurmctld", "munged"):
             self._end(name, [signal.SIGTERM, signal.SIGKILL])
-        for pid in self.leftovers():
+        for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for file in (CONF, GRES):
