@@ -26,8 +26,8 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone), and so do
     this package's own warnings. An error leaves its traceback in the log and one sentence on the terminal.
 
-    The log file is locked while the job runs. A killed Snakemake leaves its jobs behind; a second process for the same
-    job waits until the first has ended, since files have one writer at a time. A damaged file among the run's results
+    A killed Snakemake leaves its jobs behind: a second process for the same job waits until the first has ended, since
+    files have one writer at a time. A damaged file among the run's results
     is set aside, so that the next run makes it again.
 
     Args:
@@ -40,9 +40,7 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     torch.set_num_threads(max(1, int(snakemake.threads)))
     path = Path(snakemake.log[0])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8", buffering=1) as file:
-        _wait_for_other(file, snakemake.rule, terminal)
-        write_holder(file)
+    with _only_process(snakemake.rule, path, terminal), open(path, "w", encoding="utf-8", buffering=1) as file:
         logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
         logging.getLogger().addHandler(_warnings_for(terminal, snakemake.rule))
         logging.captureWarnings(True)
@@ -59,19 +57,23 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
             logging.basicConfig(stream=terminal, force=True)
 
 
-def _wait_for_other(file: TextIO, rule: str, terminal: TextIO) -> None:
-    """Locks a log file, as soon as an earlier process of the same job has ended."""
-    is_told = False
-    while not try_lock(file):
-        if not is_told:
-            file.seek(0)
-            holder = file.readline().strip()
-            print(
-                f"{rule}: waiting for {holder}, which a killed run left at the same job; kill it to go on",
-                file=terminal,
-            )
-            is_told = True
-        time.sleep(1.0)
+@contextmanager
+def _only_process(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
+    """Lets one process at a time work on the job that writes this log file."""
+    # Not the log file itself: Snakemake removes it before a job starts.
+    path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        is_told = False
+        while not try_lock(file):
+            if not is_told:
+                file.seek(0)
+                other = f"{file.readline().strip()}, which a killed run left at the same job; kill it to go on"
+                print(f"{rule}: waiting for {other}", file=terminal, flush=True)
+                is_told = True
+            time.sleep(1.0)
+        write_holder(file)
+        yield
 
 
 def _describe(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import time
 import warnings
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 
 from lantern.io import load_tensors
 from lantern.job import job_log
-from lantern.run_lock import try_lock, write_holder
+from lantern.run_lock import try_lock
 
 
 @pytest.fixture
-def snakemake(tmp_path):
+def snakemake(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return SimpleNamespace(rule="write_prompts", log=[str(tmp_path / "logs" / "job.log")], threads=1)
 
 
@@ -83,12 +85,11 @@ def test_a_damaged_file_from_elsewhere_stays_where_it_is(snakemake, monkeypatch,
 
 
 def test_a_job_waits_for_an_earlier_process_of_the_same_job(snakemake, monkeypatch, tmp_path):
-    log = Path(snakemake.log[0])
-    log.parent.mkdir()
-    earlier = open(log, "a+")  # noqa: SIM115
+    run(snakemake, monkeypatch, lambda log: log.info("first"))
+    (path,) = (tmp_path / ".snakemake" / "lantern_jobs").iterdir()
+    earlier = open(path, "a+")  # noqa: SIM115
     assert try_lock(earlier)
-    write_holder(earlier)
+    Path(snakemake.log[0]).unlink()  # as Snakemake does before a job starts
     monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
-    terminal, file = run(snakemake, monkeypatch, lambda log: log.info("mine"))
-    assert "write_prompts: waiting for process" in terminal
-    assert file.startswith("process") and file.count("process") == 1 and "mine" in file
+    terminal, file = run(snakemake, monkeypatch, lambda log: log.info("second"))
+    assert f"write_prompts: waiting for process {os.getpid()} on" in terminal and "second" in file
