@@ -15,7 +15,7 @@ from lantern.io import load_tensors, save_tensors
 from tiny_run import ROOT, Workflow
 
 TABLE = "results/summary.csv"
-TIMED = ("latency_s", "speedup")
+TIMED = ("latency_s", "speedup", "seconds_in_batch")
 # Of the second repeat: the laws and the pictures are of the first, so that only quality and the tables follow.
 SHARD = "generation/eagle2/seen/T1/s0n1/1-of-1.safetensors"
 SUMMARIES = [TABLE, "results/paired.csv", *(f"results/tiny/{name}" for name in ("summary.csv", "paired.csv"))]
