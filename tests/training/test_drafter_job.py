@@ -131,16 +131,16 @@ def test_an_interrupted_run_goes_on_as_if_undisturbed_on_any_number_of_processes
 
 
 def test_a_loss_that_is_not_finite_in_one_process_stops_both_at_its_step(job, tmp_path):
-    """Code 7 is fed to the models in one training image only, and its embedding is broken."""
+    """Code 7 is fed to the models in one training image only, and its embedding is too large to count with."""
     target = load_target(Path(job.target))
-    target.token_embedding.weight.data[7] = float("nan")
+    target.token_embedding.weight.data[7] = 3e38  # files with nan are refused before
     save_target(Path(job.target), target)
     tensors, metadata = load_tensors(job.codes[0])
     tensors["codes"][5, 0] = 7
     save_tensors(job.codes[0], tensors, metadata)
-    with pytest.raises(FloatingPointError, match=r"drafter: loss is nan at step \d") as alone:
+    with pytest.raises(FloatingPointError, match=r"drafter: \w+ is (nan|inf) at step \d") as alone:
         launch(job, 1)
-    with pytest.raises(ChildProcessError, match="exit code 1: drafter: loss is nan") as together:
+    with pytest.raises(ChildProcessError, match=r"exit code 1: drafter: \w+ is (nan|inf)") as together:
         launch(job, 2)
     assert str(together.value).endswith(str(alone.value))
 
