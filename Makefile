@@ -21,6 +21,7 @@ SHELL := /bin/bash
 
 CORES ?= all
 ARGS ?=
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 # The stamp carries a checksum of what was asked for: a changed lock file means a new stamp, hence a new installation.
@@ -57,8 +58,9 @@ report: $(STAMP)
 readme: $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
+# Two workers, each of one thread: much of the time goes by while a workflow starts its jobs.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
 FIGURE_RULES = $(shell sed -n 's/^rule \(draw_[a-z_]*\):.*/\1/p; s/^use rule .* as \(draw_[a-z_]*\) with:.*/\1/p' workflow/rules/*figures.smk)

@@ -171,7 +171,7 @@ exit $code
 def on_a_full_disk(folder, command):
     """Runs a command; returns (exit code, what it printed and then what is in the folder)."""
     script = ["unshare", "--mount", "sh", "-c", ON_A_FULL_DISK, "sh", str(folder), *command]
-    result = subprocess.run(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+    result = subprocess.run(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     return result.returncode, result.stdout
 
 
@@ -196,7 +196,7 @@ def test_an_edit_in_acceptance_generates_again_trains_nothing_and_changes_no_num
     project = edited_project(run.folder / "project", "acceptance.py")
     trained = {name: hashes(run.result(name)) for name in ("tokenizer", "codes", "target", "drafter", "codebook")}
     command = [word.replace(str(ROOT / "Snakefile"), str(project / "Snakefile")) for word in run.command(table)]
-    result = subprocess.run(command, cwd=run.folder, capture_output=True, text=True, timeout=240)
+    result = subprocess.run(command, cwd=run.folder, capture_output=True, text=True, timeout=600)
     output = result.stdout + result.stderr
     assert result.returncode == 0, output + run.logs()
     assert jobs_of(output) == {"generate_images": len(METHODS), "measure_quality": 1}

@@ -106,7 +106,7 @@ def finished(tmp_path_factory):
     tiny = write_overlay(folder, fill_hub(hub, tmp_path_factory.mktemp("t5")))
     workflow = Workflow(folder, (*overlays_of("llamagen_stage1", "llamagen_quick"), tiny))
     environment = {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost"}
-    code, output = workflow.run(env=environment, timeout=600)
+    code, output = workflow.run(env=environment, timeout=900)
     assert code == 0, output + workflow.logs()
     workflow.output, workflow.environment = output, environment
     yield workflow
@@ -170,7 +170,7 @@ def test_a_drafter_is_trained_on_images_that_the_target_draws_from_captions(fini
     training = Workflow(
         finished.folder, (*overlays_of("llamagen_stage1"), quick, *drafting, finished.overlays[-1], tiny)
     )
-    code, output = training.run("results/drafted/drafter/s0/report.json", env=finished.environment, timeout=300)
+    code, output = training.run("results/drafted/drafter/s0/report.json", env=finished.environment, timeout=600)
     assert code == 0, output + training.logs()
     jobs = planned(output)
     assert jobs["encode_captions"] == 2 and jobs["sample_codes"] == jobs["train_drafter"] == 1

@@ -30,7 +30,7 @@ class Workflow:
         snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
         return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
-    def run(self, *arguments, env=None, timeout=240):
+    def run(self, *arguments, env=None, timeout=600):
         """Runs Snakemake; returns (exit code, everything printed)."""
         result = subprocess.run(
             self.command(*arguments),
