@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lantern.prompts import Prompt
 
 METADATA_KEY = "lantern"
-CHECKSUM_KEY = "sha256"  # in the metadata: of several entries, safetensors writes now one first, now the other
+CHECKSUM_KEY = "content_sha256"  # in the metadata: of several entries, safetensors writes now one first, now the other
 
 
 class DamagedFileError(ValueError):

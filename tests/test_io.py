@@ -199,3 +199,10 @@ def test_prompts_come_back(tmp_path):
     write_prompts(tmp_path / "p.jsonl", written)
     assert [json.loads(line)["id"] for line in (tmp_path / "p.jsonl").read_text().splitlines()] == ["seen-00000", "x"]
     assert read_prompts(tmp_path / "p.jsonl") == written
+
+
+def test_metadata_may_hold_hashes_of_their_own(tmp_path):
+    """A converted model keeps the hash of the file that it comes from."""
+    metadata = {"sha256": "ab" * 32, "kind": "target_model"}
+    save_tensors(tmp_path / "a.safetensors", {"x": torch.ones(2)}, metadata)
+    assert load_tensors(tmp_path / "a.safetensors")[1] == metadata
