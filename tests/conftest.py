@@ -14,28 +14,7 @@ from lantern.models.target import TargetConfig, TargetModel
 
 torch.set_num_threads(1)
 
-TESTS = Path(__file__).parent
-DATA = TESTS / "data"
-# Tests that share one expensive run. Several workers (`pytest -n`) take each group as a whole, the slowest first.
-GROUPS = {
-    "workflow/test_published.py": "published",
-    "workflow/test_untrusted.py": "untrusted",
-    "workflow": "tiny",
-    "cluster": "cluster",
-    "training/test_drafter_job.py": "processes",
-}
-ORDER = ["tiny", "cluster", "published", "untrusted", "processes"]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Groups and orders the tests; every other file is a group of its own."""
-    groups = {}
-    for item in items:
-        name = item.path.relative_to(TESTS).as_posix()
-        groups[item] = next((group for start, group in GROUPS.items() if name.startswith(start)), name)
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
-    items.sort(key=lambda item: ORDER.index(groups[item]) if groups[item] in ORDER else len(ORDER))
+DATA = Path(__file__).parent / "data"
 
 
 def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0) -> DecodingModels:

@@ -26,7 +26,7 @@ rule train_drafter:
     params:
         code=code("train_drafter.py"),
         settings=drafter_settings,
-        sampling=config["sampling"],
+        cfg_scale=config["sampling"]["cfg_scale"],
         text=config["text"],
         source=SOURCE,
         seed=SEED,

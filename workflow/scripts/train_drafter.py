@@ -14,7 +14,8 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         val_captions=str(files.val_captions),
         val_features=list(files.val_text),
         settings=params.settings,
-        sampling=params.sampling,
+        # Filters change the logged acceptance, not the training: kept out of params, so that they re-train nothing.
+        sampling={**snakemake.config["sampling"], "cfg_scale": params.cfg_scale},
         text=params.text,
         data_source=params.source,
         seed=params.seed,
