@@ -25,12 +25,11 @@ from snakemake.utils import update_config
 from lantern.config import load_yaml, validate_config
 from lantern.drafting import DynamicTreeOptions
 from lantern.generation import make_tree
+from lantern.job_resources import target_sizes
 from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.draft import DraftConfig
-from lantern.models.target import TargetConfig
-from lantern.settings import pick
-from lantern.sizes import resolve_size, target_parameters
+from lantern.sizes import target_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 # The measured preset whose step a method's is like.
@@ -63,13 +62,6 @@ def load_config(overlays: list[Path]) -> dict[str, Any]:
     return config
 
 
-def target_config(config: dict[str, Any]) -> TargetConfig:
-    """Sizes of the target."""
-    codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
-    text = {"num_text_tokens": config["text"]["max_tokens"], "caption_dim": config["text"]["caption_dim"]}
-    return pick(TargetConfig, resolve_size(config["target"]), **codes, **text)
-
-
 def tree_of(spec: MethodSpec, config: dict[str, Any]) -> Any:
     """The method's tree as decoding takes it."""
     if spec.tree == "dynamic":
@@ -79,7 +71,7 @@ def tree_of(spec: MethodSpec, config: dict[str, Any]) -> Any:
 
 def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
     """Peak of a generation job, by the formula."""
-    target = target_config(config)
+    target = target_sizes(config)
     sizes = target.dim, target.num_heads, target.ffn_hidden, target.vocab_size, target.grid, target.num_text_tokens
     draft = DraftConfig(*sizes)
     load = DecodingLoad(
@@ -97,7 +89,7 @@ def method_rows(config: dict[str, Any], measured: dict[str, Any], options: argpa
     """One row per method and temperature: images, seconds a step, hours, memory."""
     num_images = sum(entry["num"] for entry in config["prompts"].values() if entry)
     num_images *= len(config["repeats"]["training_seeds"]) * len(config["repeats"]["noise_seeds"])
-    batch, target = config["generation"]["batch_size"], target_config(config)
+    batch, target = config["generation"]["batch_size"], target_sizes(config)
     rows = []
     for run in expand_methods(config):
         spec = run.spec

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from lantern.settings import pick
 from lantern.sizes import TargetConfig, draft_parameters, resolve_size, target_parameters
 
 # Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
@@ -35,17 +36,9 @@ def growing(first: int) -> Callable[..., int]:
 
 def target_sizes(config: dict[str, Any]) -> TargetConfig:
     """Sizes of the config's target."""
-    section = resolve_size(config["target"])
-    return TargetConfig(
-        dim=section["dim"],
-        num_layers=section["num_layers"],
-        num_heads=section["num_heads"],
-        vocab_size=config["tokenizer"]["codebook_size"],
-        grid=config["tokenizer"]["grid"],
-        num_text_tokens=config["text"]["max_tokens"],
-        caption_dim=config["text"]["caption_dim"],
-        ffn_multiple=section.get("ffn_multiple", TargetConfig.ffn_multiple),
-    )
+    codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
+    text = {"num_text_tokens": config["text"]["max_tokens"], "caption_dim": config["text"]["caption_dim"]}
+    return pick(TargetConfig, resolve_size(config["target"]), **codes, **text)
 
 
 class JobSizes:

@@ -9,6 +9,7 @@ from matplotlib.text import Text
 from torch import nn
 
 from lantern.methods import MethodSpec
+from lantern.metrics.labels import method_columns
 from lantern.records import GenerationRecords
 
 SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
@@ -26,7 +27,7 @@ def make_summary(temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame
     """The four methods; measures are 1, 2, 3, 4 with intervals of a quarter below and a half above."""
     rows = []
     for place, spec in enumerate(SPECS, start=1):
-        row = {("method" if name == "name" else name): value for name, value in spec.to_dict().items()}
+        row = method_columns(spec.to_dict())
         row |= {"prompt_set": "seen", "temperature": temperature, "repeat": repeat}
         row |= {"target_cross_entropy": 3.25, "target_prompt_accuracy": 0.75}
         for name in MEASURES:

@@ -365,16 +365,20 @@ def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(server, monkeypat
     assert {one.authorization for one in server.gets("other.pt")} == {None}
 
 
-def test_a_large_file_of_the_hub_goes_on_where_it_stopped(server):
-    server.add_repository("someone/model", {"model.safetensors": CONTENT})
+def fetch_after_a_cut(server, resource):
+    """Fetches an entry whose large file breaks off; checks that a second call asks for the rest of it only."""
     server.faults[f"/cdn/{sha256(CONTENT)}"] = deque([Fault(cut_after=6000), *NOTHING])
-    resource = on_hub(files={"model.safetensors": None})
     with pytest.raises(ConnectionError, match="run again to go on"):
         fetch_resource(resource)
     server.faults.clear()
     server.served.clear()
     fetch_resource(resource)
     assert [one.byte_range for one in server.served if one.path.startswith("/cdn")] == ["bytes=6000-"]
+
+
+def test_a_large_file_of_the_hub_goes_on_where_it_stopped(server):
+    server.add_repository("someone/model", {"model.safetensors": CONTENT})
+    fetch_after_a_cut(server, on_hub(files={"model.safetensors": None}))
 
 
 @pytest.mark.parametrize(
@@ -428,14 +432,7 @@ def test_the_commit_of_the_first_fetch_holds_ever_after(server, caplog):
 
 def test_a_broken_first_fetch_without_a_commit_goes_on_at_the_same_one(server):
     server.add_repository("someone/model", {"model.safetensors": CONTENT})
-    server.faults[f"/cdn/{sha256(CONTENT)}"] = deque([Fault(cut_after=6000), *NOTHING])
-    resource = on_hub(revision=None, files={"model.safetensors": None})
-    with pytest.raises(ConnectionError, match="run again to go on"):
-        fetch_resource(resource)
-    server.faults.clear()
-    server.served.clear()
-    fetch_resource(resource)
-    assert [one.byte_range for one in server.served if one.path.startswith("/cdn")] == ["bytes=6000-"]
+    fetch_after_a_cut(server, on_hub(revision=None, files={"model.safetensors": None}))
     assert not [one for one in server.served if one.path.startswith("/api/")]
 
 

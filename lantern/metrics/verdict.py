@@ -207,7 +207,6 @@ def _baseline_numbers(baseline: pd.Series) -> dict[str, str]:
         "num_timed": _format(baseline["num_timed"], "{:.0f}"),
         "autoregressive_latency_ms": _format(1000 * baseline["latency_s"], "{:.0f}"),
         "autoregressive_nll": _format(baseline["nll"], "{:.2f}"),
-        "autoregressive_accuracy": _format(100 * baseline["prompt_accuracy"], "{:.1f}"),
         "autoregressive_clip_score": _format(baseline["clip_score"], "{:.3f}"),
     }
 
@@ -219,7 +218,6 @@ def _best_numbers(kind: str, best: Best) -> dict[str, str]:
         f"{kind}_interval": interval(best.value("speedup_low"), best.value("speedup_high")),
         f"{kind}_accepted": _format(best.value("mean_accepted_length"), "{:.2f}"),
         f"{kind}_nll": _format(best.value("nll"), "{:.2f}"),
-        f"{kind}_accuracy_change": _change_text(best),
     }
 
 

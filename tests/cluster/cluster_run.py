@@ -9,7 +9,7 @@ import yaml
 from snakemake.utils import update_config
 
 from lantern.config import load_yaml
-from tiny_run import ROOT, TINY, Workflow
+from tiny_run import ROOT, TINY, Workflow, without_time
 
 PROFILE = ROOT / "profiles" / "slurm"
 SMALL = Path(__file__).parent / "small.yaml"
@@ -22,7 +22,6 @@ MODELS = [
 ]
 TARGETS = ["results/summary.csv", "results/paired.csv"]
 # Columns and metrics of the tables that are measured with a clock.
-TIMED = ("latency_s", "speedup")
 SHORT_CHECKS = [
     *("--slurm-init-seconds-before-status-checks", "1", "--seconds-between-status-checks", "1"),
     *("--max-status-checks-per-second", "10"),
@@ -74,12 +73,6 @@ def minutes(job):
     """Time that one of Slurm's jobs asked for."""
     hours, minutes, seconds = job["TimeLimit"].split(":")
     return 60 * int(hours) + int(minutes) + int(seconds) / 60
-
-
-def without_time(table):
-    """A table without its columns of time, or without its rows of it."""
-    rows = ~table["metric"].isin(TIMED) if "metric" in table else slice(None)
-    return table.loc[rows, [column for column in table if not column.startswith(TIMED)]]
 
 
 def assert_equal_but_for_time(workflow, other):

@@ -6,10 +6,11 @@ import pytest
 
 from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, assert_legible, with_interval
 from lantern.figures.ablations import draw_ablations
+from lantern.metrics.labels import method_columns
 
 
 def variant(ablation, spec, value, **changes):
-    row = {("method" if name == "name" else name): part for name, part in spec.to_dict().items()}
+    row = method_columns(spec.to_dict())
     row |= {"ablation": ablation, "temperature": 1.0, "cfg_scale": 3.0, "top_k": 100, "drafter_steps": np.nan}
     row |= with_interval("mean_accepted_length", 1 + value) | with_interval("nll_change", value)
     return row | changes

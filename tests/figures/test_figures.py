@@ -13,6 +13,7 @@ from lantern.figures.samples import select_samples
 from lantern.figures.style import METHOD_COLOURS, save_figure
 from lantern.figures.tradeoff import draw_tradeoff, split_curves
 from lantern.methods import PRESETS, MethodSpec
+from lantern.metrics.labels import method_columns
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 
@@ -29,7 +30,7 @@ def make_summary(specs):
     generator = np.random.default_rng(0)
     rows = []
     for spec in specs:
-        row = {("method" if name == "name" else name): value for name, value in spec.to_dict().items()}
+        row = method_columns(spec.to_dict())
         row |= {"prompt_set": "seen", "temperature": 1.0, "cfg_scale": 3.0, "num_images": 8}
         row |= {"repeat": "s0n0", "num_repeats": 1}
         for name in ("speedup", "mean_accepted_length", "nll", "prompt_accuracy"):

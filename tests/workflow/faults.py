@@ -12,10 +12,9 @@ from pathlib import Path
 import pandas as pd
 
 from lantern.io import load_tensors, save_tensors
-from tiny_run import ROOT, Workflow
+from tiny_run import ROOT, Workflow, without_time
 
 TABLE = "results/summary.csv"
-TIMED = ("latency_s", "speedup", "seconds_in_batch")
 # Of the second repeat: the laws and the pictures are of the first, so that only quality and the tables follow.
 SHARD = "generation/eagle2/seen/T1/s0n1/1-of-1.safetensors"
 SUMMARIES = [TABLE, "results/paired.csv", *(f"results/tiny/{name}" for name in ("summary.csv", "paired.csv"))]
@@ -36,11 +35,6 @@ if any(".generate_images.py" in word for word in sys.orig_argv):
             time.sleep(0.05)
     generation.PARTIAL_EVERY_S, generation.save_records = -1.0, save_and_hold
 """
-
-
-def without_time(table):
-    """A table without its columns of time."""
-    return table[[column for column in table if not column.startswith(TIMED)]]
 
 
 def check_table(workflow, finished):

@@ -20,10 +20,9 @@ from faults import (
     overwrite,
     resume,
     rewrite,
-    without_time,
 )
 from lantern.io import load_tensors
-from tiny_run import METHODS, ROOT, TRAINING, edited_project, hashes, planned, with_overlay
+from tiny_run import METHODS, ROOT, TRAINING, edited_project, hashes, planned, with_overlay, without_time
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).parent / "tiny.yaml"
 METHODS = ["autoregressive", "eagle2", "coupled", "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
 EXACT = METHODS[:3]
+TIMED = ("latency_s", "speedup", "seconds_in_batch")  # what is measured with a clock: columns, or rows of a metric
 TRAINING = {"train_recogniser", "train_tokenizer", "encode_images", "train_clip", "train_target", "train_drafter"}
 
 
@@ -72,3 +73,9 @@ def edited_project(folder, module):
     with open(folder / "lantern" / module, "a") as file:
         file.write("\nEDITED = True\n")
     return folder
+
+
+def without_time(table):
+    """A table without its columns of time, or without its rows of it."""
+    rows = ~table["metric"].isin(TIMED) if "metric" in table else slice(None)
+    return table.loc[rows, [column for column in table if not column.startswith(TIMED)]]
