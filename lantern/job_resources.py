@@ -1,6 +1,7 @@
-"""Memory and time that jobs ask for, from the config's sizes. Read while Snakemake builds the workflow: no torch here.
+"""Memory, disk and time that jobs ask for, from the config's sizes.
 
-Too little is no disaster: a job that runs into a limit of a cluster is sent again with twice as much.
+Read while Snakemake builds the workflow: no torch here. Too little is no disaster: a job that runs into a limit of
+a cluster is sent again with twice as much.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ SECONDS_A_FORWARD = 0.03
 MARGIN = 3
 # Of a token scored under the target, with its share of Inception, VGG16, CLIP and HPS; with a margin. An estimate.
 SECONDS_A_SCORED_TOKEN = 0.0006
+# Written by every job: logs and what the file system rounds up. The largest small file of a run is its 7 MB report.
+BASE_DISK_MB = 100
+# Of a parameter: its float32 value, and what training is resumed from, value and two moments, while a new one replaces
+# the old.
+WEIGHT_BYTES, RESUMABLE_BYTES = 4, 24
+# Of an image token in a file of records, autoregressive ones with margins: measured 11.5, ids and header included.
+RECORD_BYTES = 12
 
 
 def growing(first: int) -> Callable[..., int]:
@@ -41,8 +49,13 @@ def target_sizes(config: dict[str, Any]) -> TargetConfig:
     return pick(TargetConfig, resolve_size(config["target"]), **codes, **text)
 
 
+def disk_mb(num_bytes: float) -> int:
+    """Disk that a job fills with so many bytes. A second attempt writes no more than the first."""
+    return BASE_DISK_MB + math.ceil(num_bytes / 1e6)
+
+
 class JobSizes:
-    """Megabytes and minutes of jobs that hold a target.
+    """Megabytes and minutes of jobs that hold a target or write files of its size.
 
     Args:
         config: the checked configuration.
@@ -66,6 +79,30 @@ class JobSizes:
         """Host memory of drafter training: a frozen target, and weights, gradients and two moments of the drafter."""
         drafter = draft_parameters(self.sizes) * 16 / 1e6
         return growing(max(3000, self._host_mb(8) + math.ceil(drafter)))
+
+    def target_disk_mb(self, is_trained: bool) -> int:
+        """Disk of a target's weights; with `is_trained`, of the state that its training is resumed from, too."""
+        return disk_mb(target_parameters(self.sizes) * (WEIGHT_BYTES + RESUMABLE_BYTES * is_trained))
+
+    def drafter_disk_mb(self, is_trained: bool) -> int:
+        """Disk of a draft model's weights, as `target_disk_mb`."""
+        return disk_mb(draft_parameters(self.sizes) * (WEIGHT_BYTES + RESUMABLE_BYTES * is_trained))
+
+    def records_disk_mb(self, num_images: int) -> int:
+        """Disk of a generation job's records, and of the partial ones beside them."""
+        return disk_mb(2 * num_images * self.sizes.num_image_tokens * RECORD_BYTES)
+
+    def codes_disk_mb(self, num_images: int | None) -> int:
+        """Disk of the training images' codes, int32; of a million images where nobody has counted them."""
+        return disk_mb((num_images or 1_000_000) * self.sizes.num_image_tokens * 4)
+
+    def text_disk_mb(self, num_texts: int) -> int:
+        """Disk of stored text features, in bfloat16, if every text were of the greatest length."""
+        return disk_mb(num_texts * self.sizes.num_text_tokens * self.sizes.caption_dim * 2)
+
+    def table_disk_mb(self) -> int:
+        """Disk of a table of nearest codes, int64."""
+        return disk_mb(self.sizes.vocab_size * self.config["codebook"]["num_neighbours"] * 8)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
         """Time of a job that decodes so many images one token per forward, batch after batch; at least `first`."""

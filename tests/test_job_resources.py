@@ -4,11 +4,14 @@ import copy
 import subprocess
 import sys
 
+import torch
 from snakemake.utils import update_config
 
 from conftest import DATA
 from lantern.config import load_yaml
-from lantern.job_resources import JobSizes, growing
+from lantern.job_resources import BASE_DISK_MB, JobSizes, disk_mb, growing, target_sizes
+from lantern.models.draft import DraftConfig, DraftModel, save_draft
+from lantern.models.target import TargetModel, save_target
 
 ROOT = DATA.parents[1]
 DEFAULT = load_yaml(ROOT / "config.yaml")
@@ -51,6 +54,40 @@ def test_time_follows_images_tokens_and_batch():
     assert long == 384 and stage_1.decoding_minutes(16000, 8)(None, 1) == 2 * long
     assert stage_1.scoring_minutes(18 * 5000)(None, 1) == 231 and stage_1.scoring_minutes(100)(None, 2) == 240
     assert stage_1.images_of("coco", 16) == 313 and stage_2.images_of("coco") == 5000
+
+
+def draft_of(sizes):
+    codes = (sizes.vocab_size, sizes.grid, sizes.num_text_tokens)
+    return DraftModel(DraftConfig(sizes.dim, sizes.num_heads, sizes.ffn_hidden, *codes))
+
+
+def test_disk_is_what_the_files_take(tmp_path):
+    sizes, config = JobSizes(DEFAULT, has_gpu=False), target_sizes(DEFAULT)
+    save_target(tmp_path / "target", TargetModel(config))
+    save_draft(tmp_path / "draft", draft_of(config))
+    asked = {"target": sizes.target_disk_mb(is_trained=False), "draft": sizes.drafter_disk_mb(is_trained=False)}
+    assert asked == {name: disk_mb((tmp_path / name).stat().st_size) for name in asked}
+    # Measured: 70,792 bytes for 96 autoregressive images of 64 tokens. The partial records beside them are as many.
+    assert sizes.records_disk_mb(9600) == BASE_DISK_MB + 15 == disk_mb(2 * 7_079_200)
+
+
+def test_training_needs_room_for_two_states_and_the_weights(tmp_path):
+    """AdamW keeps two moments; a new state is whole before the old one goes."""
+    model = draft_of(target_sizes(DEFAULT))
+    optimiser = torch.optim.AdamW(model.parameters())
+    sum(value.sum() for value in model.parameters()).backward()
+    optimiser.step()
+    torch.save([model.state_dict(), optimiser.state_dict()], tmp_path / "state")
+    save_draft(tmp_path / "draft", model)
+    taken = 2 * (tmp_path / "state").stat().st_size + (tmp_path / "draft").stat().st_size
+    assert abs(JobSizes(DEFAULT, has_gpu=False).drafter_disk_mb(is_trained=True) - disk_mb(taken)) <= 1
+
+
+def test_a_published_target_takes_gigabytes():
+    sizes = JobSizes(overlaid("llamagen_stage1"), has_gpu=True)
+    assert 3100 < sizes.target_disk_mb(is_trained=False) < 3400
+    # 5,000 prompts of 120 tokens, each of 2,048 bfloat16 values; 16384 codes with their neighbours.
+    assert 2400 < sizes.text_disk_mb(5000) < 2700 and 100 < sizes.table_disk_mb() < 300
 
 
 def test_no_torch_is_imported_while_the_workflow_is_read():

@@ -56,6 +56,7 @@ rule sample_codes:
     threads: 1
     resources:
         mem_mb=SIZES.decoding_mb(),
+        disk_mb=SIZES.codes_disk_mb(config["drafter"]["num_samples"]),
         runtime=growing(720),
         gpu=GPU,
     params:

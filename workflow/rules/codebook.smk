@@ -16,6 +16,7 @@ rule build_co_varying_codes:
     threads: 1
     resources:
         mem_mb=SIZES.scoring_mb(),
+        disk_mb=SIZES.table_disk_mb(),
         runtime=growing(30),
         gpu=GPU,
     params:
@@ -45,6 +46,7 @@ rule build_nearest_codes:
     threads: 1
     resources:
         mem_mb=growing(2000),
+        disk_mb=SIZES.table_disk_mb(),
         runtime=growing(10),
     params:
         code=code("build_nearest_codes.py"),

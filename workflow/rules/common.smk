@@ -7,7 +7,7 @@ from pathlib import Path
 from lantern.config import describe_folder, table_file, tree_settings, uses_gpu, validate_config
 from lantern.environment import set_job_environment
 from lantern.fingerprint import code_fingerprint
-from lantern.job_resources import JobSizes, growing
+from lantern.job_resources import JobSizes, disk_mb, growing
 from lantern.methods import expand_ablations, expand_methods
 from lantern.metrics.choices import check_choices, metric_files, published_files, trained_models
 from lantern.resources.entries import parse_entries, resource_of

@@ -21,6 +21,7 @@ rule train_drafter:
     threads: lambda wildcards: 1 if "-" in wildcards.drafter else 2
     resources:
         mem_mb=SIZES.training_mb(),
+        disk_mb=SIZES.drafter_disk_mb(is_trained=True),
         runtime=growing(1440 if config["target"]["checkpoint"] else 120),
         gpu=GPU,
     params:

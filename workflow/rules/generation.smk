@@ -31,6 +31,9 @@ rule generate_images:
     threads: 1
     resources:
         mem_mb=SIZES.decoding_mb(),
+        disk_mb=lambda wildcards: SIZES.records_disk_mb(
+            SIZES.images_of(wildcards.prompt_set, config["generation"]["num_shards"])
+        ),
         runtime=lambda wildcards, attempt: SIZES.decoding_minutes(
             SIZES.images_of(wildcards.prompt_set, config["generation"]["num_shards"]),
             config["generation"]["batch_size"],

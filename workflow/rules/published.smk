@@ -17,6 +17,8 @@ if config["tokenizer"]["checkpoint"]:
         threads: 1
         resources:
             mem_mb=growing(3000),
+            # VQ-16 has 72 million parameters.
+            disk_mb=disk_mb(3e8),
             runtime=growing(15),
         params:
             code=code("convert_tokenizer.py"),
@@ -45,6 +47,7 @@ if config["target"]["checkpoint"]:
         threads: 1
         resources:
             mem_mb=growing(16000),
+            disk_mb=SIZES.target_disk_mb(is_trained=False),
             runtime=growing(30),
         params:
             code=code("convert_target.py"),
@@ -78,6 +81,7 @@ if config["drafter"]["checkpoint"]:
         threads: 1
         resources:
             mem_mb=growing(4000),
+            disk_mb=SIZES.drafter_disk_mb(is_trained=False),
             runtime=growing(15),
         params:
             code=code("convert_drafter.py"),

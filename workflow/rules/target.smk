@@ -18,6 +18,7 @@ rule train_target:
     threads: 2
     resources:
         mem_mb=SIZES.training_mb(),
+        disk_mb=SIZES.target_disk_mb(is_trained=True),
         runtime=growing(120),
         gpu=GPU,
     params:

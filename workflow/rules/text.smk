@@ -1,6 +1,13 @@
 """Text features of the prompt sets, computed once. The only rule that loads T5; without it, words are embedded on the fly."""
 
 
+def num_texts(wildcards):
+    """Texts of a job: those of a prompt set's shard, or of a shard of the training captions."""
+    if "prompt_set" in wildcards.keys():
+        return SIZES.images_of(wildcards.prompt_set, config["text"]["num_shards"])
+    return ((config["data"]["captions"] or {}).get("num") or 100_000) // config["data"]["num_shards"]
+
+
 rule encode_prompts:
     input:
         prompts=rules.write_prompts.output[0],
@@ -15,6 +22,7 @@ rule encode_prompts:
     resources:
         # flan-t5-xl: 2.3 GiB in bfloat16; the float32 file, mapped while it is read, makes it 7.6 at the peak.
         mem_mb=growing(10000),
+        disk_mb=lambda wildcards: SIZES.text_disk_mb(num_texts(wildcards)),
         runtime=growing(120),
         gpu=GPU,
     params:

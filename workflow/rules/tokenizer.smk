@@ -14,6 +14,7 @@ rule train_tokenizer:
     threads: 2
     resources:
         mem_mb=growing(3000),
+        disk_mb=disk_mb(3e7),
         runtime=growing(60),
     params:
         code=code("train_tokenizer.py"),
@@ -41,6 +42,7 @@ rule encode_images:
     threads: 2
     resources:
         mem_mb=growing(3000),
+        disk_mb=SIZES.codes_disk_mb(config["data"]["num_train"] if SOURCE == "scenes" else None),
         runtime=growing(240),
         gpu=GPU,
     params:
