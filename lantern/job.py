@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import torch
 
+from lantern.gpus import hold_gpus
 from lantern.io import DamagedFileError
 from lantern.run_lock import try_lock, write_holder
 
@@ -27,11 +28,11 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     this package's own warnings. An error leaves its traceback in the log and one sentence on the terminal.
 
     A killed Snakemake leaves its jobs behind: a second process for the same job waits until the first has ended, since
-    files have one writer at a time. A damaged file among the run's results
-    is set aside, so that the next run makes it again.
+    files have one writer at a time. A damaged file among the run's results is set aside, so that the next run makes it
+    again. A job that asks for GPUs sees those that are its own.
 
     Args:
-        snakemake: the object that Snakemake hands to a script; its first log file and its threads are used.
+        snakemake: the object that Snakemake hands to a script; its first log file, threads and resource gpu are used.
 
     Yields:
         A logger.
@@ -40,7 +41,11 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     torch.set_num_threads(max(1, int(snakemake.threads)))
     path = Path(snakemake.log[0])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _only_process(snakemake.rule, path, terminal), open(path, "w", encoding="utf-8", buffering=1) as file:
+    with (
+        _only_process(snakemake.rule, path, terminal),
+        hold_gpus(int(snakemake.resources.get("gpu", 0)), snakemake.rule, terminal),
+        open(path, "w", encoding="utf-8", buffering=1) as file,
+    ):
         logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
         logging.getLogger().addHandler(_warnings_for(terminal, snakemake.rule))
         logging.captureWarnings(True)

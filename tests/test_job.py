@@ -18,7 +18,7 @@ from lantern.run_lock import try_lock
 @pytest.fixture
 def snakemake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return SimpleNamespace(rule="write_prompts", log=[str(tmp_path / "logs" / "job.log")], threads=1)
+    return SimpleNamespace(rule="write_prompts", log=[str(tmp_path / "logs" / "job.log")], threads=1, resources={})
 
 
 def run(snakemake, monkeypatch, work):

@@ -121,3 +121,10 @@ def log_of(*parts):
 def code(script):
     """Fingerprint of a script and of what it imports from lantern/: a parameter, so that edits re-run what uses them."""
     return code_fingerprint(SCRIPTS / script)
+
+
+def num_texts(wildcards):
+    """Texts of a job: those of a prompt set's shard, or of a shard of the training captions."""
+    if "prompt_set" in wildcards.keys():
+        return SIZES.images_of(wildcards.prompt_set, config["text"]["num_shards"])
+    return ((config["data"]["captions"] or {}).get("num") or 100_000) // config["data"]["num_shards"]

@@ -1,13 +1,6 @@
 """Text features of the prompt sets, computed once. The only rule that loads T5; without it, words are embedded on the fly."""
 
 
-def num_texts(wildcards):
-    """Texts of a job: those of a prompt set's shard, or of a shard of the training captions."""
-    if "prompt_set" in wildcards.keys():
-        return SIZES.images_of(wildcards.prompt_set, config["text"]["num_shards"])
-    return ((config["data"]["captions"] or {}).get("num") or 100_000) // config["data"]["num_shards"]
-
-
 rule encode_prompts:
     input:
         prompts=rules.write_prompts.output[0],
