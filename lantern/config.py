@@ -118,8 +118,9 @@ def describe_folder(folder: str | None) -> str | None:
     """
     if folder is None or not Path(folder).is_dir():
         return None  # a missing folder is reported by the image source, which names the key
-    stats = ((file.relative_to(folder).as_posix(), file.stat()) for file in Path(folder).rglob("*"))
-    files = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    # A link to nothing is looked at itself: whoever reads the image says what is missing.
+    stats = ((file, file.stat() if file.exists() else file.lstat()) for file in Path(folder).rglob("*"))
+    files = sorted((file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats)
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
 

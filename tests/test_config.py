@@ -296,6 +296,9 @@ def test_a_folder_is_described_by_what_it_holds(tmp_path):
     assert describe_folder(str(tmp_path)) == before
     (tmp_path / "b.png").write_bytes(b"2")
     assert describe_folder(str(tmp_path)) != before
+    before = describe_folder(str(tmp_path))
+    (tmp_path / "gone.png").symlink_to("nowhere.png")
+    assert describe_folder(str(tmp_path)) != before
     assert describe_folder(None) is None and describe_folder(str(tmp_path / "none")) is None
 
 
