@@ -1,4 +1,4 @@
-"""Sizes of a target: its numbers, LlamaGen's names for them, and the parameters that they make.
+"""Sizes of a target and of its draft model: their numbers, LlamaGen's names for them, and the parameters they make.
 
 Read while Snakemake builds the workflow: no torch here.
 """
@@ -6,10 +6,7 @@ Read while Snakemake builds the workflow: no torch here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lantern.models.draft import DraftConfig
+from typing import Any
 
 # Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. Released for text to image: XL. B to XXXL
 # were made for classes, 1B to 7B for text.
@@ -84,6 +81,24 @@ class TargetConfig:
     def ffn_hidden(self) -> int:
         """Channels inside the feed-forward part."""
         return find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Sizes of a draft model; they follow the target's.
+
+    `masks_text_padding`: the published drafters attend to padded caption rows, ours do not.
+    """
+
+    dim: int
+    num_heads: int
+    ffn_hidden: int
+    vocab_size: int
+    grid: int
+    num_text_tokens: int
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+    masks_text_padding: bool = True
 
 
 def target_parameters(config: TargetConfig) -> int:

@@ -6,7 +6,6 @@ predicts token n + 1, in the space that the target's own head reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,24 +16,7 @@ from lantern.kv_cache import KVCache
 from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
 from lantern.models.target import gather_rotary
 from lantern.models.transformer import Layer, rotary_table, store_column_major
-
-
-@dataclass(frozen=True)
-class DraftConfig:
-    """Sizes of a draft model; they follow the target's.
-
-    `masks_text_padding`: the published drafters attend to padded caption rows, ours do not.
-    """
-
-    dim: int
-    num_heads: int
-    ffn_hidden: int
-    vocab_size: int
-    grid: int
-    num_text_tokens: int
-    norm_eps: float = 1e-5
-    rope_base: float = 10000.0
-    masks_text_padding: bool = True
+from lantern.sizes import DraftConfig
 
 
 class DraftModel(nn.Module):
