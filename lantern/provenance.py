@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from lantern import __version__
 from lantern.fingerprint import code_fingerprint
+from lantern.machine import memory_bytes
 from lantern.resources.manifest import describe_path, read_manifest
 
 KIND = "lantern_provenance"
@@ -111,7 +112,7 @@ def describe_machine() -> dict[str, Any]:
     """Describes this machine: cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda, driver."""
     import torch
 
-    gpus = []
+    gpus, memory = [], memory_bytes()
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         gpus.append({"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)})
@@ -119,7 +120,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(memory / 2**30, 1) if memory else None,
         "gpus": gpus,
         "cuda": torch.version.cuda if gpus else None,
         "driver": _driver_version() if gpus else None,
@@ -246,13 +247,6 @@ def _cpu_name() -> str:
         text = ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
     return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):  # no such question on this system
-        return None
 
 
 def _driver_version() -> str | None:

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pandas as pd
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from lantern.cli import load_config
 from lantern.config import load_yaml
 from lantern.io import read_json
+from lantern.machine import memory_bytes
 from lantern.methods import expand_ablations, expand_methods
 from tiny_run import (
     EXACT,
@@ -107,10 +107,8 @@ def test_a_run_leaves_no_temporary_file_and_says_what_it_does(finished):
 
 
 def test_a_second_run_has_nothing_to_do(finished):
-    begun = time.monotonic()
     code, output = finished.run()
     assert code == 0 and "Nothing to be done" in output, output
-    assert time.monotonic() - begun < 15
 
 
 def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_path):
@@ -271,11 +269,9 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
     ids=["misspelt", "method", "tree", "k", "ablation"],
 )
 def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, sections, words):
-    begun = time.monotonic()
     code, output = with_overlay(Workflow(tmp_path), tmp_path, **sections).run()
     assert code != 0 and words in output and "Traceback" not in output, output
     assert words in output.strip().splitlines()[-1]
-    assert time.monotonic() - begun < 10
     assert not (tmp_path / "results").exists()
 
 
@@ -294,6 +290,14 @@ def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path,
     code, output = workflow.run("--until", "write_prompts")
     assert code != 0 and words in output and "Traceback" not in output, output
     assert not workflow.result("tokenizer").exists()
+
+
+def test_jobs_side_by_side_ask_for_no_more_memory_than_the_machine_has(tmp_path):
+    workflow = with_overlay(Workflow(tmp_path), tmp_path)
+    own = f'mem_mb=Resource("mem_mb", {memory_bytes() // 10**6})'
+    for arguments, words in (((), own), (("--resources", "mem_mb=5000"), 'mem_mb=Resource("mem_mb", 5000)')):
+        code, output = workflow.run("--until", "write_prompts", "--forceall", *arguments)
+        assert code == 0 and words in output, output
 
 
 # --- a user's own images ---------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from lantern.config import describe_folder, table_file, tree_settings, uses_gpu,
 from lantern.environment import set_job_environment
 from lantern.fingerprint import code_fingerprint
 from lantern.job_resources import JobSizes, disk_mb, growing
+from lantern.machine import memory_bytes
 from lantern.methods import expand_ablations, expand_methods
 from lantern.metrics.choices import check_choices, metric_files, published_files, trained_models
 from lantern.resources.entries import parse_entries, resource_of
@@ -24,6 +25,12 @@ except ValueError as error:
     sys.exit(str(error))
 
 set_job_environment(workflow.basedir)
+
+# Jobs side by side on one machine ask for no more memory than it has; one that asks for more by itself runs alone.
+# Elsewhere (`--jobs`) each job has a machine's.
+if workflow.is_main_process and workflow.global_resources["_nodes"].value is None:
+    if "mem_mb" not in workflow.global_resources and memory_bytes():
+        workflow.register_resource("mem_mb", memory_bytes() // 10**6)
 
 
 onstart:
