@@ -3,6 +3,7 @@
 
 rule run_ablation:
     input:
+        # The few images of an ablation's point are no set to compare with another.
         **metric_inputs({**config["metrics"], "fidelity": None}),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
         text=text_features_of(HEADLINE["prompt_set"]),
@@ -12,7 +13,6 @@ rule run_ablation:
             [point.spec for point in ABLATIONS[wildcards.ablation]], FIRST["training_seed"]
         ),
         tokenizer=TOKENIZER,
-        # The few images of an ablation's point are no set to compare with another.
     output:
         table=report(stage("ablations", "{ablation}.csv"), caption="../report/ablations.rst", category="Ablations"),
         images=stage("ablations", "{ablation}.images.csv"),
