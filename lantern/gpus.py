@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import tempfile
@@ -36,7 +35,8 @@ def hold_gpus(num: int, rule: str, terminal: TextIO, folder: Path | None = None)
     if not 0 < num <= len(visible):
         yield
         return
-    folder = folder or Path(tempfile.gettempdir(), f"lantern-gpus-{getpass.getuser()}")
+    user = os.getuid() if hasattr(os, "getuid") else "user"  # a container's user may have no name
+    folder = folder or Path(tempfile.gettempdir(), f"lantern-gpus-{user}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
         is_told = False
