@@ -28,8 +28,7 @@ from lantern.generation import make_tree
 from lantern.job_resources import target_sizes
 from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import MethodSpec, expand_methods
-from lantern.models.draft import DraftConfig
-from lantern.sizes import target_parameters
+from lantern.sizes import DraftConfig, target_parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 # The measured preset whose step a method's is like.
@@ -72,8 +71,6 @@ def tree_of(spec: MethodSpec, config: dict[str, Any]) -> Any:
 def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
     """Peak of a generation job, by the formula."""
     target = target_sizes(config)
-    sizes = target.dim, target.num_heads, target.ffn_hidden, target.vocab_size, target.grid, target.num_text_tokens
-    draft = DraftConfig(*sizes)
     load = DecodingLoad(
         batch=config["generation"]["batch_size"],
         num_nodes=nodes_of(tree_of(spec, config)),
@@ -82,7 +79,7 @@ def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
         noise_streams=2 if spec.drafts == "sampled" else 1,
         table_columns=config["codebook"]["num_neighbours"] if spec.is_relaxed else 0,
     )
-    return estimate_memory(target, load, draft if spec.drafts else None).total / GIB
+    return estimate_memory(target, load, DraftConfig.of(target) if spec.drafts else None).total / GIB
 
 
 def method_rows(config: dict[str, Any], measured: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TextIO
 
 import torch
 
-from lantern.run_lock import try_lock, write_holder
+from lantern.run_lock import try_lock, wait_until
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -39,23 +38,17 @@ def hold_gpus(num: int, rule: str, terminal: TextIO, folder: Path | None = None)
     folder = folder or Path(tempfile.gettempdir(), f"lantern-gpus-{user}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
-        is_told = False
-        while len(mine := _take(visible, num, folder, stack)) < num:
-            if not is_told:
-                print(
-                    f"{rule}: waiting for {num} of {len(visible)} GPUs, which other jobs have",
-                    file=terminal,
-                    flush=True,
-                )
-                is_told = True
-            time.sleep(1.0)
+        reason = f"{rule}: waiting for {num} of {len(visible)} GPUs, which other jobs have"
+        mine = wait_until(lambda: _take(visible, num, folder, stack), lambda: reason, terminal)
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = ",".join(mine)  # read when CUDA starts, and by processes that the job starts
         try:
             yield
         finally:
-            os.environ.pop(VARIABLE)
-            os.environ.update({VARIABLE: before} if before is not None else {})
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
 
 
 def visible_gpus() -> list[str]:
@@ -67,16 +60,15 @@ def visible_gpus() -> list[str]:
 
 
 def _take(names: list[str], num: int, folder: Path, stack: ExitStack) -> list[str]:
-    """Locks `num` of the GPUs until `stack` ends; fewer are free: locks none of them."""
+    """Locks `num` of the GPUs until `stack` ends; where fewer are free, none of them."""
     taken = []
     with ExitStack() as attempt:
         for name in names:
             # In a container of a cluster's job, 0 is the job's own first GPU.
             key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
-            file = attempt.enter_context(open(folder / key, "a+", encoding="utf-8"))
-            if len(taken) < num and try_lock(file):
-                write_holder(file)
+            if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):
                 taken.append(name)
-        if len(taken) == num:
-            stack.enter_context(attempt.pop_all())
-    return taken if len(taken) == num else []
+            if len(taken) == num:
+                stack.enter_context(attempt.pop_all())
+                return taken
+    return []

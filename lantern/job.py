@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ import torch
 
 from lantern.gpus import hold_gpus
 from lantern.io import DamagedFileError
-from lantern.run_lock import try_lock, write_holder
+from lantern.run_lock import try_lock, wait_until, write_holder
 
 
 @contextmanager
@@ -69,14 +68,13 @@ def _only_process(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
-        is_told = False
-        while not try_lock(file):
-            if not is_told:
-                file.seek(0)
-                other = f"{file.readline().strip()}, which a killed run left at the same job; kill it to go on"
-                print(f"{rule}: waiting for {other}", file=terminal, flush=True)
-                is_told = True
-            time.sleep(1.0)
+
+        def reason() -> str:
+            file.seek(0)
+            other = f"{file.readline().strip()}, which a killed run left at the same job; kill it to go on"
+            return f"{rule}: waiting for {other}"
+
+        wait_until(lambda: try_lock(file), reason, terminal)
         write_holder(file)
         yield
 

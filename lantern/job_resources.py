@@ -54,6 +54,10 @@ def disk_mb(num_bytes: float) -> int:
     return BASE_DISK_MB + math.ceil(num_bytes / 1e6)
 
 
+def _model_disk_mb(num_parameters: int, is_trained: bool) -> int:
+    return disk_mb(num_parameters * (WEIGHT_BYTES + RESUMABLE_BYTES * is_trained))
+
+
 class JobSizes:
     """Megabytes and minutes of jobs that hold a target or write files of its size.
 
@@ -82,11 +86,11 @@ class JobSizes:
 
     def target_disk_mb(self, is_trained: bool) -> int:
         """Disk of a target's weights; with `is_trained`, of the state that its training is resumed from, too."""
-        return disk_mb(target_parameters(self.sizes) * (WEIGHT_BYTES + RESUMABLE_BYTES * is_trained))
+        return _model_disk_mb(target_parameters(self.sizes), is_trained)
 
     def drafter_disk_mb(self, is_trained: bool) -> int:
         """Disk of a draft model's weights, as `target_disk_mb`."""
-        return disk_mb(draft_parameters(self.sizes) * (WEIGHT_BYTES + RESUMABLE_BYTES * is_trained))
+        return _model_disk_mb(draft_parameters(self.sizes), is_trained)
 
     def records_disk_mb(self, num_images: int) -> int:
         """Disk of a generation job's records, and of the partial ones beside them."""

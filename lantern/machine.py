@@ -1,10 +1,16 @@
-"""What this machine lends to jobs. Read while Snakemake builds the workflow: no torch here."""
+"""What this machine is, and the memory that it lends to jobs.
+
+Imported while Snakemake reads the workflow: no torch before it is asked for GPUs.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -27,7 +33,38 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     return min(limits, default=None)
 
 
+def describe_machine() -> dict[str, Any]:
+    """Describes this machine: cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda, driver."""
+    import torch
+
+    gpus, memory = [], memory_bytes()
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        gpus.append({"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)})
+    return {
+        "cpu": _cpu_name(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1) if memory else None,
+        "gpus": gpus,
+        "cuda": torch.version.cuda if gpus else None,
+        "driver": _driver_version() if gpus else None,
+    }
+
+
+def _cpu_name() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _driver_version() -> str | None:
+    """Version of NVIDIA's kernel module; None where the system does not show it."""
+    found = re.search(r"Kernel Module.*?(\d+(?:\.\d+)+)", _read(Path("/proc/driver/nvidia/version")))
+    return found[1] if found else None
+
+
 def _read(path: Path) -> str:
+    """The text of a file of the system; empty where it has none."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

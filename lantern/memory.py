@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from lantern.drafting import DynamicTreeOptions
-from lantern.models.draft import DraftConfig
 from lantern.models.vq16 import VQ16, VQ16Config
-from lantern.sizes import TargetConfig, draft_parameters, target_parameters
+from lantern.sizes import DraftConfig, TargetConfig, draft_parameters, target_parameters
 
 FLOAT32 = 4  # bytes
 GIB = 2**30

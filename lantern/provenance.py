@@ -6,7 +6,6 @@ builds the workflow: no torch here, but inside functions.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
@@ -18,7 +17,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from lantern import __version__
 from lantern.fingerprint import code_fingerprint
-from lantern.machine import memory_bytes
 from lantern.resources.manifest import describe_path, read_manifest
 
 KIND = "lantern_provenance"
@@ -105,25 +103,6 @@ def describe_environment() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": system,
         "packages": {name: _installed_version(name) for name in PACKAGES},
-    }
-
-
-def describe_machine() -> dict[str, Any]:
-    """Describes this machine: cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda, driver."""
-    import torch
-
-    gpus, memory = [], memory_bytes()
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        gpus.append({"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)})
-    return {
-        "cpu": _cpu_name(),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(memory / 2**30, 1) if memory else None,
-        "gpus": gpus,
-        "cuda": torch.version.cuda if gpus else None,
-        "driver": _driver_version() if gpus else None,
     }
 
 
@@ -238,22 +217,3 @@ def _installed_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def _driver_version() -> str | None:
-    """Version of NVIDIA's kernel module; None where the system does not show it."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"Kernel Module.*?(\d+(?:\.\d+)+)", text)
-    return found[1] if found else None

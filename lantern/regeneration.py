@@ -19,13 +19,12 @@ from lantern.decoding import Decoder
 from lantern.generation import decode_timed, load_decoding_models, make_tree
 from lantern.io import read_prompts
 from lantern.methods import MethodSpec, expand_methods
-from lantern.models.draft import DraftConfig
 from lantern.models.size_check import check_model_size
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, load_records
 from lantern.resources.manifest import describe_file
 from lantern.sampling import SamplingConfig
-from lantern.sizes import TargetConfig, draft_parameters, target_parameters
+from lantern.sizes import DraftConfig, TargetConfig, draft_parameters, target_parameters
 
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
 ROUNDING = 2e-5  # relative change of the head's weights that counts as rounding: about 1e-4 nats of a logit

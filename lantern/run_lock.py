@@ -9,15 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO, TypeVar
 
 try:
     import fcntl
 except ImportError:  # Windows, where Snakemake's own lock is all there is
     fcntl = None
 
+T = TypeVar("T")
 LOCK_FILE = Path(".snakemake", "lantern.lock")
 # What Snakemake may be asked beside a run, since it changes nothing.
 _HARMLESS = {"-n", "--dry-run", "--dryrun", "--lint", "--summary", "--detailed-summary", "--dag", "--rulegraph"}
@@ -84,6 +86,24 @@ def try_lock(file: IO[str]) -> bool:
         if error.errno not in _UNSUPPORTED:
             raise
     return True
+
+
+def wait_until(attempt: Callable[[], T], reason: Callable[[], str], terminal: TextIO) -> T:
+    """Tries once a second until it works, and says once why it has to wait.
+
+    Args:
+        attempt: what is tried; something true ends the waiting.
+        reason: what the terminal shows; asked where the first attempt fails.
+        terminal: where it is shown.
+
+    Returns:
+        What the attempt gave.
+    """
+    if not (found := attempt()):
+        print(reason(), file=terminal, flush=True)
+        while not (found := attempt()):
+            time.sleep(1.0)
+    return found
 
 
 def write_holder(file: IO[str]) -> None:

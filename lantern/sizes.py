@@ -5,8 +5,10 @@ Read while Snakemake builds the workflow: no torch here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from lantern.settings import pick
 
 # Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. Released for text to image: XL. B to XXXL
 # were made for classes, 1B to 7B for text.
@@ -99,6 +101,11 @@ class DraftConfig:
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
     masks_text_padding: bool = True
+
+    @classmethod
+    def of(cls, target: TargetConfig) -> DraftConfig:
+        """Sizes of our own draft model of a target."""
+        return pick(cls, asdict(target), ffn_hidden=target.ffn_hidden)
 
 
 def target_parameters(config: TargetConfig) -> int:

@@ -35,11 +35,7 @@ def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float
         ffn_multiple=16,
     )
     target = TargetModel(config).eval()
-    draft = DraftModel(
-        DraftConfig(
-            dim=32, num_heads=2, ffn_hidden=config.ffn_hidden, vocab_size=vocab_size, grid=grid, num_text_tokens=5
-        )
-    ).eval()
+    draft = DraftModel(DraftConfig.of(config)).eval()
     with torch.no_grad():
         for parameter in [*target.parameters(), *draft.parameters()]:
             if parameter.dim() == 2:

@@ -56,15 +56,10 @@ def test_time_follows_images_tokens_and_batch():
     assert stage_1.images_of("coco", 16) == 313 and stage_2.images_of("coco") == 5000
 
 
-def draft_of(sizes):
-    codes = (sizes.vocab_size, sizes.grid, sizes.num_text_tokens)
-    return DraftModel(DraftConfig(sizes.dim, sizes.num_heads, sizes.ffn_hidden, *codes))
-
-
 def test_disk_is_what_the_files_take(tmp_path):
     sizes, config = JobSizes(DEFAULT, has_gpu=False), target_sizes(DEFAULT)
     save_target(tmp_path / "target", TargetModel(config))
-    save_draft(tmp_path / "draft", draft_of(config))
+    save_draft(tmp_path / "draft", DraftModel(DraftConfig.of(config)))
     asked = {"target": sizes.target_disk_mb(is_trained=False), "draft": sizes.drafter_disk_mb(is_trained=False)}
     assert asked == {name: disk_mb((tmp_path / name).stat().st_size) for name in asked}
     # Measured: 70,792 bytes for 96 autoregressive images of 64 tokens. The partial records beside them are as many.
@@ -73,7 +68,7 @@ def test_disk_is_what_the_files_take(tmp_path):
 
 def test_training_needs_room_for_two_states_and_the_weights(tmp_path):
     """AdamW keeps two moments; a new state is whole before the old one goes."""
-    model = draft_of(target_sizes(DEFAULT))
+    model = DraftModel(DraftConfig.of(target_sizes(DEFAULT)))
     optimiser = torch.optim.AdamW(model.parameters())
     sum(value.sum() for value in model.parameters()).backward()
     optimiser.step()

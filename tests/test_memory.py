@@ -35,9 +35,7 @@ def count(model: torch.nn.Module) -> int:
 @pytest.mark.parametrize("config", [TargetConfig(), replace(XL, dim=96, num_layers=3, num_heads=4, vocab_size=64)])
 def test_parameters_are_those_of_the_models(config):
     assert target_parameters(config) == count(TargetModel(config))
-    draft = DraftConfig(
-        config.dim, config.num_heads, config.ffn_hidden, config.vocab_size, config.grid, config.num_text_tokens
-    )
+    draft = DraftConfig.of(config)
     assert draft_parameters(draft) == count(DraftModel(draft))
 
 

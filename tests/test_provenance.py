@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from lantern import provenance
+from lantern.machine import describe_machine
 from lantern.provenance import (
     compare_code,
     describe_code,
     describe_decoding,
     describe_environment,
-    describe_machine,
     describe_resources,
     hash_files,
     provenance_texts,

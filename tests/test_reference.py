@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -54,10 +55,7 @@ def load_reference_target() -> TargetModel:
 
 
 def load_reference_draft(target: TargetModel) -> DraftModel:
-    c = target.config
-    config = DraftConfig(
-        c.dim, c.num_heads, c.ffn_hidden, c.vocab_size, c.grid, c.num_text_tokens, c.norm_eps, masks_text_padding=False
-    )
+    config = replace(DraftConfig.of(target.config), masks_text_padding=False)
     path = FOLDER / "drafter.safetensors"
     return load_weights(DraftModel(config), convert_draft(load_file(path)), path)
 

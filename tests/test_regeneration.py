@@ -58,7 +58,7 @@ def make_experiment(folder, config, *, dtype="float32", twins=False):
     target = make_target(config, twins)
     sizes = target.config
     save_target(folder / "target/s0/model.safetensors", target)
-    draft = DraftModel(DraftConfig(sizes.dim, 2, sizes.ffn_hidden, sizes.vocab_size, 4, sizes.num_text_tokens))
+    draft = DraftModel(DraftConfig.of(sizes))
     save_draft(folder / "drafter/s0/model.safetensors", draft)
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
     config["generation"]["dtype"] = dtype

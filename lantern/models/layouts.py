@@ -21,8 +21,7 @@ from lantern.io import METADATA_KEY
 from lantern.models.vq16 import VQ16Config
 
 if TYPE_CHECKING:
-    from lantern.models.draft import DraftConfig
-    from lantern.models.target import TargetConfig
+    from lantern.sizes import DraftConfig, TargetConfig
 
 TARGET_LAYOUTS = ("llamagen", "hugging_face")
 NULL_CAPTION_ROWS = 120  # rows of LlamaGen's null caption, whatever the model's number of caption rows

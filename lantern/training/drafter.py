@@ -26,20 +26,15 @@ def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
     """A draft model that fits the target: its token embedding, and an fc layer that starts by passing the hidden state
     through.
     """
-    c = target.config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        draft = DraftModel(
-            DraftConfig(
-                c.dim, c.num_heads, c.ffn_hidden, c.vocab_size, c.grid, c.num_text_tokens, c.norm_eps, c.rope_base
-            )
-        )
+        draft = DraftModel(DraftConfig.of(target.config))
         for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
             torch.nn.init.normal_(part.weight, std=0.02)
         for part in (draft.layer.attention_out, draft.layer.down):
             torch.nn.init.normal_(part.weight, std=0.01)
     with torch.no_grad():
-        draft.from_hidden.weight.copy_(torch.eye(c.dim))
+        draft.from_hidden.weight.copy_(torch.eye(target.config.dim))
         draft.from_token.bias.zero_()
         draft.token_embedding.weight.copy_(target.token_embedding.weight)
     return draft.to(target.head.weight.device)

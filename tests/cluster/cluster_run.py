@@ -21,7 +21,6 @@ MODELS = [
     *("train_target", "train_drafter", "build_nearest_codes"),
 ]
 TARGETS = ["results/summary.csv", "results/paired.csv"]
-# Columns and metrics of the tables that are measured with a clock.
 SHORT_CHECKS = [
     *("--slurm-init-seconds-before-status-checks", "1", "--seconds-between-status-checks", "1"),
     *("--max-status-checks-per-second", "10"),

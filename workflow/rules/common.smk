@@ -28,9 +28,10 @@ set_job_environment(workflow.basedir)
 
 # Jobs side by side on one machine ask for no more memory than it has; one that asks for more by itself runs alone.
 # Elsewhere (`--jobs`) each job has a machine's.
-if workflow.is_main_process and workflow.global_resources["_nodes"].value is None:
-    if "mem_mb" not in workflow.global_resources and memory_bytes():
-        workflow.register_resource("mem_mb", memory_bytes() // 10**6)
+MEMORY = memory_bytes()
+IS_LOCAL = workflow.is_main_process and workflow.global_resources["_nodes"].value is None
+if IS_LOCAL and MEMORY and "mem_mb" not in workflow.global_resources:
+    workflow.register_resource("mem_mb", MEMORY // 10**6)
 
 
 onstart:
@@ -128,6 +129,16 @@ def log_of(*parts):
 def code(script):
     """Fingerprint of a script and of what it imports from lantern/: a parameter, so that edits re-run what uses them."""
     return code_fingerprint(SCRIPTS / script)
+
+
+def num_drawn(wildcards):
+    """Images of a generation job."""
+    return SIZES.images_of(wildcards.prompt_set, config["generation"]["num_shards"])
+
+
+def num_measured(wildcards):
+    """Images of a job that measures a prompt set's images of all methods at a temperature."""
+    return SIZES.images_of(wildcards.prompt_set) * len(methods_at(wildcards.temperature))
 
 
 def num_texts(wildcards):

@@ -31,12 +31,9 @@ rule generate_images:
     threads: 1
     resources:
         mem_mb=SIZES.decoding_mb(),
-        disk_mb=lambda wildcards: SIZES.records_disk_mb(
-            SIZES.images_of(wildcards.prompt_set, config["generation"]["num_shards"])
-        ),
+        disk_mb=lambda wildcards: SIZES.records_disk_mb(num_drawn(wildcards)),
         runtime=lambda wildcards, attempt: SIZES.decoding_minutes(
-            SIZES.images_of(wildcards.prompt_set, config["generation"]["num_shards"]),
-            config["generation"]["batch_size"],
+            num_drawn(wildcards), config["generation"]["batch_size"]
         )(wildcards, attempt),
         gpu=GPU,
     params:

@@ -24,12 +24,8 @@ rule measure_quality:
     resources:
         # On a CPU the published rulers lie in the same memory.
         mem_mb=SIZES.scoring_mb(10000 if RULER_FILES and not GPU else 0),
-        disk_mb=lambda wildcards: SIZES.records_disk_mb(
-            SIZES.images_of(wildcards.prompt_set) * len(methods_at(wildcards.temperature))
-        ),
-        runtime=lambda wildcards, attempt: SIZES.scoring_minutes(
-            SIZES.images_of(wildcards.prompt_set) * len(methods_at(wildcards.temperature))
-        )(wildcards, attempt),
+        disk_mb=lambda wildcards: SIZES.records_disk_mb(num_measured(wildcards)),
+        runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
         gpu=GPU,
     params:
         code=code("measure_quality.py"),

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from lantern.io import write_json
 from lantern.job import job_log
+from lantern.machine import describe_machine
 from lantern.provenance import (
     FILE_PARTS,
     KIND,
     describe_code,
     describe_decoding,
     describe_environment,
-    describe_machine,
     describe_resources,
     hash_files,
 )
