@@ -7,7 +7,6 @@ import json
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,10 +24,13 @@ _LINE = re.compile(rf"([0-9a-f]{{64}})  ({_NAME.pattern})")
 PIECE = 2**20  # bytes read at once
 
 
-def read_pieces(file: IO[bytes]) -> Iterator[bytes]:
-    """Reads a file in pieces, so that a large one is never in memory."""
-    while piece := file.read(PIECE):
-        yield piece
+def copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
+    """Copies a file in pieces, so that a large one is never in memory, and returns its SHA-256."""
+    digest = hashlib.sha256()
+    while piece := source.read(PIECE):
+        digest.update(piece)
+        copy.write(piece)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,9 @@ class Archive:
         """
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256()
         with self._open(name) as member, open(path, "wb") as file:
-            for piece in read_pieces(member):
-                digest.update(piece)
-                file.write(piece)
-        if digest.hexdigest() != self.manifest.get(name):
+            sha256 = copy_hashed(member, file)
+        if sha256 != self.manifest.get(name):
             raise ValueError(f"{self.path}: {name} is damaged; have the archive sent again")
         return path
 
@@ -151,14 +150,11 @@ class Archive:
             raise ValueError(f"{self.path}: {name} is damaged ({error}); have the archive sent again") from error
 
     def _is_whole(self, name: str) -> bool:
-        digest = hashlib.sha256()
         try:
             with self._open(name) as member:
-                for piece in read_pieces(member):
-                    digest.update(piece)
+                return hashlib.file_digest(member, "sha256").hexdigest() == self.manifest[name]
         except (zipfile.BadZipFile, ValueError, OSError, EOFError):  # the zip file's own checks
             return False
-        return digest.hexdigest() == self.manifest[name]
 
     def _read_text(self, name: str) -> str:
         if self._sizes.get(name, 0) > MAX_TEXT_BYTES:

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from lantern.archive import CONFIG, MANIFEST, check_name, read_pieces
+from lantern.archive import CONFIG, MANIFEST, check_name, copy_hashed
 from lantern.io import atomic_path, read_json
 from lantern.provenance import FILE_NAME, FILE_PARTS
 
@@ -126,9 +126,5 @@ def _write_member(archive: zipfile.ZipFile, name: str, text: str) -> str:
 
 
 def _copy_member(archive: zipfile.ZipFile, name: str, source: Path) -> str:
-    digest = hashlib.sha256()
     with open(source, "rb") as file, archive.open(_new_member(name, source.stat().st_size), "w") as member:
-        for piece in read_pieces(file):
-            digest.update(piece)
-            member.write(piece)
-    return digest.hexdigest()
+        return copy_hashed(file, member)
