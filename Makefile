@@ -81,7 +81,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow/rules
 
-# While a run goes on in this folder, `--unlock` refuses (lantern/run_lock.py), and nothing is started.
+# While a run goes on in this folder, `--unlock` refuses (workflow/lantern_pipeline/runtime/run_lock.py), and nothing is started.
 resume: $(STAMP)
 	$(BIN)/snakemake --unlock $(ARGS)
 	$(SNAKEMAKE) --rerun-incomplete $(ARGS)

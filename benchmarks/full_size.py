@@ -28,18 +28,18 @@ from types import TracebackType
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lantern.checkpoints.native import cast_weights
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.drafting import DynamicTreeOptions
 from lantern.generation import make_tree, synchronise
-from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of
+from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import PRESETS, MethodSpec
-from lantern.models.checkpoints import cast_weights
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.target import TargetConfig, TargetModel, cast_target
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sampling import NoiseField, SamplingConfig
-from lantern.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES
-from lantern.training.drafter import new_draft_model
+from lantern_pipeline.training.drafter import new_draft_model
 
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
 TREES = {"static": "naive_extend_57", "dynamic": DynamicTreeOptions()}

@@ -22,13 +22,13 @@ from typing import Any
 
 from snakemake.utils import update_config
 
-from lantern.config import load_yaml, validate_config
 from lantern.drafting import DynamicTreeOptions
 from lantern.generation import make_tree
-from lantern.job_resources import target_sizes
-from lantern.memory import GIB, DecodingLoad, estimate_memory, nodes_of
+from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import MethodSpec, expand_methods
-from lantern.sizes import DraftConfig, target_parameters
+from lantern.models.config import DraftConfig, target_parameters
+from lantern_pipeline.config.resources import target_sizes
+from lantern_pipeline.config.validate import load_yaml, validate_config
 
 ROOT = Path(__file__).resolve().parents[1]
 # The measured preset whose step a method's is like.

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from lantern.checkpoints.native import cast_weights
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.io import load_tensors
 from lantern.methods import MethodSpec
-from lantern.models.checkpoints import cast_weights
 from lantern.models.draft import load_draft
 from lantern.models.target import cast_target, load_target
 from lantern.models.text import TextEncoder

@@ -30,7 +30,7 @@ class DamagedFileError(ValueError):
     """A file whose content is not what was written into it.
 
     A job that meets one in the run's results sets it aside, so that the next run makes it again; see
-    `lantern.job.job_log`.
+    `lantern_pipeline.runtime.job.job_log`.
 
     Attributes:
         path: the file.

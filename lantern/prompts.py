@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lantern.prompt_files import read_rows
-from lantern.scenes import parse_caption
+from lantern_pipeline.data.prompt_files import read_rows
+from lantern_pipeline.world.scenes import parse_caption
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Relaxations: which of a draft's nearest codes may stand in for it, the relaxed set A(x).
 
 A relaxation bounds the target mass of A(x), which is always a prefix of the k nearest codes of x. How far each departs
-from the target's law is measured by `lantern/metrics/law.py`.
+from the target's law is measured by `workflow/lantern_pipeline/metrics/output_distribution.py`.
 """
 
 from __future__ import annotations

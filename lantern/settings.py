@@ -1,4 +1,4 @@
-"""Config sections as scripts use them. Apart from `lantern.config`, whose edits must not train anything again.
+"""Config sections as scripts use them. Apart from `config.validate`, whose edits must not train anything again.
 
 Imported while Snakemake reads the workflow: no torch here.
 """

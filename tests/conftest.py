@@ -14,7 +14,8 @@ from lantern.models.target import TargetConfig, TargetModel
 
 torch.set_num_threads(1)
 
-DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
 
 
 def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0) -> DecodingModels:

@@ -7,15 +7,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_models, make_prompts
+from lantern.checkpoints.native import cast_weights
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import PRESETS, MethodSpec
-from lantern.metrics.equality import compare_with_autoregressive
-from lantern.models.checkpoints import cast_weights
 from lantern.models.target import cast_target
 from lantern.sampling import NoiseField, SamplingConfig
 from lantern.verification import longest_path
+from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 
 TREES = {
     "chain3": tree_choices("chain3"),

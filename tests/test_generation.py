@@ -28,7 +28,7 @@ from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
 from lantern.records import load_records
 from lantern.sampling import SamplingConfig
-from lantern.training.drafter import new_draft_model
+from lantern_pipeline.training.drafter import new_draft_model
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
 CHAIN = tree_choices("chain3")

@@ -4,12 +4,11 @@ import re
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parent.parent
+from conftest import ROOT
 
 
 def pyproject():

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 
 from conftest import DATA
 from lantern import acceptance, decoding, verification
+from lantern.checkpoints.layouts import convert_draft, convert_target
+from lantern.checkpoints.native import load_weights
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
 from lantern.drafting import Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
-from lantern.models.checkpoints import load_weights
 from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.layouts import convert_draft, convert_target
 from lantern.models.target import TargetConfig, TargetModel, additive
 from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
 from lantern.verification import Verifier, longest_path

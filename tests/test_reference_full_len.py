@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import DATA
+from lantern.checkpoints.llamagen import read_draft, read_target
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
-from lantern.models.published import read_draft, read_target
 from lantern.models.target import TargetModel, additive
 from lantern.sampling import NoiseField, SamplingConfig, guide
 from published_layouts import CONFIG, as_hugging_face
@@ -34,7 +34,10 @@ LOGIT_TOLERANCE = 1e-4  # the official stepwise and full passes differ by 1.6e-5
 
 
 def read_hugging_face(folder: Path) -> TargetModel:
-    """The target as the LANTERN authors keep it; tests/models/test_published.py shows that these are their tensors."""
+    """The target as the LANTERN authors keep it.
+
+    tests/checkpoints/test_llamagen.py shows that these are their tensors.
+    """
     state = torch.load(FOLDER / "target_llamagen.pt", weights_only=True)["model"]
     save_file(as_hugging_face(state), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(SETTINGS["hf_config"]))

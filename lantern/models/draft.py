@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
 from lantern.kv_cache import KVCache
-from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+from lantern.models.config import DraftConfig
 from lantern.models.target import gather_rotary
 from lantern.models.transformer import Layer, rotary_table, store_column_major
-from lantern.sizes import DraftConfig
 
 
 class DraftModel(nn.Module):

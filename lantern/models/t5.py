@@ -1,6 +1,7 @@
 """The T5 encoder behind LlamaGen's captions: flan-t5-xl, read from a local folder in its published layout.
 
-Used by the rule `encode_prompts` only; everything else reads the features that it stored (`lantern.text_features`).
+Used by the rule `encode_prompts` only; everything else reads the features that it stored
+(`lantern_pipeline.data.text_features`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lantern.checkpoints.files import check_finite
 from lantern.io import read_json
 from lantern.models.caption_cleaning import clean_caption
-from lantern.models.weight_files import check_finite
 
 MAX_TOKENS = 120
 _WEIGHT_FILES = (

@@ -12,16 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lantern.checkpoints.native import cast_weights, load_checkpoint, load_weights, save_checkpoint
 from lantern.kv_cache import KVCache
-from lantern.models.checkpoints import cast_weights, load_checkpoint, load_weights, save_checkpoint
+from lantern.models.config import TargetConfig
 from lantern.models.transformer import Layer, RMSNorm, rotary_table, store_column_major
-from lantern.sizes import TargetConfig
 
 
 class TargetModel(nn.Module):
     """Decoder-only transformer over caption rows and image tokens.
 
-    Source: LlamaGen autoregressive/models/gpt.py; weights of its checkpoints load through `lantern.models.layouts`.
+    Source: LlamaGen autoregressive/models/gpt.py; weights of its checkpoints load through
+    `lantern.checkpoints.layouts`.
     """
 
     def __init__(self, config: TargetConfig) -> None:

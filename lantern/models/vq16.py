@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lantern.models.checkpoints import load_checkpoint, load_weights, save_checkpoint
+from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
 from lantern.models.image_codes import check_codes, check_images
 
 KIND = "vq16"

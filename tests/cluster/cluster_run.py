@@ -8,7 +8,7 @@ import pandas as pd
 import yaml
 from snakemake.utils import update_config
 
-from lantern.config import load_yaml
+from lantern_pipeline.config.validate import load_yaml
 from tiny_run import ROOT, TINY, Workflow, without_time
 
 PROFILE = ROOT / "profiles" / "slurm"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from cluster_run import GPU_RULES, TINY_CONFIG, assert_equal_but_for_time, megabytes, minutes
-from lantern.job_resources import JobSizes
+from lantern_pipeline.config.resources import JobSizes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tiny_codes import CONFIG
 
-from lantern.models.checkpoints import load_weights, save_checkpoint
+from lantern.checkpoints.native import load_weights, save_checkpoint
 from lantern.models.draft import load_draft, save_draft
 from lantern.models.target import TargetModel, additive, load_target, prefix_mask, save_target
 from lantern.models.transformer import RMSNorm, rotary_table
-from lantern.training.drafter import new_draft_model
+from lantern_pipeline.training.drafter import new_draft_model
 
 
 @pytest.fixture(scope="module")

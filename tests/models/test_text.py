@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lantern.models.text import WordEmbeddingEncoder
-from lantern.scenes import VOCABULARY
+from lantern_pipeline.world.scenes import VOCABULARY
 
 
 def test_features_are_left_padded_with_zeros():

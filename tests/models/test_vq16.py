@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from conftest import DATA
+from lantern.checkpoints.native import load_weights
 from lantern.codebook import nearest_codes
-from lantern.models import tokenizer
-from lantern.models.checkpoints import load_weights
 from lantern.models.vq16 import VQ16, VQ16Config, load_vq16, save_vq16
+from lantern_pipeline.world import tokenizer
 
 FOLDER = DATA / "vq"
 SETS = ["vq_small", "vq_ds16_ch32", "vq16_fullsize"]

@@ -110,7 +110,7 @@ def held_run(workflow: Workflow, folder, *arguments):
     (folder / "hold").touch()
     patch = HOLD.format(hold=str(folder / "hold"), held=str(folder / "held"))
     (folder / "sitecustomize.py").write_text(patch)
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}{os.pathsep}{ROOT}/workflow"}
     with open(folder / "output.txt", "w") as output:
         process = subprocess.Popen(
             workflow.command(*arguments),

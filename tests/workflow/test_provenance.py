@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lantern.cli import app
 from lantern.io import read_json
-from lantern.provenance import FILE_PARTS
+from lantern_pipeline.archive.provenance import FILE_PARTS
+from lantern_pipeline.cli import app
 from tiny_run import METHODS, ROOT, Workflow, planned
 
 DRAWN = [f"fig_{name}" for name in ("a_samples", "b_tradeoff", "d_aggregation", "e_latent_proximity", "k_pairs")]

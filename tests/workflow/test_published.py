@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save
 from typer.testing import CliRunner
 
 from hub_server import HubServer
-from lantern.cli import app
-from lantern.config import load_yaml
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern_pipeline.cli import app
+from lantern_pipeline.config.validate import load_yaml
 from published_stand_ins import TINY_CLIP, tiny_clip
 from tiny_run import ROOT, Workflow, planned
 from tiny_t5 import save_t5

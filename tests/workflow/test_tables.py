@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lantern.io import load_tensors, read_json, read_table
-from lantern.metrics.law_tables import RULES
+from lantern_pipeline.analysis.total_variation import RULES
 from tiny_run import EXACT, METHODS, planned
 
 

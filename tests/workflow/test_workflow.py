@@ -9,11 +9,11 @@ import sys
 import pandas as pd
 import pytest
 
-from lantern.cli import load_config
-from lantern.config import load_yaml
 from lantern.io import read_json
-from lantern.machine import memory_bytes
 from lantern.methods import expand_ablations, expand_methods
+from lantern_pipeline.cli import load_config
+from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.runtime.machine import memory_bytes
 from tiny_run import (
     EXACT,
     METHODS,
@@ -127,7 +127,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_pat
 def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path):
     from typer.testing import CliRunner
 
-    from lantern.cli import app
+    from lantern_pipeline.cli import app
 
     options = ["--configfile", str(ROOT / "config.yaml"), "--configfile", str(TINY)]
     options += ["--results", str(finished.folder / "results"), "--output", str(tmp_path / "sample.png")]
@@ -223,7 +223,7 @@ def test_a_foreign_checkpoint_is_named(copy_of_finished):
 def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
     from types import SimpleNamespace
 
-    from lantern.job import training_checkpoint
+    from lantern_pipeline.runtime.job import training_checkpoint
 
     (tmp_path / "codes").write_text("x")
 

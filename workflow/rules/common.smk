@@ -4,15 +4,18 @@ import json
 import sys
 from pathlib import Path
 
-from lantern.config import describe_folder, table_file, tree_settings, uses_gpu, validate_config
-from lantern.environment import set_job_environment
-from lantern.fingerprint import code_fingerprint
-from lantern.job_resources import JobSizes, disk_mb, growing
-from lantern.machine import memory_bytes
+# Both packages are this folder's, whether they are installed or not.
+sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
+
+from lantern_pipeline.config.validate import describe_folder, table_file, tree_settings, uses_gpu, validate_config
+from lantern_pipeline.runtime.environment import set_job_environment
+from lantern_pipeline.runtime.fingerprint import code_fingerprint
+from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
+from lantern_pipeline.runtime.machine import memory_bytes
 from lantern.methods import expand_ablations, expand_methods
-from lantern.metrics.choices import check_choices, metric_files, published_files, trained_models
-from lantern.resources.entries import parse_entries, resource_of
-from lantern.run_lock import RunLock
+from lantern_pipeline.metrics.registry import check_choices, metric_files, published_files, trained_models
+from lantern_pipeline.downloads.entries import parse_entries, resource_of
+from lantern_pipeline.runtime.run_lock import RunLock
 
 RUN_LOCK = RunLock()
 try:
@@ -73,7 +76,7 @@ HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "
 VERDICT = Path("results", config["experiment"], "verdict.json")
 config["numbers"] = json.loads(VERDICT.read_text())["numbers"] if VERDICT.is_file() else {}
 
-PUBLISHED_RESULTS = Path(workflow.basedir, "lantern", "figures", "published_results.csv").as_posix()
+PUBLISHED_RESULTS = Path(workflow.basedir, "workflow/lantern_pipeline/analysis/published_results.csv").as_posix()
 
 FIGURES = [
     "fig_a_samples",

@@ -1,6 +1,6 @@
 """What a result was made with, and the hashes of its files. After the tables and figures, whose change makes it anew."""
 
-from lantern.provenance import FILE_NAME, provenance_texts, publishable_config
+from lantern_pipeline.archive.provenance import FILE_NAME, provenance_texts, publishable_config
 
 # Read for the report's front page, as `numbers` is; a first run has none yet.
 PROVENANCE = Path(stage(FILE_NAME))

@@ -1,6 +1,6 @@
 """The perceptual study: a page that anyone can answer, and what came out. Not part of `all`: it needs people."""
 
-from lantern.study.folder import find_answers
+from lantern_pipeline.study.folder import find_answers
 
 
 rule build_study:

@@ -1,9 +1,9 @@
 """Turns the readers' answer files into preference rates with intervals and a verdict."""
 
 from lantern.io import write_table, write_text
-from lantern.job import job_log
-from lantern.study.analysis import analyse_answers, render_verdict
-from lantern.study.answers import read_key
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.study.analysis import analyse_answers, render_verdict
+from lantern_pipeline.study.answers import read_key
 
 with job_log(snakemake):
     params = snakemake.params

@@ -2,12 +2,12 @@
 
 import torch
 
-from lantern.assembly import load_codes, make_text_encoder
 from lantern.codebook import co_varying_codes
 from lantern.io import save_tensors
-from lantern.job import job_log, resolve_device
-from lantern.metrics.likelihood import teacher_forced_logits
 from lantern.models.target import load_target
+from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
+from lantern_pipeline.metrics.likelihood import teacher_forced_logits
+from lantern_pipeline.runtime.job import job_log, resolve_device
 
 CHUNK = 16  # images; a chunk of 16 x 64 contexts and 1024 codes takes 4 MB
 

@@ -2,8 +2,8 @@
 
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
-from lantern.job import job_log
-from lantern.models.tokenizer import load_model
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake) as log:
     params, neighbours = snakemake.params, snakemake.wildcards.neighbours

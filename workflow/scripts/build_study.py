@@ -1,11 +1,11 @@
 """Writes the page of the perceptual study and its key."""
 
 from lantern.io import read_prompts, write_json, write_text
-from lantern.job import job_log
-from lantern.models.tokenizer import load_model
 from lantern.shards import load_shards
-from lantern.study.page import build_page
-from lantern.study.trials import select_trials
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.study.page import build_page
+from lantern_pipeline.study.trials import select_trials
+from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake) as log:
     settings = snakemake.params.settings

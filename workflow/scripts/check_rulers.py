@@ -3,9 +3,9 @@
 import torch
 
 from lantern.io import write_json
-from lantern.job import job_log
-from lantern.metrics.choices import Workbench
-from lantern.metrics.ruler_check import check_rulers
+from lantern_pipeline.metrics.registry import Workbench
+from lantern_pipeline.metrics.ruler_check import check_rulers
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     hashes = check_rulers(Workbench(snakemake.input, snakemake.params.settings, torch.device("cpu")))

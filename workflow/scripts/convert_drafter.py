@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
+from lantern.checkpoints.draft_embedding import find_embedding
+from lantern.checkpoints.layouts import own_metadata
+from lantern.checkpoints.llamagen import describe_conversion, read_draft
 from lantern.io import write_json
-from lantern.job import job_log
 from lantern.models.draft import save_draft
-from lantern.models.draft_embedding import find_embedding
-from lantern.models.layouts import own_metadata
-from lantern.models.published import describe_conversion, read_draft
 from lantern.models.target import TargetConfig
-from lantern.resources.manifest import resource_path
+from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)

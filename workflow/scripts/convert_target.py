@@ -1,12 +1,12 @@
 """Converts a published target model into our layout, after comparing it with the config."""
 
+from lantern.checkpoints.llamagen import describe_conversion, read_target
 from lantern.io import write_json
-from lantern.job import job_log
-from lantern.models.published import describe_conversion, read_target
+from lantern.models.config import FFN_MULTIPLE, resolve_size
 from lantern.models.target import TargetConfig, save_target
-from lantern.resources.manifest import resource_path
 from lantern.settings import pick
-from lantern.sizes import FFN_MULTIPLE, resolve_size
+from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params = snakemake.params

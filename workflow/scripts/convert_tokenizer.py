@@ -1,10 +1,11 @@
 """Converts a published image tokenizer into our layout, after comparing it with the config."""
 
+from lantern.checkpoints.llamagen import describe_conversion, read_tokenizer
 from lantern.io import write_json
-from lantern.job import job_log
-from lantern.models import tokenizer, vq16
-from lantern.models.published import describe_conversion, read_tokenizer
-from lantern.resources.manifest import resource_path
+from lantern.models import vq16
+from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world import tokenizer
 
 with job_log(snakemake) as log:
     settings, path = snakemake.params.settings, resource_path(snakemake.input.checkpoint)

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from lantern.figures.ablations import draw_ablations
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.ablations import draw_ablations
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     figure = draw_ablations(pd.concat([read_table(path) for path in snakemake.input.tables], ignore_index=True))

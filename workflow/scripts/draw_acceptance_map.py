@@ -1,13 +1,13 @@
 """Draws figure (i): where in the image drafts are accepted, of the first method of every speculative preset."""
 
-from lantern.figures.acceptance_map import draw_acceptance_map
-from lantern.figures.parts import column_titles, first_of_each_preset
-from lantern.figures.style import save_figure
 from lantern.io import read_prompts
-from lantern.job import job_log
-from lantern.metrics.acceptance_map import map_accepted
-from lantern.metrics.speed import BASELINE
 from lantern.shards import load_shards
+from lantern_pipeline.figures.acceptance_map import draw_acceptance_map
+from lantern_pipeline.figures.parts import column_titles, first_of_each_preset
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.metrics.acceptance_map import map_accepted
+from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     prompts = read_prompts(snakemake.input.prompts)

@@ -1,9 +1,9 @@
 """Draws figure (d): acceptance before and after aggregating the k nearest codes, against k."""
 
-from lantern.figures.aggregation import draw_aggregation
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.aggregation import draw_aggregation
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     figure = draw_aggregation(read_table(snakemake.input.acceptance))

@@ -1,9 +1,9 @@
 """Draws figure (m): where images part from the autoregressive ones, and what that costs from there on."""
 
-from lantern.figures.divergence import draw_divergence
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.divergence import draw_divergence
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     tables = [read_table(path) for path in (snakemake.input.divergence, snakemake.input.summary)]

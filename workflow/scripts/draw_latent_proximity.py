@@ -1,14 +1,14 @@
 """Draws figure (e): images with every token replaced by its n-th nearest code, or by a random one."""
 
-from lantern.figures.latent_proximity import select_proximity
-from lantern.figures.picture_grid import draw_pictures
-from lantern.figures.style import save_figure
 from lantern.generation import load_nearest_codes
 from lantern.io import read_prompts
-from lantern.job import job_log
-from lantern.metrics.speed import BASELINE
-from lantern.models.tokenizer import load_model
 from lantern.shards import load_shards
+from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.latent_proximity import select_proximity
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake):
     settings, seed = snakemake.params.settings, snakemake.params.seed

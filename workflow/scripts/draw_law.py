@@ -1,9 +1,9 @@
 """Draws figure (h): total variation from the target against the bound delta."""
 
-from lantern.figures.law import draw_law
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.figures.total_variation import draw_law
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     tables = [read_table(path) for path in (snakemake.input.curves, snakemake.input.law, snakemake.input.summary)]

@@ -1,9 +1,9 @@
 """Draws figure (g): nearest, random and other neighbours, NLL change against accepted length."""
 
-from lantern.figures.neighbours import draw_neighbours
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.neighbours import draw_neighbours
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     figure = draw_neighbours(read_table(snakemake.input.table))

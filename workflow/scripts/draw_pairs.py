@@ -1,12 +1,12 @@
 """Draws figure (k): autoregressive, exact and relaxed images of the same noise, and what differs."""
 
-from lantern.figures.pairs import select_pairs
-from lantern.figures.picture_grid import draw_pictures
-from lantern.figures.style import save_figure
 from lantern.io import read_prompts
-from lantern.job import job_log
-from lantern.models.tokenizer import load_model
 from lantern.shards import load_shards
+from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.pairs import select_pairs
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake):
     settings = snakemake.params.settings

@@ -1,9 +1,9 @@
 """Draws figure (l): published numbers beside this run's."""
 
-from lantern.figures.published import draw_published
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.published import draw_published
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     tables = [read_table(path) for path in (snakemake.input.published, snakemake.input.summary)]

@@ -1,12 +1,12 @@
 """Draws figure (a): one row per prompt, one column per method, all from the same noise."""
 
-from lantern.figures.picture_grid import draw_pictures
-from lantern.figures.samples import select_samples
-from lantern.figures.style import save_figure
 from lantern.io import read_prompts
-from lantern.job import job_log
-from lantern.models.tokenizer import load_model
 from lantern.shards import load_shards
+from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.samples import select_samples
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake):
     settings = snakemake.params.settings

@@ -1,9 +1,9 @@
 """Draws figure (f): speed-up and mean accepted length of every method, per temperature."""
 
-from lantern.figures.speed_bars import draw_speed_bars
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.speed_bars import draw_speed_bars
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     figure = draw_speed_bars(read_table(snakemake.input.summary), settings=snakemake.params.metrics)

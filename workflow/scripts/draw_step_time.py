@@ -1,9 +1,9 @@
 """Draws figure (j): where a decoding step's time goes."""
 
-from lantern.figures.step_time import draw_step_time
-from lantern.figures.style import save_figure
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.step_time import draw_step_time
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     tables = [read_table(path) for path in (snakemake.input.steps, snakemake.input.summary)]

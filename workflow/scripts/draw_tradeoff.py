@@ -1,9 +1,9 @@
 """Draws figure (b): speed against quality, one curve per method over its grid."""
 
-from lantern.figures.style import save_figure
-from lantern.figures.tradeoff import draw_tradeoff
 from lantern.io import read_table
-from lantern.job import job_log
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.figures.tradeoff import draw_tradeoff
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     figure = draw_tradeoff(read_table(snakemake.input.summary), settings=snakemake.params.metrics)

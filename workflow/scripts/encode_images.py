@@ -3,11 +3,11 @@
 import torch
 from tqdm import tqdm
 
-from lantern.data import make_source
 from lantern.io import read_prompts, save_tensors
-from lantern.job import job_log, resolve_device
-from lantern.models.tokenizer import load_model
 from lantern.shards import select_shard
+from lantern_pipeline.data.image_sources import make_source
+from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params

@@ -1,11 +1,11 @@
 """Measures how much probability the target's best one and best ten next tokens hold."""
 
-from lantern.assembly import load_codes, make_text_encoder
 from lantern.io import read_prompts, write_table
-from lantern.job import job_log, resolve_device
-from lantern.metrics.ambiguity import measure_ambiguity
 from lantern.models.target import load_target
 from lantern.shards import load_shards
+from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
+from lantern_pipeline.metrics.ambiguity import measure_ambiguity
+from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from lantern.io import load_tensors, read_table, write_table
-from lantern.job import job_log
-from lantern.metrics.divergence import measure_divergence
+from lantern_pipeline.metrics.image_divergence import measure_divergence
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     params = snakemake.params

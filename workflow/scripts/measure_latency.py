@@ -3,11 +3,11 @@
 import pandas as pd
 import torch
 
-from lantern.assembly import make_text_encoder
 from lantern.generation import load_decoders
 from lantern.io import read_prompts, write_table
-from lantern.job import job_log, resolve_device
-from lantern.latency import measure_latency
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.metrics.latency import measure_latency
+from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings

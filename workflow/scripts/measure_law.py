@@ -4,15 +4,15 @@ acceptance.
 
 import torch.nn.functional as F
 
-from lantern.assembly import make_text_encoder
 from lantern.generation import load_decoders, load_nearest_codes
 from lantern.io import read_prompts, write_table
-from lantern.job import job_log, resolve_device
-from lantern.metrics.law_tables import LawStudy
-from lantern.metrics.speed import BASELINE
 from lantern.models.target import load_target
-from lantern.models.tokenizer import load_model
 from lantern.shards import load_shards
+from lantern_pipeline.analysis.total_variation import LawStudy
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)

@@ -1,11 +1,11 @@
 """Measures the images of all methods on one prompt set at one temperature, and the ceilings."""
 
-from lantern.data import make_source
 from lantern.io import read_prompts, save_tensors, write_table
-from lantern.job import job_log, resolve_device
-from lantern.metrics.quality import measure_quality
-from lantern.metrics.scores import load_rulers
 from lantern.shards import load_shards
+from lantern_pipeline.data.image_sources import make_source
+from lantern_pipeline.metrics.evaluate_images import load_rulers
+from lantern_pipeline.metrics.quality import measure_quality
+from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
     params, device = snakemake.params, resolve_device(snakemake.params.device)

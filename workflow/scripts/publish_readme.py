@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 from lantern.io import atomic_path, read_json
-from lantern.job import job_log
-from lantern.metrics.markdown import update_marked_block
+from lantern_pipeline.analysis.markdown import update_marked_block
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     numbers = read_json(snakemake.input.verdict)["numbers"]

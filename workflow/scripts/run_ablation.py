@@ -1,11 +1,11 @@
 """Draws and measures all points of one ablation."""
 
-from lantern.ablations import AblationStudy
 from lantern.generation import load_decoding_models, load_tables, make_tree
 from lantern.io import read_prompts, write_table
-from lantern.job import job_log, resolve_device
 from lantern.methods import AblationPoint, MethodSpec
-from lantern.metrics.scores import load_rulers
+from lantern_pipeline.analysis.ablations import AblationStudy
+from lantern_pipeline.metrics.evaluate_images import load_rulers
+from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)

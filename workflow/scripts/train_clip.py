@@ -1,10 +1,10 @@
 """Trains the CLIP model that scores how well an image fits its caption."""
 
-from lantern.data import make_source
 from lantern.io import write_json
-from lantern.job import job_log, resolve_device, training_checkpoint
-from lantern.models.clip import save_clip
-from lantern.training.clip import train_clip
+from lantern_pipeline.data.image_sources import make_source
+from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
+from lantern_pipeline.training.clip import train_clip
+from lantern_pipeline.world.clip import save_clip
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params = snakemake.params

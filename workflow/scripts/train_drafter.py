@@ -1,7 +1,7 @@
 """Trains the draft model against the frozen target, on one process per GPU of the rule."""
 
-from lantern.job import job_log, training_checkpoint
-from lantern.training.drafter_job import DrafterJob, launch
+from lantern_pipeline.runtime.job import job_log, training_checkpoint
+from lantern_pipeline.training.drafter_job import DrafterJob, launch
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     files, params, outputs = snakemake.input, snakemake.params, snakemake.output

@@ -1,12 +1,12 @@
 """Trains the recogniser on scenes of the embedded world, also where the run's images come from a folder."""
 
-from lantern.data import SceneSource
 from lantern.io import write_json
-from lantern.job import job_log, training_checkpoint
-from lantern.models.recogniser import RecogniserConfig, evaluate_recogniser, save_model
 from lantern.settings import pick
-from lantern.training.loop import run_training
-from lantern.training.recogniser import RecogniserTrainer, RecogniserTraining
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.runtime.job import job_log, training_checkpoint
+from lantern_pipeline.training.attribute_classifier import RecogniserTrainer, RecogniserTraining
+from lantern_pipeline.training.loop import run_training
+from lantern_pipeline.world.attribute_classifier import RecogniserConfig, evaluate_recogniser, save_model
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings

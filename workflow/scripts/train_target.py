@@ -2,14 +2,14 @@
 
 import torch
 
-from lantern.assembly import load_codes, make_text_encoder
 from lantern.io import write_json
-from lantern.job import job_log, resolve_device, training_checkpoint
+from lantern.models.config import resolve_size
 from lantern.models.target import TargetConfig, TargetModel, save_target
 from lantern.settings import pick
-from lantern.sizes import resolve_size
-from lantern.training.loop import run_training
-from lantern.training.target import TargetTrainer, TargetTraining, evaluate_target
+from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
+from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
+from lantern_pipeline.training.loop import run_training
+from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings

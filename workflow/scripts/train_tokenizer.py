@@ -1,13 +1,13 @@
 """Trains the image tokenizer and measures its reconstructions of held-out images."""
 
-from lantern.data import make_source
 from lantern.io import write_json
-from lantern.job import job_log, training_checkpoint
-from lantern.models.recogniser import load_model as load_recogniser
-from lantern.models.tokenizer import TokenizerConfig, evaluate_tokenizer, save_model
 from lantern.settings import pick
-from lantern.training.loop import run_training
-from lantern.training.tokenizer import TokenizerTrainer, TokenizerTraining
+from lantern_pipeline.data.image_sources import make_source
+from lantern_pipeline.runtime.job import job_log, training_checkpoint
+from lantern_pipeline.training.loop import run_training
+from lantern_pipeline.training.tokenizer import TokenizerTrainer, TokenizerTraining
+from lantern_pipeline.world.attribute_classifier import load_model as load_recogniser
+from lantern_pipeline.world.tokenizer import TokenizerConfig, evaluate_tokenizer, save_model
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings

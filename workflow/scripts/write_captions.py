@@ -1,9 +1,9 @@
 """Writes the captions of the training images and of held-out ones, with ids; every later stage reads these."""
 
-from lantern.captions import training_captions
 from lantern.io import write_prompts
-from lantern.job import job_log
-from lantern.resources.manifest import resource_path
+from lantern_pipeline.data.captions import training_captions
+from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, file = snakemake.params, snakemake.input.get("file")

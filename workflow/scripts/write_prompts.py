@@ -1,12 +1,12 @@
 """Writes one prompt set. Each prompt is encoded once: an unknown word or a long prompt stops the run at its start."""
 
-from lantern.assembly import make_text_encoder
-from lantern.data import make_source
 from lantern.io import write_prompts
-from lantern.job import job_log
 from lantern.prompts import load_prompt_set
-from lantern.resources.manifest import resource_path
 from lantern.settings import check_prompt_count
+from lantern_pipeline.data.image_sources import make_source
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from lantern.io import write_json
-from lantern.job import job_log
-from lantern.machine import describe_machine
-from lantern.provenance import (
+from lantern_pipeline.archive.provenance import (
     FILE_PARTS,
     KIND,
     describe_code,
@@ -14,6 +12,8 @@ from lantern.provenance import (
     describe_resources,
     hash_files,
 )
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.runtime.machine import describe_machine
 
 with job_log(snakemake):
     files, config = snakemake.input, snakemake.params.config

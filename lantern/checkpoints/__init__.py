@@ -1,0 +1,1 @@
+"""Checkpoint files: our own, and published layouts in our names."""

@@ -1,0 +1,455 @@
+"""Published files, really written and really broken: what is read is right, what is wrong is one sentence.
+
+Sources are files of the public code (tests/data/full_len). Numbers that the models give are in
+tests/test_reference_full_len.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import DATA
+from lantern.checkpoints.layouts import draft_shapes, target_shapes
+from lantern.checkpoints.llamagen import describe_conversion, read_draft, read_target, read_tokenizer
+from lantern.models.config import LLAMAGEN_SIZES
+from lantern.models.draft import DraftConfig, save_draft
+from lantern.models.target import TargetConfig, save_target
+from lantern.models.vq16 import VQ16, VQ16Config
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig, save_model
+from published_layouts import (
+    CONFIG,
+    FOLDER,
+    ORIGINAL,
+    as_hugging_face,
+    read_drafter_state,
+    read_original,
+    refusal,
+    write_drafter,
+    write_hugging_face,
+)
+
+VQ_SIZES = {"image_size": 8, "grid": 4, "codebook_size": 16, "code_dim": 8}
+
+
+def vq_state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = VQ16(VQ16Config(4, 16, 8, 32, (1, 2), 2, 32))
+    return {**model.state_dict(), "quantize.codebook_used": torch.zeros(65536)}
+
+
+def write_vq(path: Path, **changes: object) -> Path:
+    torch.save({"model": {**vq_state(), **changes}}, path)
+    return path
+
+
+# --- what is right is read ------------------------------------------------------------------------------------------
+
+
+def test_hugging_face_names_and_values_are_the_authors():
+    """The public code's own file in that layout, tensor by tensor."""
+    stored = json.loads((FOLDER / "target_hf_hashes.json").read_text())
+    mine = as_hugging_face(read_original())
+    hashes = {
+        key: [list(tensor.shape), hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]]
+        for key, tensor in mine.items()
+    }
+    assert hashes == stored
+
+
+def test_layouts_list_the_published_tensors_of_xl():
+    published = json.loads((FOLDER / "keys_gptxl.json").read_text())
+    config = TargetConfig(
+        **LLAMAGEN_SIZES["XL"], vocab_size=16384, grid=16, num_text_tokens=120, caption_dim=2048, ffn_multiple=256
+    )
+    draft = DraftConfig(1280, 20, 3584, 16384, 16, 120)
+    mine = {
+        "llamagen_t2i_XL": target_shapes(config, "llamagen", 120),
+        "lantern_hf": target_shapes(config, "hugging_face", 120),
+        "drafter": draft_shapes(draft, has_bias=True),
+    }
+    for name, shapes in mine.items():
+        assert len(shapes) == published[name]["count"]
+        for key, shape in published[name]["shapes"].items():
+            assert shapes[key] == tuple(shape), key
+
+
+@pytest.mark.parametrize("kind", ["single", "sharded", "bin"])
+def test_all_layouts_give_the_same_target(tmp_path, kind):
+    original = read_target(ORIGINAL, CONFIG)
+    folder = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), kind)
+    same = read_target(folder, CONFIG)
+    assert same.config == original.config
+    assert all(torch.equal(a, b) for a, b in zip(original.parameters(), same.parameters(), strict=True))
+    save_target(tmp_path / "own.safetensors", same)
+    own = read_target(tmp_path / "own.safetensors", CONFIG)
+    assert all(torch.equal(a, b) for a, b in zip(original.parameters(), own.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("key", ["model", "module", "state_dict", None])
+@pytest.mark.parametrize("is_new_format", [True, False], ids=["zip", "legacy"])
+def test_top_level_keys_and_pickle_formats(tmp_path, key, is_new_format):
+    state = read_original()
+    args = argparse.Namespace(image_size=256, downsample_size=16, gpt_model="GPT-XL")
+    whole = {"optimizer": {"state": {}}, "steps": 3, "args": args, key: state} if key else state
+    path = tmp_path / "weights.pt"
+    torch.save(whole, path, _use_new_zipfile_serialization=is_new_format)
+    model = read_target(path, CONFIG)
+    assert torch.equal(model.head.weight, state["output.weight"])
+
+
+def test_half_precision_becomes_float32(tmp_path):
+    state = {key: tensor.bfloat16() for key, tensor in as_hugging_face(read_original()).items()}
+    model = read_target(write_hugging_face(tmp_path / "hf", state), CONFIG)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert torch.equal(model.head.weight, state["lm_head.weight"].float())
+
+
+def test_eps_and_feed_forward_width_come_from_config_json(tmp_path):
+    state = as_hugging_face(read_original())
+    model = read_target(write_hugging_face(tmp_path / "hf", state, rms_norm_eps=1e-6), CONFIG)
+    assert model.config.norm_eps == model.final_norm.eps == 1e-6
+    for key in list(state):
+        if "gate_proj" in key or "up_proj" in key:
+            state[key] = state[key].repeat(2, 1)[:300]
+        if "down_proj" in key:
+            state[key] = state[key].repeat(1, 2)[:, :300].contiguous()
+    model = read_target(write_hugging_face(tmp_path / "wide", state, intermediate_size=300), CONFIG)
+    assert model.config.ffn_hidden == 300
+
+
+def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
+    """LlamaGen stores 120 rows whatever the model's number of caption rows."""
+    small = replace(CONFIG, num_text_tokens=77)
+    sentence = refusal(lambda: read_target(ORIGINAL, small))
+    assert "cls_embedding.uncond_embedding should have shape (77, 16), found (120, 16)" in sentence
+    path, args = tmp_path / "t2i_tiny.pt", argparse.Namespace(cls_token_num=77, image_size=256)
+    torch.save({"model": read_original(), "args": args}, path)
+    assert read_target(path, small).null_caption.shape == (77, 16)
+    assert "args.cls_token_num should be 120" in refusal(lambda: read_target(path, CONFIG))
+    folder = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), cls_token_num=77)
+    assert read_target(folder, small).null_caption.shape == (77, 16)
+
+
+def test_drafter_from_a_folder_and_from_a_file(tmp_path):
+    folder = write_drafter(tmp_path / "drafter")
+    model = read_draft(folder, CONFIG)
+    assert model.config.num_text_tokens == 120
+    assert not model.config.masks_text_padding
+    assert len(model.rotary) == 119 + 256 + 32
+    assert (model.rotary[:119] == 0).all() and (model.rotary[119] == 1).all()
+    assert torch.equal(model.token_embedding.weight, read_drafter_state()["embed_tokens.weight"])
+    (folder / "pytorch_model.bin").rename(folder / "anything.bin")
+    again = read_draft(folder / "anything.bin", CONFIG)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    save_draft(tmp_path / "own.safetensors", model)
+    assert read_draft(tmp_path / "own.safetensors", CONFIG).config == model.config
+
+
+def test_drafter_without_bias_and_of_another_input_type(tmp_path):
+    state = read_drafter_state()
+    state.pop("fc.bias")
+    folder = write_drafter(tmp_path / "drafter", state, bias=False, input_type="other", cls_token_num=119)
+    model = read_draft(folder, CONFIG)
+    assert (model.from_token.bias == 0).all()
+
+
+def test_vq16_and_own_tokenizers(tmp_path):
+    state = vq_state()
+    model = read_tokenizer(write_vq(tmp_path / "vq_ds16_t2i.pt"), **VQ_SIZES)
+    assert isinstance(model, VQ16)
+    assert torch.equal(model.codebook, state["quantize.embedding.weight"])
+    assert not model.training
+    own = ImageTokenizer(TokenizerConfig(image_size=8, grid=4, codebook_size=16))
+    save_model(tmp_path / "own.safetensors", own)
+    assert isinstance(read_tokenizer(tmp_path / "own.safetensors", **VQ_SIZES), ImageTokenizer)
+
+
+def test_what_was_converted_is_described():
+    target = read_target(ORIGINAL, CONFIG)
+    assert describe_conversion(ORIGINAL, target) == {
+        "checkpoint": "target_llamagen.pt",
+        "sha256": hashlib.sha256(ORIGINAL.read_bytes()).hexdigest(),
+        "num_parameters": sum(parameter.numel() for parameter in target.parameters()),
+        "norm_eps": CONFIG.norm_eps,
+    }
+    drawing = ImageTokenizer(TokenizerConfig(encoder_width=8, decoder_width=8, decoder_blocks=1))
+    assert set(describe_conversion(ORIGINAL, drawing)) == {"checkpoint", "sha256", "num_parameters"}
+
+
+def test_the_one_file_of_a_folder(tmp_path):
+    path = tmp_path / "resource" / "t2i_tiny.pt"
+    path.parent.mkdir()
+    path.write_bytes(ORIGINAL.read_bytes())
+    (path.parent / "t2i_tiny.pt.sha256").write_text("0")
+    assert read_target(path.parent, CONFIG).config == CONFIG
+
+
+# --- what is wrong is one sentence ----------------------------------------------------------------------------------
+
+
+def break_target(tmp_path: Path, case: str) -> Path:
+    """A target that is wrong in one way."""
+    state, path = read_original(), tmp_path / "t2i_tiny.pt"
+    if case == "stage 2 by name":
+        path = tmp_path / "t2i_XL_stage2_512.pt"
+    elif case == "lacks a tensor":
+        state.pop("layers.1.feed_forward.w3.weight")
+    elif case == "foreign tensor":
+        state["layers.0.attention.wqkv.bias"] = torch.zeros(144)
+    elif case == "for classes":
+        state = {key: value for key, value in state.items() if not key.startswith("cls_embedding")}
+        state["cls_embedding.embedding_table.weight"] = torch.zeros(1001, 48)
+    elif case == "one layer more":
+        state |= {key.replace("layers.1", "layers.2"): value for key, value in state.items() if "layers.1" in key}
+    elif case == "wider":
+        state["tok_embeddings.weight"] = torch.zeros(128, 64)
+    elif case == "quantised":
+        state["output.weight"] = state["output.weight"].to(torch.int8)
+    elif case == "a drafter":
+        state = read_drafter_state()
+    elif case == "an image tokenizer":
+        state = vq_state()
+    extras = {"args": argparse.Namespace(image_size=512, downsample_size=16)} if case == "stage 2 by args" else {}
+    whole = {"wrong": state, "ema": state} if case == "top-level key" else {"model": state, **extras}
+    whole = {"model": {"a": 1}} if case == "no tensors" else [state] if case == "a list" else whole
+    torch.save(whole, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("stage 2 by name", ["t2i_XL_stage2_512.pt", "should be 256", "tokenizer.grid", "found 512"]),
+        ("stage 2 by args", ["args.image_size should be 256", "tokenizer.grid", "found 512"]),
+        ("lacks a tensor", ["lacks the tensor layers.1.feed_forward.w3.weight of shape (256, 48)", "found 19"]),
+        ("foreign tensor", ["foreign tensor layers.0.attention.wqkv.bias", "expected 20 tensors, found 21"]),
+        ("for classes", ["lacks the tensor cls_embedding.uncond", "foreign tensor cls_embedding.embedding_table"]),
+        ("one layer more", ["foreign tensor layers.2.", "(7 such)"]),
+        ("wider", ["tok_embeddings.weight should have shape (128, 48), found (128, 64)"]),
+        ("quantised", ["output.weight should hold floating-point numbers, found torch.int8"]),
+        ("a drafter", ["lacks the tensor tok_embeddings.weight", "foreign tensor embed_tokens.weight"]),
+        ("an image tokenizer", ["lacks the tensor tok_embeddings.weight", "foreign tensor encoder.conv_in.weight"]),
+        ("top-level key", ["top-level key should be one of model, module, state_dict, found wrong, ema"]),
+        ("no tensors", ["model should hold tensors by name, found something else under 'a'"]),
+        ("a list", ["should hold tensors by name, found a list"]),
+    ],
+)
+def test_wrong_original_targets(tmp_path, case, words):
+    path = break_target(tmp_path, case)
+    sentence = refusal(lambda: read_target(path, CONFIG))
+    for word in [path.name, *words]:
+        assert word in sentence, sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_size": 1024}, ["block_size should be 256", "tokenizer.grid", "found 1024"]),
+        ({"hidden_size": 64}, ["hidden_size should be 48", "target.dim", "found 64"]),
+        ({"num_hidden_layers": 36}, ["num_hidden_layers should be 2", "target.num_layers", "found 36"]),
+        ({"num_attention_heads": 6}, ["num_key_value_heads should be num_attention_heads = 6, found 4"]),
+        ({"num_key_value_heads": 2}, ["num_key_value_heads should be num_attention_heads = 4, found 2"]),
+        ({"vocab_size": 16384}, ["vocab_size should be 128", "tokenizer.codebook_size", "found 16384"]),
+        ({"cls_token_num": 77}, ["cls_token_num should be 120", "text.max_tokens", "found 77"]),
+        ({"caption_dim": 2048}, ["caption_dim should be 16", "text.caption_dim", "found 2048"]),
+        ({"input_type": "c2i"}, ["input_type should be t2i", "found c2i"]),
+        ({"rms_norm_eps": None}, ["lacks the key rms_norm_eps"]),
+        ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps should be a number above 0, found '1e-5'"]),
+        ({"rope_base": "x"}, ["rope_base should be a number above 0, found 'x'"]),
+        ({"block_size": 250}, ["block_size should be a square number of tokens, found 250"]),
+        ({"intermediate_size": 100}, ["intermediate_size should be at least 8 / 3 of hidden_size = 48, found 100"]),
+        ({"intermediate_size": 512}, ["layers.0.mlp.gate_proj.weight should have shape (512, 48), found (256, 48)"]),
+    ],
+    ids=str,
+)
+def test_wrong_settings_of_hugging_face_targets(tmp_path, changes, words):
+    folder = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), **changes)
+    sentence = refusal(lambda: read_target(folder, CONFIG))
+    for word in [str(folder), *words]:
+        assert word in sentence, sentence
+
+
+def test_damaged_hugging_face_folders(tmp_path):
+    state = as_hugging_face(read_original())
+    folder = write_hugging_face(tmp_path / "hf", state, "sharded")
+    whole = (folder / "two.safetensors").read_bytes()
+    (folder / "two.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "two.safetensors is truncated" in refusal(lambda: read_target(folder, CONFIG))
+    save_file({"other": torch.zeros(1)}, folder / "two.safetensors")
+    assert "two.safetensors lacks the tensor" in refusal(lambda: read_target(folder, CONFIG))
+    (folder / "two.safetensors").unlink()
+    sentence = refusal(lambda: read_target(folder, CONFIG), FileNotFoundError)
+    assert "two.safetensors, which model.safetensors.index.json names" in sentence
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "should hold the key weight_map" in refusal(lambda: read_target(folder, CONFIG))
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "two.safetensors").write_bytes(whole)
+    assert "should hold one weight file, found one.safetensors, two.saf" in refusal(lambda: read_target(folder, CONFIG))
+    folder = write_hugging_face(tmp_path / "bare", state)
+    (folder / "config.json").write_text("{")
+    assert "config.json is not valid JSON" in refusal(lambda: read_target(folder, CONFIG))
+    (folder / "config.json").unlink()
+    assert "there is no file" in refusal(lambda: read_target(folder, CONFIG), FileNotFoundError)
+    state.pop("lm_head.weight")
+    folder = write_hugging_face(tmp_path / "headless", state)
+    assert "lacks the tensor lm_head.weight of shape (128, 48)" in refusal(lambda: read_target(folder, CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"input_type": "t2i2"}, ["input_type should be t2i to draft for this target, found t2i2"]),
+        ({"input_type": "c2i"}, ["input_type should be t2i or t2i2, found c2i"]),
+        ({"hidden_size": 64}, ["hidden_size should be 48", "found 64"]),
+        ({"vocab_size": 64}, ["vocab_size should be 128", "found 64"]),
+        ({"num_hidden_layers": 2}, ["num_hidden_layers should be 1", "found 2"]),
+        ({"bias": False}, ["foreign tensor fc.bias", "expected 10 tensors, found 11"]),
+        ({"input_type": "other", "block_size": 1024}, ["block_size should be 256", "found 1024"]),
+        ({"input_type": "other", "cls_token_num": 7}, ["position offset", "should be 119", "found 7"]),
+    ],
+    ids=str,
+)
+def test_wrong_drafters(tmp_path, changes, words):
+    folder = write_drafter(tmp_path / "drafter", **changes)
+    sentence = refusal(lambda: read_draft(folder, CONFIG))
+    for word in [str(folder), *words]:
+        assert word in sentence, sentence
+
+
+def test_drafter_of_another_stage_bias_and_files(tmp_path):
+    stage_2 = replace(CONFIG, grid=32)
+    folder = write_drafter(tmp_path / "drafter")
+    assert "input_type should be t2i2" in refusal(lambda: read_draft(folder, stage_2))
+    state = read_drafter_state()
+    state.pop("fc.bias")
+    without = write_drafter(tmp_path / "without", state)
+    assert "lacks the tensor fc.bias of shape (48,)" in refusal(lambda: read_draft(without, CONFIG))
+    target = write_hugging_face(tmp_path / "target", as_hugging_face(read_original()), "bin")
+    assert "num_hidden_layers should be 1" in refusal(lambda: read_draft(target, CONFIG))
+    (folder / "config.json").unlink()
+    sentence = refusal(lambda: read_draft(folder, CONFIG), FileNotFoundError)
+    assert "config.json: pytorch_model.bin needs the config.json" in sentence
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"codebook_size": 16384}, ["quantize.embedding.weight", "(16384, 8)", "codebook_size", "found (16, 8)"]),
+        ({"code_dim": 4}, ["should have shape (16, 4)", "tokenizer.code_dim", "found (16, 8)"]),
+        ({"image_size": 16}, ["grid should be 4", "tokenizer.grid", "found 8"]),
+        ({"image_size": 9}, ["data.image_size should be a multiple of 2, got 9"]),
+    ],
+    ids=str,
+)
+def test_wrong_sizes_of_image_tokenizers(tmp_path, sizes, words):
+    path = write_vq(tmp_path / "vq.pt")
+    sentence = refusal(lambda: read_tokenizer(path, **{**VQ_SIZES, **sizes}))
+    for word in ["vq.pt", *words]:
+        assert word in sentence, sentence
+
+
+def test_wrong_image_tokenizers(tmp_path):
+    path = write_vq(tmp_path / "vq.pt", **{"decoder.mid.3.conv1.weight": torch.zeros(1)})
+    assert "foreign tensor decoder.mid.3.conv1.weight" in refusal(lambda: read_tokenizer(path, **VQ_SIZES))
+    state = vq_state()
+    state.pop("decoder.conv_out.bias")
+    torch.save({"model": state}, path)
+    assert "lacks the tensor decoder.conv_out.bias of shape (3,)" in refusal(lambda: read_tokenizer(path, **VQ_SIZES))
+    sentence = refusal(lambda: read_tokenizer(ORIGINAL, **VQ_SIZES))
+    assert "lacks the tensor quantize.embedding.weight; found 20 tensors of no VQ-16" in sentence
+
+
+def test_wrong_files_of_our_own_layout(tmp_path):
+    model = read_target(ORIGINAL, CONFIG)
+    save_target(tmp_path / "model.safetensors", model)
+    sentence = refusal(lambda: read_target(tmp_path / "model.safetensors", replace(CONFIG, grid=32)))
+    assert "grid should be 32 as config key tokenizer.grid says, found 16" in sentence
+    sentence = refusal(lambda: read_draft(tmp_path / "model.safetensors", CONFIG))
+    assert "should hold a draft_model, found target_model" in sentence
+
+
+class Malice:
+    """Unpickled carelessly, this makes a file."""
+
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.function, self.arguments
+
+
+@pytest.mark.parametrize("is_new_format", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("function", [os.system, exec, eval, print])
+def test_code_in_a_pickle_is_not_run(tmp_path, function, is_new_format):
+    trace = tmp_path / "trace"
+    order = f"touch {trace}" if function is os.system else f"open({str(trace)!r}, 'w').close()"
+    path = tmp_path / "t2i_tiny.pt"
+    whole = {"model": read_original(), "args": Malice(function, order)}
+    torch.save(whole, path, _use_new_zipfile_serialization=is_new_format)
+    sentence = refusal(lambda: read_target(path, CONFIG))
+    assert not trace.exists()
+    for word in [str(path), "wants to run", function.__name__, "do not trust"]:
+        assert word in sentence, sentence
+
+
+def test_bare_pickles_are_not_run(tmp_path):
+    trace, path = tmp_path / "trace", tmp_path / "pytorch_model.bin"
+    path.write_bytes(pickle.dumps(Malice(os.system, f"touch {trace}")))
+    assert "pytorch_model.bin" in refusal(lambda: read_target(path, CONFIG))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, 0.3, 0.98])
+@pytest.mark.parametrize("name", ["target_llamagen.pt", "drafter_pytorch_model.bin", "model.safetensors", "legacy.pt"])
+def test_truncated_files(tmp_path, name, kept):
+    whole = tmp_path / "whole"
+    if name == "model.safetensors":
+        save_file(as_hugging_face(read_original()), whole)
+    elif name == "legacy.pt":
+        torch.save({"model": read_original()}, whole, _use_new_zipfile_serialization=False)
+    else:
+        whole.write_bytes((FOLDER / name).read_bytes())
+    content = whole.read_bytes()
+    path = tmp_path / name
+    path.write_bytes(content[: int(kept if kept >= 1 or kept == 0 else kept * len(content))])
+    sentence = refusal(lambda: read_target(path, CONFIG))
+    assert str(path) in sentence
+    assert "fetch it again" in sentence
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"<!DOCTYPE html><html>sign in</html>", "looks like a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file"),
+    ],
+)
+def test_what_was_fetched_is_no_weight_file(tmp_path, content, hint):
+    path = tmp_path / "t2i_XL_stage1_256.pt"
+    path.write_bytes(content)
+    assert hint in refusal(lambda: read_target(path, CONFIG))
+
+
+def test_missing_files_and_empty_folders(tmp_path):
+    sentence = refusal(lambda: read_target(tmp_path / "t2i_XL_stage1_256.pt", CONFIG), FileNotFoundError)
+    assert "there is no file or folder" in sentence
+    (tmp_path / "README.md").write_text("")
+    assert "found README.md" in refusal(lambda: read_target(tmp_path, CONFIG), FileNotFoundError)
+
+
+def test_reference_set_in_our_names_is_also_read(tmp_path):
+    """The published names in a safetensors file, as some mirrors keep them."""
+    path = tmp_path / "mirror.safetensors"
+    save_file(load_file(DATA / "reference" / "target_llamagen.safetensors"), path)
+    config = TargetConfig(64, 3, 4, 64, 4, 8, 24, 256)
+    assert read_target(path, config).config == config

@@ -1,0 +1,214 @@
+"""Ablations on tiny random models: what reaches the decoder, and each point against autoregressive decoding."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder, DecodingModels
+from lantern.draft_tree import tree_choices
+from lantern.drafting import DynamicTreeOptions
+from lantern.methods import expand_ablations
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
+from lantern_pipeline.analysis import ablations
+from lantern_pipeline.analysis.ablations import AblationStudy
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.metrics.evaluate_images import Rulers
+from lantern_pipeline.metrics.fidelity import NoSetRuler
+from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
+from lantern_pipeline.training.drafter import new_draft_model
+from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+
+NUM, VOCAB = 4, 24
+SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
+SETTINGS = {"batch_size": 5, "near_tie_margin": 1e-4, "bootstrap_resamples": 20}
+IDENTITY = ["ablation", "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_"]
+IDENTITY += ["method_id", "temperature", "cfg_scale", "top_k", "drafter_steps"]
+NEAR = {"preset": "proximity", "k": 6}
+
+
+@pytest.fixture(scope="module")
+def study():
+    torch.manual_seed(0)
+    source = SceneSource(0, image_size=48, num_train=16)
+    sizes = {"dim": 32, "num_layers": 1, "num_heads": 2, "vocab_size": VOCAB, "grid": 4}
+    target = TargetModel(TargetConfig(**sizes, num_text_tokens=16, caption_dim=8, ffn_multiple=16)).eval()
+    with torch.no_grad():
+        target.head.weight.mul_(6)  # far from uniform
+    tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
+    recogniser = Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
+    clip = ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
+    rulers = Rulers(
+        ImageTokenizer(tokenizer).eval(),
+        target,
+        WordEmbeddingEncoder(source.vocabulary, 8, 16),
+        (ClipRuler(ClipScorer.from_model(clip)), AccuracyRuler(recogniser)),
+        NoSetRuler(),
+    )
+
+    def models(seed):
+        draft = new_draft_model(target, seed).prepare_for_decoding()
+        return DecodingModels(copy.deepcopy(target).prepare_for_decoding(), draft)
+
+    codebook = torch.randn(VOCAB, 4)
+    return AblationStudy(
+        drafters={None: models(0), 3: models(1)},
+        tables={name: nearest_codes(codebook, 10, name) for name in ("l2", "random")},
+        make_tree=lambda spec: (
+            spec.tree and (DynamicTreeOptions(6, 1, 4) if spec.tree == "dynamic" else tree_choices(spec.tree))
+        ),
+        rulers=rulers,
+        prompts=source.prompts("seen", NUM),
+        settings=SETTINGS,
+        batch_size=3,
+        seed=5,
+    )
+
+
+def expand(**grid):
+    base = {"draft_tree": {"static": "chain3"}, "codebook": {"neighbours": "l2"}, "sampling": SAMPLING}
+    return expand_ablations({**base, "ablations": {"grids": {"mine": grid}}})["mine"]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Everything that decoders were made of while the test ran."""
+    made = []
+
+    class Watched(Decoder):
+        def __init__(self, models, spec, sampling, tree, **options):
+            made.append({"models": models, "spec": spec, "sampling": sampling, "tree": tree, **options})
+            super().__init__(models, spec, sampling, tree, **options)
+
+    monkeypatch.setattr(ablations, "Decoder", Watched)
+    return made
+
+
+@pytest.fixture(scope="module")
+def measured(study):
+    points = expand(methods=[{"preset": ["coupled", "eagle2", "eagle1"]}, {**NEAR, "neighbours": ["l2", "random"]}])
+    rows, images = study.run("mine", points)
+    return rows.set_index("method_id", drop=False), images
+
+
+def test_one_row_per_point_with_what_identifies_it(measured):
+    rows, images = measured
+    ids = ["autoregressive", "coupled", "eagle2", "eagle1", "proximity-l2-k6", "proximity-random-k6"]
+    assert rows.index.tolist() == ids
+    assert set(IDENTITY) <= set(rows.columns)
+    assert (rows["ablation"] == "mine").all() and (rows["num_images"] == NUM).all()
+    assert rows["drafter_steps"].isna().all() and (rows["top_k"] == 6).all() and (rows["temperature"] == 1).all()
+    assert set(IDENTITY) | {"prompt_id", "num_tokens", "target_forwards", "nll", "substitutions"} <= set(images.columns)
+    assert len(images) == len(ids) * NUM and not images.duplicated(["method_id", "prompt_id"]).any()
+
+
+def test_exact_methods_are_equal_to_autoregressive_decoding(measured):
+    rows, _ = measured
+    for name in ("autoregressive", "coupled", "eagle2"):
+        assert rows.loc[name, "tokens_equal_autoregressive"] == 1
+        assert rows.loc[name, ["nll_change", "nll_change_low", "nll_change_high"]].tolist() == [0, 0, 0]
+        assert rows.loc[name, "substitutions"] == 0
+        assert rows.loc[name, "prompt_accuracy"] == rows.loc["autoregressive", "prompt_accuracy"]
+    assert rows.loc["autoregressive", "mean_accepted_length"] == 1
+    assert rows.loc["coupled", "mean_accepted_length"] > 1
+
+
+def test_changes_are_paired_by_prompt(measured):
+    rows, images = measured
+    nll = images.pivot(index="prompt_id", columns="method_id", values="nll")
+    for name in ("proximity-l2-k6", "proximity-random-k6"):
+        change = (nll[name] - nll["autoregressive"]).to_numpy()
+        assert np.abs(change).max() > 0
+        assert rows.loc[name, "nll_change"] == pytest.approx(change.mean())
+        assert change.min() <= rows.loc[name, "nll_change_low"] <= rows.loc[name, "nll_change_high"] <= change.max()
+        assert rows.loc[name, "nll"] == pytest.approx(nll[name].mean())
+        assert rows.loc[name, "tokens_equal_autoregressive"] < 1
+
+
+def test_counts_are_sums_over_the_images(measured):
+    rows, images = measured
+    for name, frame in images.groupby("method_id"):
+        assert rows.loc[name, "mean_accepted_length"] == frame["num_tokens"].sum() / frame["target_forwards"].sum()
+        assert (frame["num_tokens"] == 16).all()
+    substitutions = images.groupby("method_id")["substitutions"].mean()
+    assert substitutions["proximity-l2-k6"] > 0 == substitutions["coupled"]
+    assert rows.loc["proximity-l2-k6", "substitutions"] == substitutions["proximity-l2-k6"]
+    assert np.isnan(rows.loc["eagle1", "substitutions"])  # rejection draws no token of the target's
+
+
+def test_every_change_of_the_sampling_reaches_the_decoder(study, seen):
+    points = expand(
+        methods=[{"preset": "coupled", "temperatures": [0, 0.5]}], sampling={"cfg_scale": [1, 4], "top_p": [0.9]}
+    )
+    rows, _ = study.run("mine", points)
+    found = {(made["spec"].name, made["sampling"].temperature, made["sampling"].cfg_scale) for made in seen}
+    assert found == {
+        (name, temperature, scale)
+        for name in ("autoregressive", "coupled")
+        for temperature in (0.0, 0.5)
+        for scale in (1, 4)
+    }
+    assert len(seen) == 8 and all(made["sampling"].top_p == 0.9 and made["sampling"].top_k == 6 for made in seen)
+    assert (rows["tokens_equal_autoregressive"] == 1).all() and (rows["nll_change"] == 0).all()
+    assert rows.groupby(["temperature", "cfg_scale"]).size().tolist() == [2] * 4
+    baseline = rows[rows["method"] == "autoregressive"]
+    assert baseline["nll"].nunique() == 4  # every point has its own autoregressive images
+
+
+def test_margins_are_recorded_of_autoregressive_decoding_alone(study, seen):
+    study.run("mine", expand(methods=[{"preset": "coupled"}]))
+    assert [made["records_margins"] for made in seen] == [True, False]
+
+
+def test_each_point_has_its_draft_model_its_table_and_its_tree(study, seen):
+    methods = [{"preset": "coupled"}, {**NEAR, "tree": "dynamic", "neighbours": "random"}]
+    rows, images = study.run("mine", expand(methods=methods, drafter_steps=[3, None]))
+    assert [made["spec"].name for made in seen] == ["autoregressive", "coupled", "proximity", "coupled", "proximity"]
+    assert [
+        made["models"].draft is study.drafters[steps].draft
+        for made, steps in zip(seen, [None, 3, 3, None, None], strict=True)
+    ] == [True] * 5
+    assert [made["models"].nearest_codes is study.tables["random"] for made in seen] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert seen[1]["tree"] == tree_choices("chain3") and seen[2]["tree"] == DynamicTreeOptions(6, 1, 4)
+    assert seen[0]["tree"] is None
+    assert rows["drafter_steps"].fillna(0).tolist() == [0, 3, 3, 0, 0]
+    assert len(images) == 5 * NUM and images["drafter_steps"].fillna(0).nunique() == 2
+    exact = rows[rows["method"] == "coupled"]
+    assert (exact["tokens_equal_autoregressive"] == 1).all() and (exact["nll_change"] == 0).all()
+
+
+def test_the_shared_models_are_left_without_a_table(study):
+    study.run("mine", expand(methods=[NEAR]))
+    assert all(models.nearest_codes is None for models in study.drafters.values())
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 1}, {"batch_size": 4}], ids=str)
+def test_numbers_do_not_depend_on_the_batches(study, measured, changes):
+    rows, _ = replace(study, **changes).run(
+        "mine", expand(methods=[{"preset": "eagle1"}, {**NEAR, "neighbours": ["l2"]}])
+    )
+    expected = measured[0].loc[rows["method_id"]].reset_index(drop=True)
+    pd.testing.assert_frame_equal(rows, expected, rtol=1e-4, check_dtype=False)
+
+
+def test_prompts_without_a_known_scene_have_no_accuracy(study):
+    free = replace(study, prompts=[Prompt(f"p{i}", prompt.text) for i, prompt in enumerate(study.prompts)])
+    rows, images = free.run("mine", expand(methods=[{"preset": "coupled"}]))
+    assert rows["prompt_accuracy"].isna().all() and images["prompt_accuracy"].isna().all()
+    assert rows["nll"].notna().all()

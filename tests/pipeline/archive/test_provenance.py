@@ -1,0 +1,161 @@
+"""What a provenance says of config, code, machine and files, and what it must not say."""
+
+import getpass
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.records import GenerationRecords, save_records
+from lantern_pipeline.archive import provenance
+from lantern_pipeline.archive.provenance import (
+    compare_code,
+    describe_code,
+    describe_decoding,
+    describe_environment,
+    describe_resources,
+    hash_files,
+    provenance_texts,
+    publishable_config,
+)
+from lantern_pipeline.downloads.manifest import describe_file, make_manifest
+from lantern_pipeline.runtime.machine import describe_machine
+
+SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize(
+    "given, published",
+    [
+        ("/home/ada/weights/target.pt", "target.pt"),
+        ("/home/ada/weights/", "weights"),
+        ("~/target.pt", "target.pt"),
+        ("../ada/target.pt", "target.pt"),
+        (r"C:\Users\ada\target.pt", "target.pt"),
+        (r"\\server\ada\target.pt", "target.pt"),
+        ("file:///home/ada/x.csv", "x.csv"),
+        ("https://ada:secret@example.org/x.csv", "https://example.org/x.csv"),
+        ("https://example.org/a/x.csv", "https://example.org/a/x.csv"),
+        ("prompts/mine.txt", "prompts/mine.txt"),
+        ("A photo depicts ", "A photo depicts "),
+        (3, 3),
+        (None, None),
+    ],
+)
+def test_paths_of_one_machine_and_passwords_are_not_published(given, published):
+    config = {"section": {"list": [given]}, "numbers": {"x": "1"}, "provenance": {"y": "2"}}
+    assert publishable_config(config) == {"section": {"list": [published]}}
+
+
+def make_project(folder):
+    (folder / "lantern").mkdir(parents=True)
+    (folder / "workflow" / "scripts").mkdir(parents=True)
+    (folder / "lantern" / "__init__.py").write_text("")
+    (folder / "workflow" / "scripts" / "work.py").write_text("import lantern\n")
+    (folder / "Snakefile").write_text("")
+    (folder / "README.md").write_text("")
+    return folder
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_code_is_named_by_commit_and_by_what_differs_from_it(tmp_path):
+    project = make_project(tmp_path / "project")
+    assert describe_code(project)["commit"] is None and describe_code(project)["is_modified"] is None
+    git(project, "init", "--quiet")
+    git(project, "add", ".")
+    git(project, "commit", "--quiet", "-m", "First")
+    found = describe_code(project)
+    assert found["commit"] == git(project, "rev-parse", "HEAD") and found["is_modified"] is False
+    assert list(found["fingerprints"]) == ["work.py"]
+    (project / "README.md").write_text("text")
+    assert describe_code(project)["is_modified"] is False
+    (project / "lantern" / "new.py").write_text("")
+    assert describe_code(project)["is_modified"] is True
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_repository_around_an_installed_package_is_not_taken_for_its_own(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    assert describe_code(make_project(tmp_path / "inside"))["commit"] is None
+
+
+def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe_code(make_project(tmp_path / "project"))["commit"] is None
+
+
+def test_environment_and_machine_are_described_without_user_and_host():
+    environment, machine = describe_environment(), describe_machine()
+    assert environment["packages"]["torch"] == torch.__version__.partition("+")[0] or environment["packages"]["torch"]
+    assert machine["cpu"] and machine["cores"] >= 1 and isinstance(machine["gpus"], list)
+    words = json.dumps([environment, machine]).lower().replace('"', " ").split()
+    assert socket.gethostname().lower() not in words and getpass.getuser().lower() not in words
+    assert str(Path.home()) not in words
+
+
+def test_files_are_named_relative_to_the_folder_and_in_order(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.csv").write_text("abc")
+    (tmp_path / "a.csv").write_text("")
+    found = hash_files([tmp_path / "b" / "x.csv", tmp_path / "a.csv"], tmp_path)
+    assert list(found) == ["a.csv", "b/x.csv"]
+    assert found["b/x.csv"] == {"sha256": SHA256_OF_ABC, "bytes": 3}
+    with pytest.raises(FileNotFoundError, match="gone"):
+        hash_files([tmp_path / "gone.csv"], tmp_path)
+
+
+def test_resources_are_named_by_their_hashes_and_not_by_their_place(tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_text("abc")
+    manifest = make_manifest("weights", own, f"a copy at {own}", {"w.pt": describe_file(own)})
+    (tmp_path / "weights.json").write_text(json.dumps(manifest))
+    own.with_name("weights.pt").write_text("not read again")
+    found = describe_resources([tmp_path / "weights.json", own])
+    entry = {"sha256": SHA256_OF_ABC, "bytes": 3}
+    assert found == {"own.txt": {"own.txt": entry}, "weights": {"w.pt": entry}}
+
+
+def test_decoding_lists_each_device_and_format_once(tmp_path):
+    metadata = {"device": "cpu", "dtype": "float32", "num_threads": 1, "torch": "2", "gpu": None}
+    for number, changes in enumerate([{}, {}, {"device": "cuda", "gpu": "H200"}]):
+        codes, ones = torch.zeros(1, 4, dtype=torch.int32), torch.ones(1)
+        tensors = [codes, ones.int(), codes.short(), codes.bool(), ones, codes.float()]
+        records = GenerationRecords(["a"], *tensors, {**metadata, **changes})
+        save_records(tmp_path / f"{number}.safetensors", records)
+    found = describe_decoding(sorted(tmp_path.iterdir()))
+    assert sorted(entry["device"] for entry in found) == ["cpu", "cuda"]
+    assert {entry["gpu"] for entry in found} == {None, "H200"}
+
+
+def test_the_report_gets_texts_that_cannot_end_a_literal():
+    value = {
+        "code": {"version": "1", "commit": None, "is_modified": None},
+        "environment": describe_environment(),
+        "machine": {**describe_machine(), "cpu": "A ``CPU``", "gpus": [{"name": "GPU 1"}], "driver": "550.1"},
+        "decoding": [{"device": "cpu", "gpu": None, "dtype": "float32", "num_threads": 1, "torch": "2"}],
+        "seeds": {"seed": 0},
+        "resources": {},
+        **{part: {} for part in provenance.FILE_PARTS},
+    }
+    texts = provenance_texts(value)
+    assert set(texts) == {"code", "environment", "machine", "decoding", "seeds", "files"}
+    assert not any("`" in text for text in texts.values())
+    assert "GPU 1, driver 550.1" in texts["machine"] and texts["decoding"] == "cpu, float32, torch 2"
+
+
+def test_code_is_compared_by_what_a_script_runs(monkeypatch):
+    monkeypatch.setattr(provenance, "describe_code", lambda: {"fingerprints": {"work.py": "1" * 16}})
+    theirs = {"version": "1.0", "commit": None, "fingerprints": {"work.py": "1" * 16}}
+    assert "is the same" in compare_code({"code": theirs}, "work.py")
+    theirs["fingerprints"] = {"work.py": "0" * 16}
+    assert "is not the same" in compare_code({"code": theirs}, "work.py")

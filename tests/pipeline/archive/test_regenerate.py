@@ -1,0 +1,218 @@
+"""Images of an archive drawn again: what counts as equal, what as rounding, what is found, what is refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from conftest import ROOT
+from lantern.decoding import Decoder
+from lantern.generation import generate_records, load_decoding_models, make_tree
+from lantern.io import load_tensors, save_tensors, write_prompts
+from lantern.methods import expand_methods
+from lantern.models.draft import DraftConfig, DraftModel, save_draft
+from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.prompts import Prompt
+from lantern.records import save_records
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.archive.packing import pack_experiment
+from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
+from lantern_pipeline.archive.regenerate import RecordFile, explains_by_rounding, spread
+from lantern_pipeline.cli import app, load_config
+from lantern_pipeline.data.text_encoders import make_text_encoder
+
+PROMPTS = [Prompt(f"seen-{n}", text) for n, text in enumerate(["a red circle on grass", "a blue square on sand"])]
+AUTOREGRESSIVE = "generation/autoregressive/seen/T1/s0n0/1-of-1.safetensors"
+COUPLED = "generation/coupled/seen/T1/s0n0/1-of-1.safetensors"
+CODE = describe_code()
+
+
+@pytest.fixture
+def config():
+    config = load_config([ROOT / "config.yaml", ROOT / "tests" / "workflow" / "tiny.yaml"])
+    return {**config, "methods": [{"preset": ["autoregressive", "coupled"]}]}
+
+
+@pytest.fixture
+def experiment(tmp_path, config):
+    """A finished experiment with random models."""
+    return make_experiment(tmp_path / "results" / "tiny", config)
+
+
+def make_target(config, twins=False):
+    torch.manual_seed(0)
+    text = config["text"]
+    sizes = TargetConfig(32, 2, 2, 32, 4, text["max_tokens"], text["caption_dim"], ffn_multiple=16)
+    target = TargetModel(sizes)
+    with torch.no_grad():
+        target.head.weight.mul_(50)
+        if twins:  # codes 2 n and 2 n + 1 are as likely as each other
+            target.head.weight[1::2] = target.head.weight[::2]
+    return target
+
+
+def make_experiment(folder, config, *, dtype="float32", twins=False):
+    target = make_target(config, twins)
+    sizes = target.config
+    save_target(folder / "target/s0/model.safetensors", target)
+    draft = DraftModel(DraftConfig.of(sizes))
+    save_draft(folder / "drafter/s0/model.safetensors", draft)
+    write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
+    config["generation"]["dtype"] = dtype
+    encoder = make_text_encoder(config["text"], "scenes", config["seed"])
+    for run in expand_methods(config):
+        drafter = folder / "drafter/s0/model.safetensors" if run.spec.drafts else None
+        models = load_decoding_models(folder / "target/s0/model.safetensors", drafter, dtype=dtype)
+        sampling = SamplingConfig(temperature=run.temperature, **config["sampling"])
+        decoder = Decoder(models, run.spec, sampling, make_tree(run.spec, None))
+        records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
+        save_records(folder / f"generation/{run.spec.method_id}/seen/T1/s0n0/1-of-1.safetensors", records)
+    write_provenance(folder, config)
+    return folder
+
+
+def write_provenance(folder, config):
+    parts = {"models": "*/s0/model.safetensors", "prompts": "prompts/*", "records": "generation/*/*/*/*/*"}
+    hashes = {part: hash_files(folder.glob(parts.get(part, "*.csv")), folder) for part in FILE_PARTS}
+    provenance = {"kind": KIND, "code": CODE, **hashes, "config": config}
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+
+
+def verify(folder, *arguments):
+    """Packs an experiment and verifies the archive; returns (exit code, everything printed)."""
+    archive = folder.parent.parent / "tiny.zip"
+    pack_experiment(folder, archive)
+    result = CliRunner().invoke(app, ["verify", str(archive), *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def change(path, edit, metadata=None):
+    """Changes the tensors (and the metadata) of one of our files."""
+    tensors, found = load_tensors(path)
+    edit(tensors)
+    save_tensors(path, tensors, {**found, **(metadata or {})})
+
+
+def test_an_untouched_archive_is_verified(experiment):
+    code, output = verify(experiment, "--images", "3")
+    assert code == 0, output
+    assert "hashes: 7 files are as the manifest says" in output
+    assert "what generate_images.py runs is the same as behind the archive" in output
+    assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
+    assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
+    assert "3 equal, token by token" in output
+
+
+def test_hashes_alone_can_be_checked(experiment):
+    code, output = verify(experiment, "--images", "0")
+    assert code == 0 and output.strip().endswith("images drawn again: none")
+
+
+def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(experiment, config):
+    def edit(tensors):
+        tensors["codes"][:, 5] = (tensors["codes"][:, 5] + 1) % 32
+
+    change(experiment / COUPLED, edit)
+    write_provenance(experiment, config)
+    code, output = verify(experiment, "--images", "2")
+    assert code == 1 and "differs: coupled" in output and "15 of 16 tokens, the first difference at token 5" in output
+    assert "1 of 2 images drawn again differ" in output and "equal: autoregressive" in output
+
+
+def test_near_ties_that_rounding_decides_are_told_from_differences(tmp_path, config):
+    config["methods"] = [{"preset": "autoregressive", "temperatures": [0]}]
+    target = make_target(config, twins=True).eval().prepare_for_decoding()
+    models = type("Models", (), {"target": target, "draft": None, "nearest_codes": None})()
+    decoder = Decoder(models, expand_methods(config)[0].spec, SamplingConfig(temperature=0, **config["sampling"]))
+    encoder = make_text_encoder(config["text"], "scenes", config["seed"])
+    weight = decoder.target.head.weight.data.clone()
+
+    def draw():
+        return generate_records(decoder, PROMPTS[:1], encoder, run_seed=0, batch_size=1).codes[0].long()
+
+    codes = draw()
+    twin, other = codes.clone(), codes.clone()
+    twin[0], other[0] = codes[0] ^ 1, (codes[0] + 8) % 32
+    assert explains_by_rounding(decoder, draw, twin[:1])
+    assert not explains_by_rounding(decoder, draw, other[:1])
+    assert torch.equal(decoder.target.head.weight.data, weight) and torch.equal(draw(), codes)
+
+
+def test_bfloat16_is_not_compared_across_devices(tmp_path, config):
+    folder = make_experiment(tmp_path / "results" / "tiny", config, dtype="bfloat16")
+
+    def edit(tensors):
+        tensors["codes"][:, 9] = (tensors["codes"][:, 9] + 1) % 32
+
+    change(folder / COUPLED, edit)
+    write_provenance(folder, config)
+    code, output = verify(folder, "--images", "2")
+    assert code == 0, output
+    assert "not comparable: coupled" in output and "15 of 16 tokens, the first difference at token 9" in output
+    assert "in bfloat16, which rounds differently on each device" in output
+
+
+def test_models_that_the_archive_leaves_out_are_taken_from_a_folder_if_they_are_the_same(experiment, config, tmp_path):
+    config["target"]["checkpoint"] = "llamagen_stage1"
+    write_provenance(experiment, config)
+    code, output = verify(experiment)
+    assert code == 1 and "leaves out target/s0/model.safetensors (sha256 " in output and "--models" in output
+    own = tmp_path / "own"
+    shutil.copytree(experiment / "target", own / "target")
+    code, output = verify(experiment, "--models", str(own))
+    assert code == 0, output
+    change(own / "target/s0/model.safetensors", lambda tensors: tensors["head.weight"].mul_(2))
+    code, output = verify(experiment, "--models", str(own))
+    assert code == 1 and "own/target/s0/model.safetensors should have sha256" in output
+
+
+@pytest.mark.parametrize(
+    "metadata, words",
+    [
+        ({"run_seed": 3}, "should have run_seed 0"),
+        ({"temperature": 0.5}, "should have temperature 1.0"),
+        ({"method": {"name": "\x1b[2J"}}, "should have method"),
+        ({"dtype": "float64"}, "should have dtype float32"),
+    ],
+)
+def test_records_that_are_not_what_their_path_says_are_refused(experiment, config, metadata, words):
+    change(experiment / AUTOREGRESSIVE, lambda tensors: None, metadata)
+    write_provenance(experiment, config)
+    code, output = verify(experiment, "--images", "2")
+    assert code == 1 and words in output and "\x1b" not in output
+
+
+@pytest.mark.parametrize("name, text", [("seen-0", "an unknown word"), ("other", "a red circle on grass")])
+def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config, name, text):
+    write_prompts(experiment / "prompts/seen.jsonl", [Prompt(name, text)])
+    write_provenance(experiment, config)
+    code, output = verify(experiment, "--images", "4")
+    assert code == 1 and ("unknown word" in output or "has no prompt" in output) and "Traceback" not in output
+
+
+def test_a_pickle_in_place_of_a_model_is_not_loaded(experiment, config):
+    torch.save({"weight": torch.zeros(1)}, experiment / "target/s0/model.safetensors")
+    write_provenance(experiment, config)
+    code, output = verify(experiment)
+    assert code == 1 and "is truncated or is not a safetensors file" in output
+
+
+def test_a_sample_has_as_many_methods_sets_and_temperatures_as_it_can():
+    files = [
+        RecordFile(f"{method}{prompt_set}{temperature}{seed}", method, prompt_set, temperature, 0, seed)
+        for method in "abc"
+        for prompt_set in ("seen", "unseen")
+        for temperature in ("0", "1")
+        for seed in (0, 1)
+    ]
+    for seed in range(5):
+        chosen = spread(files, 6, seed)
+        assert sorted(file.method_id for file in chosen) == ["a", "a", "b", "b", "c", "c"]
+        for trait in ("prompt_set", "temperature", "noise_seed"):
+            assert len({getattr(file, trait) for file in chosen}) == 2
+        assert len({file.name for file in chosen}) == 6
+    assert spread(files, 6, 0) == spread(files, 6, 0) != spread(files, 6, 1)
+    assert spread([], 4, 0) == [] and len(spread(files[:1], 3, 0)) == 3

@@ -1,0 +1,89 @@
+"""What jobs ask for follows from the config's sizes."""
+
+import copy
+import subprocess
+import sys
+
+import torch
+from snakemake.utils import update_config
+
+from conftest import ROOT
+from lantern.models.draft import DraftConfig, DraftModel, save_draft
+from lantern.models.target import TargetModel, save_target
+from lantern_pipeline.config.resources import BASE_DISK_MB, JobSizes, disk_mb, growing, target_sizes
+from lantern_pipeline.config.validate import load_yaml
+
+DEFAULT = load_yaml(ROOT / "config.yaml")
+
+
+def overlaid(*names):
+    config = copy.deepcopy(DEFAULT)
+    for name in names:
+        update_config(config, load_yaml(ROOT / "experiments" / f"{name}.yaml"))
+    return config
+
+
+def test_every_attempt_asks_for_twice_as_much():
+    assert [growing(500)(None, attempt) for attempt in (1, 2, 3)] == [500, 1000, 2000]
+
+
+def test_the_embedded_world_asks_for_little():
+    sizes = JobSizes(DEFAULT, has_gpu=False)
+    assert sizes.decoding_mb()(None, 1) == 2000 and sizes.training_mb()(None, 1) == 3000
+    assert sizes.decoding_minutes(10**6, 1)(None, 1) == 60  # its forwards are not a published model's
+
+
+def test_a_published_target_is_held_in_the_files_format_and_its_own():
+    """822 million parameters, 6 bytes each while float32 becomes bfloat16; 6.34 GiB were measured without CUDA."""
+    config = overlaid("llamagen_stage1")
+    on_cpu, on_gpu = (JobSizes(config, has_gpu=gpu).decoding_mb()(None, 1) for gpu in (False, True))
+    assert 6.0 * 1024 < on_cpu < 7.0 * 1024 and on_gpu == on_cpu + 3000
+    config["generation"]["dtype"] = "float32"
+    assert JobSizes(config, has_gpu=False).decoding_mb()(None, 1) > on_cpu + 1500
+    assert JobSizes(config, has_gpu=True).scoring_mb(1000)(None, 2) > 2 * on_gpu
+
+
+def test_time_follows_images_tokens_and_batch():
+    stage_1, stage_2 = (
+        JobSizes(overlaid("llamagen_stage1"), True),
+        JobSizes(overlaid("llamagen_stage1", "llamagen_stage2"), True),
+    )
+    assert stage_1.decoding_minutes(1600, 16)(None, 1) == 60  # 39 minutes by its tokens, but never below the first
+    long = stage_1.decoding_minutes(16000, 16)(None, 1)
+    assert long == 384 and stage_1.decoding_minutes(16000, 8)(None, 1) == 2 * long
+    assert stage_1.scoring_minutes(18 * 5000)(None, 1) == 231 and stage_1.scoring_minutes(100)(None, 2) == 240
+    assert stage_1.images_of("coco", 16) == 313 and stage_2.images_of("coco") == 5000
+
+
+def test_disk_is_what_the_files_take(tmp_path):
+    sizes, config = JobSizes(DEFAULT, has_gpu=False), target_sizes(DEFAULT)
+    save_target(tmp_path / "target", TargetModel(config))
+    save_draft(tmp_path / "draft", DraftModel(DraftConfig.of(config)))
+    asked = {"target": sizes.target_disk_mb(is_trained=False), "draft": sizes.drafter_disk_mb(is_trained=False)}
+    assert asked == {name: disk_mb((tmp_path / name).stat().st_size) for name in asked}
+    # Measured: 70,792 bytes for 96 autoregressive images of 64 tokens. The partial records beside them are as many.
+    assert sizes.records_disk_mb(9600) == BASE_DISK_MB + 15 == disk_mb(2 * 7_079_200)
+
+
+def test_training_needs_room_for_two_states_and_the_weights(tmp_path):
+    """AdamW keeps two moments; a new state is whole before the old one goes."""
+    model = DraftModel(DraftConfig.of(target_sizes(DEFAULT)))
+    optimiser = torch.optim.AdamW(model.parameters())
+    sum(value.sum() for value in model.parameters()).backward()
+    optimiser.step()
+    torch.save([model.state_dict(), optimiser.state_dict()], tmp_path / "state")
+    save_draft(tmp_path / "draft", model)
+    taken = 2 * (tmp_path / "state").stat().st_size + (tmp_path / "draft").stat().st_size
+    assert abs(JobSizes(DEFAULT, has_gpu=False).drafter_disk_mb(is_trained=True) - disk_mb(taken)) <= 1
+
+
+def test_a_published_target_takes_gigabytes():
+    sizes = JobSizes(overlaid("llamagen_stage1"), has_gpu=True)
+    assert 3100 < sizes.target_disk_mb(is_trained=False) < 3400
+    # 5,000 prompts of 120 tokens, each of 2,048 bfloat16 values; 16384 codes with their neighbours.
+    assert 2400 < sizes.text_disk_mb(5000) < 2700 and 100 < sizes.table_disk_mb() < 300
+
+
+def test_no_torch_is_imported_while_the_workflow_is_read():
+    command = "import sys, lantern_pipeline.config.resources; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], cwd=ROOT).returncode == 0

@@ -1,0 +1,339 @@
+"""The default config is valid; whatever is wrong with another one is a single sentence that names the key."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+
+from conftest import ROOT
+from lantern.methods import MethodSpec
+from lantern.settings import pick
+from lantern_pipeline.config.validate import (
+    SCHEMA_PATH,
+    closest,
+    describe_folder,
+    load_yaml,
+    table_file,
+    tree_settings,
+    validate_config,
+)
+
+DEFAULT = load_yaml(ROOT / "config.yaml")
+
+
+# Overlays that are laid over another one, as their first lines say.
+BELOW = {
+    "llamagen_stage2": ["llamagen_stage1"],
+    "llamagen_quick": ["llamagen_stage1"],
+    "llamagen_drafter": ["llamagen_stage1"],
+    "llamagen_drafter_captions": ["llamagen_stage1", "llamagen_drafter"],
+}
+
+
+def changed(path, value):
+    """The default config with one key set; the path is dotted, list places are numbers."""
+    config = copy.deepcopy(DEFAULT)
+    place = config
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    return config
+
+
+def sentence_for(config):
+    with pytest.raises(ValueError) as caught:
+        validate_config(config)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and "Traceback" not in sentence
+    return sentence
+
+
+def test_the_default_config_is_valid():
+    validate_config(DEFAULT)
+
+
+@pytest.mark.parametrize("overlay", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_overlay_is_valid_on_top_of_the_default(overlay):
+    from snakemake.utils import update_config
+
+    config = copy.deepcopy(DEFAULT)
+    for name in (*BELOW.get(overlay.stem, ()), overlay.stem):
+        update_config(config, load_yaml(overlay.with_stem(name)))
+    validate_config(config)
+
+
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        ("sampling.top_pp", 0.9, ["sampling.top_pp", "unknown", "did you mean top_p?"]),
+        ("tokeniser", {}, ["tokeniser is unknown", "did you mean tokenizer?"]),
+        ("methods.0.tempratures", [1], ["methods[0].tempratures", "did you mean temperatures?"]),
+        ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
+        ("sampling.top_p", 1.5, ["sampling.top_p", "at most 1", "1.5"]),
+        ("sampling.top_p", 0, ["sampling.top_p", "greater than 0"]),
+        ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
+        ("sampling.filter_order", "top_k", ["sampling.filter_order", "one of top_k_first, top_p_first, got 'top_k'"]),
+        ("sampling.cfg_scale", float("nan"), ["sampling.cfg_scale", "finite"]),
+        ("target.num_layers", "six", ["target.num_layers", "whole number", "'six'"]),
+        ("target.num_layers", 6.5, ["target.num_layers", "whole number", "6.5"]),
+        ("target.num_layers", True, ["target.num_layers", "whole number", "True"]),
+        ("target.learning_rate", "2e-3", ["target.learning_rate", "write 0.002 without quotes"]),
+        ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
+        ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
+        ("experiment", "", ["experiment"]),
+        ("seed", -1, ["seed", "at least 0"]),
+        ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
+        ("data", None, ["data must be a section of keys", "nothing"]),
+        ("data.source", "folder", ["data.folder", "name.txt"]),
+        ("data.image_size", 50, ["data.image_size", "multiple of 2 * tokenizer.grid", "50"]),
+        ("data.max_words", 99, ["data.max_words", "text.max_tokens"]),
+        ("codebook.num_neighbours", 1024, ["codebook.num_neighbours", "tokenizer.codebook_size", "1024"]),
+        ("methods", [], ["methods", "at least 1"]),
+        ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
+        ("prompts", {}, ["prompts", "at least 1"]),
+        ("prompts", {"seen": None}, ["prompts", "at least one prompt set"]),
+        ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
+        ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
+        ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
+        ("prompts.seen.num", 8, ["prompt set seen has 8 prompts", "metrics.kid_subset_size"]),
+        ("prompts.seen.split", "train", ["prompts.seen.split", "seen, unseen", "'train'"]),
+        ("prompts.seen.file", "config.yaml", ["prompts.seen", "split or file"]),
+        ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),
+        ("metrics.headline_prompt_set", "sean", ["metrics.headline_prompt_set", "did you mean seen?"]),
+        ("metrics.headline_temperature", 0.7, ["metrics.headline_temperature", "0.7"]),
+        ("metrics.kid_subset_size", 1, ["metrics.kid_subset_size", "at least 2"]),
+        ("figures.sample_methods", ["eagle3"], ["figures.sample_methods", "did you mean eagle"]),
+        ("draft_tree.dynamic.num_nodes", 999, ["draft_tree.dynamic.num_nodes", "at most", "999"]),
+        ("clip.width", 10, ["clip.width", "multiple of 8"]),
+        ("repeats.training_seeds", [], ["repeats.training_seeds", "at least 1"]),
+        ("repeats.noise_seeds", [0, -1], ["repeats.noise_seeds[1]", "at least 0", "-1"]),
+        ("repeats.noise_seeds", [1, 1], ["repeats.noise_seeds", "unique"]),
+        ("repeats.noise_seeds", 2, ["repeats.noise_seeds must be a list, got 2"]),
+        ("codebook.neighbours", "probability", ["codebook.neighbours", "one of l2, l2_normalised, cosine, random"]),
+        ("law.k", 129, ["law.k must be at most codebook.num_neighbours = 128, got 129"]),
+        ("law.num_children", 2000, ["law.num_children must be at most tokenizer.codebook_size = 1024, got 2000"]),
+        ("law.deltas", [0.1, 1.5], ["law.deltas[1]", "at most 1", "1.5"]),
+        ("law.deltas", [], ["law.deltas", "at least 1 entries"]),
+        ("law.num_images", 1, ["law.num_images", "at least 2"]),
+        ("law.num_samples", 1, ["law.num_samples", "at least 2"]),
+        ("law.aggregated", [5, 0], ["law.aggregated[1]", "at least 1"]),
+        ("law.aggregated_deltas", [0.1, 2], ["law.aggregated_deltas[1]", "at most 1"]),
+        ("latency.num_profiled", 0, ["latency.num_profiled", "at least 1"]),
+        ("metrics.fidelity_resamples", 1, ["metrics.fidelity_resamples", "at least 2"]),
+        ("study.methods", ["proximty-k5"], ["study.methods", "did you mean proximity-k5?"]),
+        ("study.methods", ["lantern-k20-delta9"], ["study.methods names no method that runs", "lantern-k20-delta9"]),
+        ("study.methods", [], ["study.methods", "at least 1"]),
+        ("study.methods", ["autoregressive"], ["study.methods", "beside autoregressive", "leave autoregressive out"]),
+        ("study.min_checks", 1.2, ["study.min_checks", "at most 1"]),
+        ("study.question", "", ["study.question", "at least 1"]),
+        ("ablations.num_prompts", 1, ["ablations.num_prompts", "at least 2"]),
+        ("data.source", "captions", ["data.captions goes with data.source captions", "got nothing"]),
+        (
+            "data.captions",
+            {"file": "coco_2017_captions"},
+            ["data.captions goes with data.source captions", "data.source scenes"],
+        ),
+        ("data.captions", {"num": 9}, ["data.captions.file is missing"]),
+        ("data.num_shards", 0, ["data.num_shards", "at least 1"]),
+        ("drafter.num_eval", 600, ["drafter.num_eval must be at most target.num_eval = 512", "600"]),
+        ("drafter.optimiser", "sgd", ["drafter.optimiser", "muon, adamw", "sgd"]),
+        ("drafter.num_epochs", 0, ["drafter.num_epochs", "greater than 0"]),
+        ("drafter.warmup_share", 1, ["drafter.warmup_share", "less than 1"]),
+        ("drafter.codes", "latents", ["drafter.codes", "images, samples"]),
+        ("ablations.grids.my grid", {"methods": [{"preset": "coupled"}]}, ["letters, digits", "'my grid'"]),
+        ("ablations.grids.mine", {}, ["ablations.grids.mine.methods is missing"]),
+        ("ablations.grids.mine", {"methods": []}, ["ablations.grids.mine.methods", "at least 1"]),
+        ("ablations.grids.k.method", [], ["ablations.grids.k.method is unknown", "did you mean methods?"]),
+    ],
+)
+def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
+    sentence = sentence_for(changed(path, value))
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+@pytest.mark.parametrize(
+    "entry, words",
+    [
+        ({"preset": "eagle3"}, ["methods[1]", "eagle2", "'eagle3'"]),
+        ({"preset": "eagle1", "tree": "oak"}, ["methods[1]", "tree", "mc_sim_7b_63", "'oak'"]),
+        ({"preset": "eagle1", "tree": "dynamic"}, ["methods[1]", "sampled drafts need a static tree"]),
+        ({"preset": "lantern", "k": 20, "delta": 1.5}, ["methods[1].delta", "at most 1", "1.5"]),
+        ({"preset": "lantern", "k": 20, "delta": [0.1, -1]}, ["methods[1].delta[1]", "at least 0"]),
+        ({"preset": "lantern", "k": 2000, "delta": 0.1}, ["k of lantern", "codebook.num_neighbours", "2000"]),
+        ({"preset": "lantern", "k": 0, "delta": 0.1}, ["methods[1].k", "at least 1"]),
+        ({"preset": "lantern", "delta": 0.1}, ["methods[1]", "needs k"]),
+        ({"preset": "lantern_pp", "k": 20, "lambda_": 0.5}, ["methods[1].lambda_", "at least 1"]),
+        ({"preset": "lantern", "k": 20, "delta": 0.1, "neighbours": "manhattan"}, ["methods[1]", "l2_normalised"]),
+        ({"preset": "autoregressive"}, ["methods[1]", "autoregressive", "twice"]),
+    ],
+)
+def test_a_bad_method_is_one_sentence(entry, words):
+    sentence = sentence_for(changed("methods", [{"preset": "autoregressive"}, entry]))
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"sampling": {"cfg_scales": [1]}}, ["ablations.grids.mine.sampling.cfg_scales", "did you mean cfg_scale?"]),
+        ({"sampling": {"cfg_scale": [1, 0.5]}}, ["ablations.grids.mine.sampling.cfg_scale[1]", "at least 1", "0.5"]),
+        ({"sampling": {"top_k": 1.5}}, ["ablations.grids.mine.sampling.top_k", "whole number"]),
+        ({"num_prompts": 1}, ["ablations.grids.mine.num_prompts", "at least 2", "1"]),
+        ({"drafter_steps": 40}, ["ablations.grids.mine.drafter_steps must be a list, got 40"]),
+        ({"drafter_steps": [0]}, ["ablations.grids.mine.drafter_steps[0]", "at least 1"]),
+        ({"methods": [{"preset": "coupld"}]}, ["ablations.grids.mine.methods[0]", "preset must be one of", "'coupld'"]),
+        ({"methods": [{"preset": "lantern", "k": 5}]}, ["ablations.grids.mine.methods[0]", "needs delta"]),
+        ({"methods": [{"preset": "coupled"}] * 2}, ["ablations.grids.mine.methods[1]", "coupled", "listed twice"]),
+        (
+            {"methods": [{"preset": "proximity", "k": [5, 129]}]},
+            ["ablations.grids.mine: k of proximity-k129 must be at most codebook.num_neighbours = 128, got 129"],
+        ),
+    ],
+)
+def test_a_bad_ablation_is_one_sentence_that_names_its_grid(changes, words):
+    sentence = sentence_for(changed("ablations.grids.mine", {"methods": [{"preset": "coupled"}], **changes}))
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+def test_an_ablation_may_be_null():
+    validate_config(changed("ablations.grids.k", None))
+    validate_config(changed("ablations.grids", {}))
+
+
+def test_something_must_be_sampled():
+    config = changed("methods", [{"preset": ["autoregressive", "coupled"], "temperatures": [0]}])
+    config["metrics"]["headline_temperature"] = 0.0
+    assert "config key methods must hold a method at a temperature above 0" in sentence_for(config)
+
+
+def test_a_greedy_headline_is_possible_where_something_else_is_sampled():
+    config = changed("methods", [{"preset": ["autoregressive", "coupled"], "temperatures": [0, 0.7]}])
+    config["metrics"]["headline_temperature"] = 0.0
+    validate_config(config)
+
+
+def test_a_method_of_the_study_must_run_at_the_headline_temperature():
+    config = changed("study.methods", ["lantern-k20-delta0.1"])
+    validate_config(config)
+    config["methods"][6]["delta"] = 0.3  # the entry at temperature 0 alone
+    validate_config({**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.1"]}})
+    assert "study.methods" in sentence_for(
+        {**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.3"]}}
+    )
+
+
+@pytest.mark.parametrize(
+    "neighbours, seed, name",
+    [
+        ("l2_normalised", 0, "l2_normalised.safetensors"),
+        ("random", "3", "random.safetensors"),
+        ("probability", 0, "probability.s0.safetensors"),
+        ("probability", "3", "probability.s3.safetensors"),
+    ],
+)
+def test_only_the_table_by_probability_depends_on_the_target(neighbours, seed, name):
+    assert table_file(neighbours, seed) == name
+
+
+def test_a_tree_is_known_by_its_name_or_by_the_config():
+    def settings(tree):
+        return tree_settings(MethodSpec(name="mine", tree=tree, drafts="top"), DEFAULT)
+
+    assert settings("dynamic") == DEFAULT["draft_tree"]["dynamic"]
+    assert settings("small6") == DEFAULT["trees"]["small6"]
+    assert settings("chain3") is None
+    assert tree_settings(MethodSpec(name="autoregressive"), DEFAULT) is None
+
+
+def test_every_key_of_the_default_config_has_a_comment():
+    described_as_a_whole, end_of_block = ("methods:", "grids:", "resources:"), None
+    for number, line in enumerate((ROOT / "config.yaml").read_text().splitlines()):
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        if end_of_block is not None and text and indent <= end_of_block:
+            end_of_block = None
+        is_scalar = ": " in text and not text.startswith(("-", "#", "split:", "small"))
+        if is_scalar and end_of_block is None:
+            assert " # " in line, f"config.yaml, line {number + 1}: {line}"
+        if end_of_block is None and text.startswith(described_as_a_whole):
+            end_of_block = indent
+
+
+def test_every_part_of_the_schema_is_closed_and_described():
+    def visit(node, path):
+        if "enum" in node or "type" in node:
+            if node.get("type") == "object" and path:
+                assert "additionalProperties" in node, path
+            elif path and not path.endswith("[]"):
+                assert node.get("description"), path
+        for name, inner in node.get("properties", {}).items():
+            visit(inner, f"{path}.{name}".strip("."))
+        if isinstance(node.get("items"), dict):
+            visit(node["items"], f"{path}[]")
+
+    visit(load_yaml(SCHEMA_PATH), "")
+
+
+def test_closest_names_the_nearest_or_all():
+    assert closest("tempratures", ["temperatures", "k"]) == "did you mean temperatures?"
+    assert closest("zzz", ["b", "a"]) == "known are b, a"
+
+
+def test_pick_takes_the_fields_that_a_dataclass_has():
+    @dataclass
+    class Sizes:
+        width: int
+        depth: int = 2
+
+    assert pick(Sizes, {"width": 3, "num_steps": 9}) == Sizes(3, 2)
+    assert pick(Sizes, {"width": 3}, depth=5) == Sizes(3, 5)
+
+
+def test_a_folder_is_described_by_what_it_holds(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"1")
+    before = describe_folder(str(tmp_path))
+    assert describe_folder(str(tmp_path)) == before
+    (tmp_path / "b.png").write_bytes(b"2")
+    assert describe_folder(str(tmp_path)) != before
+    before = describe_folder(str(tmp_path))
+    (tmp_path / "gone.png").symlink_to("nowhere.png")
+    assert describe_folder(str(tmp_path)) != before
+    assert describe_folder(None) is None and describe_folder(str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize("text, words", [("a: [1", "not valid YAML"), ("- 1", "must hold keys"), ("a: b: c", "line 1")])
+def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"c\.yaml") as caught:
+        load_yaml(tmp_path / "c.yaml")
+    assert words in str(caught.value)
+
+
+PUBLISHED = {
+    "data": {"source": "captions", "captions": {"file": "coco_2017_captions"}},
+    "prompts": {"seen": {"split": None, "file": "parti_prompts", "num": 96}, "unseen": None},
+    "tokenizer": {"checkpoint": "llamagen_tokenizer"},
+    "target": {"checkpoint": "llamagen_stage1"},
+    "drafter": {"codes": "samples"},
+    "metrics": {"fidelity": None, "clip": None, "prompt_accuracy": False},
+    "ablations": {"grids": {"neighbours": None}},
+}
+
+
+def test_captions_alone_train_a_drafter_on_samples_and_nothing_else():
+    from snakemake.utils import update_config
+
+    config = copy.deepcopy(DEFAULT)
+    update_config(config, PUBLISHED)
+    validate_config(config)
+    config["drafter"]["codes"] = "images"
+    sentence = sentence_for(config)
+    assert "drafter.checkpoint must be set" in sentence and "drafter.codes samples" in sentence
+    config["target"]["checkpoint"] = None
+    assert "target.checkpoint must be set" in sentence_for(config)
+
+
+def test_t5_goes_with_published_fidelity_only():
+    config = changed("text.encoder", "t5")
+    config["text"]["checkpoint"] = "flan_t5_xl"
+    assert "metrics.fidelity must be inception or null where text.encoder is t5" in sentence_for(config)

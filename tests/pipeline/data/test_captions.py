@@ -1,0 +1,60 @@
+"""Captions of the images that models learn from."""
+
+import json
+
+import pytest
+import torch
+
+from lantern.io import save_tensors, write_prompts
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
+from lantern_pipeline.data.captions import training_captions
+from lantern_pipeline.data.text_encoders import load_codes
+
+ENCODER = WordEmbeddingEncoder(None, 8, 4, 0)
+
+
+def test_captions_of_scenes_are_those_of_the_images():
+    data = {"source": "scenes", "image_size": 24, "num_train": 9}
+    captions = training_captions(data, 4, seed=1)
+    assert [prompt.id for prompt in captions["val"]] == [f"val-{i:05d}" for i in range(4)]
+    assert len(captions["train"]) == 9
+
+
+def test_captions_from_a_file_hold_out_a_tenth(tmp_path):
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps([{"id": i, "text": f"caption {i}"} for i in range(40)]))
+    data = {"source": "captions", "captions": {"file": "captions", "num": 30, "draw": True}}
+    captions = training_captions(data, 2, seed=1, path=path)
+    assert len(captions["train"]) == 27 and len(captions["val"]) == 2
+    ids = [prompt.id for prompts in captions.values() for prompt in prompts]
+    assert len(set(ids)) == 29
+
+
+def test_without_images_or_captions_there_is_nothing_to_train_on():
+    with pytest.raises(ValueError, match=r"data\.source none has no captions"):
+        training_captions({"source": "none"}, 2, seed=1)
+
+
+@pytest.fixture
+def coded(tmp_path):
+    """Five captions, and the codes of four of them in two shards."""
+    write_prompts(tmp_path / "captions.jsonl", [Prompt(f"p{i}", f"word {i}") for i in range(5)])
+    for shard in (0, 1):
+        codes = torch.arange(shard, 4, 2)[:, None].repeat(1, 3)
+        ids = [f"p{i}" for i in range(shard, 4, 2)]
+        save_tensors(tmp_path / f"{shard}.safetensors", {"codes": codes}, {"ids": ids})
+    return tmp_path
+
+
+def test_codes_meet_their_captions_in_the_order_of_the_captions(coded):
+    shards = [coded / "1.safetensors", coded / "0.safetensors"]
+    dataset = load_codes(shards, coded / "captions.jsonl", ENCODER)
+    assert dataset.codes[:, 0].tolist() == [0, 1, 2, 3]
+    assert dataset.captions == [f"word {i}" for i in range(4)]
+
+
+def test_an_image_without_a_caption_is_named(coded):
+    write_prompts(coded / "captions.jsonl", [Prompt("p0", "word 0")])
+    with pytest.raises(ValueError, match=r"has no caption for the image p2 .*run rule write_captions again"):
+        load_codes([coded / "0.safetensors"], coded / "captions.jsonl", ENCODER)

@@ -1,0 +1,126 @@
+"""Stored text features: what is read is what was encoded, and what is not stored is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lantern.io import save_tensors
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
+from lantern_pipeline.data.text_features import StoredTextEncoder, hash_text, write_text_features
+
+TEXTS = ["a red cat", "a blue dog on the grass", "night", "a red cat"]
+PROMPTS = [Prompt(f"p-{number}", text) for number, text in enumerate(TEXTS)]
+DESCRIPTION = {"t5": "tiny"}
+
+
+@pytest.fixture
+def encoder():
+    return WordEmbeddingEncoder(None, caption_dim=8, max_tokens=6)
+
+
+@pytest.fixture
+def shards(encoder, tmp_path):
+    paths = [tmp_path / f"features-{number}-of-2.safetensors" for number in (1, 2)]
+    for number, path in enumerate(paths):
+        write_text_features(path, PROMPTS[number::2], encoder, batch_size=1, description=DESCRIPTION)
+    return paths
+
+
+def test_stored_features_are_the_encoders_in_bfloat16(encoder, shards):
+    stored = StoredTextEncoder(shards)
+    assert (stored.caption_dim, stored.max_tokens) == (8, 6)
+    order = [TEXTS[2], TEXTS[1], TEXTS[0], TEXTS[1]]  # from both files, one text twice
+    features, mask = stored.encode(order)
+    expected, expected_mask = encoder.encode(order)
+    assert features.dtype == torch.float32 and mask.dtype == torch.bool
+    assert torch.equal(mask, expected_mask)
+    assert torch.equal(features, expected.bfloat16().float())
+    assert (features[~mask] == 0).all()
+
+
+def test_only_valid_tokens_are_stored(shards):
+    tensors = load_file(shards[0])
+    assert tensors["features"].dtype == torch.bfloat16
+    assert tensors["features"].shape == (3 + 1, 8) and tensors["lengths"].tolist() == [3, 1]
+
+
+def test_the_files_do_not_depend_on_the_batch_size(encoder, shards, tmp_path):
+    write_text_features(tmp_path / "other.safetensors", PROMPTS[0::2], encoder, 64, DESCRIPTION)
+    assert (tmp_path / "other.safetensors").read_bytes() == shards[0].read_bytes()
+
+
+def test_a_text_that_is_not_stored_is_named(shards):
+    with pytest.raises(
+        ValueError, match=r"no text features are stored for 'a purple cow' \(3 texts are\).*encode_prompts"
+    ):
+        StoredTextEncoder(shards).encode([TEXTS[0], "a purple cow"])
+    with pytest.raises(ValueError, match="'A red cat'"):
+        StoredTextEncoder(shards).encode(["A red cat"])
+
+
+def test_prompts_are_checked_by_id_and_text(shards):
+    stored = StoredTextEncoder(shards)
+    stored.check(PROMPTS)
+    with pytest.raises(ValueError, match="prompt p-0: text features are stored for another text"):
+        stored.check([Prompt("p-0", "night")])
+    with pytest.raises(ValueError, match="prompt q: text features are stored under another id only"):
+        stored.check([Prompt("q", "night")])
+
+
+def test_no_features_are_read_before_they_are_asked_for(shards, monkeypatch):
+    stored = StoredTextEncoder(shards)
+    shards[1].unlink()  # holds the second and the fourth prompt
+    assert stored.encode([TEXTS[2]])[1].sum() == 1
+
+
+def test_damaged_foreign_and_missing_files_are_named(shards, tmp_path):
+    with pytest.raises(ValueError, match="no text features to read"):
+        StoredTextEncoder([])
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors; run the rule that writes it"):
+        StoredTextEncoder([tmp_path / "none.safetensors"])
+    save_tensors(tmp_path / "codes.safetensors", {"codes": torch.zeros(1)}, {"kind": "codes"})
+    with pytest.raises(ValueError, match=r"codes\.safetensors should hold text_features, found codes"):
+        StoredTextEncoder([tmp_path / "codes.safetensors"])
+    shards[0].write_bytes(shards[0].read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"features-1-of-2\.safetensors is truncated"):
+        StoredTextEncoder(shards)
+
+
+def test_a_changed_bit_among_the_features_is_found_before_any_is_used(shards):
+    content = bytearray(shards[0].read_bytes())
+    content[-1] ^= 1
+    shards[0].write_bytes(content)
+    with pytest.raises(ValueError, match=r"features-1-of-2\.safetensors is damaged"):
+        StoredTextEncoder(shards)
+
+
+def test_files_of_different_encoders_or_with_another_text_under_an_id_are_not_mixed(encoder, shards, tmp_path):
+    write_text_features(tmp_path / "x.safetensors", [Prompt("x", "x")], encoder, 1, {"t5": "other"})
+    with pytest.raises(ValueError, match=r"x\.safetensors: encoder should be .*tiny.*found .*other"):
+        StoredTextEncoder([*shards, tmp_path / "x.safetensors"])
+    write_text_features(tmp_path / "y.safetensors", [Prompt("p-0", "y")], encoder, 1, DESCRIPTION)
+    with pytest.raises(ValueError, match="prompt p-0 has another text"):
+        StoredTextEncoder([*shards, tmp_path / "y.safetensors"])
+
+
+def test_nothing_is_written_without_prompts_or_with_bad_features(encoder, tmp_path):
+    path = tmp_path / "f.safetensors"
+    with pytest.raises(ValueError, match=r"no prompts to encode.*text\.num_shards"):
+        write_text_features(path, [], encoder, 1)
+
+    class Broken(WordEmbeddingEncoder):
+        def encode(self, texts):
+            features, mask = super().encode(texts)
+            features[texts.index("night")] = float("nan")
+            return features, mask
+
+    with pytest.raises(ValueError, match=r"prompt p-2 \('night'\) has features that are no numbers"):
+        write_text_features(path, PROMPTS[:3], Broken(None, 8, 6), 3)
+    assert not path.exists()
+
+
+def test_hashes_are_of_the_exact_text():
+    assert hash_text("a") != hash_text("a ") and len(hash_text("a")) == 32

@@ -1,0 +1,607 @@
+"""Resources: entries are checked, files come whole and with the right content, and every fault is one sentence."""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque, namedtuple
+from pathlib import Path
+
+import pytest
+from huggingface_hub import close_session, constants, snapshot_download
+
+from conftest import ROOT
+from hub_server import COMMIT, Fault, HubServer
+from lantern_pipeline.downloads import fetch as fetching
+from lantern_pipeline.downloads import locating, network
+from lantern_pipeline.downloads.entries import check_reference, parse_entries, parse_entry, resource_of
+from lantern_pipeline.downloads.fetch import fetch_resource
+from lantern_pipeline.downloads.manifest import read_manifest, resource_path, resource_sha256
+
+CONTENT = bytes(range(256)) * 40  # 10,240 bytes
+OTHER = CONTENT[::-1]
+NOTHING = [Fault(cut_after=0)] * 30  # the connection breaks before a byte of the body has come
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server on this machine, an empty working folder, and no patience."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1,localhost")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr(locating, "ANSWER_S", 2)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    server = HubServer()
+    monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+    close_session()
+    yield server
+    server.close()
+    close_session()
+
+
+def plain(url, **changes):
+    return parse_entry("weights", {"url": url, "files": {"model.pt": None}, **changes})
+
+
+def on_hub(**changes):
+    files = {"config.json": None, "model.safetensors": None}
+    return parse_entry("weights", {"repo": "someone/model", "revision": COMMIT, "files": files, **changes})
+
+
+def one_sentence(caught):
+    """The error's text; it names the file, its source and the place for a copy made by hand."""
+    text = str(caught.value)
+    assert "\n" not in text and "resource weights" in text
+    return text
+
+
+# --- plain files -------------------------------------------------------------------------------------
+
+
+def test_a_file_is_fetched_recorded_and_not_asked_for_again(server):
+    url = server.add("model.pt", CONTENT)
+    manifest = fetch_resource(plain(url))
+    path = Path("resources/weights/model.pt")
+    assert path.read_bytes() == CONTENT and manifest["path"] == path.as_posix()
+    assert manifest["sha256"] == sha256(CONTENT) == manifest["files"]["model.pt"]["sha256"]
+    assert sorted(os.listdir(path.parent)) == [".record.json", "model.pt"]
+    asked = len(server.served)
+    assert fetch_resource(plain(url)) == manifest and len(server.served) == asked
+
+
+def test_everything_else_stays_offline(server):
+    fetch_resource(plain(server.add("model.pt", CONTENT)))
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and constants.HF_HUB_OFFLINE
+
+
+def test_a_transfer_cut_off_in_the_middle_goes_on_where_it_stopped(server):
+    url = server.add("model.pt", CONTENT, Fault(), Fault(cut_after=3000), Fault(cut_after=5000))
+    fetch_resource(plain(url, files={"model.pt": sha256(CONTENT)}))
+    assert Path("resources/weights/model.pt").read_bytes() == CONTENT
+    # The first request only reads the answer's head.
+    assert [one.byte_range for one in server.gets("model.pt")] == [None, None, "bytes=3000-", "bytes=8000-"]
+
+
+def test_the_next_run_goes_on_where_a_broken_one_stopped(server):
+    url = server.add("model.pt", CONTENT, Fault(), Fault(cut_after=4000), *NOTHING)
+    with pytest.raises(ConnectionError, match="run again to go on where it stopped") as caught:
+        fetch_resource(plain(url))
+    assert url in one_sentence(caught) and "resources/weights/model.pt" in one_sentence(caught)
+    assert Path("resources/weights/model.pt.part").stat().st_size == 4000
+    assert not Path("resources/weights/model.pt").exists()
+    server.faults["/files/model.pt"].clear()
+    server.served.clear()
+    assert fetch_resource(plain(url))["sha256"] == sha256(CONTENT)
+    assert [one.byte_range for one in server.gets("model.pt")] == [None, "bytes=4000-"]
+
+
+def test_versions_of_a_file_are_never_mixed(server):
+    url = server.add("model.pt", CONTENT, Fault(), Fault(cut_after=4000), *NOTHING)
+    with pytest.raises(ConnectionError):
+        fetch_resource(plain(url))
+    server.add("model.pt", OTHER)
+    assert fetch_resource(plain(url))["sha256"] == sha256(OTHER)
+
+
+def test_a_server_without_ranges_starts_the_file_anew(server):
+    server.ranges = False
+    url = server.add("model.pt", CONTENT, Fault(), Fault(cut_after=3000))
+    assert fetch_resource(plain(url))["sha256"] == sha256(CONTENT)
+
+
+def test_a_server_that_falls_silent_is_given_up(server):
+    url = server.add("model.pt", CONTENT, Fault(), Fault(stall_after=3000), *[Fault(stall_after=0)] * 10)
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1 sends nothing any more; run again to go on") as caught:
+        fetch_resource(plain(url))
+    one_sentence(caught)
+    assert Path("resources/weights/model.pt.part").stat().st_size == 3000
+
+
+def test_a_busy_server_is_asked_again(server):
+    url = server.add("model.pt", CONTENT, Fault(status=503), Fault(status=500), Fault(), Fault(status=502))
+    assert fetch_resource(plain(url))["sha256"] == sha256(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (404, FileNotFoundError, "there is no such file (status 404); correct config key resources.weights"),
+        (401, PermissionError, "the server refuses it (status 401)"),
+        (403, PermissionError, "the server refuses it (status 403)"),
+        (503, ConnectionError, "the server is in trouble (status 503); run again later"),
+    ],
+)
+def test_an_answer_that_is_no_file(server, status, error, words):
+    url = server.add("model.pt", CONTENT, *[Fault(status=status)] * 30)
+    with pytest.raises(error) as caught:
+        fetch_resource(plain(url))
+    assert words in one_sentence(caught) and url in one_sentence(caught)
+    assert "resources/weights/model.pt" in one_sentence(caught)
+
+
+def test_a_wrong_hash_names_both_and_moves_the_file_aside(server):
+    url = server.add("model.pt", OTHER)
+    with pytest.raises(ValueError, match=r"weights/model\.pt has the wrong content") as caught:
+        fetch_resource(plain(url, files={"model.pt": sha256(CONTENT)}))
+    assert f"expected sha256 {sha256(CONTENT)}" in one_sentence(caught)
+    assert f"found {sha256(OTHER)}" in one_sentence(caught) and "model.pt.wrong" in one_sentence(caught)
+    assert sorted(os.listdir("resources/weights")) == [".record.json", "model.pt.wrong"]
+
+
+def test_the_hash_of_the_first_fetch_holds_ever_after(server):
+    url = server.add("model.pt", CONTENT)
+    fetch_resource(plain(url))
+    path = Path("resources/weights/model.pt")
+    path.write_bytes(OTHER)
+    with pytest.raises(ValueError, match="first fetch"):
+        fetch_resource(plain(url))
+    assert not path.exists()
+    server.add("model.pt", OTHER)  # and the server must not have changed its mind
+    with pytest.raises(ValueError, match="first fetch"):
+        fetch_resource(plain(url))
+    server.add("model.pt", CONTENT)
+    assert fetch_resource(plain(url))["sha256"] == sha256(CONTENT)
+
+
+def test_a_small_disk_is_noticed_before_the_first_byte(server, monkeypatch):
+    usage = namedtuple("usage", "total used free")(10**6, 10**6 - 5000, 5000)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda folder: usage)
+    url = server.add("model.pt", CONTENT)
+    with pytest.raises(OSError, match=r"needs 0\.0 GB more below resources/weights, where 0\.0 GB are free") as caught:
+        fetch_resource(plain(url))
+    one_sentence(caught)
+    assert os.listdir("resources/weights") == []
+
+
+# --- no network --------------------------------------------------------------------------------------
+
+
+def closed_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("where", ["plain", "hub"])
+def test_without_network_one_sentence_says_what_to_do(server, monkeypatch, where):
+    nowhere = f"http://127.0.0.1:{closed_port()}"
+    monkeypatch.setenv("HF_ENDPOINT", nowhere)
+    resource = on_hub() if where == "hub" else plain(f"{nowhere}/model.pt")
+    start = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1 is out of reach \(Connection refused\)") as caught:
+        fetch_resource(resource)
+    assert time.monotonic() - start < 10
+    file = next(iter(resource.files))
+    assert resource.address(file) in one_sentence(caught) and nowhere in one_sentence(caught)
+    assert f"download it by hand to resources/weights/{file}" in one_sentence(caught)
+    assert "set config key resources.weights.path" in one_sentence(caught)
+
+
+def resolve_to(monkeypatch, *addresses):
+    """Gives every name these addresses."""
+    found = [(None, None, None, "", (address, 443)) for address in addresses]
+    monkeypatch.setattr(network.socket, "getaddrinfo", lambda host, port, type: found)
+
+
+@pytest.fixture
+def swallowed(monkeypatch):
+    """Addresses that swallow packets; the others accept a connection."""
+    addresses, done = set(), threading.Event()
+
+    def connect(address, timeout):
+        if address[0] in addresses:
+            done.wait(20)
+            raise TimeoutError
+        return socket.socket()
+
+    monkeypatch.setattr(network, "REACH_S", 0.3)
+    monkeypatch.setattr(network.socket, "create_connection", connect)
+    yield addresses
+    done.set()
+
+
+def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypatch, swallowed):
+    resolve_to(monkeypatch, "192.0.2.1", "192.0.2.2")
+    swallowed |= {"192.0.2.1", "192.0.2.2"}
+    with pytest.raises(ConnectionError, match=r"out of reach \(no answer within 0\.3 s\)"):
+        fetch_resource(plain("https://example.invalid/model.pt"))
+
+
+def test_one_address_that_swallows_packets_does_not_hide_the_others(monkeypatch, swallowed):
+    resolve_to(monkeypatch, "2001:db8::1", "192.0.2.2")
+    swallowed.add("2001:db8::1")
+    network.check_reach("https://localhost/model.pt")
+
+
+def test_why_no_address_of_a_server_can_be_reached(monkeypatch):
+    def refuse(address, timeout):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    resolve_to(monkeypatch, "2001:db8::1", "192.0.2.2")
+    monkeypatch.setattr(network.socket, "create_connection", refuse)
+    with pytest.raises(ConnectionError, match=r"localhost is out of reach \(Connection refused\)"):
+        network.check_reach("https://localhost/model.pt")
+
+
+@pytest.mark.parametrize("where", ["plain", "hub", "newest commit"])
+def test_a_server_that_accepts_and_stays_silent_is_asked_once(server, monkeypatch, where):
+    assert network.REACH_S + locating.ANSWER_S < 10
+    monkeypatch.setattr(locating, "ANSWER_S", 0.2)
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def accept():
+            while True:
+                try:
+                    accepted.append(silent.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        on = {"hub": {}, "newest commit": {"revision": None}}
+        resource = plain(f"{endpoint}/model.pt") if where == "plain" else on_hub(**on[where])
+        with pytest.raises(ConnectionError, match=r"127\.0\.0\.1 accepts connections but gives no answer") as caught:
+            fetch_resource(resource)
+        silent.shutdown(socket.SHUT_RDWR)
+    assert "within 0.2 s; download it by hand to resources/weights/" in one_sentence(caught)
+    assert len(accepted) == 2  # one to see whether there is a network, one with the question
+    for connection in accepted:
+        connection.close()
+
+
+def test_where_large_files_lie_must_be_in_reach(server, monkeypatch):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    monkeypatch.setattr(HubServer, "cdn", f"http://127.0.0.1:{closed_port()}")
+    with pytest.raises(ConnectionError, match="out of reach"):
+        fetch_resource(on_hub())
+    assert not Path("resources/weights").exists()
+
+
+def test_files_put_there_by_hand_need_no_network(server):
+    Path("resources/weights").mkdir(parents=True)
+    Path("resources/weights/config.json").write_bytes(b"{}")
+    Path("resources/weights/model.safetensors").write_bytes(CONTENT)
+    manifest = fetch_resource(on_hub(revision=None))
+    assert manifest["path"] == "resources/weights" and server.served == []
+    assert manifest["files"]["model.safetensors"]["sha256"] == sha256(CONTENT)
+    assert fetch_resource(on_hub())["sha256"] == manifest["sha256"]  # a commit looked up later is no other file
+
+
+def test_behind_a_proxy_the_proxy_must_be_in_reach(server, monkeypatch):
+    asked = []
+    monkeypatch.setenv("https_proxy", "proxy.example:3128")
+    found = [(None, None, None, "", ("192.0.2.1", 0))]
+    monkeypatch.setattr(network.socket, "getaddrinfo", lambda host, port, type: asked.append((host, port)) or found)
+    monkeypatch.setattr(network.socket, "create_connection", lambda address, timeout: socket.socket())
+    network.check_reach("https://example.org/model.pt")
+    network.check_reach("https://localhost/model.pt")
+    assert asked == [("proxy.example", 3128), ("localhost", 443)]
+
+
+# --- the user's own copy -----------------------------------------------------------------------------
+
+
+def test_an_own_file_is_used_where_it_is(server):
+    Path("mine.pt").write_bytes(CONTENT)
+    manifest = fetch_resource(plain("https://example.invalid/model.pt", path="mine.pt"))
+    assert manifest["path"] == "mine.pt" and manifest["sha256"] == sha256(CONTENT)
+    assert not Path("resources").exists() and server.served == []
+
+
+def test_an_own_folder_is_described_file_by_file(server):
+    Path("mine/deep").mkdir(parents=True)
+    Path("mine/.cache").write_bytes(b"not this")
+    Path("mine/config.json").write_bytes(b"{}")
+    Path("mine/deep/model.bin").write_bytes(CONTENT)
+    manifest = fetch_resource(parse_entry("weights", {"path": "mine"}))
+    assert {file: one["sha256"] for file, one in manifest["files"].items()} == {
+        "config.json": sha256(b"{}"),
+        "deep/model.bin": sha256(CONTENT),
+    }
+    lines = f"{sha256(b'{}')}  config.json\n{sha256(CONTENT)}  deep/model.bin\n"
+    assert manifest["sha256"] == sha256(lines.encode()) == resource_sha256("mine")
+
+
+def test_an_own_file_must_fit_a_hash_in_the_config(server):
+    Path("mine.pt").write_bytes(OTHER)
+    with pytest.raises(ValueError, match=r"resources\.weights\.files\.model\.pt: mine\.pt has another content"):
+        fetch_resource(plain("https://example.invalid/model.pt", path="mine.pt", files={"model.pt": sha256(CONTENT)}))
+    assert Path("mine.pt").read_bytes() == OTHER
+
+
+# --- the hub -----------------------------------------------------------------------------------------
+
+
+def test_a_repository_is_fetched_at_its_commit(server):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    manifest = fetch_resource(on_hub())
+    assert manifest["path"] == "resources/weights" and manifest["source"] == f"someone/model at {COMMIT} on the hub"
+    assert Path("resources/weights/config.json").read_bytes() == b"{}"
+    assert Path("resources/weights/model.safetensors").read_bytes() == CONTENT
+
+
+def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(server, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_not_a_real_token")
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    fetch_resource(on_hub())
+    sent = {one.path.split("/")[1]: one.authorization for one in server.served}
+    assert sent == {"someone": "Bearer hf_not_a_real_token", "cdn": None}
+    fetch_resource(parse_entry("other", {"url": server.add("other.pt", CONTENT), "files": {"other.pt": None}}))
+    assert {one.authorization for one in server.gets("other.pt")} == {None}
+
+
+def fetch_after_a_cut(server, resource):
+    """Fetches an entry whose large file breaks off; checks that a second call asks for the rest of it only."""
+    server.faults[f"/cdn/{sha256(CONTENT)}"] = deque([Fault(cut_after=6000), *NOTHING])
+    with pytest.raises(ConnectionError, match="run again to go on"):
+        fetch_resource(resource)
+    server.faults.clear()
+    server.served.clear()
+    fetch_resource(resource)
+    assert [one.byte_range for one in server.served if one.path.startswith("/cdn")] == ["bytes=6000-"]
+
+
+def test_a_large_file_of_the_hub_goes_on_where_it_stopped(server):
+    server.add_repository("someone/model", {"model.safetensors": CONTENT})
+    fetch_after_a_cut(server, on_hub(files={"model.safetensors": None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"revision": "f" * 40}, FileNotFoundError, "someone/model has no commit ffffffff"),
+        ({"files": {"model.bin": None}}, FileNotFoundError, "someone/model has no such file at this commit"),
+        ({"repo": "no/body"}, FileNotFoundError, "the hub has no no/body, or shows it to members only"),
+        ({"repo": "behind/gate"}, PermissionError, "accept its terms at http://127.0.0.1"),
+    ],
+)
+def test_what_the_hub_refuses(server, changes, error, words):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    server.add_repository("behind/gate", {"config.json": b"{}"}, gated=True)
+    with pytest.raises(error) as caught:
+        fetch_resource(on_hub(**changes))
+    assert words in one_sentence(caught)
+
+
+def test_without_a_commit_the_newest_is_fetched_named_and_recorded(server, caplog):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    manifest = fetch_resource(on_hub(revision=None))
+    assert manifest["source"] == f"someone/model at {COMMIT} on the hub"
+    assert {one.path.split("/")[4] for one in server.served if "/resolve/" in one.path} == {COMMIT}
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for words in ("resources.weights.revision is null", COMMIT, "write it into the config"):
+        assert words in warning
+    record = json.loads(Path("resources/weights/.record.json").read_text())
+    assert record["origin"]["revision"] == COMMIT
+    # Written into the config, the commit changes nothing.
+    asked = len(server.served)
+    assert fetch_resource(on_hub()) == manifest and len(server.served) == asked
+
+
+def test_the_commit_of_the_first_fetch_holds_ever_after(server, caplog):
+    files = {"config.json": b"{}", "model.safetensors": CONTENT}
+    server.add_repository("someone/model", files)
+    first = fetch_resource(on_hub(revision=None))
+    caplog.clear()
+    Path("resources/weights/config.json").unlink()
+    server.served.clear()
+    again = fetch_resource(on_hub(revision=None))
+    assert (again["source"], again["sha256"]) == (first["source"], first["sha256"])
+    assert not [one for one in server.served if one.path.startswith("/api/")]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    Path("resources/weights/config.json").unlink()
+    server.add_repository("someone/model", {"config.json": b"[]"}, commit="f" * 40)
+    with pytest.raises(FileNotFoundError, match=f"someone/model has no commit {COMMIT}"):
+        fetch_resource(on_hub(revision=None))
+
+
+def test_a_broken_first_fetch_without_a_commit_goes_on_at_the_same_one(server):
+    server.add_repository("someone/model", {"model.safetensors": CONTENT})
+    fetch_after_a_cut(server, on_hub(revision=None, files={"model.safetensors": None}))
+    assert not [one for one in server.served if one.path.startswith("/api/")]
+
+
+def test_another_commit_in_the_config_than_the_first_fetch_found_is_named(server):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    fetch_resource(on_hub(revision=None))
+    with pytest.raises(ValueError, match=f"holds files of someone/model {COMMIT}, but .* says someone/model ffff"):
+        fetch_resource(on_hub(revision="f" * 40))
+
+
+def test_the_newest_commit_of_a_repository_that_is_not_there(server):
+    with pytest.raises(FileNotFoundError, match="the hub has no someone/model, or shows it to members only") as caught:
+        fetch_resource(on_hub(revision=None))
+    one_sentence(caught)
+
+
+def test_a_hash_that_the_hub_denies_is_noticed_before_the_first_byte(server):
+    server.add_repository("someone/model", {"model.safetensors": CONTENT})
+    with pytest.raises(ValueError, match=f"expected sha256 {sha256(OTHER)}, the hub has {sha256(CONTENT)}"):
+        fetch_resource(on_hub(files={"model.safetensors": sha256(OTHER)}))
+    assert not [one for one in server.served if one.path.startswith("/cdn")]
+
+
+def test_files_of_another_commit_are_not_taken_for_this_one(server):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    fetch_resource(on_hub())
+    with pytest.raises(ValueError, match="holds files of someone/model 0123456789abcdef"):
+        fetch_resource(on_hub(revision="f" * 40))
+
+
+def test_the_stand_in_speaks_the_hubs_language(server):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    with network.network_allowed():
+        folder = snapshot_download("someone/model", revision=COMMIT, local_dir="snapshot", endpoint=server.endpoint)
+    assert Path(folder, "model.safetensors").read_bytes() == CONTENT
+
+
+# --- entries -----------------------------------------------------------------------------------------
+
+FILE = {"model.pt": None}
+GOOD_URL = {"url": "https://example.org/model.pt", "files": FILE}
+GOOD_REPO = {"repo": "someone/model", "revision": COMMIT, "files": FILE}
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({}, "must have a path (a copy that you have), a url or a repo, got none of them"),
+        ({**GOOD_URL, **GOOD_REPO}, "got url and repo and revision"),
+        ({**GOOD_URL, "url": "http://example.org/model.pt"}, "url must start with https://"),
+        ({**GOOD_URL, "url": "ftp://example.org/model.pt"}, "url must start with https://"),
+        ({**GOOD_URL, "files": {}}, "files must name the one file that the url gives, got 0 names"),
+        ({**GOOD_URL, "revision": COMMIT}, "revision belongs to a repo"),
+        ({**GOOD_REPO, "repo": "model"}, "repo must be owner/name"),
+        ({**GOOD_REPO, "revision": "main"}, "must be a commit of 40 digits, since a branch may change, got 'main'"),
+        ({**GOOD_REPO, "revision": "main"}, "/someone/model HEAD` prints the newest one"),
+        ({**GOOD_REPO, "files": {}}, "files must name the files of someone/model that are wanted"),
+        ({**GOOD_REPO, "files": {"../model.pt": None}}, "got '../model.pt'"),
+        ({**GOOD_REPO, "files": {".record.json": None}}, "got '.record.json'"),
+        ({**GOOD_REPO, "files": {"model.pt": "abc"}}, "resources.weights.files.model.pt must be the file's SHA-256"),
+        ({"path": "nowhere.pt"}, "resources.weights.path: there is no file or folder nowhere.pt"),
+    ],
+)
+def test_a_malformed_entry_is_named(entry, words):
+    with pytest.raises(ValueError, match=r"^config key resources\.weights") as caught:
+        parse_entry("weights", entry)
+    assert words in str(caught.value)
+
+
+def test_well_formed_entries():
+    entries = {"file": GOOD_URL, "repo": GOOD_REPO, "unpinned": {**GOOD_REPO, "revision": None}, "gone": None}
+    assert list(parse_entries(entries)) == ["file", "repo", "unpinned"] and parse_entries(None) == {}
+
+
+def test_a_config_value_is_an_entry_or_a_path(tmp_path):
+    resources = parse_entries({"llamagen": GOOD_REPO})
+    assert resource_of("llamagen", resources) == "resources/llamagen.json"
+    assert resource_of("ckpts/model.pt", resources) == "ckpts/model.pt"
+    assert resource_of(None, resources) == []
+    for value in (None, "llamagen", str(tmp_path)):
+        check_reference("target.checkpoint", value, resources)
+    with pytest.raises(ValueError, match=r"config key target\.checkpoint .* got 'lamagen'; did you mean llamagen\?"):
+        check_reference("target.checkpoint", "lamagen", resources)
+
+
+# --- manifests ---------------------------------------------------------------------------------------
+
+
+def test_a_job_gets_from_the_manifest_to_the_file(server):
+    path = Path("resources/weights.json")
+    path.parent.mkdir()
+    path.write_text(json.dumps(fetch_resource(plain(server.add("model.pt", CONTENT))), indent=1))
+    file = Path("resources/weights/model.pt")
+    assert resource_path(path) == file and resource_sha256(path) == sha256(CONTENT) == resource_sha256(file)
+    os.utime(file, (0, 0))
+    assert resource_path(path) == file  # another date, the same content
+    file.write_bytes(OTHER)
+    with pytest.raises(ValueError, match=f"expected sha256 {sha256(CONTENT)}, found {sha256(OTHER)}; delete resour"):
+        resource_path(path)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"resources/weights/model\.pt is gone; delete resources/weights\.json"):
+        resource_path(path)
+
+
+def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
+    captions = tmp_path / "captions.json"
+    captions.write_text('{"images": []}')
+    for path in (captions, tmp_path, tmp_path / "model.pt"):
+        assert resource_path(path) == path and read_manifest(path) is None
+    with pytest.raises(FileNotFoundError, match="is an empty folder"):
+        (tmp_path / "empty").mkdir()
+        resource_sha256(tmp_path / "empty")
+
+
+def test_describing_resources_needs_no_heavy_library():
+    code = (
+        "import sys; import lantern_pipeline.downloads.entries, lantern_pipeline.downloads.manifest; "
+        "sys.exit(bool({'torch', 'pandas', 'huggingface_hub', 'httpx2'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# --- the rule ----------------------------------------------------------------------------------------
+
+SNAKEFILE = """
+from lantern_pipeline.config.resources import growing
+from lantern_pipeline.downloads.entries import parse_entries, resource_of
+RESOURCES = parse_entries(config["resources"])
+ENVIRONMENT = "{root}/environment.yml"
+def log_of(*parts):
+    return "logs/" + ".".join(parts) + ".log"
+include: "{root}/workflow/rules/resources.smk"
+rule use:
+    input: [resource_of(name, RESOURCES) for name in RESOURCES]
+    output: "used.txt"
+    shell: "cat {{input}} > {{output}}"
+"""
+
+
+def run_snakemake(folder, entries):
+    (folder / "Snakefile").write_text(SNAKEFILE.format(root=ROOT))
+    (folder / "config.json").write_text(json.dumps({"resources": entries}))
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--configfile", "config.json", "--", "use"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/workflow", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_the_rule_fetches_once_and_keeps_what_it_has(server, tmp_path):
+    server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
+    Path("mine.pt").write_bytes(CONTENT)
+    hub = {"repo": "someone/model", "revision": COMMIT, "files": {"config.json": None, "model.safetensors": None}}
+    entries = {"weights": hub, "mine": {"path": "mine.pt"}}
+    code, output = run_snakemake(tmp_path, entries)
+    assert code == 0, output
+    assert resource_path("resources/weights.json") == Path("resources/weights")
+    assert resource_path("resources/mine.json") == Path("mine.pt")
+    date, asked = Path("resources/weights/model.safetensors").stat().st_mtime_ns, len(server.served)
+    hub["files"]["model.safetensors"] = sha256(CONTENT)  # the rule runs again, and fetches nothing
+    code, output = run_snakemake(tmp_path, entries)
+    assert code == 0 and "fetch_resource" in output, output
+    assert Path("resources/weights/model.safetensors").stat().st_mtime_ns == date and len(server.served) == asked
+
+
+@pytest.mark.slow
+def test_the_rule_prints_the_sentence(tmp_path):
+    entry = {"url": f"http://127.0.0.1:{closed_port()}/model.pt", "files": {"model.pt": None}}
+    code, output = run_snakemake(tmp_path, {"weights": entry})
+    assert code != 0 and "fetch_resource: resource weights: model.pt cannot be fetched from" in output, output
+    assert "127.0.0.1 is out of reach" in output and not (tmp_path / "resources" / "weights.json").exists()

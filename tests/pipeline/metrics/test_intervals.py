@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from lantern_pipeline.metrics.intervals import (
+    bootstrap_interval,
+    crossed_resamples,
+    mean_statistic,
+    median_statistic,
+    normal_interval,
+    ratio_statistic,
+    share_interval,
+)
+
+
+def test_interval_of_the_mean_covers_the_truth_about_95_percent_of_the_time():
+    # 400 experiments; a percentile interval of 40 skewed values covers a little less than 95 %. If the true coverage
+    # were 0.93, fewer than 355 hits of 400 (0.8875) would come up less than once in 500 times; more than 394 would mean
+    # that the interval is too wide.
+    generator = np.random.default_rng(0)
+    hits = 0
+    for trial in range(400):
+        values = generator.exponential(1.0, size=40)
+        low, high = bootstrap_interval(mean_statistic, values, num_resamples=400, seed=trial)
+        hits += low <= 1.0 <= high
+    assert 355 <= hits <= 394
+
+
+def test_interval_of_a_ratio_of_sums_covers_the_truth():
+    # tokens per forward with 3 forwards on average for 6 tokens: true ratio 2; bounds as above
+    generator = np.random.default_rng(1)
+    hits = 0
+    for trial in range(300):
+        forwards = generator.integers(2, 5, size=50)
+        low, high = bootstrap_interval(ratio_statistic, np.full(50, 6.0), forwards, num_resamples=400, seed=trial)
+        hits += low <= 2.0 <= high
+    assert 267 <= hits <= 297
+
+
+def test_interval_of_a_median_speedup_covers_the_truth_though_the_machine_drifts_and_stutters():
+    # paired ratios of two log-normal timings that share a drift: the true median is 2; one timing in twenty is a hiccup
+    # of either method. In 3000 experiments the coverage is 0.938; fewer than 267 of 300 would come up less than once in
+    # 1500 times, more than 297 never.
+    generator = np.random.default_rng(2)
+    hits = 0
+    for trial in range(300):
+        drift, hiccups = generator.uniform(1, 2, 24), generator.random((2, 24)) < 0.05
+        slow, fast = generator.lognormal(0, 0.1, (2, 24)) * (1 + 5 * hiccups) * drift
+        low, high = bootstrap_interval(median_statistic, 2 * slow / fast, num_resamples=400, seed=trial)
+        hits += low <= 2.0 <= high
+    assert 267 <= hits <= 297
+
+
+def test_a_paired_interval_covers_and_is_much_narrower_than_the_means_alone():
+    # Prompts differ by 1.0, the two methods on one prompt by 0.1: unpaired, the interval is over ten times as wide. At
+    # a coverage of 0.937 (3000 experiments), fewer than 267 of 300 would come up less than once in 1000 times.
+    generator = np.random.default_rng(3)
+    hits, widths = 0, np.zeros(2)
+    for trial in range(300):
+        prompts = generator.normal(0, 1.0, 60)
+        one, other = prompts + 0.2 + generator.normal(0, 0.07, 60), prompts + generator.normal(0, 0.07, 60)
+        low, high = bootstrap_interval(mean_statistic, one - other, num_resamples=400, seed=trial)
+        hits += low <= 0.2 <= high
+        ends = [bootstrap_interval(mean_statistic, v, num_resamples=400, seed=trial) for v in (one, other)]
+        widths += high - low, np.hypot(*(end[1] - end[0] for end in ends))
+    assert 267 <= hits <= 297
+    assert widths[1] > 10 * widths[0]
+
+
+def test_crossing_repeats_covers_where_resampling_prompts_alone_does_not():
+    # 8 seeds that move the mean by 0.3 each, 48 prompts by 0.5, single images by 0.5. In 3000 experiments the coverages
+    # are 0.927 and 0.716; fewer than 180 of 200, and 160 or more of 200, would come up once in 16 and 230 times. The
+    # seed is fixed.
+    generator = np.random.default_rng(0)
+    crossed, naive = 0, 0
+    for trial in range(200):
+        seeds, prompts = generator.normal(0, 0.3, (8, 1)), generator.normal(0, 0.5, (1, 48))
+        values = seeds + prompts + generator.normal(0, 0.5, (8, 48))
+        low, high = bootstrap_interval(mean_statistic, values, num_resamples=300, seed=trial)
+        crossed += low <= 0 <= high
+        low, high = bootstrap_interval(mean_statistic, values.mean(axis=0), num_resamples=300, seed=trial)
+        naive += low <= 0 <= high
+    assert crossed >= 180
+    assert naive < 160
+
+
+def test_crossed_resamples_match_a_plain_loop():
+    values = np.array([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
+    (repeats, prompts), *rest = crossed_resamples(2, 3, 40, seed=4)
+    assert not rest
+    means = [np.mean([values[r, p] for r in rs for p in ps]) for rs, ps in zip(repeats, prompts, strict=True)]
+    expected = np.quantile(means, [0.025, 0.975])
+    assert bootstrap_interval(mean_statistic, values, num_resamples=40, seed=4) == pytest.approx(expected)
+
+
+def test_one_repeat_is_as_good_as_none():
+    values = np.random.default_rng(0).normal(size=(2, 30))
+    one = bootstrap_interval(ratio_statistic, values[:1], values[1:] + 9, seed=2)
+    assert one == bootstrap_interval(ratio_statistic, values[0], values[1] + 9, seed=2)
+
+
+def test_share_interval_is_scipys_exact_one():
+    hits, trials = np.array([0, 1, 20, 95, 96]), np.array([96, 4, 64, 96, 96])
+    low, high = share_interval(hits, trials)
+    for i in range(len(hits)):
+        exact = binomtest(int(hits[i]), int(trials[i])).proportion_ci(0.95, method="exact")
+        assert (low[i], high[i]) == pytest.approx((exact.low, exact.high), abs=1e-9)
+    assert np.isnan(share_interval(0, 0)).all()
+
+
+def test_normal_interval_by_hand():
+    assert normal_interval(2.0, 1.0) == pytest.approx((0.04, 3.96), abs=1e-4)
+    assert normal_interval(0.9, 0.1, is_share=True) == pytest.approx((0.704, 1.0), abs=1e-4)
+    assert np.isnan(normal_interval(0.9, np.nan, is_share=True)).all()
+
+
+def test_columns_are_resampled_together():
+    # numerator = 3 * denominator in every prompt: any paired resample has ratio 3, an unpaired one would not
+    denominator = np.arange(1.0, 21.0)
+    assert bootstrap_interval(ratio_statistic, 3 * denominator, denominator, seed=5) == (3.0, 3.0)
+
+
+def test_matches_a_plain_loop():
+    values = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    generator = np.random.Generator(np.random.PCG64(3))
+    chosen = generator.integers(0, 5, size=(50, 5))
+    medians = sorted(float(np.median([values[i] for i in row])) for row in chosen)
+    expected = np.quantile(medians, [0.025, 0.975])
+    assert bootstrap_interval(median_statistic, values, num_resamples=50, seed=3) == pytest.approx(expected)
+
+
+def test_blocks_do_not_change_the_result(monkeypatch):
+    values = np.random.default_rng(0).normal(size=30)
+    whole = bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1)
+    monkeypatch.setattr("lantern_pipeline.metrics.intervals.BLOCK_SIZE", 100)
+    assert bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1) == whole
+
+
+def test_blocks_do_not_change_the_result_of_repeats(monkeypatch):
+    values = np.random.default_rng(0).normal(size=(3, 10))
+    whole = bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1)
+    monkeypatch.setattr("lantern_pipeline.metrics.intervals.BLOCK_SIZE", 100)
+    assert bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1) == whole
+
+
+def test_one_prompt_has_no_interval():
+    assert np.isnan(bootstrap_interval(mean_statistic, np.array([1.0]))).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ((), {}, "at least one column"),
+        (([1.0, np.nan],), {}, "not finite"),
+        (([1.0, 2.0], [1.0]), {}, "equal length"),
+        (([[1.0, 2.0]], [1.0, 2.0]), {}, "equal length and shape"),
+        (([1.0, 2.0],), {"level": 1.0}, "level"),
+        (([1.0, 2.0],), {"num_resamples": 0}, "num_resamples"),
+    ],
+)
+def test_bad_input_is_named(columns, options, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap_interval(mean_statistic, *map(np.array, columns), **options)

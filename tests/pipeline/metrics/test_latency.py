@@ -1,0 +1,140 @@
+"""Timing of whole images and of the parts of a step, by a clock that moves one second at each look."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import make_models
+from lantern.decoding import Decoder
+from lantern.draft_tree import tree_choices
+from lantern.drafting import DynamicTreeOptions
+from lantern.methods import MethodSpec
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.metrics import latency
+from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
+
+ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
+PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
+SPECS = {
+    "autoregressive": (MethodSpec("autoregressive", method_id="autoregressive"), None),
+    "exact": (MethodSpec("exact", "chain3", "coupled", method_id="exact"), tree_choices("chain3")),
+    "rejected": (MethodSpec("rejected", "chain3", "sampled", method_id="rejected"), tree_choices("chain3")),
+    "near": (
+        MethodSpec("near", "dynamic", "top", "additive", "paper", "l2", 3, delta=0.3, method_id="near"),
+        DynamicTreeOptions(num_nodes=6, depth=2, top_k=3),
+    ),
+}
+
+
+def make_decoders(temperature: float = 1.0) -> list[Decoder]:
+    models, sampling = make_models(), SamplingConfig(temperature=temperature, cfg_scale=2.0)
+    return [Decoder(models, spec, sampling, tree) for spec, tree in SPECS.values()]
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """A clock of which every look takes a second."""
+    clock = count()
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+
+
+def is_as_made(decoder: Decoder) -> bool:
+    """Whether no method of the decoder and of its parts is covered by another one."""
+    names = {name for places in PARTS.values() for _, name in places} | {"step", "start"}
+    parts = [part for part in (decoder, decoder.drafter, decoder.verifier) if part is not None]
+    return not any(names & set(vars(part)) for part in parts)
+
+
+def test_every_part_of_every_step_is_counted_once(ticking):
+    table = profile_steps(make_decoders(), PROMPTS, ENCODER, run_seed=0)
+    assert list(table.columns) == [
+        "method_id",
+        "part",
+        "milliseconds",
+        "milliseconds_low",
+        "milliseconds_high",
+        "num_steps",
+    ]
+    assert not table.duplicated(["method_id", "part"]).any()
+    for method_id, rows in table.groupby("method_id"):
+        milliseconds = dict(zip(rows["part"], rows["milliseconds"], strict=True))
+        if method_id == "autoregressive":  # n parts: 2 n + 1 seconds, n of them the parts'
+            expected = {"draft": 0, "target": 1000, "score": 1000, "verify": 0, "commit": 1000, "other": 4000}
+        else:
+            expected = {**dict.fromkeys(PARTS, 1000), "other": 6000}
+        assert milliseconds == expected, method_id
+        assert (rows["milliseconds_low"] == rows["milliseconds"]).all()
+        assert (rows["milliseconds_high"] == rows["milliseconds"]).all()
+
+
+def test_steps_are_those_after_the_prefill_of_the_images_that_count():
+    decoders = make_decoders()
+    table = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0).groupby("method_id")["num_steps"]
+    forwards = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=0).groupby("method_id")
+    assert (table.nunique() == 1).all()
+    assert table.first().to_dict() == (forwards["target_forwards"].sum() - len(PROMPTS)).to_dict()
+    assert table.first()["autoregressive"] == 15 * len(PROMPTS)
+    assert table.first()["exact"] < 15 * len(PROMPTS)  # not won by never accepting a draft
+
+
+def test_the_parts_of_a_step_have_no_negative_rest():
+    table = profile_steps(make_decoders(temperature=0.0), PROMPTS[:1], ENCODER, run_seed=0)
+    assert (table["milliseconds"] >= 0).all()
+
+
+def test_decoders_are_left_as_they_were():
+    decoders = make_decoders()
+    before = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=0).drop(columns="seconds")
+    profile_steps(decoders, PROMPTS[:1], ENCODER, run_seed=0)
+    assert all(is_as_made(decoder) for decoder in decoders)
+    after = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=0).drop(columns="seconds")
+    assert after.equals(before)
+
+
+@pytest.mark.parametrize("place", ["step", "_score", "_run_target"])
+def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
+    decoder = make_decoders()[1]
+
+    def fail(*arguments):
+        raise FloatingPointError("logits are not finite")
+
+    monkeypatch.setattr(Decoder, place, fail)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        profile_steps([decoder], PROMPTS, ENCODER, run_seed=0)
+    assert is_as_made(decoder)
+
+
+def test_every_method_is_timed_on_every_prompt():
+    table = measure_latency(make_decoders(0.0), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    assert list(table.columns) == ["method_id", "temperature", "prompt_id", "seconds", "target_forwards"]
+    pairs = {(method_id, prompt.id) for method_id in SPECS for prompt in PROMPTS}
+    assert set(zip(table["method_id"], table["prompt_id"], strict=True)) == pairs and len(table) == len(pairs)
+    assert (table["temperature"] == 0).all() and (table["seconds"] > 0).all()
+    assert (table.loc[table["method_id"] == "autoregressive", "target_forwards"] == 16).all()
+
+
+def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
+    order = []
+
+    def decode(decoder, prompts, encoder, run_seed):
+        order.append((decoder.spec.method_id, prompts[0].id, run_seed))
+        return SimpleNamespace(target_forwards=torch.tensor([4])), 0.5
+
+    monkeypatch.setattr(latency, "decode_timed", decode)
+    stubs = [
+        SimpleNamespace(spec=SimpleNamespace(method_id=name), sampling=SimpleNamespace(temperature=1.0))
+        for name in "abc"
+    ]
+    table = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1)
+    assert order == [
+        *(("c", "p1", 7), ("a", "p1", 7), ("b", "p1", 7)),  # warm-up
+        *(("a", "p0", 7), ("b", "p0", 7), ("c", "p0", 7)),
+        *(("b", "p1", 7), ("c", "p1", 7), ("a", "p1", 7)),
+    ]
+    assert table["method_id"].tolist() == list("abcbca")

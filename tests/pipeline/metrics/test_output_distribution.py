@@ -1,0 +1,215 @@
+"""Laws of emitted tokens: against the reference numbers, a slow enumeration, sampling, and bounds that must hold."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from conftest import DATA, make_models, make_prompts
+from lantern.acceptance import RejectionRule, accept_within_bound
+from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder
+from lantern.draft_tree import tree_choices
+from lantern.methods import MethodSpec
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
+from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
+from lantern.sampling import NoiseField, SamplingConfig
+from lantern_pipeline.analysis import aggregation
+from lantern_pipeline.analysis.aggregation import acceptance_table
+from lantern_pipeline.analysis.total_variation import RULES, law_curves, law_of_method, law_row
+from lantern_pipeline.metrics.output_distribution import (
+    NodeRecorder,
+    VerifiedNodes,
+    law_given_children,
+    law_of_one_sampled_draft,
+    law_of_relaxed_sets,
+    law_of_sampled_siblings,
+    record_nodes,
+)
+
+LAWS = json.loads((DATA / "reference" / "emission_law.json").read_text())
+OPTIONS = {"num_resamples": 100, "seed": 0}
+
+
+def random_nodes(num_nodes: int, vocab: int = 24, children: int = 3, seed: int = 0) -> VerifiedNodes:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(2, num_nodes, vocab, generator=generator, dtype=torch.float64)
+    target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
+    return VerifiedNodes(target, draft, draft.topk(children).indices, torch.arange(num_nodes) % 5)
+
+
+@pytest.fixture(scope="module")
+def table() -> torch.Tensor:
+    return nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
+
+
+@pytest.mark.parametrize("case", LAWS, ids=lambda c: f"{c['rule']}-{c['siblings']}-{c['delta']}")
+def test_emitted_law_equals_the_reference(case):
+    target, draft = (torch.tensor([case[name]], dtype=torch.float64) for name in ("q", "p"))
+    delta, k = case["delta"], case["k"]
+    bound = None if delta == 0 else AdditiveBound(k, delta) if delta <= 1 else MultiplicativeBound(k, delta)
+    residual = {"paper": "paper", "static_lumina": "official_lumina"}.get(case["rule"], "official")
+    rule = RejectionRule(bound, torch.tensor(case["neighbours"]), residual)
+    tolerance = 1e-9
+    if case["deterministic_draft"]:
+        law = law_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
+    elif case["siblings"] == 1:
+        law = law_of_one_sampled_draft(target, draft, rule)
+    else:
+        nodes = VerifiedNodes(target, draft, draft.topk(case["siblings"]).indices, torch.zeros(1, dtype=torch.int64))
+        law = law_of_sampled_siblings(nodes, rule, num_samples=1000, seed=0)
+        tolerance = 0.03
+    expected = torch.tensor([case["law"]], dtype=torch.float64)
+    torch.testing.assert_close(law.probs, expected, atol=tolerance, rtol=0)
+    assert abs(float(law.tv_from(target)) - case["tv"]) < max(tolerance, 3 * float(law.error))
+
+
+def test_exact_rules_have_the_law_of_the_target():
+    nodes = random_nodes(40)
+    for law in (
+        law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule()),
+        law_given_children(nodes.target_probs, None, nodes.children, RejectionRule()),
+        law_of_relaxed_sets(nodes.target_probs, nodes.children, torch.zeros(24, 1).long(), AdditiveBound(0, 0.0)),
+    ):
+        assert law.tv_from(nodes.target_probs).max() < 1e-12
+        assert (law.acceptance > 0).all() and (law.acceptance <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize("bound", [AdditiveBound(8, 0.1), BudgetBound(8, 0.2), MultiplicativeBound(8, 3.0)], ids=repr)
+def test_relaxed_sets_have_the_law_of_the_decoder(bound, table):
+    """Every token y that the target may draw goes through the decoder's own rule, weighted by its probability."""
+    nodes = random_nodes(30)
+    expected = torch.zeros_like(nodes.target_probs)
+    accepted = torch.zeros(30, dtype=torch.float64)
+    padded = torch.nn.functional.pad(nodes.children, (0, 1))
+    for y in range(24):
+        drawn = torch.full((30,), y)
+        rank = accept_within_bound(nodes.target_probs, drawn, nodes.children, table, bound)
+        emitted = torch.where(rank < 3, padded.gather(1, rank[:, None]).squeeze(1), drawn)
+        weight = nodes.target_probs[:, y]
+        expected.scatter_add_(1, emitted[:, None], weight[:, None])
+        accepted += weight * (rank < 3)
+    law = law_of_relaxed_sets(nodes.target_probs, nodes.children, table, bound)
+    torch.testing.assert_close(law.probs, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(law.acceptance, accepted, atol=1e-12, rtol=0)
+
+
+def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_not(table):
+    nodes = random_nodes(200)
+    curves = law_curves(nodes, table, k=8, deltas=[0.05, 0.2], num_children=3, options=OPTIONS)
+    largest = curves.set_index(["rule", "delta"])["tv_max"]
+    assert set(curves["rule"]) == set(RULES)
+    for delta in (0.05, 0.2):
+        assert largest["bounded", delta] <= delta + 1e-12
+        assert largest["top_one_child", delta] <= delta + 1e-12
+        assert delta < largest["top_children", delta] <= 1 - (1 - delta) ** 3 + 1e-12
+        for rule in ("top_official", "sampled_paper", "sampled_official", "sampled_official_lumina", "sampled_js"):
+            assert largest[rule, delta] > delta, rule
+    is_bounded = curves["rule"].isin(["bounded", "top_one_child"])
+    assert (curves.loc[is_bounded, "tv_share_above_delta"] == 0).all()
+    assert (curves.loc[~is_bounded, "tv_share_above_delta"] > 0).all()
+
+
+def test_siblings_by_monte_carlo_state_their_error():
+    nodes = random_nodes(20)
+    kind, law = law_of_method(
+        nodes, MethodSpec(name="eagle1", tree="bushy", drafts="sampled"), None, num_samples=400, seed=1
+    )
+    tv = law.tv_from(nodes.target_probs)
+    assert kind == "monte_carlo"
+    assert (law.error > 0).all()
+    assert tv.mean() < 2 * law.error.mean()  # the rule is exact: what is left is noise, of the size stated
+    torch.testing.assert_close(law.probs.sum(-1), torch.ones(20, dtype=torch.float64))
+
+
+def test_coupled_drafts_are_not_enumerated():
+    spec = MethodSpec(name="coupled", tree="chain3", drafts="coupled")
+    with pytest.raises(ValueError, match="count substitutions"):
+        law_of_method(random_nodes(3), spec, None, num_samples=2, seed=0)
+
+
+def test_a_row_by_hand():
+    target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]))
+    law = law_of_relaxed_sets(target, nodes.children, torch.tensor([[1], [0]]), AdditiveBound(1, 0.5))
+    assert law.probs.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    row = law_row(nodes, law, 0.4, OPTIONS)
+    assert row["tv_mean"] == row["tv_p95"] == row["tv_max"] == 0.5
+    assert row["tv_share_above_delta"] == row["tv_share_above_delta_low"] == 1
+    assert law_row(nodes, law, 0.5, OPTIONS)["tv_share_above_delta"] == 0
+
+
+def test_acceptance_before_and_after_aggregation(table):
+    nodes = random_nodes(50)
+    rows = acceptance_table(nodes, {"l2_normalised": table}, counts=[4, 99], deltas=[0.1], options=OPTIONS)
+    assert set(rows["k"]) == {0, 4}  # 99 columns are not there
+    before = rows[(rows["k"] == 0) & (rows["drafts"] == "sampled")]["acceptance"]
+    overlap = torch.minimum(nodes.target_probs, nodes.draft_probs).sum(-1).mean()
+    assert before.tolist() == pytest.approx([float(overlap)] * 2)
+    bounded, free = (rows[(rows["k"] == 4) & (rows["delta"].isna() == flag)] for flag in (False, True))
+    assert (free["acceptance"].to_numpy() > bounded["acceptance"].to_numpy()).all()
+    one = law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule(AdditiveBound(4, 0.1), table))
+    assert bounded[bounded["drafts"] == "sampled"]["acceptance"].item() == pytest.approx(float(one.acceptance.mean()))
+
+
+def test_acceptance_does_not_depend_on_how_many_masses_are_held(table, monkeypatch):
+    arguments = random_nodes(20), {"l2_normalised": table}
+    options = {"counts": [1, 4], "deltas": [0.1], "options": OPTIONS}
+    whole = acceptance_table(*arguments, **options)
+    monkeypatch.setattr(aggregation, "MASSES_AT_ONCE", 3)
+    pd.testing.assert_frame_equal(acceptance_table(*arguments, **options), whole, check_exact=True)
+
+
+def test_jensen_shannon_bound_against_its_definition(table):
+    target = random_nodes(1).target_probs[0]
+    nearest, bound = table[3], JensenShannonBound(20, 0.1)
+    admitted = bound.admits(target[nearest].cumsum(0), target[3:4], torch.zeros(1))
+    for j in range(20):
+        moved = target.clone()
+        moved[3] += target[nearest[: j + 1]].sum()
+        moved[nearest[: j + 1]] = 0
+        middle = (moved + target) / 2
+        pieces = [(p * (p / middle).log2()).nan_to_num().sum() / 2 for p in (moved, target)]
+        assert bool(admitted[j]) == bool(sum(pieces) <= 0.1), j
+    assert 0 < int(admitted.sum()) < 20
+
+
+def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions():
+    models = make_models()
+    spec = MethodSpec(name="eagle1", tree="chain3", drafts="sampled")
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0), [(0,), (0, 0), (0, 0, 0)])
+    features, mask = make_prompts(models, 5)
+    counts = []
+    for ids in (range(5), range(5)):
+        recorder = NodeRecorder(5, 16, max_nodes=5 * 16, seed=0)
+        decoder.observer = recorder
+        generation = decoder.generate(features, mask, NoiseField(7, [f"p{i}" for i in ids], 16, 12))
+        nodes = recorder.collect()
+        # the prefill's token and a full chain's bonus token are drawn where no draft was verified
+        num_bonus = int((generation.accepted_lengths == 3).sum())
+        assert 5 * 15 - num_bonus <= len(nodes) <= 5 * 15
+        assert len(nodes.image.unique()) == 5
+        torch.testing.assert_close(nodes.target_probs.sum(-1), torch.ones(len(nodes)))
+        counts.append(len(nodes))
+    assert counts[0] == counts[1]
+    law = law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
+    assert law.tv_from(nodes.target_probs).max() < 1e-5
+
+
+def test_the_nodes_kept_do_not_depend_on_the_batch():
+    models = make_models()
+    spec = MethodSpec("exact", "chain3", "sampled", method_id="exact")
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0), tree_choices("chain3"))
+    prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(5)], WordEmbeddingEncoder(None, 16, 5, 0)
+    found = {}
+    for size in (2, 5):
+        nodes = record_nodes(decoder, prompts, encoder, run_seed=3, max_nodes=40, batch_size=size)
+        order = nodes.image.argsort(stable=True)  # of one image, nodes come in the order of its steps
+        found[size] = [part[order] for part in (nodes.image, nodes.children, nodes.target_probs, nodes.draft_probs)]
+    assert len(found[2][0]) > 20
+    for one, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

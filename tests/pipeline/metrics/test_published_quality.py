@@ -1,0 +1,270 @@
+"""The whole measurement with published rulers, or with some or all of them off, down to the tables in words."""
+
+import hashlib
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from lantern.methods import MethodSpec
+from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.analysis.comparisons import build_paired
+from lantern_pipeline.analysis.markdown import render_markdown
+from lantern_pipeline.analysis.summary import LAW_INTERVALS, LAW_VALUES, Measurements, build_summary
+from lantern_pipeline.analysis.verdict import compute_verdict
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.metrics import registry as choices
+from lantern_pipeline.metrics.clip_score import load_open_clip
+from lantern_pipeline.metrics.evaluate_images import Rulers, load_rulers
+from lantern_pipeline.metrics.feature_extractors import Extractor
+from lantern_pipeline.metrics.fidelity import RecogniserRuler
+from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
+from lantern_pipeline.metrics.quality import hash_prompts, measure_quality
+from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
+from lantern_pipeline.metrics.registry import Workbench, build_rulers
+from lantern_pipeline.world import attribute_classifier as recogniser
+from lantern_pipeline.world import tokenizer
+from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, save_clip
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
+
+NUM, TOKENS, VOCAB, WAY = 10, 16, 32, "centre_lanczos_32"
+SETTINGS = {
+    "kid_subset_size": 4,
+    "kid_subsets": 2,
+    "prc_neighbours": 3,
+    "fidelity_resamples": 5,
+    "batch_size": 4,
+    "near_tie_margin": 1e-4,
+    "bootstrap_resamples": 20,
+    "headline_prompt_set": "coco",
+    "headline_temperature": 1.0,
+}
+PROMPTS = [Prompt(f"coco-{i}", f"a photo of {i} dogs in the snow") for i in range(NUM)]
+OFF = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False}
+
+
+class Colours(nn.Module):
+    """Mean colours of a grid of squares, as features."""
+
+    def __init__(self, side):
+        super().__init__()
+        self.side, self.scale = side, nn.Parameter(torch.tensor(1 / 255), requires_grad=False)
+
+    def forward(self, pixels):
+        return (nn.functional.adaptive_avg_pool2d(pixels.float() * self.scale, self.side).flatten(1),)
+
+
+@pytest.fixture(scope="module")
+def extractors():
+    return {
+        "inception": Extractor("colours/12", "a" * 64, Colours(2)),
+        "vgg16": Extractor("colours/3", "b" * 64, Colours(1)),
+    }
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, extractors):
+    folder = tmp_path_factory.mktemp("files")
+    save_file(tiny_clip(2).state_dict(), folder / "clip.safetensors")
+    save_file(tiny_clip(3).state_dict(), folder / "hps.safetensors")
+    (folder / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
+    images = write_pictures(folder / "images", 9, seed=0, sizes=((40, 30),))
+    save_reference(folder / "features.safetensors", measure_reference(images, "coco_val", extractors, WAY))
+    features = np.random.default_rng(0).uniform(size=(30, 12))
+    np.savez(folder / "statistics.npz", mu=features.mean(0), sigma=np.cov(features.T))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(0)
+    sizes = {"num_text_tokens": 16, "caption_dim": 8, "ffn_multiple": 8}
+    target = TargetConfig(dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, **sizes)
+    drawing = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
+    return {
+        "tokenizer": ImageTokenizer(drawing).eval(),
+        "target_model": TargetModel(target).eval(),
+        "text_encoder": WordEmbeddingEncoder(None, 8, 16),
+    }
+
+
+@pytest.fixture(scope="module")
+def records():
+    codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
+    changed = codes.clone()
+    changed[:4, 5] = (changed[:4, 5] + 1) % VOCAB
+    specs = {
+        "autoregressive": MethodSpec("autoregressive", method_id="autoregressive"),
+        "coupled": MethodSpec("coupled", "chain3", "coupled", method_id="coupled"),
+        "near": MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="near"),
+    }
+    return {
+        name: GenerationRecords(
+            prompt_ids=[prompt.id for prompt in PROMPTS],
+            codes=(changed if name == "near" else codes).int(),
+            target_forwards=torch.full((NUM,), TOKENS if name == "autoregressive" else 8, dtype=torch.int32),
+            step_lengths=torch.ones(NUM, TOKENS, dtype=torch.int16),
+            is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
+            seconds=torch.ones(NUM),
+            margins=torch.ones(NUM, TOKENS) if name == "autoregressive" else torch.ones(NUM, 0),
+            metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
+        )
+        for name, spec in specs.items()
+    }
+
+
+@pytest.fixture
+def measure(files, models, records, extractors, monkeypatch):
+    """Measures with the rulers that a config section `metrics` chooses."""
+    monkeypatch.setattr(choices, "load_extractors", lambda *arguments: extractors)
+
+    def run(reference="features.safetensors", **metrics):
+        published = {
+            "preprocessing": WAY,
+            "clip_architecture": str(files / "tiny-clip.json"),
+            "clip_prefix": "A photo depicts ",
+            "hps_architecture": str(files / "tiny-clip.json"),
+            "vgg16_layer": "fc2_relu",
+            "reference": {"name": "coco_val", "images": "coco", "statistics": None},
+        }
+        paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
+        paths["reference"] = files / reference
+        bench = Workbench(SimpleNamespace(**paths), {**OFF, "published": published, **metrics}, torch.device("cpu"))
+        found = build_rulers(bench)
+        rulers = Rulers(**models, of_images=found.of_images, of_sets=found.of_sets)
+        place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
+        return measure_quality(records, PROMPTS, None, rulers, settings=SETTINGS, **place)
+
+    return run
+
+
+def summarise(quality):
+    """What the rule `summarise` makes of it."""
+    times = [
+        (name, prompt.id, 1.0 if name == "autoregressive" else 0.5) for name in quality.token_nll for prompt in PROMPTS
+    ]
+    latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
+    latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0")
+    names = [name + end for name in LAW_INTERVALS for end in ("", "_low", "_high")]
+    law = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *names, *LAW_VALUES])
+    summary = build_summary(
+        Measurements(quality.rows, quality.images, latency, law, {0: 3.9}), settings=SETTINGS, seed=0
+    )
+    paired = build_paired(quality.images, latency, settings=SETTINGS, seed=0)
+    return (
+        summary.set_index("method_id"),
+        paired,
+        render_markdown(summary, SETTINGS),
+        compute_verdict(summary, SETTINGS),
+    )
+
+
+def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(measure, files):
+    quality = measure(fidelity="inception", clip="openai", hps=True)
+    rows = quality.rows.set_index("method_id")
+    assert rows.index.tolist() == ["autoregressive", "coupled", "near"]  # no source of held-out images, no ceilings
+    measured = ["nll", "clip_score", "hps", "fid", "fid_low", "fid_high", "kid", "kid_std", "precision", "recall_high"]
+    assert np.isfinite(rows[measured].to_numpy(float)).all()
+    assert rows.loc["coupled", measured].tolist() == rows.loc["autoregressive", measured].tolist()
+    assert rows[["prompt_accuracy", "all_correct"]].isna().all(axis=None)
+    row = rows.iloc[0]
+    assert row.num_images == NUM and row.prompts_sha256 == hash_prompts(PROMPTS)["prompts_sha256"]
+    assert (row.reference, row.num_reference, row.preprocessing) == ("coco_val", 9, WAY)
+    assert (row.fid_extractor, row.fid_weights_sha256) == ("colours/12", "a" * 64)
+    assert (row.prc_extractor, row.prc_weights_sha256) == ("colours/3", "b" * 64)
+    assert row.clip_extractor == 'tiny-clip, prefix "A photo depicts "' and row.hps_extractor == "tiny-clip"
+    assert row.clip_weights_sha256 != row.hps_weights_sha256 and len(row.reference_sha256) == 64
+
+
+def test_images_are_those_of_their_prompts(measure, files, models, records):
+    images = measure(clip="openai", hps=True).images.set_index(["method_id", "prompt_id"])
+    drawn = models["tokenizer"].decode(records["near"].codes.long()).float()
+    texts, architecture = [prompt.text for prompt in PROMPTS], str(files / "tiny-clip.json")
+    clip = load_open_clip(
+        architecture, files / "clip.safetensors", prompt_prefix="A photo depicts ", preprocessing=WAY
+    ).score(drawn, texts)
+    hps = load_open_clip(architecture, files / "hps.safetensors").score(drawn, texts)
+    assert images.loc["near", "clip_score"].to_numpy() == pytest.approx(clip.numpy(), abs=1e-5)
+    assert images.loc["near", "hps"].to_numpy() == pytest.approx(hps.numpy(), abs=1e-5)
+
+
+def test_statistics_alone_give_fid_alone(measure):
+    rows = measure(reference="statistics.npz", fidelity="inception").rows
+    assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
+    assert rows[["kid", "kid_std", "precision", "recall", "recall_low", "num_reference"]].isna().all(axis=None)
+
+
+ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
+
+
+@pytest.mark.parametrize("on", [ALL, {}, {"clip": "openai"}, {"fidelity": "inception"}, {"hps": True}], ids=str)
+def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
+    quality = measure(**on)
+    summary, paired, table, verdict = summarise(quality)
+    assert summary["clip_score"].notna().all() == ("clip" in on) != summary["clip_score"].isna().all()
+    for name in ("fid", "kid", "precision", "recall"):
+        assert summary[name].notna().all() == ("fidelity" in on) != summary[name].isna().all()
+    assert summary[["prompt_accuracy", "all_correct", "prompt_accuracy_change"]].isna().all(axis=None)
+    assert np.isfinite(summary[["nll", "speedup", "tokens_equal_autoregressive"]].to_numpy(float)).all()
+    measured = {"nll", "pixel_mse", "speedup"} | ({"clip_score"} if "clip" in on else set())
+    assert measured <= set(paired["metric"]) and not {"prompt_accuracy", "recogniser_distance"} & set(paired["metric"])
+    assert "nan" not in table and verdict["text"]
+    assert ("hps" in quality.rows) == ("hps" in on) == ("hps" in quality.images)
+    described = [name for name in quality.rows if name.endswith(("_extractor", "_weights_sha256"))]
+    assert len(described) == 2 * sum({"fidelity": 2, "clip": 1, "hps": 1}[name] for name in on)
+
+
+def test_the_recogniser_needs_held_out_images(models, records):
+    reader = Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
+    rulers = Rulers(**models, of_images=(), of_sets=RecogniserRuler(reader))
+    place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
+    with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
+        measure_quality(records, PROMPTS, None, rulers, settings={**SETTINGS, "num_reference": 8}, **place)
+
+
+def test_chosen_rulers_of_the_embedded_world_are_those_put_together_by_hand(tmp_path, models, records):
+    source = SceneSource(0, image_size=48, num_train=16)
+    torch.manual_seed(0)
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("tokenizer", "recogniser", "clip", "target")}
+    tokenizer.save_model(paths["tokenizer"], models["tokenizer"])
+    recogniser.save_model(paths["recogniser"], Recogniser(RecogniserConfig(width=8, num_features=8)))
+    clip = ClipModel(ClipConfig(source.vocabulary, True, embed_dim=8, width=4, text_width=32, text_layers=1))
+    save_clip(paths["clip"], clip, {"num_steps": 1})
+    save_target(paths["target"], models["target_model"])
+    files, text = SimpleNamespace(**paths, text=[]), {"encoder": "words", "caption_dim": 8, "max_tokens": 16}
+    place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
+    metrics = {**OFF, "fidelity": "recogniser", "clip": "own", "prompt_accuracy": True}
+    chosen = load_rulers(files, text, "folder", 0, torch.device("cpu"), metrics)
+    parts = {name: getattr(chosen, name) for name in ("tokenizer", "target_model", "text_encoder")}
+    scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
+    reader = recogniser.load_model(paths["recogniser"])
+    direct = Rulers(**parts, of_images=(ClipRuler(scorer), AccuracyRuler(reader)), of_sets=RecogniserRuler(reader))
+    settings = {**SETTINGS, "num_reference": 8}
+    rows = [
+        measure_quality(records, PROMPTS, source, rulers, settings=settings, **place).rows
+        for rulers in (direct, chosen)
+    ]
+    hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]
+    assert len(hashes) == 4 and rows[0][hashes].isna().all(axis=None)
+    expected = hashlib.sha256(paths["clip"].read_bytes()).hexdigest()
+    assert set(rows[1]["clip_weights_sha256"]) == {expected} and rows[1][hashes].notna().all(axis=None)
+    pd.testing.assert_frame_equal(rows[0].drop(columns=hashes), rows[1].drop(columns=hashes), check_exact=True)
+    assert rows[0]["method_id"].tolist()[-2:] == ["real", "reconstruction"]
+
+
+def test_prompts_are_known_by_ids_texts_and_order():
+    hashes = {
+        hash_prompts(prompts)["prompts_sha256"]
+        for prompts in (PROMPTS, PROMPTS[:-1], PROMPTS[::-1], [Prompt("coco-0", "another"), *PROMPTS[1:]])
+    }
+    assert len(hashes) == 4 and all(len(value) == 64 for value in hashes)

@@ -1,0 +1,252 @@
+"""The whole measurement, and the scores of single images, on tiny random models: bookkeeping, not numbers."""
+
+import copy
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from lantern.methods import MethodSpec
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.text import WordEmbeddingEncoder
+from lantern.records import GenerationRecords
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.metrics.evaluate_images import Rulers, _number_distinct, score_records
+from lantern_pipeline.metrics.features import extract_features, feature_scale
+from lantern_pipeline.metrics.fidelity import RecogniserRuler
+from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
+from lantern_pipeline.metrics.quality import measure_quality
+from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+
+NUM, TOKENS, VOCAB = 6, 16, 32
+SETTINGS = {
+    "num_reference": 8,
+    "kid_subset_size": 4,
+    "kid_subsets": 2,
+    "prc_neighbours": 1,
+    "fidelity_resamples": 5,
+    "batch_size": 4,
+    "near_tie_margin": 1e-4,
+}
+OPTIONS = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "repeat": "s0n0", "seed": 0}
+EXACT = MethodSpec("coupled", "chain3", "coupled", method_id="coupled")
+RELAXED = MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="proximity-k5")
+REJECTED = MethodSpec(
+    "lantern_pp", "chain3", "sampled", "multiplicative", "paper", "l2", 5, lambda_=2.0, method_id="pp"
+)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SceneSource(0, image_size=48, num_train=16)
+
+
+@pytest.fixture(scope="module")
+def recogniser():
+    torch.manual_seed(1)
+    return Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
+
+
+@pytest.fixture(scope="module")
+def clip_scorer(source):
+    torch.manual_seed(2)
+    config = ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1)
+    return ClipScorer.from_model(ClipModel(config))
+
+
+@pytest.fixture(scope="module")
+def rulers(source, recogniser, clip_scorer):
+    torch.manual_seed(0)
+    target = TargetConfig(
+        dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, num_text_tokens=16, caption_dim=8, ffn_multiple=8
+    )
+    tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
+    return Rulers(
+        ImageTokenizer(tokenizer).eval(),
+        TargetModel(target).eval(),
+        WordEmbeddingEncoder(source.vocabulary, 8, 16),
+        (ClipRuler(clip_scorer), AccuracyRuler(recogniser)),
+        RecogniserRuler(recogniser),
+    )
+
+
+def make_records(codes, spec, prompts):
+    autoregressive = spec.name == "autoregressive"
+    return GenerationRecords(
+        prompt_ids=[p.id for p in prompts],
+        codes=codes.int(),
+        target_forwards=torch.full((NUM,), TOKENS if autoregressive else 8, dtype=torch.int32),
+        step_lengths=torch.ones(NUM, TOKENS, dtype=torch.int16),
+        is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
+        seconds=torch.ones(NUM),
+        margins=torch.ones(NUM, TOKENS) if autoregressive else torch.ones(NUM, 0),
+        metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
+    )
+
+
+@pytest.fixture(scope="module")
+def records(source):
+    prompts = source.prompts("seen", NUM)
+    codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
+    changed = codes.clone()
+    changed[:2, 7] = (changed[:2, 7] + 1) % VOCAB
+    specs = {"autoregressive": codes, "coupled": codes, "proximity-k5": changed, "pp": changed}
+    spec_of = {
+        "autoregressive": MethodSpec("autoregressive", method_id="autoregressive"),
+        "coupled": EXACT,
+        "proximity-k5": RELAXED,
+        "pp": REJECTED,
+    }
+    made = {name: make_records(rows, spec_of[name], prompts) for name, rows in specs.items()}
+    made["proximity-k5"].is_substituted[:2, 7] = True
+    return made
+
+
+@pytest.fixture(scope="module")
+def measured(records, source, rulers):
+    arguments = (records, source.prompts("seen", NUM), source, rulers)
+    return measure_quality(*arguments, **OPTIONS)
+
+
+def test_one_row_per_method_and_ceiling(measured):
+    rows, images = measured.rows, measured.images
+    assert (images["repeat"] == "s0n0").all()
+    assert rows.method_id.tolist() == ["autoregressive", "coupled", "proximity-k5", "pp", "real", "reconstruction"]
+    assert len(images) == 6 * NUM
+    assert not images.duplicated(["method_id", "prompt_id"]).any()
+    assert (rows.cfg_scale == 3.0).all()
+    assert rows.set_index("method_id").loc["proximity-k5", ["method", "tree", "drafts", "k"]].tolist() == [
+        "proximity",
+        "chain3",
+        "coupled",
+        5,
+    ]
+
+
+def test_equal_codes_have_equal_numbers(measured):
+    rows = measured.rows.set_index("method_id")
+    quality = ["nll", "fid", "fid_low", "kid", "precision", "recall", "recall_high", "clip_score", "prompt_accuracy"]
+    assert rows.loc["coupled", quality].equals(rows.loc["autoregressive", quality].rename("coupled"))
+    assert rows.loc["proximity-k5", "nll"] != rows.loc["autoregressive", "nll"]
+    assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
+
+
+def test_substitutions_are_counted_where_they_are_known(measured):
+    images = measured.images
+    counts = images.groupby("method_id").substitutions.sum(min_count=1)
+    assert counts["proximity-k5"] == 2
+    assert counts["coupled"] == 0
+    assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
+
+
+def test_images_are_those_of_their_prompts(measured, records, source, rulers, clip_scorer):
+    # each image scored on its own, without any sharing between methods
+    images = measured.images
+    prompts = source.prompts("seen", NUM)
+    rows = images[images.method_id == "proximity-k5"].set_index("prompt_id")
+    for i, prompt in enumerate(prompts):
+        pixels = rulers.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
+        expected = float(clip_scorer.score(pixels, [prompt.text]))
+        assert rows.loc[prompt.id, "clip_score"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_real_images_have_no_codes_and_reconstructions_have(measured):
+    rows = measured.rows.set_index("method_id")
+    assert math.isnan(rows.loc["real", "nll"])
+    assert rows.loc["reconstruction", "nll"] > 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_size_does_not_matter(batch_size, measured, records, source, rulers):
+    arguments = (records, source.prompts("seen", NUM), source, rulers)
+    settings = {**SETTINGS, "batch_size": batch_size}
+    again = measure_quality(*arguments, **{**OPTIONS, "settings": settings})
+    pd.testing.assert_frame_equal(again.rows, measured.rows, rtol=1e-3, atol=1e-5)
+    pd.testing.assert_frame_equal(again.images, measured.images, rtol=1e-3, atol=1e-5)
+    for method_id, tokens in again.token_nll.items():
+        assert torch.allclose(tokens, measured.token_nll[method_id], rtol=1e-3, atol=1e-5)
+
+
+def test_first_difference_is_where_the_codes_leave_the_autoregressive_ones(measured):
+    first = measured.images.set_index(["method_id", "prompt_id"]).first_difference
+    assert first["autoregressive"].tolist() == first["coupled"].tolist() == [TOKENS] * NUM
+    assert first["proximity-k5"].tolist() == [7, 7] + [TOKENS] * (NUM - 2)
+    assert first["real"].isna().all()
+
+
+def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, rulers, recogniser):
+    images = measured.images.set_index("method_id")
+    assert (images.loc["coupled", ["pixel_mse", "recogniser_distance"]] == 0).all(axis=None)
+    pixels = {name: (rulers.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
+    expected = (pixels["pp"] - pixels["coupled"]).square().mean(dim=(1, 2, 3))
+    assert images.loc["pp", "pixel_mse"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
+    assert (expected[:2] > 0).all()
+    codes = rulers.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
+    _, std = feature_scale(extract_features(recogniser, rulers.tokenizer.decode(codes).float()))
+    features = {name: extract_features(recogniser, 2 * value - 1) for name, value in pixels.items()}
+    distance = ((features["pp"] - features["coupled"]) / std).norm(dim=1) / features["pp"].shape[1] ** 0.5
+    assert images.loc["pp", "recogniser_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
+
+
+def test_tokens_have_the_likelihoods_whose_mean_the_image_has(measured, records):
+    assert list(measured.token_nll) == list(records)
+    images = measured.images.set_index("method_id")
+    for method_id, tokens in measured.token_nll.items():
+        assert tokens.shape == (NUM, TOKENS)
+        assert tokens.dtype == torch.float32
+        assert tokens.mean(dim=1).numpy() == pytest.approx(images.loc[method_id, "nll"].to_numpy(), abs=1e-6)
+    before = slice(0, 7)  # the same context up to the first difference
+    tokens = measured.token_nll
+    assert torch.allclose(tokens["pp"][:, before], tokens["autoregressive"][:, before], atol=1e-5)
+
+
+def test_scores_do_not_depend_on_which_methods_are_scored_together(records, source, rulers):
+    prompts = source.prompts("seen", NUM)
+    together = score_records(records, prompts, rulers, {"batch_size": 5})
+    pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, rulers, {"batch_size": 1})
+    for name, column in pair["pp"].columns.items():
+        assert torch.allclose(column, together["pp"].columns[name], atol=1e-5), name
+
+
+def test_images_that_methods_share_are_held_once(records, source, rulers):
+    scores = score_records(records, source.prompts("seen", NUM), rulers, {"batch_size": 4})
+    assert len(scores.distinct.features) == NUM + 2
+    # prompt by prompt, the autoregressive image first
+    assert scores.numbers["autoregressive"].tolist() == scores.numbers["coupled"].tolist() == [0, 2, 4, 5, 6, 7]
+    assert scores.numbers["pp"].tolist() == scores.numbers["proximity-k5"].tolist() == [1, 3, 4, 5, 6, 7]
+
+
+def test_images_are_scored_in_the_order_of_their_codes(records, source, rulers):
+    prompts = source.prompts("seen", NUM)
+    several = {"autoregressive": records["autoregressive"]}
+    for name, code in (("c", 300), ("b", 2), ("a", 70000)):  # bytes of little-endian numbers would sort otherwise
+        several[name] = make_records(torch.full((NUM, TOKENS), code), RELAXED, prompts)
+    _, numbers = _number_distinct(several)
+    assert numbers[:, 0].tolist() == [0, 2, 1, 3]
+    assert numbers[:, 1].tolist() == [4, 6, 5, 7]
+
+
+def test_foreign_records_are_rejected(records, source, rulers):
+    with pytest.raises(ValueError, match="other prompts"):
+        measure_quality(records, source.prompts("unseen", NUM), source, rulers, **OPTIONS)
+    with pytest.raises(ValueError, match="needs the records of autoregressive"):
+        measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, rulers, **OPTIONS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers, recogniser, clip_scorer):
+    reader = copy.deepcopy(recogniser).cuda()
+    on_gpu = Rulers(
+        *(copy.deepcopy(model).cuda() for model in (rulers.tokenizer, rulers.target_model)),
+        rulers.text_encoder,
+        (ClipRuler(copy.deepcopy(clip_scorer).to("cuda")), AccuracyRuler(reader)),
+        RecogniserRuler(reader),
+    )
+    arguments = (records, source.prompts("seen", NUM), source, on_gpu)
+    rows = measure_quality(*arguments, **OPTIONS).rows
+    columns = ["nll", "clip_score", "prompt_accuracy"]
+    assert rows[columns].to_numpy() == pytest.approx(measured.rows[columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)

@@ -1,0 +1,94 @@
+"""An edit re-runs what uses it and nothing else."""
+
+import pytest
+
+from conftest import ROOT
+from lantern_pipeline.runtime import fingerprint
+from lantern_pipeline.runtime.fingerprint import code_fingerprint, imported_modules
+
+SCRIPTS = ROOT / "workflow" / "scripts"
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package of four modules: run -> (acceptance -> tree), train -> loop; and two scripts."""
+    root = tmp_path / "pack"
+    (root / "deep").mkdir(parents=True)
+    (root / "__init__.py").write_text("")
+    (root / "deep" / "__init__.py").write_text("")
+    (root / "tree.py").write_text("SIZE = 3\n")
+    (root / "acceptance.py").write_text("from .tree import SIZE\n\n\ndef accept():\n    return SIZE\n")
+    (root / "deep" / "loop.py").write_text(
+        '"""Loop."""\n\n\ndef loop():\n    from pack import helper\n    return helper\n'
+    )
+    (root / "helper.py").write_text("X = 1\n")
+    (tmp_path / "run.py").write_text("import os\nimport pack.acceptance\n")
+    (tmp_path / "train.py").write_text("from pack.deep import loop\n")
+    fingerprint._parse.cache_clear()
+    fingerprint._code_of.cache_clear()
+    return tmp_path
+
+
+def prints(folder):
+    fingerprint._parse.cache_clear()
+    fingerprint._code_of.cache_clear()
+    return {name: code_fingerprint(folder / f"{name}.py", [folder / "pack"]) for name in ("run", "train")}
+
+
+def test_imports_are_followed_through_functions_relative_names_and_packages(package):
+    names = {
+        name: {
+            p.relative_to(package / "pack").as_posix()
+            for p in imported_modules(package / f"{name}.py", [package / "pack"])
+        }
+        for name in ("run", "train")
+    }
+    assert names["run"] == {"__init__.py", "acceptance.py", "tree.py"}
+    assert names["train"] == {"__init__.py", "deep/__init__.py", "deep/loop.py", "helper.py"}
+
+
+@pytest.mark.parametrize(
+    "edited, changed",
+    [
+        ("pack/tree.py", {"run"}),
+        ("pack/helper.py", {"train"}),
+        ("run.py", {"run"}),
+        ("pack/__init__.py", {"run", "train"}),
+    ],
+)
+def test_an_edit_changes_only_what_uses_it(package, edited, changed):
+    before = prints(package)
+    path = package / edited
+    path.write_text(path.read_text() + "\nNEW = 2\n")
+    after = prints(package)
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_comments_docstrings_and_layout_do_not_count(package):
+    before = prints(package)
+    (package / "pack" / "acceptance.py").write_text(
+        '"""A docstring."""\n\nfrom .tree import (  # comment\n    SIZE,\n)\n\n\n'
+        'def accept():\n    """Why."""\n    return SIZE\n'
+    )
+    assert prints(package) == before
+
+
+def test_a_syntax_error_names_the_file(package):
+    (package / "pack" / "tree.py").write_text("SIZE = (\n")
+    with pytest.raises(ValueError, match=r"tree\.py, line 1"):
+        prints(package)
+
+
+def test_in_the_real_workflow_acceptance_reaches_generation_and_not_training():
+    used = {p.stem: {m.name for m in imported_modules(p)} for p in SCRIPTS.glob("*.py")}
+    assert "acceptance.py" in used["generate_images"]
+    for script in (
+        "train_tokenizer",
+        "train_recogniser",
+        "train_clip",
+        "train_target",
+        "train_drafter",
+        "encode_images",
+    ):
+        assert "acceptance.py" not in used[script], script
+        assert not {"decoding.py", "methods.py", "config.py"} & used[script], script

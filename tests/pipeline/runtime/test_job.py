@@ -1,0 +1,95 @@
+"""What every script does around its work."""
+
+import io
+import logging
+import os
+import time
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lantern.io import load_tensors
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.runtime.run_lock import try_lock
+
+
+@pytest.fixture
+def snakemake(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return SimpleNamespace(rule="write_prompts", log=[str(tmp_path / "logs" / "job.log")], threads=1, resources={})
+
+
+def run(snakemake, monkeypatch, work):
+    """What the terminal and the log file hold after a job."""
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    try:
+        with job_log(snakemake) as log:
+            work(log)
+    finally:
+        logging.captureWarnings(False)
+    return terminal.getvalue(), Path(snakemake.log[0]).read_text()
+
+
+def test_the_packages_warnings_reach_the_terminal_and_those_of_libraries_the_log(snakemake, monkeypatch):
+    def work(log):
+        log.info("wrote 3 prompts")
+        logging.getLogger("lantern.prompts").warning("left out 2 rows")
+        logging.getLogger("somelibrary").warning("some library's concern")
+        warnings.warn("deprecated", UserWarning, stacklevel=1)
+
+    terminal, file = run(snakemake, monkeypatch, work)
+    assert terminal == "write_prompts: left out 2 rows\n"
+    assert all(part in file for part in ("wrote 3 prompts", "left out 2 rows", "some library's concern", "deprecated"))
+
+
+def test_an_error_is_one_sentence_on_the_terminal_and_a_traceback_in_the_log(snakemake, monkeypatch):
+    def work(log):
+        raise ValueError("delta must be in [0, 1], got 2")
+
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with pytest.raises(SystemExit), job_log(snakemake) as log:
+        work(log)
+    logging.captureWarnings(False)
+    assert terminal.getvalue().strip() == f"write_prompts: delta must be in [0, 1], got 2 (details: {snakemake.log[0]})"
+    assert "Traceback" in Path(snakemake.log[0]).read_text()
+
+
+def run_damaged(snakemake, monkeypatch, folder, name):
+    """What the terminal says when a job meets a damaged file."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("half")
+    monkeypatch.chdir(folder)
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with pytest.raises(SystemExit), job_log(snakemake):
+        load_tensors(name)
+    logging.captureWarnings(False)
+    return terminal.getvalue()
+
+
+def test_a_damaged_file_of_the_results_is_set_aside(snakemake, monkeypatch, tmp_path):
+    said = run_damaged(snakemake, monkeypatch, tmp_path, "results/tiny/codes.safetensors")
+    assert "results/tiny/codes.safetensors is truncated" in said and "run again, which makes it anew" in said
+    assert (tmp_path / "results/tiny/codes.safetensors.damaged").read_text() == "half"
+    assert not (tmp_path / "results/tiny/codes.safetensors").exists()
+
+
+def test_a_damaged_file_from_elsewhere_stays_where_it_is(snakemake, monkeypatch, tmp_path):
+    said = run_damaged(snakemake, monkeypatch, tmp_path, "weights/target.safetensors")
+    assert "weights/target.safetensors is truncated" in said and "delete it and run its rule again" in said
+    assert (tmp_path / "weights/target.safetensors").read_text() == "half"
+
+
+def test_a_job_waits_for_an_earlier_process_of_the_same_job(snakemake, monkeypatch, tmp_path):
+    run(snakemake, monkeypatch, lambda log: log.info("first"))
+    (path,) = (tmp_path / ".snakemake" / "lantern_jobs").iterdir()
+    earlier = open(path, "a+")  # noqa: SIM115
+    assert try_lock(earlier)
+    Path(snakemake.log[0]).unlink()  # as Snakemake does before a job starts
+    monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
+    terminal, file = run(snakemake, monkeypatch, lambda log: log.info("second"))
+    assert f"write_prompts: waiting for process {os.getpid()} on" in terminal and "second" in file

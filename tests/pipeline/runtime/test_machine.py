@@ -1,0 +1,24 @@
+"""Memory that jobs may share."""
+
+import os
+
+from lantern_pipeline.runtime.machine import memory_bytes
+
+
+def test_without_a_limit_it_is_the_machines(tmp_path):
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory_bytes(tmp_path / "none", tmp_path / "none") == whole
+    (tmp_path / "own").write_text("0::/\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_bytes(tmp_path, tmp_path / "own") == whole
+
+
+def test_a_containers_or_a_sessions_limit_holds_where_it_is_lower(tmp_path):
+    (tmp_path / "own").write_text("1:net:/x\n0::/slurm/job_7/step_0\n")
+    session = tmp_path / "slurm" / "job_7"
+    (session / "step_0").mkdir(parents=True)
+    (session / "step_0" / "memory.max").write_text("max\n")
+    (session / "memory.max").write_text("4000000\n")
+    assert memory_bytes(tmp_path, tmp_path / "own") == 4000000
+    (tmp_path / "memory.max").write_text("3000000\n")
+    assert memory_bytes(tmp_path, tmp_path / "own") == 3000000

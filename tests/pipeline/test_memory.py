@@ -1,0 +1,93 @@
+"""The memory formula: parameters counted by it are those of real models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lantern.draft_tree import tree_choices
+from lantern.drafting import DynamicTreeOptions
+from lantern.kv_cache import KVCache
+from memory import (
+    GIB,
+    DecodingLoad,
+    estimate_memory,
+    kv_cache_bytes,
+    nodes_of,
+    tokenizer_parameters,
+)
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, resolve_size, target_parameters
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.vq16 import VQ16Config
+
+TEXT = {"num_text_tokens": 120, "caption_dim": 2048}
+XL = TargetConfig(**LLAMAGEN_SIZES["XL"], **TEXT, vocab_size=16384, grid=16, ffn_multiple=FFN_MULTIPLE)
+XL_DRAFT = DraftConfig(1280, 20, 3584, 16384, 16, 120)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("config", [TargetConfig(), replace(XL, dim=96, num_layers=3, num_heads=4, vocab_size=64)])
+def test_parameters_are_those_of_the_models(config):
+    assert target_parameters(config) == count(TargetModel(config))
+    draft = DraftConfig.of(config)
+    assert draft_parameters(draft) == count(DraftModel(draft))
+
+
+def test_published_sizes():
+    """Counted by the public code: 777,678,080 and the null caption; a drafter of 44.6 million."""
+    assert target_parameters(XL) == 777_678_080 + 120 * 2048
+    assert draft_parameters(XL_DRAFT) == 44_567_040
+    assert tokenizer_parameters(VQ16Config()) == 71_883_403
+    billions = {
+        name: target_parameters(TargetConfig(**sizes, **TEXT, vocab_size=16384, grid=16, ffn_multiple=256)) / 1e9
+        for name, sizes in LLAMAGEN_SIZES.items()
+    }
+    stated = {"B": 0.111, "L": 0.343, "XL": 0.775, "XXL": 1.4, "XXXL": 3.9, "1B": 1.2, "3B": 3.1, "7B": 6.6}
+    assert billions == pytest.approx(stated, rel=0.05)
+
+
+def test_cache_is_that_of_the_decoder():
+    load = DecodingLoad(batch=2, num_nodes=59, bytes_per_value=2)
+    cache = KVCache(36, 4, 120 + 256 + 59, 20, 64, device=torch.device("meta"), dtype=torch.bfloat16)
+    assert kv_cache_bytes(XL, load) == 2 * cache.keys.numel() * cache.keys.itemsize
+
+
+def test_estimate_grows_with_what_is_asked_for():
+    one = estimate_memory(XL, DecodingLoad(bytes_per_value=2))
+    assert one.weights == 2 * target_parameters(XL) + 2 * XL.vocab_size * XL.dim  # the head stays float32
+    assert 1.4 * GIB < one.total < 2.5 * GIB
+    tree = DecodingLoad(bytes_per_value=2, num_nodes=59, noise_streams=2, table_columns=1000)
+    drafted = estimate_memory(XL, tree, XL_DRAFT, VQ16Config())
+    assert drafted.total > one.total
+    assert drafted.table == 16384 * 1000 * 8
+    batch = estimate_memory(XL, replace(tree, batch=16), XL_DRAFT, VQ16Config())
+    assert batch.kv_cache == 16 * drafted.kv_cache
+    assert batch.noise == 16 * drafted.noise
+    assert batch.weights == drafted.weights
+
+
+def test_nodes_of_trees():
+    assert nodes_of(None) == 1
+    assert nodes_of(tree_choices("naive_extend_57")) == 58
+    assert nodes_of(DynamicTreeOptions()) == 59
+
+
+def test_named_sizes():
+    settings = {"size": "XL", "dim": 128, "num_layers": 16, "num_heads": 4, "num_steps": 3}
+    assert resolve_size(settings) == {
+        "size": "XL",
+        "dim": 1280,
+        "num_layers": 36,
+        "num_heads": 20,
+        "ffn_multiple": 256,
+        "num_steps": 3,
+    }
+    assert resolve_size({"size": None, "dim": 128}) == {"size": None, "dim": 128}
+    with pytest.raises(ValueError, match=r"target\.size must be one of B, L, XL, .* got 'XM'"):
+        resolve_size({"size": "XM"})

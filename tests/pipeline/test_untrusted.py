@@ -1,0 +1,437 @@
+"""Nothing from elsewhere runs, leaves its folder or fills the memory: code audit, prompts, archives, images."""
+
+import ast
+import io
+import json
+import re
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from conftest import ROOT
+from lantern.checkpoints.files import read_weights
+from lantern.io import read_prompts, read_table, write_prompts, write_table
+from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt, load_prompts
+from lantern_pipeline.data.image_sources import FolderSource, resize_and_crop, to_rgb
+from lantern_pipeline.data.picture_files import read_pictures
+from lantern_pipeline.downloads.entries import parse_entry
+from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures, wrap_prompt
+from lantern_pipeline.figures.side_by_side import draw_side_by_side
+from lantern_pipeline.figures.style import save_figure
+
+SOURCES = sorted(
+    path for folder in ("lantern", "workflow", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)  # fmt: skip
+
+# --- what the code may call and import ------------------------------------------------------------
+
+NETWORK = {
+    *("aiohttp", "asyncio", "boto3", "ftplib", "fsspec", "gdown", "http", "httpx", "httpx2", "huggingface_hub"),
+    *("imaplib", "paramiko", "poplib", "requests", "smtplib", "socket", "socketserver", "ssl", "telnetlib", "urllib3"),
+    *("urllib.request", "webbrowser", "websockets", "wget", "xmlrpc"),
+}
+UNPICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "shelve"}
+FORBIDDEN_CALLS = {
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads"),
+    *("pickle.Unpickler", "pandas.read_pickle", "pd.read_pickle", "yaml.load", "yaml.load_all", "yaml.unsafe_load"),
+    *(
+        "yaml.full_load",
+        "torch.jit.load",
+        "torch.hub.load",
+        "torch.hub.load_state_dict_from_url",
+        "torch.utils.model_zoo",
+    ),
+    *("open_clip.create_model", "open_clip.create_model_and_transforms", "open_clip.create_model_from_pretrained"),
+    *("np.fromregex", "extractall", "subprocess.getoutput", "subprocess.getstatusoutput"),
+}
+# Call -> the argument that makes it safe, and its value.
+NEEDED = {
+    "torch.load": ("weights_only", True),
+    "np.load": ("allow_pickle", False),
+    "numpy.load": ("allow_pickle", False),
+    "from_pretrained": ("local_files_only", True),
+}
+
+
+def dotted(node):
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def unsafe(tree, has_network=False):
+    """Says, as "line: what", which imports and calls of a syntax tree are not allowed."""
+    problems = [(node, unsafe_import(node, has_network) or unsafe_call(node)) for node in ast.walk(tree)]
+    return [f"{node.lineno}: {problem}" for node, problem in problems if problem]
+
+
+def unsafe_import(node, has_network):
+    modules = []
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    foreign = UNPICKLERS | FORBIDDEN_CALLS | (set() if has_network else NETWORK)
+    found = [module for module in modules if {module, module.partition(".")[0]} & foreign]
+    return f"import of {found[0]}" if found else ""
+
+
+def unsafe_call(node):
+    if not isinstance(node, ast.Call):
+        return ""
+    given = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
+    name = dotted(node.func)
+    # model.eval() and re.compile() are others than the built-in functions
+    names = {name, name.rpartition(".")[2]} - ({"eval", "exec", "compile"} if "." in name else set())
+    needed = [(key, value) for call, (key, value) in NEEDED.items() if call in names and given.get(key) is not value]
+    if names & FORBIDDEN_CALLS or needed:
+        return f"call of {name}" + (f" without {needed[0][0]}={needed[0][1]}" if needed else "")
+    if given.get("shell") or given.get("trust_remote_code"):
+        return f"{name} with shell or trust_remote_code"
+    is_one_string = name.startswith("subprocess.") and isinstance(node.args[0], ast.Constant | ast.JoinedStr)
+    return f"{name} of one string" if is_one_string else ""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_source_runs_foreign_code_and_only_fetching_knows_the_network(path):
+    has_network = path.is_relative_to(ROOT / "workflow/lantern_pipeline/downloads")
+    assert unsafe(ast.parse(path.read_text(encoding="utf-8")), has_network) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("eval('1')", "exec(text)", "pickle.load(file)", "import dill", "yaml.load(text)", "torch.jit.load(path)"),
+        *("torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path)", "np.load(p, allow_pickle=True)"),
+        *("import requests", "from urllib.request import urlopen", "from urllib import request", "import http.client"),
+        *("subprocess.run(command, shell=True)", "subprocess.run(f'rm {x}')", "os.system(x)", "archive.extractall()"),
+        *("AutoModel.from_pretrained(name)", "open_clip.create_model('ViT-B-32')", "from pickle import loads"),
+        "T5.from_pretrained(x, local_files_only=True, trust_remote_code=True)",
+    ],
+)
+def test_the_audit_finds_what_it_looks_for(line):
+    assert len(unsafe(ast.parse(line))) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["model.eval()", "re.compile('a')", "import urllib.parse", "torch.load(p, weights_only=True)"]
+)
+def test_the_audit_lets_the_rest_pass(line):
+    assert unsafe(ast.parse(line)) == []
+
+
+def test_shell_commands_of_rules_hold_file_names_of_rules_only():
+    rules = [ROOT / "Snakefile", *sorted((ROOT / "workflow" / "rules").glob("*.smk"))]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in rules)
+    commands = re.findall(r"^    shell:\n((?: {8}.*\n)+)", text, re.M)
+    assert len(commands) == len(re.findall(r"^\s*shell:", text, re.M)) == 1
+    assert all(
+        re.fullmatch(r"(input|output)\.\w+|log", name) for part in commands for name in re.findall(r"{(.*?)}", part)
+    )
+    assert not re.search(r"\b(eval|exec|pickle|urllib\.request|requests|socket|subprocess|shell\()\b", text)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+class Program(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers
+
+
+def test_a_torchscript_archive_is_refused_unread(tmp_path):
+    torch.jit.save(torch.jit.trace(Program(), torch.zeros(1)), tmp_path / "ViT-B-32.pt")
+    with pytest.raises(ValueError, match=r"ViT-B-32\.pt is a TorchScript archive, a program .* as safetensors"):
+        read_weights(tmp_path / "ViT-B-32.pt")
+
+
+def test_the_index_of_a_t5_names_no_file_elsewhere(tmp_path):
+    from lantern.models.t5 import _check_weight_files
+
+    index = {"weight_map": {"shared.weight": "../secret.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"must name files beside it, got '\.\./secret\.safetensors'"):
+        _check_weight_files(tmp_path)
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+HOSTILE = [
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "C:\\Windows\\system32",
+    "$(touch hacked); `touch hacked` && rm -rf x | 'quo\"tes'",
+    "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">",
+    '=HYPERLINK("http://example.org","a")',
+    "+1", "-rf", "@SUM(1)", "{x} {wildcards.shard} %s %(name)s ${HOME}",
+    "$\\frac{1}{ \\undefined $ and $x^", "$", "$$", "\\", "\\N{foo}",
+    "\u202eright to left שלום مرحبا\u200f",
+    "emoji 😀 family 👨‍👩‍👧 \U000e0041",
+    "NA", "nan", "None", "null", "007", "1e5", "True",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
+def test_hostile_texts_and_ids_come_through_every_format_and_the_tables_unchanged(tmp_path, suffix):
+    rows = [{"id": text, "text": text} for text in HOSTILE]
+    path = tmp_path / f"a{suffix}"
+    if suffix in (".csv", ".tsv"):
+        pd.DataFrame(rows).to_csv(path, index=False, sep="," if suffix == ".csv" else "\t")
+    else:
+        path.write_text(json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows))
+    prompts = load_prompts(path)
+    assert [(prompt.id, prompt.text) for prompt in prompts] == [(text, text) for text in HOSTILE]
+    write_prompts(tmp_path / "prompts.jsonl", prompts)
+    assert read_prompts(tmp_path / "prompts.jsonl") == prompts
+    write_table(
+        tmp_path / "table.csv", pd.DataFrame({"prompt_id": HOSTILE, "seconds": [None, *range(1, len(HOSTILE))]})
+    )
+    table = read_table(tmp_path / "table.csv")
+    assert list(table["prompt_id"]) == HOSTILE and table["seconds"].isna().tolist()[:2] == [True, False]
+
+
+@pytest.mark.parametrize("letter", ["\0", "\x1b", "\n", "\r", "\t", "\x7f", "\x85", "\u2028", "\ud800"])
+def test_ids_hold_no_control_characters_and_the_sentence_says_where(tmp_path, letter):
+    rows = [{"id": "first", "text": "a dog"}, {"id": f"a{letter}b", "text": "a cat"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=rf"a\.jsonl, row 2: the id .* U\+{ord(letter):04X}") as error:
+        load_prompts(tmp_path / "a.jsonl")
+    assert letter not in str(error.value)
+
+
+def test_long_and_broken_texts_are_refused_and_control_characters_in_texts_are_kept():
+    assert Prompt("x", "a" * MAX_TEXT_LENGTH).text and Prompt("x" * MAX_ID_LENGTH, "a").id
+    assert Prompt("x", "bell\a nul\0 two\nlines").text == "bell\a nul\0 two\nlines"
+    for id, text, words in [
+        ("x", "a" * (MAX_TEXT_LENGTH + 1), "the text of a prompt must be at most 10000 characters long, got 10001"),
+        ("x" * (MAX_ID_LENGTH + 1), "a", "the id of a prompt must be at most 1000 characters long, got 1001"),
+        ("x", "half \ud83d", "the text of a prompt must hold no half of a surrogate pair"),
+    ]:
+        with pytest.raises(ValueError, match=words) as error:
+            Prompt(id, text)
+        assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("[" * 100_000, "JSON that cannot be read"),
+        ("[" + "9" * 5000 + "]", "JSON that cannot be read"),
+        ('[{"text": {"a": 1}}]', "entry 1: the text should be a string or a number"),
+        ('[{"text": "a", "id": [1]}]', "entry 1: the id should be a string or a number"),
+        ('{"annotations": {"a": 1}}', "annotations should be a list"),
+        ('{"annotations": [{"image_id": [], "caption": "a"}]}', "annotation 1: expected an object with image_id"),
+        ('{"annotations": [], "images": 3}', "images should be a list"),
+    ],
+)
+def test_json_of_the_wrong_form_is_one_sentence(tmp_path, content, words):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(ValueError, match=words) as error:
+        load_prompts(tmp_path / "a.json")
+    assert "a.json" in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_scene_in_a_prompt_file_is_not_believed(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": "x", "text": "a cat", "scene": {"objects": "none"}}\n')
+    assert load_prompts(tmp_path / "a.jsonl") == [Prompt("x", "a cat", None)]
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_prompts_in_figures_are_text_and_no_formulas(tmp_path):
+    texts = [*HOSTILE, "control \x00 nul \x1b[31m esc", "y" * MAX_TEXT_LENGTH, "a\nb\tc"]
+    images = np.zeros((len(texts), 1, 8, 8, 3), np.uint8)
+    figure = draw_pictures(PictureGrid(images, texts, ["one"], [[""]] * len(texts), ""))
+    drawn = [text for text in figure.texts if text.get_text()]
+    assert len(drawn) == len(texts) and not any(text.get_parse_math() for text in drawn)
+    save_figure(figure, [tmp_path / "a.png", tmp_path / "a.pdf"], dpi=30)
+    for text in ("$\\frac{1}{", "y" * MAX_TEXT_LENGTH, "\0"):
+        save_figure(draw_side_by_side(text, images[:1, 0], ["one"], ["note"]), [tmp_path / "b.png"], dpi=30)
+
+
+def test_a_prompt_takes_a_bounded_number_of_lines_and_shows_what_was_cut():
+    assert wrap_prompt("a small\n cat") == "a small cat"
+    lines = wrap_prompt("word " * 200).split("\n")
+    assert len(lines) == 8 and lines[-1].endswith("…") and max(map(len, lines)) <= 18
+    assert max(map(len, wrap_prompt("y" * 100).split("\n"))) <= 18
+    assert wrap_prompt("a\x00b") == "a\N{REPLACEMENT CHARACTER}b"
+
+
+# --- archives and resources -----------------------------------------------------------------------
+
+
+def zip_of(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_members_of_archives_stay_in_memory_whatever_their_names(tmp_path):
+    (tmp_path / "deep").mkdir()
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "PNG")
+    names = ["/escaped.png", "b//odd.png", "c/odd$(x)\n.png", "../../left_out_as_hidden.png"]
+    path = zip_of(tmp_path / "deep" / "a.zip", dict.fromkeys(names, picture.getvalue()) | {"../b.txt": "a cat\n"})
+    assert len(list(read_pictures(path))) == 3
+    assert [prompt.text for prompt in load_prompts(path)] == ["a cat"]
+    assert sorted(file.name for file in tmp_path.rglob("*")) == ["a.zip", "deep"]
+
+
+def test_a_member_that_unpacks_into_too_much_is_refused_by_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr("lantern_pipeline.data.prompt_files.MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr("lantern_pipeline.data.picture_files.MAX_PICTURE_BYTES", 1000)
+    path = zip_of(tmp_path / "a.zip", {"a.txt": b"a" * 1001, "a.png": b"a" * 1001, "b.png": b""})
+    with pytest.raises(ValueError, match=r"a\.txt must be at most 1000 bytes when unpacked, got 1001"):
+        load_prompts(path)
+    with pytest.raises(ValueError, match=r"'a\.png' in .*a\.zip must be at most 1000 bytes when unpacked, got 1001"):
+        list(read_pictures(path))
+
+
+def test_a_member_that_lies_about_its_size_gives_no_more_than_it_says(tmp_path):
+    path = zip_of(tmp_path / "a.zip", {"a.txt": b"a" * 100_000})
+    path.write_bytes(path.read_bytes().replace((100_000).to_bytes(4, "little"), (10).to_bytes(4, "little")))
+    with pytest.raises(ValueError, match=r"a\.zip is damaged"):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize("member", ["../a.txt", "/etc/hostname", "b/../../a.txt"])
+def test_the_key_member_leads_to_no_file_outside_its_folder(tmp_path, member):
+    (tmp_path / "a.txt").write_text("secret\n")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ValueError, match="the key member must name a file inside"):
+        load_prompts(tmp_path / "b", member=member)
+
+
+@pytest.mark.parametrize("file", ["../a.pt", "/a.pt", "a/../../b.pt", "a\\b.pt", ".hidden", "", "a\nb.pt", "a\0b.pt"])
+def test_a_resource_names_no_file_outside_its_folder(file):
+    with pytest.raises(ValueError, match=r"resources\.x\.files: a file's name must be relative"):
+        parse_entry("x", {"url": "https://example.org/a", "files": {file: None}})
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "", ".x", "x\n", "$(x)", "a b"])
+def test_the_name_of_a_resource_is_no_path(name):
+    with pytest.raises(ValueError, match="a name may hold only letters"):
+        parse_entry(name, {"url": "https://example.org/a", "files": {"a": None}})
+
+
+@pytest.mark.parametrize("repo", ["../..", "a/..", "a/b/c", "a", "a b/c", "a/b?x"])
+def test_a_repository_is_owner_and_name(repo):
+    with pytest.raises(ValueError, match=r"resources\.x\.repo must be owner/name"):
+        parse_entry("x", {"repo": repo, "files": {"a": None}})
+
+
+# --- a user's own images --------------------------------------------------------------------------
+
+
+def fill(folder, names):
+    for name in names:
+        Image.new("RGB", (9, 9)).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text("a photo")
+    return folder
+
+
+def test_odd_file_names_are_ids_as_they_are(tmp_path):
+    names = [
+        "$(touch hacked)",
+        "`x`;y",
+        "<b>",
+        "=1+1",
+        "-rf",
+        "{x}",
+        "\u202egnp",
+        "שלום",
+        "😀",
+        "l" * 250,
+        "NA",
+        "a\\b",
+        "~",
+    ]
+    source = FolderSource(fill(tmp_path, names), 8)
+    ids = {prompt.id for split in ("train", "val") for prompt in source.prompts(split, len(names))}
+    assert {re.sub(r"^(train|val)-|-r\d+$", "", id) for id in ids} == set(names)
+
+
+def test_a_file_name_that_is_no_id_is_named(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"image '.*[ac]\\n[bd]\.png': the id of a prompt must hold no control character"
+    ):
+        FolderSource(fill(tmp_path, ["a\nb", "c\nd"]), 8).prompts("train", 1)
+
+
+def test_a_name_that_is_no_utf8_is_named(tmp_path):
+    name = b"a\xff".decode("utf-8", "surrogateescape")
+    try:
+        fill(tmp_path, [name, name + "b"])
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    with pytest.raises(ValueError, match="the id of a prompt must hold no half of a surrogate pair") as error:
+        FolderSource(tmp_path, 8).prompts("train", 1)
+    str(error.value).encode()
+
+
+def with_image(folder, content):
+    fill(folder, ["a", "b"])
+    (folder / "a.png").write_bytes(content)
+    (folder / "b.png").write_bytes(content)
+    return FolderSource(folder, 8)
+
+
+def encoded(image, form="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def test_image_bombs_and_broken_files_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    whole = encoded(Image.effect_noise((30, 30), 50))
+    bombs = {"decompression bomb": encoded(Image.new("1", (50, 50))), "1 : 100": encoded(Image.new("1", (1, 101)))}
+    cases = {**bombs, "truncated": whole[:-200], "cannot identify": b"<html>", "image file": b"\x89PNG\r\n\x1a\n"}
+    for words, content in cases.items():
+        (tmp_path / words[:3]).mkdir()
+        with pytest.raises(ValueError, match=rf"[ab]\.png is not a readable image \(.*{words}") as error:
+            with_image(tmp_path / words[:3], content).images("train", [0])
+        assert "replace or remove it" in str(error.value)
+
+
+def test_damaged_bytes_anywhere_are_at_most_one_sentence(tmp_path):
+    whole, generator = encoded(Image.effect_noise((24, 24), 50).convert("RGB")), np.random.default_rng(0)
+    source = with_image(tmp_path, whole)
+    for _ in range(200):
+        content = bytearray(whole)
+        for place in generator.integers(len(content), size=3):
+            content[place] = generator.integers(256)
+        for name in ("a", "b"):
+            (tmp_path / f"{name}.png").write_bytes(content)
+        source._pixels.clear()
+        try:
+            source.images("train", [0])
+        except ValueError as error:
+            assert "is not a readable image" in str(error)
+
+
+def test_every_kind_of_pixel_becomes_red_green_and_blue():
+    for mode in ("CMYK", "LA", "P", "1", "RGBA", "L", "YCbCr"):
+        assert np.array(to_rgb(Image.new(mode, (8, 8)))).shape == (8, 8, 3)
+    deep = Image.open(io.BytesIO(encoded(Image.fromarray(np.array([[0, 32768, 65535]], np.uint16)))))
+    assert np.array(to_rgb(deep))[0, :, 0].tolist() == [0, 127, 255]
+    frames = [Image.new("RGB", (8, 8), (80 * number, 0, 0)) for number in range(3)]
+    moving = Image.open(io.BytesIO(encoded(frames[1], save_all=True, append_images=frames[2:])))
+    assert np.array(to_rgb(moving))[0, 0].tolist() == [80, 0, 0]
+    with pytest.raises(ValueError, match=r"at most 1 : 100, got 1 x 200 pixels"):
+        resize_and_crop(Image.new("RGB", (1, 200)), 8)
+
+
+def test_a_caption_of_another_encoding_is_named(tmp_path):
+    fill(tmp_path, ["a", "b"])
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"caption file .*a\.txt is not UTF-8 text \(byte 3\)"):
+        FolderSource(tmp_path, 8)

@@ -1,0 +1,45 @@
+"""Training of the recogniser: it learns, and resumes exactly."""
+
+import copy
+
+import torch
+
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.training.attribute_classifier import RecogniserTrainer, RecogniserTraining, degrade
+from lantern_pipeline.world.attribute_classifier import RecogniserConfig
+
+
+def make_trainer(num_steps=6, **settings):
+    settings = RecogniserTraining(num_steps=num_steps, batch_size=16, **settings)
+    return RecogniserTrainer(SceneSource(0, 48, 1000), RecogniserConfig(width=8), settings, seed=0)
+
+
+def test_all_but_shapes_are_learnt_within_seconds():
+    trainer = make_trainer(num_steps=60, shape_weight=0.0)
+    values = [trainer.step(i) for i in range(60)]
+    assert values[-1]["loss"] < 0.8 * values[0]["loss"]
+    assert values[-1]["accuracy"] > values[0]["accuracy"] + 0.2
+
+
+def test_resumed_training_equals_undisturbed_training():
+    whole = make_trainer()
+    for i in range(5):
+        if i == 2:
+            saved = copy.deepcopy(whole.state_dict())
+        expected = whole.step(i)
+    resumed = make_trainer()
+    resumed.load_state_dict(saved)
+    for i in range(2, 5):
+        found = resumed.step(i)
+    assert found == expected
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
+def test_degrading_changes_a_share_and_is_reproducible():
+    images = torch.rand(64, 3, 16, 16)
+    first = degrade(images, 0.5, torch.Generator().manual_seed(0))
+    assert torch.equal(first, degrade(images, 0.5, torch.Generator().manual_seed(0)))
+    changed = (first != images).flatten(1).any(1).float().mean()
+    assert 0.25 < changed < 0.75
+    assert torch.equal(images, degrade(images, 0.0, torch.Generator().manual_seed(0)))

@@ -1,0 +1,127 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.training.clip import ClipTrainer, make_config, retrieval_accuracy, train_clip
+from lantern_pipeline.training.loop import run_training
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
+
+COLOURS = {"red": (1, -1, -1), "green": (-1, 1, -1), "blue": (-1, -1, 1), "white": (1, 1, 1)}
+
+
+@dataclass
+class FlatColours:
+    """A world so simple that a few steps suffice: images of one colour plus noise, halves of two."""
+
+    image_size: int = 32
+    num_train: int = 64
+    vocabulary: tuple[str, ...] | None = (*COLOURS, "over")
+
+    def _pair(self, index):
+        names = list(COLOURS)
+        return names[index % 4], names[index // 4 % 4]
+
+    def captions(self, split, indices):
+        return [" over ".join(self._pair(i)) for i in indices]
+
+    def images(self, split, indices):
+        images = torch.empty(len(indices), 3, 32, 32)
+        for row, i in enumerate(indices):
+            generator = torch.Generator().manual_seed(i + 1000 * (split != "train"))
+            top, bottom = (torch.tensor(COLOURS[name]).float()[:, None, None] for name in self._pair(i))
+            images[row, :, :16], images[row, :, 16:] = top, bottom
+            images[row] += 0.2 * torch.randn(3, 32, 32, generator=generator)
+        return images.clamp(-1, 1)
+
+
+SETTINGS = {
+    "num_steps": 40,
+    "batch_size": 16,
+    "learning_rate": 3e-3,
+    "weight_decay": 0.01,
+    "width": 8,
+    "embed_dim": 16,
+    "num_eval": 32,
+}
+
+
+def test_training_lowers_the_loss_and_beats_chance():
+    model, report = train_clip(FlatColours(), SETTINGS, seed=0)
+    assert report["history"][0]["loss"] > report["final_loss"]
+    # chance is about 2 of 32 here (16 captions, each twice); seven times that cannot happen by luck
+    assert report["val_image_to_text_accuracy"] > 0.45
+    assert report["val_text_to_image_accuracy"] > 0.45
+    assert not model.training
+    matching = ClipScorer.from_model(model).score(
+        FlatColours().images("val", range(8)), FlatColours().captions("val", range(8))
+    )
+    other = ClipScorer.from_model(model).score(
+        FlatColours().images("val", range(8)), FlatColours().captions("val", range(5, 13))
+    )
+    assert matching.mean() > other.mean() + 0.2
+
+
+def test_a_caption_stands_once_in_a_batch():
+    source = FlatColours()
+    trainer = ClipTrainer(ClipModel(make_config(source, SETTINGS)), source, {**SETTINGS, "batch_size": 64}, seed=0)
+    for step in range(5):
+        indices, captions = trainer._draw_batch(step)
+        assert len(set(captions)) == len(captions) == len(indices) <= 16
+        assert captions == source.captions("train", indices)
+        assert trainer._draw_batch(step) == (indices, captions)  # a pure function of the step
+
+
+def test_a_resumed_run_equals_an_undisturbed_one():
+    source, settings = FlatColours(), {**SETTINGS, "num_steps": 4}
+
+    def new_trainer():
+        torch.manual_seed(0)
+        return ClipTrainer(ClipModel(make_config(source, settings)), source, settings, seed=0)
+
+    whole = new_trainer()
+    run_training(whole, 4, name="clip")
+    first = new_trainer()
+    for i in range(2):
+        first.step(i)
+    second = new_trainer()
+    second.load_state_dict(first.state_dict())
+    for i in range(2, 4):
+        second.step(i)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+def test_the_caller_s_random_state_is_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    train_clip(FlatColours(), {**SETTINGS, "num_steps": 1}, seed=0)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_untrained_retrieval_is_near_chance():
+    torch.manual_seed(0)
+    source = SceneSource(0, num_train=10)
+    config = ClipConfig(source.vocabulary, embed_dim=16, width=4, text_width=32, text_layers=1)
+    accuracy = retrieval_accuracy(ClipScorer.from_model(ClipModel(config)), source, "val", 64)
+    assert (
+        accuracy["image_to_text_accuracy"] <= 0.15
+    )  # chance 1 / 32; more than 9 of 64 would come up once in ten thousand
+
+
+def test_an_open_source_lends_its_most_frequent_words():
+    source = FlatColours(vocabulary=None)
+    config = make_config(source, SETTINGS)
+    assert config.is_open_vocabulary
+    assert config.vocabulary[0] == "over"
+    assert set(config.vocabulary) == {*COLOURS, "over"}
+
+
+@pytest.mark.slow
+def test_the_embedded_world_is_learnt():
+    source = SceneSource(0, num_train=32_000)
+    settings = {**SETTINGS, "num_steps": 40, "batch_size": 64, "width": 12, "embed_dim": 32, "num_eval": 128}
+    _, report = train_clip(source, settings, seed=0)
+    assert report["val_image_to_text_accuracy"] > 0.3  # ten times chance

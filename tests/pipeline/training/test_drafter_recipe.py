@@ -1,0 +1,62 @@
+"""The recipe: epochs and shares in steps, courses of the learning rate, wrong choices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_codes import make_target
+
+from lantern_pipeline.training.drafter import make_optimiser, new_draft_model
+from lantern_pipeline.training.drafter_recipe import DrafterTraining
+
+
+def test_epochs_and_shares_become_steps():
+    recipe = DrafterTraining(num_epochs=20, batch_size=4, accumulation=8, warmup_share=0.03).resolve(95_000)
+    assert (recipe.num_steps, recipe.warmup) == (59_375, 1781)  # 20 * 95000 / 32, and 3 % of it
+    assert recipe == recipe.resolve(7)
+
+
+def test_steps_stay_where_no_epochs_are_given():
+    recipe = DrafterTraining(num_steps=350, warmup=50)
+    assert recipe.resolve(1000) == recipe
+    assert DrafterTraining(num_epochs=0.001).resolve(10).num_steps == 1
+
+
+def test_the_rate_follows_the_schedule():
+    cosine = DrafterTraining(num_steps=100, warmup=10)
+    linear = DrafterTraining(num_steps=100, warmup=10, schedule="linear")
+    assert cosine.rate(4) == linear.rate(4) == 0.5
+    assert cosine.rate(55) == pytest.approx(0.51) and linear.rate(55) == pytest.approx(0.5)
+    assert cosine.rate(100) == pytest.approx(0.02) and linear.rate(100) == 0
+
+
+def test_adamw_takes_every_parameter_and_muon_the_layer_s_matrices():
+    draft = new_draft_model(make_target(), 0)
+    count = sum(1 for _ in draft.parameters())
+    adamw = make_optimiser(draft, DrafterTraining(optimiser="adamw", weight_decay=0.01, learning_rate=1e-4))
+    assert len(adamw.parts) == 1 and len(adamw.parameters) == count
+    settings = adamw.parts[0].param_groups[0]
+    assert (settings["lr"], settings["betas"], settings["eps"], settings["weight_decay"]) == (
+        1e-4,
+        (0.9, 0.95),
+        1e-8,
+        0.01,
+    )
+    muon = make_optimiser(draft, DrafterTraining(weight_decay=0.02))
+    assert isinstance(muon.parts[0], torch.optim.Muon) and len(muon.parameters) == count
+    assert all(part.param_groups[0]["weight_decay"] == 0.02 for part in muon.parts)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"loss": "mse"}, r"drafter\.loss must be one of guided, published, got 'mse'"),
+        ({"optimiser": "sgd"}, r"drafter\.optimiser must be one of muon, adamw, got 'sgd'"),
+        ({"schedule": "step"}, r"drafter\.schedule must be one of cosine, linear, got 'step'"),
+        ({"precision": "float16"}, r"drafter\.precision must be one of float32, bfloat16, got 'float16'"),
+        ({"caption_dropout": 0.1}, r"drafter\.caption_dropout must be 0 under the guided loss, .* got 0\.1; set"),
+    ],
+)
+def test_a_wrong_choice_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DrafterTraining(**settings)

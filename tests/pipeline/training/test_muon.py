@@ -1,0 +1,36 @@
+"""Muon for convolutions: what orthogonalised means, and that it descends."""
+
+import torch
+from torch import nn
+
+from lantern_pipeline.training.muon import ConvolutionMuon, orthogonalise
+
+
+def test_singular_values_come_near_one_and_vectors_stay():
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((16, 40), (40, 16)):
+        matrix = torch.randn(shape, generator=generator)
+        result = orthogonalise(matrix)
+        values = torch.linalg.svdvals(result)
+        assert values.min() > 0.5 and values.max() < 1.3
+        u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+        aligned = u.T @ result @ vh.T  # diagonal where the singular vectors agree
+        assert (aligned - aligned.diagonal().diag()).abs().max() < 1e-3
+
+
+def test_update_has_the_stated_size_and_descends():
+    torch.manual_seed(0)
+    layer, wanted = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    optimiser = ConvolutionMuon(layer.parameters(), learning_rate=0.02)
+    losses = []
+    for _ in range(60):
+        images = torch.randn(4, 16, 8, 8)
+        loss = (layer(images) - wanted(images)).square().mean()
+        layer.zero_grad()
+        loss.backward()
+        before = layer.weight.detach().clone()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    change = (layer.weight.detach() - before).square().mean().sqrt()
+    assert 0.1 * 0.02 < change < 0.3 * 0.02
+    assert losses[-1] < 0.3 * losses[0]

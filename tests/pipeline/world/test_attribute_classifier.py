@@ -1,0 +1,86 @@
+"""The recogniser: canonical targets, accuracies that can be counted by eye, features independent of the batch."""
+
+import pytest
+import torch
+
+from lantern_pipeline.world.attribute_classifier import (
+    HEADS,
+    Recogniser,
+    RecogniserConfig,
+    attribute_matches,
+    attribute_targets,
+    evaluate_recogniser,
+    load_model,
+    save_model,
+)
+from lantern_pipeline.world.scenes import Scene, parse_caption, render, sample_scene
+
+
+@pytest.fixture(scope="module")
+def recogniser():
+    torch.manual_seed(0)
+    return Recogniser(RecogniserConfig(width=8)).eval()
+
+
+def perfect_logits(targets):
+    return {name: torch.nn.functional.one_hot(index.clamp(min=0), len(HEADS[name])) for name, index in targets.items()}
+
+
+def test_targets_are_canonical():
+    texts = [
+        "a large red circle right of a small blue square on grass",
+        "a small blue square left of a large red circle on grass",
+        "a small white ring on night",
+    ]
+    targets = attribute_targets([parse_caption(text) for text in texts])
+    for name in HEADS:
+        assert targets[name][0] == targets[name][1]
+    named = {name: [HEADS[name][i] if i >= 0 else None for i in column.tolist()] for name, column in targets.items()}
+    assert named["colour_0"] == ["blue", "blue", "white"] and named["shape_1"] == ["circle", "circle", None]
+    assert named["layout"] == ["horizontal", "horizontal", "single"]
+    as_dicts = attribute_targets([parse_caption(text).to_dict() for text in texts])
+    assert all(torch.equal(targets[name], as_dicts[name]) for name in HEADS)
+
+
+def test_matches_leave_out_what_a_scene_does_not_have():
+    targets = attribute_targets([parse_caption("a small white ring on night")])
+    is_match, is_applicable = attribute_matches(perfect_logits(targets), targets)
+    assert is_applicable.tolist() == [[True] * 5 + [False] * 3]
+    assert torch.equal(is_match, is_applicable)
+
+
+def test_accuracy_counts_right_answers():
+    scenes = [sample_scene(0, i, "train") for i in range(40)]
+    targets = attribute_targets(scenes)
+
+    class Stub:
+        def features(self, images):
+            return images
+
+        def read_features(self, images):
+            logits = perfect_logits(targets)
+            logits["background"] = logits["background"].roll(1, dims=-1)  # always wrong
+            return logits
+
+    result = evaluate_recogniser(Stub(), torch.zeros(40, 1), scenes)
+    assert result["accuracy_background"] == 0 and result["accuracy_all"] == 0
+    assert all(result[f"accuracy_{name}"] == 1 for name in HEADS if name != "background")
+    applicable = sum(5 + 3 * (len(scene.objects) - 1) for scene in scenes)
+    assert result["accuracy"] == pytest.approx(1 - 40 / applicable)
+
+
+def test_features_and_readings_do_not_depend_on_the_batch(recogniser):
+    scenes = [sample_scene(0, i, "train") for i in range(5)]
+    images = render(scenes, 0, range(5))
+    features = recogniser.features(images)
+    assert features.shape == (5, 128) and features.dtype == torch.float32
+    assert torch.allclose(features[2:3], recogniser.features(images[2:3]), atol=1e-5)
+    for reading in recogniser.read(images):
+        scene = Scene.from_dict(reading)
+        assert scene == scene.canonical() and (scene.relation is None) == (len(scene.objects) == 1)
+
+
+def test_saved_model_reads_the_same(recogniser, tmp_path):
+    save_model(tmp_path / "model.safetensors", recogniser)
+    images = torch.rand(3, 3, 48, 48)
+    assert torch.equal(load_model(tmp_path / "model.safetensors").features(images), recogniser.features(images))

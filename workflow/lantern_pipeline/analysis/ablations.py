@@ -1,0 +1,131 @@
+"""Ablations: methods under changed circumstances (sampling, draft model), each against autoregressive decoding of the
+same noise under the same circumstances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from lantern.decoding import Decoder, DecodingModels
+from lantern.drafting import DynamicTreeOptions
+from lantern.generation import generate_records
+from lantern.methods import AblationPoint, MethodSpec
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.analysis.method_labels import method_columns
+from lantern_pipeline.metrics.evaluate_images import ImageScores, Rulers, score_records
+from lantern_pipeline.metrics.intervals import mean_with_interval
+from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
+from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length
+
+PER_IMAGE = ("nll", "prompt_accuracy", "clip_score")
+
+
+@dataclass(frozen=True)
+class AblationStudy:
+    """What all points of an ablation share.
+
+    Attributes:
+        drafters: drafter steps -> models for decoding; None is the run's own draft model.
+        tables: neighbours -> int64 (vocab, columns).
+        make_tree: method -> what its `Decoder` takes as a tree.
+        rulers: measuring models.
+        prompts: what is drawn.
+        settings: config section `metrics`.
+        batch_size: images decoded together.
+        seed: of the noise fields and of the bootstrap.
+    """
+
+    drafters: Mapping[int | None, DecodingModels]
+    tables: Mapping[str, Tensor]
+    make_tree: Callable[[MethodSpec], DynamicTreeOptions | Sequence[Sequence[int]] | None]
+    rulers: Rulers
+    prompts: Sequence[Prompt]
+    settings: Mapping[str, Any]
+    batch_size: int
+    seed: int
+
+    def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Draws and measures every point.
+
+        Args:
+            name: of the ablation, for the tables.
+            points: its points, of `expand_ablations`.
+
+        Returns:
+            (rows, images): one row per point with means and 95 % intervals over prompts, `nll_change` being the paired
+            difference from autoregressive decoding; one row per point and prompt.
+        """
+        groups: dict[tuple, list[AblationPoint]] = {}
+        for point in points:
+            groups.setdefault((point.temperature, *point.sampling.items()), []).append(point)
+        rows, images = [], []
+        for group in groups.values():
+            for head, frame, share_equal in self._measure_group(group):
+                head = {"ablation": name, **head}
+                rows.append({**head, **self._summarise(frame), "tokens_equal_autoregressive": share_equal})
+                measured = frame.columns.drop("nll_change")
+                images.append(frame.assign(**head)[[*head, *measured]])
+        return pd.DataFrame(rows), pd.concat(images, ignore_index=True)
+
+    def _measure_group(self, group: Sequence[AblationPoint]) -> list[tuple[dict[str, Any], pd.DataFrame, float]]:
+        """(identity, per-image table, share of images equal to autoregressive decoding) of points with one sampling."""
+        records = {self._key(point): self._draw(point) for point in group}
+        scores = score_records(records, self.prompts, self.rulers, self.settings)
+        baseline, found = records[BASELINE], []
+        baseline_nll = scores[BASELINE].columns["nll"].numpy()
+        for point in group:
+            key = self._key(point)
+            frame = self._to_frame(records[key], scores[key])
+            frame["nll_change"] = frame["nll"] - baseline_nll
+            equality = compare_with_autoregressive(
+                records[key].codes, baseline.codes, baseline.margins, self.settings["near_tie_margin"]
+            )
+            found.append((_identity(point), frame, equality.share_equal))
+        return found
+
+    @staticmethod
+    def _key(point: AblationPoint) -> str:
+        return point.spec.method_id + (f" {point.drafter_steps}" if point.drafter_steps is not None else "")
+
+    def _draw(self, point: AblationPoint) -> GenerationRecords:
+        spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
+        models = replace(self.drafters[point.drafter_steps], nearest_codes=self.tables.get(spec.neighbours))
+        decoder = Decoder(models, spec, sampling, self.make_tree(spec), records_margins=spec.drafts is None)
+        return generate_records(
+            decoder,
+            self.prompts,
+            self.rulers.text_encoder,
+            run_seed=self.seed,
+            batch_size=self.batch_size,
+        )
+
+    def _to_frame(self, record: GenerationRecords, scores: ImageScores) -> pd.DataFrame:
+        columns = {
+            "prompt_id": record.prompt_ids,
+            "num_tokens": record.codes.shape[1],
+            "target_forwards": record.target_forwards.numpy(),
+            "substitutions": record.substitutions.numpy(),
+            **{name: scores.columns[name].cpu().numpy() for name in PER_IMAGE},
+        }
+        return pd.DataFrame(columns)
+
+    def _summarise(self, frame: pd.DataFrame) -> dict[str, float]:
+        options = {"num_resamples": self.settings["bootstrap_resamples"], "seed": self.seed}
+        forwards = (frame["num_tokens"].to_numpy(int), frame["target_forwards"].to_numpy(int))
+        values = {"num_images": len(frame), **mean_accepted_length(*forwards, **options)}
+        for name in (*PER_IMAGE, "nll_change", "substitutions"):
+            values |= mean_with_interval(name, frame[name].to_numpy(float), **options)
+        return values
+
+
+def _identity(point: AblationPoint) -> dict[str, Any]:
+    """The identifying columns of a row; an empty drafter_steps is the run's own draft model."""
+    parts = method_columns(point.spec.to_dict())
+    return {**parts, "temperature": point.temperature, **point.sampling, "drafter_steps": point.drafter_steps}

@@ -1,0 +1,225 @@
+"""The table of results: one row per method x parameters x prompt set x temperature x repeat, with 95 % intervals.
+
+Where the run was repeated with other seeds, the rows of all repeats together, `repeat` "pooled", stand first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_with_interval, ratio_statistic, share_interval
+from lantern_pipeline.metrics.repeats import (
+    KEYS,
+    PLACE,
+    POOLED,
+    combine_repeats,
+    repeat_groups,
+    stack_prompts,
+    training_seed,
+)
+from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length, summarise_latency
+
+CEILINGS = ("real", "reconstruction")
+PARTS = (
+    "method",
+    "tree",
+    "drafts",
+    "relaxation",
+    "residual",
+    "neighbours",
+    "k",
+    "delta",
+    "lambda_",
+    "cfg_scale",
+    "dtype",
+)
+MEANS = ("nll", "clip_score", "hps", "prompt_accuracy")
+FIDELITY = ("fid", "kid", "precision", "recall")
+LAW_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
+LAW_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
+
+
+def _with_ends(*names: str) -> tuple[str, ...]:
+    return tuple(name + end for name in names for end in ("", "_low", "_high"))
+
+
+SUMMARY_COLUMNS = (
+    *PARTS[:-2],
+    "temperature",
+    *PARTS[-2:],
+    "prompt_set",
+    "repeat",
+    "num_images",
+    "num_repeats",
+    "target_cross_entropy",
+    "target_prompt_accuracy",
+    *_with_ends("mean_accepted_length", "latency_s", "speedup"),
+    "num_timed",
+    *_with_ends("substitutions", "nll", *FIDELITY, "clip_score", "hps", "prompt_accuracy", "prompt_accuracy_change"),
+    *_with_ends("all_correct", "tokens_equal_autoregressive"),
+    "num_near_ties",
+    "margin_at_difference",
+    *_with_ends(*LAW_INTERVALS),
+    *LAW_VALUES,
+    "method_id",
+)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What the table of results is made of.
+
+    Attributes:
+        quality: `Quality.rows` of all prompt sets, temperatures and repeats.
+        images: `Quality.images` of the same.
+        latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds; what was not timed has empty cells.
+        law: KEYS, LAW_INTERVALS with `_low` and `_high`, LAW_VALUES; rows that it lacks have empty cells.
+        cross_entropy: training seed -> the target's cross-entropy on held-out images, nats per token.
+    """
+
+    quality: pd.DataFrame
+    images: pd.DataFrame
+    latency: pd.DataFrame
+    law: pd.DataFrame
+    cross_entropy: Mapping[int, float]
+
+
+def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], seed: int) -> pd.DataFrame:
+    """Assembles the table of results.
+
+    Args:
+        measurements: the tables.
+        settings: config section `metrics`: bootstrap_resamples.
+        seed: of the bootstrap.
+
+    Returns:
+        SUMMARY_COLUMNS, pooled rows first. `prompt_accuracy_change` is the paired difference from autoregressive
+            decoding of the same noise. Shares of images that are all correct or equal have exact intervals; with
+            several repeats, widened to the bootstrap's where that is wider. `target_cross_entropy` and
+            `target_prompt_accuracy` (of autoregressive decoding in the same place) tell how good the target is: an
+            undertrained one flatters every speed-up. `margin_at_difference` is the median of the autoregressive
+            decoder's margins, in nats, where images first differ. The ceilings, methods "real" and "reconstruction",
+            appear once per prompt set and repeat, with an empty temperature.
+
+    Raises:
+        ValueError: a method lacks its table of images, or a column is missing.
+    """
+    options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
+    images = {key: rows for key, rows in repeat_groups(measurements.images)}
+    summary = []
+    for key, rows in repeat_groups(measurements.quality):
+        if key not in images:
+            raise ValueError(f"there is no table of images for {key[0]} on {key[1]} at temperature {key[2]:g}")
+        values = {**dict(zip(KEYS, key, strict=True)), **_combine_quality(rows)}
+        if key[0] in CEILINGS:
+            summary.append({**values, **_measure_images(images[key], options)})
+            continue
+        baseline = images[BASELINE, *key[1:]]
+        values |= {**_measure_images(images[key], options), **_measure_decoding(images[key], baseline, options)}
+        values["target_cross_entropy"] = _cross_entropy(rows, measurements.cross_entropy)
+        summary.append(values)
+    table = _keep_ceilings_once(pd.DataFrame(summary))
+    for part in (summarise_latency(measurements.latency, **options), _combine_law(measurements.law)):
+        table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
+    return table.reindex(columns=list(SUMMARY_COLUMNS))
+
+
+def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
+    """Selects one row per method, prompt set and temperature: the pooled one, or the only repeat's where none is."""
+    is_pooled = summary["repeat"] == POOLED
+    has_pooled = is_pooled.groupby([summary[name] for name in PLACE], dropna=False).transform("any")
+    return summary[is_pooled | ~has_pooled]
+
+
+def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
+    """The method's parts and its metrics of whole sets of images, over one or more repeats."""
+    missing = [name for name in ("method", "cfg_scale", "num_images", *_with_ends(*FIDELITY)) if name not in rows]
+    if missing:
+        raise ValueError(f"the quality tables lack the column {missing[0]}; measure quality again")
+    values = {name: rows[name].iloc[0] for name in PARTS if name in rows}
+    values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
+    for name in FIDELITY:
+        values |= _combine(rows, name, is_share=name in ("precision", "recall"))
+    return values
+
+
+def _combine(rows: pd.DataFrame, name: str, is_share: bool) -> dict[str, float]:
+    columns = _with_ends(name)
+    return dict(zip(columns, combine_repeats(*(rows[column] for column in columns), is_share=is_share), strict=True))
+
+
+def _combine_law(law: pd.DataFrame) -> pd.DataFrame:
+    """Adds rows of all repeats to the table of laws; the largest distance stays the largest."""
+    rows = []
+    for key, group in repeat_groups(law[law["repeat"] != POOLED]):
+        values: dict[str, Any] = dict(zip(KEYS, key, strict=True))
+        for name in LAW_INTERVALS:
+            values |= _combine(group, name, is_share=True)
+        values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in LAW_VALUES}
+        rows.append(values)
+    return pd.DataFrame(rows, columns=[*KEYS, *_with_ends(*LAW_INTERVALS), *LAW_VALUES])
+
+
+def _cross_entropy(rows: pd.DataFrame, cross_entropy: Mapping[int, float]) -> float:
+    seeds = [training_seed(repeat) for repeat in rows["repeat"]]
+    missing = [seed for seed in seeds if seed not in cross_entropy]
+    if missing:
+        raise ValueError(f"there is no report of the target of training seed {missing[0]}; train it again")
+    return float(np.mean([cross_entropy[seed] for seed in seeds]))
+
+
+def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
+    """Means and intervals of what was measured on each image."""
+    values: dict[str, float] = {}
+    for name in MEANS:
+        if name not in group:  # not measured: the summary has empty cells
+            continue
+        values |= mean_with_interval(name, stack_prompts(group, name), **options)
+    is_right = stack_prompts(group, "is_all_correct")
+    return values | _share_with_interval("all_correct", is_right, np.isfinite(is_right), options)
+
+
+def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
+    """Means and intervals of how the images were decoded and what changed against autoregressive decoding."""
+    accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
+    values = mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
+    values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
+    tokens, forwards = (stack_prompts(group, name) for name in ("num_tokens", "target_forwards"))
+    values |= mean_accepted_length(tokens, forwards, **options)
+    values |= mean_with_interval("substitutions", stack_prompts(group, "substitutions"), **options)
+    is_counted = ~group["is_near_tie"].astype(bool)
+    shares = group.assign(is_equal=group["is_equal"].astype(bool), is_counted=is_counted)
+    is_equal, counted = (stack_prompts(shares, name) for name in ("is_equal", "is_counted"))
+    values |= _share_with_interval("tokens_equal_autoregressive", is_equal, counted.astype(bool), options)
+    return {
+        **values,
+        "num_near_ties": int((~is_counted).sum()),
+        "margin_at_difference": group["margin_at_difference"].median(),
+    }
+
+
+def _share_with_interval(
+    name: str, is_hit: np.ndarray, is_counted: np.ndarray, options: dict[str, int]
+) -> dict[str, float]:
+    """Share of hits among the counted images (repeats, prompts), and its interval; nan where none counts."""
+    if not is_counted.any():
+        return dict.fromkeys(_with_ends(name), np.nan)
+    hits = np.where(is_counted, is_hit, 0.0)
+    low, high = (float(end) for end in share_interval(hits.sum(), is_counted.sum()))
+    if len(hits) > 1:  # images of one repeat are not independent; neither are those of one prompt
+        ends = bootstrap_interval(ratio_statistic, hits, is_counted, **options)
+        low, high = min(low, ends[0]), max(high, ends[1])
+    return {name: float(hits.sum() / is_counted.sum()), f"{name}_low": low, f"{name}_high": high}
+
+
+def _keep_ceilings_once(summary: pd.DataFrame) -> pd.DataFrame:
+    """Ceilings do not depend on the temperature: keeps the first of each prompt set and repeat."""
+    is_ceiling = summary["method"].isin(CEILINGS)
+    summary = summary[~(is_ceiling & summary.duplicated(subset=["method", "prompt_set", "repeat"]))].copy()
+    summary.loc[summary["method"].isin(CEILINGS), "temperature"] = np.nan
+    return summary.reset_index(drop=True)

@@ -1,0 +1,1 @@
+"""What made a result, one archive of it, and its images drawn again."""

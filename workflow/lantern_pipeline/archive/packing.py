@@ -1,0 +1,130 @@
+"""Packs a finished experiment into one archive, with a hash for each file.
+
+The archive is a zip file whose members are stored as they are, in the order of their names and with one fixed date, so
+that the same results make the same archive on every machine. Its last member, MANIFEST.sha256, has a line for every
+other one, in the form that `sha256sum --check` reads. The other members lie as in the run's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from lantern.io import atomic_path, read_json
+from lantern_pipeline.archive.archive import CONFIG, MANIFEST, check_name, copy_hashed
+from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS
+
+# What is packed of results/<experiment>/: not the training data, logs, and the answers of the perceptual study.
+PACKED = (
+    "*.csv",
+    "table.md",
+    "verdict.json",
+    FILE_NAME,
+    "ablations/*.csv",
+    "clip/*",
+    "codebook/*.safetensors",
+    "drafter/*/*",
+    "figures/*",
+    "generation/*/*/*/*/*.safetensors",
+    "latency/*.csv",
+    "law/*.csv",
+    "prompts/*.jsonl",
+    "quality/*.csv",
+    "recogniser/*",
+    "reference/rulers.json",
+    "target/*/*",
+    "text/*/*.safetensors",
+    "tokenizer/*",
+)
+BESIDE = ("summary.csv", "paired.csv", "report.html")  # of results/, where they are the experiment's
+# Models converted from published weights stay out where the config names a checkpoint: section -> their paths.
+CONVERTED = {
+    "tokenizer": r"tokenizer/model\.safetensors",
+    "target": r"target/s\d+/model\.safetensors",
+    "drafter": r"drafter/s\d+/model\.safetensors",
+}
+_DATE = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
+
+
+def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
+    """Packs a finished experiment.
+
+    Args:
+        folder: results/<experiment>.
+        output: the zip file to write.
+
+    Returns:
+        (packed files, SHA-256 of the manifest, 64 hexadecimal digits).
+
+    Raises:
+        FileNotFoundError: the experiment has no provenance, hence is not finished.
+        ValueError: a file is another one than the provenance says, or is missing.
+    """
+    folder = Path(folder)
+    if not (folder / FILE_NAME).is_file():
+        raise FileNotFoundError(f"there is no {folder / FILE_NAME}: run `make reproduce` to the end first")
+    provenance = read_json(folder / FILE_NAME)
+    expected = {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
+    files = _files_to_pack(folder, provenance["config"])
+    prefix = f"results/{folder.name}/"
+    if lost := sorted({prefix + name for name in expected if not (folder / name).is_file()}):
+        raise ValueError(f"{lost[0]} is named in {folder / FILE_NAME} but missing; run `make reproduce` again")
+    lines = []
+    with atomic_path(output) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, source in sorted([(CONFIG, None), *files.items()]):
+            if source is None:
+                sha256 = _write_member(archive, name, json.dumps(provenance["config"], indent=1, ensure_ascii=False))
+            else:
+                sha256 = _copy_member(archive, name, source)
+            wanted = expected.get(name.removeprefix(prefix), sha256)
+            if sha256 != wanted:
+                raise ValueError(
+                    f"{source} has changed since {folder / FILE_NAME} was written: expected sha256 {wanted}, found "
+                    f"{sha256}; run `make reproduce` again"
+                )
+            lines.append(f"{sha256}  {name}\n")
+        sha256 = _write_member(archive, MANIFEST, "".join(lines))
+    return len(lines), sha256
+
+
+def _files_to_pack(folder: Path, config: dict[str, Any]) -> dict[str, Path]:
+    """Name in the archive -> file."""
+    found = {path.relative_to(folder).as_posix(): path for pattern in PACKED for path in folder.glob(pattern)}
+    converted = [pattern for section, pattern in CONVERTED.items() if config[section]["checkpoint"]]
+    files = {}
+    for name, path in found.items():
+        is_hidden = any(part.startswith(".") for part in name.split("/"))
+        if path.is_file() and not is_hidden and not any(re.fullmatch(pattern, name) for pattern in converted):
+            files[f"results/{folder.name}/{name}"] = path
+    beside = {name: folder.parent / name for name in BESIDE}
+    if _same_content(beside["summary.csv"], folder / "summary.csv"):  # not another experiment's
+        files |= {f"results/{name}": path for name, path in beside.items() if path.is_file()}
+    for name in files:
+        check_name(name)
+    return files
+
+
+def _same_content(first: Path, second: Path) -> bool:
+    return first.is_file() and second.is_file() and first.read_bytes() == second.read_bytes()
+
+
+def _new_member(name: str, size: int) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, _DATE)
+    member.create_system, member.external_attr, member.file_size = 3, (stat.S_IFREG | 0o644) << 16, size
+    return member
+
+
+def _write_member(archive: zipfile.ZipFile, name: str, text: str) -> str:
+    content = text.encode()
+    archive.writestr(_new_member(name, len(content)), content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _copy_member(archive: zipfile.ZipFile, name: str, source: Path) -> str:
+    with open(source, "rb") as file, archive.open(_new_member(name, source.stat().st_size), "w") as member:
+        return copy_hashed(file, member)

@@ -1,0 +1,222 @@
+"""Provenance of a result: the config, code, packages, machines, seeds and files that it was made with.
+
+The file is published with the result: no user or host name and no absolute path goes into it. Read while Snakemake
+builds the workflow: no torch here, but inside functions.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from lantern import __version__
+from lantern_pipeline.downloads.manifest import describe_path, read_manifest
+from lantern_pipeline.runtime.fingerprint import code_fingerprint
+
+KIND = "lantern_provenance"
+FILE_NAME = "provenance.json"
+ROOT = Path(__file__).resolve().parents[3]
+# Of the workflow's own making: texts of the report, read from results.
+DERIVED_KEYS = ("numbers", "provenance")
+# Sections that hold the run's own files: name relative to results/<experiment>/ -> sha256 and bytes.
+FILE_PARTS = ("models", "prompts", "records", "tables", "figures")
+# What a number or a picture may depend on.
+PACKAGES = (
+    "accelerate",
+    "ftfy",
+    "matplotlib",
+    "numpy",
+    "open_clip_torch",
+    "pandas",
+    "pillow",
+    "safetensors",
+    "scipy",
+    "snakemake",
+    "tokenizers",
+    "torch",
+    "torch-fidelity",
+    "torchvision",
+    "transformers",
+)
+
+
+def publishable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies a configuration without what belongs to one machine.
+
+    Args:
+        config: the whole configuration, as it was resolved.
+
+    Returns:
+        The same keys and values, but for the workflow's own entries (left out), paths that are absolute or lead out of
+        the run's folder (their last part remains) and user names and passwords in addresses (left out).
+    """
+    return {key: _publishable(value) for key, value in config.items() if key not in DERIVED_KEYS}
+
+
+def describe_code(root: Path = ROOT) -> dict[str, Any]:
+    """Names the code: the version of the package, the commit, and a fingerprint of what each script runs.
+
+    Args:
+        root: folder of the project.
+
+    Returns:
+        version; commit (40 hexadecimal digits) and is_modified (whether Snakefile, lantern/ or workflow/ differ from
+        it), both None where the folder is no git repository; fingerprints, script -> 16 hexadecimal digits.
+    """
+    commit, is_modified = None, None
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is not None and Path(top).resolve() == root.resolve():  # not a repository around an installed package
+        commit = _git(root, "rev-parse", "HEAD")
+        status = _git(root, "status", "--porcelain", "--", "Snakefile", "lantern", "workflow")
+        is_modified = None if status is None else bool(status)
+    scripts = sorted((root / "workflow" / "scripts").glob("*.py"))
+    return {
+        "version": __version__,
+        "commit": commit,
+        "is_modified": is_modified,
+        "fingerprints": {
+            script.name: code_fingerprint(script, [root / "lantern", root / "workflow" / "lantern_pipeline"])
+            for script in scripts
+        },
+    }
+
+
+def compare_code(provenance: Mapping[str, Any], script: str) -> str:
+    """Says in words whether this code runs a script as the code behind a provenance did."""
+    theirs, ours = provenance["code"], describe_code()
+    commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
+    if ours["fingerprints"].get(script) == theirs["fingerprints"].get(script):
+        return f"what {script} runs is the same as behind the archive ({commit})"
+    return f"what {script} runs is not the same as behind the archive ({commit}): check that commit out to compare"
+
+
+def describe_environment() -> dict[str, Any]:
+    """Names Python, the operating system and the installed versions of PACKAGES (None where one is missing)."""
+    try:
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError, AttributeError):
+        system = platform.system()
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": system,
+        "packages": {name: _installed_version(name) for name in PACKAGES},
+    }
+
+
+def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, dict[str, Any]]:
+    """Hashes files, reading each in pieces.
+
+    Args:
+        paths: files below `folder`.
+        folder: what their names are relative to.
+
+    Returns:
+        Name -> sha256 (64 hexadecimal digits) and bytes, in the order of the names.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file does not lie below the folder.
+    """
+    return {
+        name: _digest_and_size(describe_path(Path(folder, name))[Path(name).name])
+        for name in sorted(Path(path).relative_to(folder).as_posix() for path in paths)
+    }
+
+
+def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Any]]:
+    """Describes files from elsewhere, by what a rule takes as input for them; where they lie is left out.
+
+    Args:
+        inputs: manifests of `fetch_resource`, or paths of the user's own files and folders.
+
+    Returns:
+        Name of the entry, of the file or of the folder -> file name -> sha256 and bytes. Fetched files are those of
+        the manifest; they are not read again.
+    """
+    found = {}
+    for given in dict.fromkeys(map(str, inputs)):
+        manifest = read_manifest(given)
+        name, files = (manifest["name"], manifest["files"]) if manifest else (Path(given).name, None)
+        files = files or describe_path(Path(given))
+        found[name] = {file: _digest_and_size(files[file]) for file in sorted(files)}
+    return dict(sorted(found.items()))
+
+
+def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, Any]]:
+    """Lists on what images were decoded: the distinct devices, GPUs, number formats, threads and versions of torch.
+
+    Args:
+        records: files of generation records.
+    """
+    from lantern.records import load_records
+
+    keys = ("device", "gpu", "dtype", "num_threads", "torch")
+    found = {tuple(load_records(Path(path)).metadata.get(key) for key in keys) for path in records}
+    return [dict(zip(keys, values, strict=True)) for values in sorted(found, key=str)]
+
+
+def provenance_texts(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """Writes a provenance as the texts that the report's front page shows, name -> text; none holds a back quote."""
+    code, environment, machine = (provenance[part] for part in ("code", "environment", "machine"))
+    commit = code["commit"] or "unknown (no git repository)"
+    packages = environment["packages"]
+    gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
+    num_files = sum(len(provenance[part]) for part in FILE_PARTS)
+    texts = {
+        "code": f"Lantern {code['version']}, commit {commit}" + (", modified" if code["is_modified"] else ""),
+        "environment": f"{environment['python']}, torch {packages['torch']}, numpy {packages['numpy']}, "
+        f"{environment['system']}",
+        "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        + (f"{gpus}, driver {machine['driver']}" if gpus else "no GPU"),
+        "decoding": "; ".join(
+            f"{found['gpu'] or found['device']}, {found['dtype']}, torch {found['torch']}"
+            for found in provenance["decoding"]
+        ),
+        "seeds": ", ".join(f"{name} {value}" for name, value in provenance["seeds"].items()),
+        "files": f"SHA-256 of {num_files} files and of {len(provenance['resources'])} resources from elsewhere",
+    }
+    return {name: text.replace("`", "'") for name, text in texts.items()}
+
+
+def _publishable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _publishable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_publishable(inner) for inner in value]
+    if not isinstance(value, str | Path):
+        return value
+    text = str(value)
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", text):
+        parts = urlsplit(text)
+        if parts.scheme == "file":
+            return PurePosixPath(parts.path).name
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    if text.startswith(("/", "~", "../", "\\\\")) or PureWindowsPath(text).drive:
+        return PureWindowsPath(text).name or "."  # splits at both kinds of slashes
+    return text
+
+
+def _digest_and_size(described: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sha256": described["sha256"], "bytes": described["size"]}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None where there is no git or no repository."""
+    try:
+        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,276 @@
+"""Draws a sample of an archive's images again, from its models, prompts and config, and compares the codes."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.decoding import Decoder
+from lantern.generation import decode_timed, load_decoding_models, make_tree
+from lantern.io import read_prompts
+from lantern.methods import MethodSpec, expand_methods
+from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords, load_records
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.archive.archive import Archive
+from lantern_pipeline.archive.size_check import check_model_size
+from lantern_pipeline.config.validate import SCHEMA_PATH, load_yaml, table_file, tree_settings, validate_config
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.downloads.manifest import describe_file
+
+_RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
+ROUNDING = 2e-5  # relative change of the head's weights that counts as rounding: about 1e-4 nats of a logit
+NUM_ROUNDINGS = 8  # such changes tried before a difference counts
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A file of records and what it is of, by its path; `prompt_set` to `noise_seed` as in the config."""
+
+    name: str
+    method_id: str
+    prompt_set: str
+    temperature: str
+    training_seed: int
+    noise_seed: int
+
+    def __str__(self) -> str:
+        return f"{self.method_id} {self.prompt_set} T{self.temperature} s{self.training_seed}n{self.noise_seed}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One image drawn again.
+
+    Attributes:
+        image: which one.
+        dtype: number format in which it was decoded, both times.
+        num_tokens: of the image.
+        num_same: tokens that are the same at the same place.
+        first_difference: the first that is not; num_tokens where there is none.
+        outcome: "equal"; "rounding", where a change of the weights in the size of rounding gives the archive's tokens
+            up to and including the first difference; "differs"; "not comparable", in bfloat16.
+    """
+
+    image: str
+    dtype: str
+    num_tokens: int
+    num_same: int
+    first_difference: int
+    outcome: str
+
+
+def find_records(archive: Archive, folder: str) -> list[RecordFile]:
+    """Lists the record files of an archive whose experiment lies in `folder`."""
+    found = []
+    for name in archive.manifest:
+        if match := _RECORDS.fullmatch(name.removeprefix(f"{folder}/")):
+            method_id, prompt_set, temperature, training_seed, noise_seed = match.groups()
+            found.append(RecordFile(name, method_id, prompt_set, temperature, int(training_seed), int(noise_seed)))
+    return sorted(found, key=lambda file: file.name)
+
+
+def spread(files: Sequence[RecordFile], num: int, seed: int) -> list[RecordFile]:
+    """Chooses `num` files that between them have as many methods, prompt sets, temperatures and seeds as possible.
+
+    Args:
+        files: to choose from; one may be chosen again when all its likes have been.
+        num: images wanted, one of each chosen file.
+        seed: of the choice.
+    """
+    waiting = list(files)
+    random.Random(seed).shuffle(waiting)
+    used: Counter = Counter()
+    chosen = []
+    for _ in range(num if waiting else 0):
+        best = min(waiting, key=lambda file: [used[trait] for trait in _traits(file)])
+        used.update(_traits(best))
+        chosen.append(best)
+    return chosen
+
+
+def _traits(file: RecordFile) -> list[tuple]:
+    seeds = (file.training_seed, file.noise_seed)
+    return [(0, file.method_id), (1, file.prompt_set), (2, file.temperature), (3, *seeds), (4, file.name)]
+
+
+class Regenerator:
+    """Draws images of an archive again.
+
+    Args:
+        archive: opened, its hashes checked.
+        folder: of the experiment in the archive.
+        provenance: of the experiment.
+        workplace: folder for the few files that are needed outside the archive.
+        models: folder with the models that the archive leaves out, results/<experiment>/ of a run that converted them.
+        device: where to decode.
+
+    Raises:
+        ValueError: the config is not valid.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        folder: str,
+        provenance: dict[str, Any],
+        workplace: Path,
+        models: Path | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.archive, self.folder, self.provenance = archive, folder, provenance
+        self.workplace, self.models, self.device = workplace, models, device
+        self.config = provenance["config"]
+        # Without the rules between keys: they look for the user's own files.
+        validate_config(self.config, load_yaml(SCHEMA_PATH))
+        self.specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(self.config)}
+
+    def compare(self, num_images: int, seed: int = 0) -> Iterator[Comparison]:
+        """Draws a sample of images again.
+
+        Args:
+            num_images: of the sample.
+            seed: of its choice.
+
+        Yields:
+            One comparison per image.
+
+        Raises:
+            ValueError: a file that is needed is missing, or does not go together with the others.
+        """
+        draw = random.Random(seed)
+        for file in spread(find_records(self.archive, self.folder), num_images, seed):
+            records = load_records(self._extract(file.name))
+            row = draw.randrange(len(records))
+            try:
+                yield self._compare_image(file, records.select([row]))
+            except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+                raise ValueError(
+                    f"{self.archive.path}: {file.name} cannot be drawn again ({type(error).__name__}: {error})"
+                ) from error
+
+    def _compare_image(self, file: RecordFile, record: GenerationRecords) -> Comparison:
+        spec = self._check_record(file, record)
+        decoder = self._make_decoder(file, spec, record.metadata["dtype"])
+        prompt = self._find_prompt(file, record.prompt_ids[0])
+        encoder = self._make_encoder(file)
+        expected = record.codes[0].long()
+
+        def draw() -> torch.Tensor:
+            return decode_timed(decoder, [prompt], encoder, file.noise_seed)[0].codes[0].cpu()
+
+        is_same = draw() == expected
+        num_tokens, num_same = len(expected), int(is_same.sum())
+        first = num_tokens if num_same == num_tokens else int(is_same.int().argmin())
+        outcome = "equal"
+        if first < num_tokens:
+            is_float32 = decoder.dtype == torch.float32
+            is_rounding = is_float32 and explains_by_rounding(decoder, draw, expected[: first + 1])
+            outcome = ("rounding" if is_rounding else "differs") if is_float32 else "not comparable"
+        return Comparison(f"{file} {prompt.id}", record.metadata["dtype"], num_tokens, num_same, first, outcome)
+
+    def _check_record(self, file: RecordFile, record: GenerationRecords) -> MethodSpec:
+        """The method of a file, if the file is what its path and the config say."""
+        spec = self.specs.get((file.method_id, file.temperature))
+        if spec is None:
+            raise ValueError(f"{self.archive.path}: the config has no {file.method_id} at T{file.temperature}")
+        expected = {
+            "method": spec.to_dict(),
+            "temperature": float(file.temperature),
+            "cfg_scale": self.config["sampling"]["cfg_scale"],
+            "run_seed": file.noise_seed,
+            "dtype": self.config["generation"]["dtype"],
+        }
+        for key, value in expected.items():
+            if record.metadata.get(key) != value:
+                raise ValueError(
+                    f"{self.archive.path}: {file.name} should have {key} {value} as its path and the config say, found "
+                    f"{record.metadata.get(key)!r:.100}"
+                )
+        if record.codes.shape[1] != self.config["tokenizer"]["grid"] ** 2:
+            raise ValueError(
+                f"{self.archive.path}: {file.name} should have {self.config['tokenizer']['grid'] ** 2} tokens an image "
+                f"as config key tokenizer.grid says, found {record.codes.shape[1]}"
+            )
+        return spec
+
+    def _make_decoder(self, file: RecordFile, spec: MethodSpec, dtype: str) -> Decoder:
+        seed, grid = file.training_seed, self.config["tokenizer"]["grid"]
+        target = self._find_model(f"target/s{seed}/model.safetensors")
+        check_model_size(target, TargetConfig, target_parameters, grid)
+        draft = table = None
+        if spec.drafts:
+            draft = self._find_model(f"drafter/s{seed}/model.safetensors")
+            check_model_size(draft, DraftConfig, draft_parameters, grid)
+        if spec.neighbours:
+            table = self._find_model(f"codebook/{table_file(spec.neighbours, seed)}")
+        models = load_decoding_models(target, draft, table, self.device, dtype)
+        sampling = SamplingConfig(temperature=float(file.temperature), **self.config["sampling"])
+        return Decoder(models, spec, sampling, make_tree(spec, tree_settings(spec, self.config)))
+
+    def _make_encoder(self, file: RecordFile) -> Any:
+        prefix = f"{self.folder}/text/{file.prompt_set}/"
+        features = [str(self._extract(name)) for name in self.archive.manifest if name.startswith(prefix)]
+        config = self.config
+        return make_text_encoder(config["text"], config["data"]["source"], config["seed"], features)
+
+    def _find_prompt(self, file: RecordFile, prompt_id: str) -> Prompt:
+        name = f"{self.folder}/prompts/{file.prompt_set}.jsonl"
+        for prompt in read_prompts(self._extract(name)):
+            if prompt.id == prompt_id:
+                return prompt
+        raise ValueError(f"{self.archive.path}: {name} has no prompt {prompt_id!r:.100}, which {file.name} has")
+
+    def _find_model(self, name: str) -> Path:
+        """A model of the archive, or the one of the same hash among the caller's."""
+        if f"{self.folder}/{name}" in self.archive:
+            return self._extract(f"{self.folder}/{name}")
+        sha256 = self.provenance["models"].get(name, {}).get("sha256")
+        path = self.models / name if self.models else None
+        if path is None or not path.is_file():
+            raise ValueError(
+                f"{self.archive.path} leaves out {name} (sha256 {sha256}), converted from published weights; let rules "
+                "convert_target, convert_drafter and convert_tokenizer make it and name its experiment's folder with "
+                "--models"
+            )
+        found = describe_file(path)["sha256"]
+        if found != sha256:
+            raise ValueError(f"{path} should have sha256 {sha256} as in {self.archive.path}, found {found}")
+        return path
+
+    def _extract(self, name: str) -> Path:
+        path = self.workplace / name
+        return path if path.is_file() else self.archive.extract(name, self.workplace)
+
+
+def explains_by_rounding(decoder: Decoder, draw: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
+    """Tells whether a difference is one of floating point.
+
+    Two devices round the same sum differently. Where two tokens, or a draft's acceptance and its rejection, are a
+    near-tie, either may come out. Such a place is found by changing the head's weights by as much as rounding would:
+    the tokens expected must come out of one of a few such changes.
+
+    Args:
+        decoder: in float32; its head is changed and changed back.
+        draw: draws the image with it and returns its codes, (tokens,).
+        expected: the other device's codes up to and including the first difference.
+    """
+    weight = decoder.target.head.weight.data
+    kept = weight.clone()
+    try:
+        for seed in range(NUM_ROUNDINGS):
+            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)).to(weight.device)
+            weight.copy_(kept * (1 + ROUNDING * noise))
+            if torch.equal(draw()[: len(expected)], expected):
+                return True
+        return False
+    finally:
+        weight.copy_(kept)

@@ -1,0 +1,202 @@
+"""The command `lantern`."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from lantern_pipeline.archive.archive import Archive
+
+app = typer.Typer(
+    help="Lossless and relaxed speculative decoding for visual autoregressive models.", no_args_is_help=True
+)
+
+
+@app.callback()
+def main() -> None:
+    """Lossless and relaxed speculative decoding for visual autoregressive models."""
+
+
+@app.command()
+def sample(
+    prompt: Annotated[
+        str, typer.Argument(help="What to draw, e.g. 'a large red circle left of a small blue square on grass'.")
+    ],
+    output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
+    configfile: Annotated[list[Path] | None, typer.Option(help="Config files, later ones over earlier ones.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
+) -> None:
+    """Draws one prompt with every configured method side by side; prints target forwards and seconds."""
+    with _one_sentence():
+        rows = _draw(prompt, output, configfile or [Path("config.yaml")], results)
+    typer.echo(f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}")
+    for row in rows:
+        typer.echo(f"{row[0]:<32} {row[1]:>16d} {row[2]:>15.2f} {row[3]:>9.3f} {row[4]:>9.2f}")
+    typer.echo(f"wrote {output}")
+
+
+@app.command()
+def pack(
+    output: Annotated[Path | None, typer.Option(help="Archive to write; <experiment>.zip by default.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
+) -> None:
+    """Packs a finished experiment into one archive that others can verify: tables, figures, models, codes, config."""
+    from lantern_pipeline.archive.packing import pack_experiment
+
+    with _one_sentence():
+        folder = results / (experiment or _only_experiment(results))
+        output = output or Path(f"{folder.name}.zip")
+        num_files, sha256 = pack_experiment(folder, output)
+        typer.echo(f"wrote {output}: {num_files} files, {output.stat().st_size / 1e6:.1f} MB")
+        typer.echo(f"sha256 of its manifest, to be published beside it: {sha256}")
+
+
+@app.command()
+def verify(
+    archive: Annotated[Path, typer.Argument(help="Archive that `lantern pack` wrote.")],
+    images: Annotated[int, typer.Option(help="Images to draw again; 0 checks the hashes only.", min=0)] = 4,
+    seed: Annotated[int, typer.Option(help="Of the choice of these images.")] = 0,
+    models: Annotated[
+        Path | None, typer.Option(help="results/<experiment>/ with converted models that the archive leaves out.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to draw: auto, cpu or cuda.")] = "cpu",
+) -> None:
+    """Checks every hash of an archive, draws a sample of its images again and compares their codes."""
+    from lantern_pipeline.archive.archive import Archive
+
+    with _one_sentence(), Archive(archive) as opened:
+        report = opened.check_hashes()
+        for kind in ("damaged", "missing", "foreign"):
+            if found := getattr(report, kind):
+                more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                typer.echo(f"{kind}: {found[0]}{more}")
+        if not report.is_clean:
+            raise ValueError(f"{archive} is not what was packed; have it sent again")
+        typer.echo(f"hashes: {report.num_files} files are as the manifest says (its sha256: {opened.manifest_sha256})")
+        outcomes = _draw_again(opened, images, seed, models, device)
+        if outcomes["differs"]:
+            raise ValueError(f"{outcomes['differs']} of {images} images drawn again differ from those of {archive}")
+    typer.echo(_conclusion(outcomes))
+
+
+def _draw_again(archive: Archive, num_images: int, seed: int, models: Path | None, device: str) -> Counter:
+    """Prints a line per image; returns how many came out how."""
+    from tempfile import TemporaryDirectory
+
+    from lantern_pipeline.archive.archive import read_provenance
+    from lantern_pipeline.archive.provenance import compare_code
+    from lantern_pipeline.archive.regenerate import Regenerator
+    from lantern_pipeline.runtime.job import resolve_device
+
+    folder, provenance = read_provenance(archive)
+    typer.echo(f"code: {compare_code(provenance, 'generate_images.py')}")
+    outcomes: Counter = Counter()
+    with TemporaryDirectory(prefix="lantern-") as workplace:
+        again = Regenerator(archive, folder, provenance, Path(workplace), models, resolve_device(device))
+        for image in again.compare(num_images, seed):
+            outcomes[image.outcome] += 1
+            where = "" if image.outcome == "equal" else f", the first difference at token {image.first_difference}"
+            typer.echo(
+                f"{image.outcome}: {_printable(image.image)}: {image.num_same} of {image.num_tokens} tokens{where}"
+            )
+    return outcomes
+
+
+def _conclusion(outcomes: Counter) -> str:
+    words = {
+        "equal": "equal, token by token",
+        "rounding": "equal up to a near-tie that rounding on another device decides",
+        "not comparable": "in bfloat16, which rounds differently on each device: not comparable",
+    }
+    found = [f"{outcomes[name]} {text}" for name, text in words.items() if outcomes[name]]
+    return f"verified: hashes; images drawn again: {'; '.join(found) or 'none'}"
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turns an error that the user can do something about into one sentence and exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
+        typer.echo(f"lantern: {_printable(str(reason))}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _printable(text: str) -> str:
+    """A text from elsewhere without the control characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _only_experiment(results: Path) -> str:
+    from lantern_pipeline.archive.provenance import FILE_NAME
+
+    found = sorted(path.parent.name for path in results.glob(f"*/{FILE_NAME}"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(f"{results} holds no finished experiment: run `make reproduce` to the end first")
+    raise ValueError(f"{results} holds {len(found)} finished experiments: choose with --experiment {' | '.join(found)}")
+
+
+def _draw(prompt: str, output: Path, configfiles: list[Path], results: Path) -> list[tuple]:
+    """Writes the picture; returns (method, target forwards, tokens per forward, seconds, speed-up) per method."""
+    import numpy as np
+    import torch
+
+    from lantern_pipeline.cli_sample import TrainedRun
+    from lantern_pipeline.figures.side_by_side import draw_side_by_side
+    from lantern_pipeline.figures.style import save_figure
+
+    torch.set_num_threads(1)  # one thread decodes faster than two
+    samples = TrainedRun(load_config(configfiles), results).sample(prompt)
+    figure = draw_side_by_side(
+        prompt,
+        np.stack([sample.pixels.numpy() for sample in samples]),
+        [sample.run.spec.method_id for sample in samples],
+        [f"{sample.target_forwards} forwards, {sample.seconds:.2f} s" for sample in samples],
+    )
+    save_figure(figure, [output])
+    baseline = next(s.seconds for s in samples if s.run.spec.method_id == "autoregressive")
+    return [
+        (
+            sample.run.spec.method_id,
+            sample.target_forwards,
+            sample.num_tokens / sample.target_forwards,
+            sample.seconds,
+            baseline / sample.seconds,
+        )
+        for sample in samples
+    ]
+
+
+def load_config(paths: list[Path]) -> dict[str, Any]:
+    """Reads config files, lays later ones over earlier ones key by key (lists as a whole) and checks the result.
+
+    Raises:
+        ValueError: something is wrong with the configuration; one sentence.
+        FileNotFoundError: a file is missing.
+    """
+    from lantern_pipeline.config.validate import load_yaml, validate_config
+
+    config: dict[str, Any] = {}
+    for path in paths:
+        config = _overlay(config, load_yaml(path))
+    validate_config(config)
+    return config
+
+
+def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(below)
+    for key, value in above.items():
+        is_section = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _overlay(merged[key], value) if is_section else copy.deepcopy(value)
+    return merged

@@ -1,0 +1,206 @@
+"""Rules between the keys of a configuration, which a schema cannot say.
+
+Read while Snakemake builds the workflow: no torch here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from lantern.methods import expand_ablations, expand_methods
+from lantern.models.config import resolve_size
+from lantern.settings import check_prompt_count
+from lantern_pipeline.downloads.entries import check_reference, parse_entries
+
+if TYPE_CHECKING:
+    from lantern.methods import MethodSpec
+
+
+def check_between_keys(config: dict[str, Any]) -> None:
+    """Rules that need two keys or the table of methods."""
+    _check_resources(config)
+    _check_prompts(config)
+    _check_sizes(config)
+    _check_methods(config)
+    _check_source(config)
+
+
+def _check_prompts(config: dict[str, Any]) -> None:
+    sets = {name: entry for name, entry in config["prompts"].items() if entry is not None}
+    if not sets:
+        raise ValueError("config key prompts must hold at least one prompt set that is not null")
+    for name, entry in sets.items():
+        _check_prompt_set(name, entry, config)
+    for key, names in {
+        "metrics.headline_prompt_set": [config["metrics"]["headline_prompt_set"]],
+        "latency.prompt_sets": config["latency"]["prompt_sets"],
+    }.items():
+        for name in names:
+            if name not in sets:
+                raise ValueError(f"config key {key} names no prompt set, got {name!r}; {closest(name, list(sets))}")
+
+
+def _check_prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) -> None:
+    key = f"config key prompts.{name}"
+    if (entry.get("split") is None) == (entry.get("file") is None):
+        raise ValueError(f"{key} must have either split or file, got {show(entry)}")
+    if entry.get("split") is not None and entry.get("num") is None:
+        raise ValueError(f"{key}.num is missing: how many prompts of the split are wanted")
+    for option in ("member", "caption", "draw"):
+        if entry.get(option) is not None and entry.get("file") is None:
+            raise ValueError(f"{key}.{option} goes with a file only, got {show(entry)}")
+    if entry.get("num") is not None:
+        check_prompt_count(name, entry["num"], config["metrics"], config["figures"])
+
+
+def _check_resources(config: dict[str, Any]) -> None:
+    """Entries of `resources`, and every key that names one."""
+    resources = parse_entries(config["resources"])
+    for section in ("tokenizer", "target", "drafter", "text"):
+        check_reference(f"{section}.checkpoint", config[section]["checkpoint"], resources)
+    for name, entry in config["prompts"].items():
+        check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
+    check_reference("data.captions.file", (config["data"]["captions"] or {}).get("file"), resources)
+    if config["text"]["encoder"] == "t5" and config["text"]["checkpoint"] is None:
+        raise ValueError("config key text.checkpoint must name T5's weights where text.encoder is t5")
+    for section in ("target", "drafter"):
+        if config[section]["checkpoint"] and len(config["repeats"]["training_seeds"]) > 1:
+            raise ValueError(
+                f"config key repeats.training_seeds must be one seed where {section}.checkpoint is set: a published "
+                f"model has one training, got {len(config['repeats']['training_seeds'])} seeds"
+            )
+    if config["target"]["checkpoint"] and not config["tokenizer"]["checkpoint"]:
+        raise ValueError("config key tokenizer.checkpoint is missing: a published target speaks its own codes")
+
+
+def _check_source(config: dict[str, Any]) -> None:
+    """What a run may train, and which prompts it has, with the images and captions that it has."""
+    source, captions = config["data"]["source"], config["data"]["captions"]
+    if (source == "captions") != (captions is not None):
+        raise ValueError(
+            f"config key data.captions goes with data.source captions and with nothing else, got {show(captions)} and "
+            f"data.source {source}"
+        )
+    if config["target"]["num_eval"] < config["drafter"]["num_eval"]:
+        raise ValueError(
+            f"config key drafter.num_eval must be at most target.num_eval = {config['target']['num_eval']}, "
+            f"got {config['drafter']['num_eval']}"
+        )
+    if config["text"]["encoder"] == "t5" and config["metrics"]["fidelity"] == "recogniser":
+        raise ValueError(
+            "config key metrics.fidelity must be inception or null where text.encoder is t5: recogniser compares with "
+            "held-out images of the embedded world or of a folder whose captions are read word by word"
+        )
+    if source in ("captions", "none"):
+        _check_without_images(config, source)
+
+
+def _check_without_images(config: dict[str, Any], source: str) -> None:
+    has_samples = source == "captions" and config["drafter"]["codes"] == "samples"
+    for section in ("tokenizer", "target", *(() if has_samples else ("drafter",))):
+        if config[section]["checkpoint"] is None:
+            raise ValueError(
+                f"config key {section}.checkpoint must be set: with data.source {source} there are no images to train "
+                "on"
+                + ("; a drafter learns from captions alone with drafter.codes samples" if section == "drafter" else "")
+            )
+    for name, entry in config["prompts"].items():
+        if entry and entry.get("split"):
+            raise ValueError(f"config key prompts.{name}.split needs images; with data.source {source}, give a file")
+    runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
+    if any(run.spec.neighbours == "probability" for run in runs):
+        raise ValueError(f"neighbours probability needs held-out images; data.source is {source}, choose another")
+
+
+def _check_sizes(config: dict[str, Any]) -> None:
+    if config["data"]["source"] == "folder" and not config["data"]["folder"]:
+        raise ValueError(
+            "config key data.folder must name a folder of name.png and name.txt when data.source is folder"
+        )
+    twice_grid, codebook_size = 2 * config["tokenizer"]["grid"], config["tokenizer"]["codebook_size"]
+    target, dynamic = resolve_size(config["target"]), config["draft_tree"]["dynamic"]
+    drafted = dynamic["top_k"] + dynamic["depth"] * dynamic["top_k"] ** 2
+    upper_bounds = {
+        "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
+        "law.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
+        "law.num_children": ("tokenizer.codebook_size", codebook_size),
+        "draft_tree.dynamic.num_nodes": ("top_k + depth * top_k ** 2", drafted),
+    }
+    if config["metrics"]["fidelity"] == "recogniser":
+        upper_bounds["metrics.kid_subset_size"] = ("metrics.num_reference", config["metrics"]["num_reference"])
+    if config["text"]["encoder"] == "words":
+        upper_bounds["data.max_words"] = ("text.max_tokens", config["text"]["max_tokens"])
+    for key, (name, bound) in upper_bounds.items():
+        if _get(config, key) > bound:
+            raise ValueError(f"config key {key} must be at most {name} = {bound}, got {_get(config, key)}")
+    if config["data"]["image_size"] % twice_grid:
+        raise ValueError(
+            f"config key data.image_size must be a multiple of 2 * tokenizer.grid = {twice_grid}, "
+            f"got {config['data']['image_size']}"
+        )
+    if target["dim"] % target["num_heads"]:
+        raise ValueError(
+            f"config key target.num_heads must be a divisor of target.dim = {target['dim']}, got {target['num_heads']}"
+        )
+
+
+def _get(config: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def _check_methods(config: dict[str, Any]) -> None:
+    """Expands the methods, which checks each of them, and compares them with other keys."""
+    runs = expand_methods(config)
+    _check_neighbour_counts("methods", [run.spec for run in runs], config)
+    for name, points in expand_ablations(config).items():
+        _check_neighbour_counts(f"ablations.grids.{name}", [point.spec for point in points], config)
+    temperatures = sorted({run.temperature for run in runs})
+    for temperature in temperatures:
+        if ("autoregressive", temperature) not in {(run.spec.method_id, run.temperature) for run in runs}:
+            raise ValueError(
+                f"config key methods must hold the preset autoregressive at temperature {temperature:g}: "
+                "every other method is compared with it"
+            )
+    if temperatures == [0]:
+        raise ValueError(
+            "config key methods must hold a method at a temperature above 0: the law of the emitted token is measured "
+            "where tokens are sampled"
+        )
+    headline = config["metrics"]["headline_temperature"]
+    if headline not in temperatures:
+        raise ValueError(f"config key metrics.headline_temperature must be one of {temperatures}, got {headline}")
+    known = [run.spec.method_id for run in runs if run.temperature == headline]
+    for key in ("figures.sample_methods", "figures.pair_methods", "study.methods"):
+        for name in _get(config, key) or []:
+            if name not in known:
+                raise ValueError(f"config key {key} names no method that runs, got {name!r}; {closest(name, known)}")
+    if "autoregressive" in (config["study"]["methods"] or []):
+        raise ValueError(
+            "config key study.methods must name methods to be shown beside autoregressive images, got "
+            f"{config['study']['methods']}; leave autoregressive out"
+        )
+
+
+def _check_neighbour_counts(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> None:
+    columns = config["codebook"]["num_neighbours"]
+    for spec in specs:
+        if spec.k is not None and spec.k > columns:
+            raise ValueError(
+                f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours = {columns}, "
+                f"got {spec.k}; raise it where the codebook is large enough"
+            )
+
+
+def closest(word: str, known: list[str]) -> str:
+    """Returns the part of a sentence that helps with a misspelt word: the nearest known one, or all of them."""
+    near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+
+
+def show(value: Any) -> str:
+    """Writes a value for an error sentence, shortened."""
+    text = repr(value) if isinstance(value, str) else "nothing" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

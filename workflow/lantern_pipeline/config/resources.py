@@ -1,0 +1,127 @@
+"""Memory, disk and time that jobs ask for, from the config's sizes.
+
+Read while Snakemake builds the workflow: no torch here. Too little is no disaster: a job that runs into a limit of
+a cluster is sent again with twice as much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from lantern.models.config import TargetConfig, draft_parameters, resolve_size, target_parameters
+from lantern.settings import pick
+
+# Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
+# cluster's job; rounded up.
+BASE_MB = 1300
+# Host memory that a process with CUDA holds besides, libraries and pinned buffers. An estimate.
+CUDA_MB = 3000
+# Of one target forward of a published model over a batch, and by how much a limit exceeds the expectation. Estimates:
+# a launch-bound step of 600 to 1300 operations takes 10 to 20 ms (benchmarks/full_size.py counts them).
+SECONDS_A_FORWARD = 0.03
+MARGIN = 3
+# Of a token scored under the target, with its share of Inception, VGG16, CLIP and HPS; with a margin. An estimate.
+SECONDS_A_SCORED_TOKEN = 0.0006
+# Written by every job: logs and what the file system rounds up. The largest small file of a run is its 7 MB report.
+BASE_DISK_MB = 100
+# Of a parameter: its float32 value, and what training is resumed from, value and two moments, while a new one replaces
+# the old.
+WEIGHT_BYTES, RESUMABLE_BYTES = 4, 24
+# Of an image token in a file of records, autoregressive ones with margins: measured 11.5, ids and header included.
+RECORD_BYTES = 12
+
+
+def growing(first: int) -> Callable[..., int]:
+    """A rule's resource that doubles with every attempt."""
+
+    def resource(wildcards: Any, attempt: int) -> int:
+        return first * 2 ** (attempt - 1)
+
+    return resource
+
+
+def target_sizes(config: dict[str, Any]) -> TargetConfig:
+    """Sizes of the config's target."""
+    codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
+    text = {"num_text_tokens": config["text"]["max_tokens"], "caption_dim": config["text"]["caption_dim"]}
+    return pick(TargetConfig, resolve_size(config["target"]), **codes, **text)
+
+
+def disk_mb(num_bytes: float) -> int:
+    """Disk that a job fills with so many bytes. A second attempt writes no more than the first."""
+    return BASE_DISK_MB + math.ceil(num_bytes / 1e6)
+
+
+def _model_disk_mb(num_parameters: int, is_trained: bool) -> int:
+    return disk_mb(num_parameters * (WEIGHT_BYTES + RESUMABLE_BYTES * is_trained))
+
+
+class JobSizes:
+    """Megabytes and minutes of jobs that hold a target or write files of its size.
+
+    Args:
+        config: the checked configuration.
+        has_gpu: jobs run on a GPU, whose memory is not counted here.
+    """
+
+    def __init__(self, config: dict[str, Any], has_gpu: bool) -> None:
+        self.config, self.has_gpu, self.sizes = config, has_gpu, target_sizes(config)
+        self.is_published = config["target"]["checkpoint"] is not None
+
+    def decoding_mb(self, more: int = 0) -> Callable[..., int]:
+        """Host memory of a job that decodes: both models as they are read, in float32, and as they are run."""
+        bytes_per_value = 2 if self.config["generation"]["dtype"] == "bfloat16" else 4
+        return growing(max(2000, self._host_mb(4 + bytes_per_value)) + more)
+
+    def scoring_mb(self, more: int = 0) -> Callable[..., int]:
+        """Host memory of a job that also holds a target in float32, to score tokens with."""
+        return growing(max(3000, self._host_mb(12)) + more)
+
+    def training_mb(self) -> Callable[..., int]:
+        """Host memory of drafter training: a frozen target, and weights, gradients and two moments of the drafter."""
+        drafter = draft_parameters(self.sizes) * 16 / 1e6
+        return growing(max(3000, self._host_mb(8) + math.ceil(drafter)))
+
+    def target_disk_mb(self, is_trained: bool) -> int:
+        """Disk of a target's weights; with `is_trained`, of the state that its training is resumed from, too."""
+        return _model_disk_mb(target_parameters(self.sizes), is_trained)
+
+    def drafter_disk_mb(self, is_trained: bool) -> int:
+        """Disk of a draft model's weights, as `target_disk_mb`."""
+        return _model_disk_mb(draft_parameters(self.sizes), is_trained)
+
+    def records_disk_mb(self, num_images: int) -> int:
+        """Disk of a generation job's records, and of the partial ones beside them."""
+        return disk_mb(2 * num_images * self.sizes.num_image_tokens * RECORD_BYTES)
+
+    def codes_disk_mb(self, num_images: int | None) -> int:
+        """Disk of the training images' codes, int32; of a million images where nobody has counted them."""
+        return disk_mb((num_images or 1_000_000) * self.sizes.num_image_tokens * 4)
+
+    def text_disk_mb(self, num_texts: int) -> int:
+        """Disk of stored text features, in bfloat16, if every text were of the greatest length."""
+        return disk_mb(num_texts * self.sizes.num_text_tokens * self.sizes.caption_dim * 2)
+
+    def table_disk_mb(self) -> int:
+        """Disk of a table of nearest codes, int64."""
+        return disk_mb(self.sizes.vocab_size * self.config["codebook"]["num_neighbours"] * 8)
+
+    def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
+        """Time of a job that decodes so many images one token per forward, batch after batch; at least `first`."""
+        seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
+        return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_published else 0))
+
+    def scoring_minutes(self, num_images: int, first: int = 120) -> Callable[..., int]:
+        """Time of a job that scores so many images with every metric; at least `first`."""
+        seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
+        return growing(max(first, math.ceil(seconds / 60) if self.is_published else 0))
+
+    def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
+        """Prompts of a set, or of one of its shards; a set that takes its whole file counts as 5,000."""
+        return math.ceil((self.config["prompts"][prompt_set].get("num") or 5000) / num_shards)
+
+    def _host_mb(self, bytes_per_parameter: int) -> int:
+        parameters = target_parameters(self.sizes) + draft_parameters(self.sizes)
+        return BASE_MB + (CUDA_MB if self.has_gpu else 0) + math.ceil(parameters * bytes_per_parameter / 1e6)

@@ -1,0 +1,183 @@
+"""Checks of a run's configuration: whatever is wrong becomes one sentence that names the key, the value and the bound.
+
+Imported while Snakemake reads the workflow, once per job: no torch, no pandas here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError, best_match
+
+from lantern_pipeline.config.cross_checks import check_between_keys, closest, show
+
+if TYPE_CHECKING:
+    from lantern.methods import MethodSpec
+
+SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
+
+_TYPE_NAMES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a section of keys",
+    "null": "empty",
+}
+_BOUND_WORDS = {
+    "minimum": "at least",
+    "maximum": "at most",
+    "exclusiveMinimum": "greater than",
+    "exclusiveMaximum": "less than",
+}
+
+
+def load_yaml(path: Path | str) -> dict[str, Any]:
+    """Reads a YAML file that holds one mapping.
+
+    Raises:
+        ValueError: the file is not YAML or holds something else than keys; names the file and the line.
+    """
+    try:
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold keys and values, got {show(value)}")
+    return value
+
+
+def validate_config(config: dict[str, Any], schema: dict[str, Any] | None = None) -> None:
+    """Checks a whole configuration: keys, types and bounds by the schema, then the rules between keys.
+
+    Args:
+        config: the merged configuration of a run.
+        schema: JSON schema; by default the one in `workflow/schemas/`.
+
+    Raises:
+        ValueError: one sentence about the first thing that is wrong.
+    """
+    for path, value in _walk(config, ()):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"config key {_dotted(path)} must be a finite number, got {value}")
+    errors = list(Draft202012Validator(schema or load_yaml(SCHEMA_PATH)).iter_errors(config))
+    if errors:
+        # A misspelt key also makes its namesake missing: speak about the misspelling.
+        unknown = [error for error in errors if error.validator == "additionalProperties"]
+        raise ValueError(_sentence(best_match(unknown or errors)))
+    if schema is None:
+        check_between_keys(config)
+
+
+def tree_settings(spec: MethodSpec, config: dict[str, Any]) -> dict[str, int] | list | None:
+    """Finds what a method's tree needs besides its name.
+
+    Args:
+        spec: the method.
+        config: the whole configuration; reads `draft_tree.dynamic` and `trees`.
+
+    Returns:
+        Options of the dynamic tree, choices of a tree listed under `trees`, or None where the name says all.
+    """
+    return config["draft_tree"]["dynamic"] if spec.tree == "dynamic" else config["trees"].get(spec.tree)
+
+
+def table_file(neighbours: str, training_seed: int | str) -> str:
+    """Names the file of a table of nearest codes; only the one by probability depends on the target, hence on its
+    seed.
+    """
+    return f"{neighbours}.s{training_seed}.safetensors" if neighbours == "probability" else f"{neighbours}.safetensors"
+
+
+def uses_gpu(device: str) -> bool:
+    """Tells, without importing torch, whether jobs will run on an NVIDIA GPU, so that rules ask the scheduler for one.
+
+    Args:
+        device: "auto" (a GPU where this machine has one), "cpu" or "cuda".
+    """
+    return device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def describe_folder(folder: str | None) -> str | None:
+    """Hashes the names, sizes and dates of a folder's files, so that a change of the user's images is noticed.
+
+    Args:
+        folder: path, or None where the images are not the user's.
+
+    Returns:
+        16 hexadecimal digits; None without a folder.
+    """
+    if folder is None or not Path(folder).is_dir():
+        return None  # a missing folder is reported by the image source, which names the key
+    # A link to nothing is looked at itself: whoever reads the image says what is missing.
+    stats = ((file, file.stat() if file.exists() else file.lstat()) for file in Path(folder).rglob("*"))
+    files = sorted((file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats)
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+
+
+def _sentence(error: ValidationError) -> str:
+    """Turns a schema violation into one sentence."""
+    key, value, rule = _dotted(error.absolute_path), show(error.instance), error.validator_value
+    about = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
+    about = f" ({about})" if about else ""
+    match error.validator:
+        case "additionalProperties":
+            known = list(error.schema.get("properties", {}))
+            unknown = next(name for name in error.instance if name not in known)
+            place = f"{key}.{unknown}" if key else str(unknown)
+            return f"config key {place} is unknown; {closest(unknown, known)}"
+        case "required":
+            missing = next(name for name in rule if name not in error.instance)
+            return f"config key {f'{key}.{missing}' if key else missing} is missing"
+        case "type":
+            wanted = " or ".join(_TYPE_NAMES[name] for name in ([rule] if isinstance(rule, str) else rule))
+            return f"config key {key} must be {wanted}, got {value}{_number_hint(error)}{about}"
+        case "enum":
+            return f"config key {key} must be one of {', '.join(map(str, rule))}, got {value}{about}"
+        case "minItems" | "minProperties" | "minLength":
+            return f"config key {key} must hold at least {rule} entries, got {len(error.instance)}{about}"
+        case "maxItems":
+            return f"config key {key} must hold at most {rule} entries, got {len(error.instance)}{about}"
+        case "multipleOf":
+            return f"config key {key} must be a multiple of {rule}, got {value}{about}"
+        case "pattern":
+            hint = error.schema.get("patternHint") or "only letters, digits, '_' and '-'"
+            return f"config key {key} may hold {hint}, got {value}{about}"
+        case bound if bound in _BOUND_WORDS:
+            return f"config key {key} must be {_BOUND_WORDS[bound]} {rule}, got {value}{about}"
+    return f"config key {key}: {error.message}{about}"
+
+
+def _number_hint(error: ValidationError) -> str:
+    """YAML reads 1e-3 as text: say how to write it."""
+    wanted = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
+    if isinstance(error.instance, str) and {"number", "integer"} & set(wanted):
+        try:
+            return f"; write {float(error.instance)!r} without quotes"
+        except ValueError:
+            return ""
+    return ""
+
+
+def _walk(value: Any, path: tuple) -> Iterator[tuple[tuple, Any]]:
+    yield path, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from _walk(inner, (*path, key))
+
+
+def _dotted(path: Any) -> str:
+    """("methods", 2, "k") -> "methods[2].k"."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

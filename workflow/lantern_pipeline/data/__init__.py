@@ -1,0 +1,1 @@
+"""What goes in and what lies between stages: prompts, images, codes, features, tables."""

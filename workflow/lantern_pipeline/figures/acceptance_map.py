@@ -1,0 +1,76 @@
+"""Figure (i): over the grid of tokens, where drafts are accepted and how long the steps are that begin there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.metrics.acceptance_map import AcceptanceMap
+
+COLOUR_MAP = "viridis"  # rises in lightness, also for colour-blind readers
+LABELS = ("tokens that were\naccepted drafts (%)", "tokens per step\nthat begins here")
+TITLE_LINE = 0.14  # inches
+
+
+def draw_acceptance_map(maps: Sequence[AcceptanceMap], titles: Sequence[str]) -> Figure:
+    """Draws two rows of heat maps, one column per method, with one colour bar per row.
+
+    Args:
+        maps: one per method, of equal grids.
+        titles: methods, lines separated by a newline.
+
+    Returns:
+        A figure of page width at most. Cells without a value are grey: the first and the last token, and those where no
+            step begins. The number under a map is the mean of its cells.
+
+    Raises:
+        ValueError: no maps, other titles than maps, or grids that differ.
+    """
+    shapes = {found.accepted_share.shape for found in maps}
+    if len(shapes) != 1 or len(maps) != len(titles):
+        raise ValueError(
+            f"the maps must have one title each and one grid, got {len(maps)} maps, {len(titles)} titles and the grids "
+            f"{sorted(shapes)}; run a speculative method, all with one tokenizer"
+        )
+    shares = [_hide_ends(100 * found.accepted_share) for found in maps]
+    lengths = [_hide_ends(found.step_length) for found in maps]
+    top = TITLE_LINE * max(title.count("\n") + 1 for title in titles)
+    with paper_style():
+        cell = min(1.3, (PAGE_WIDTH - 1.0) / len(maps))
+        figure = new_figure(1.0 + cell * len(maps), top + 2 * (cell + 0.25) + 0.15)
+        panels = figure.subplots(2, len(maps), squeeze=False)
+        for line, values, label in zip(panels, (shares, lengths), LABELS, strict=True):
+            limits = (np.nanmin(values), np.nanmax(values))
+            pictures = [_draw_map(axes, value, limits) for axes, value in zip(line, values, strict=True)]
+            place = {"ax": list(line), "fraction": 0.05, "aspect": 10, "pad": 0.01}
+            bar = figure.colorbar(pictures[0], label=label, ticks=MaxNLocator(4), **place)
+            bar.outline.set_visible(False)
+        for axes, title in zip(panels[0], titles, strict=True):
+            axes.set_title(title, fontsize=7.5, pad=3, linespacing=1.1)
+        figure.supxlabel(f"{maps[0].num_images} images per method", fontsize=7.5)
+        return figure
+
+
+def _hide_ends(values: np.ndarray) -> np.ndarray:
+    """Leaves out the first and the last token, which are never accepted drafts by how they are counted."""
+    shown = values.astype(float)
+    shown.flat[[0, -1]] = np.nan
+    return shown
+
+
+def _draw_map(axes: Axes, values: np.ndarray, limits: tuple[float, float]) -> AxesImage:
+    colours = mpl.colormaps[COLOUR_MAP].with_extremes(bad="#DDDDDD")
+    picture = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    axes.grid(visible=False)
+    axes.set(xticks=[], yticks=[])
+    axes.set_xlabel(f"mean {np.nanmean(values):.3g}", fontsize=7.5, labelpad=2)
+    for spine in axes.spines.values():
+        spine.set(visible=True, linewidth=0.4, color=GREY)
+    return picture

@@ -1,0 +1,99 @@
+"""Figure (d): how often a draft is accepted when it may count the mass of its k nearest codes, against k."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lantern_pipeline.figures.parts import draw_band, require_columns
+from lantern_pipeline.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PAGE_WIDTH,
+    PURPLE,
+    SKY_BLUE,
+    VERMILLION,
+    new_figure,
+    paper_style,
+)
+
+COLUMNS = ("drafts", "neighbours", "k", "delta", "acceptance", "acceptance_low", "acceptance_high")
+PANELS = {"sampled": "sampled drafts", "top": "top drafts"}
+LINES = {"l2_normalised": "-", "random": "--"}
+COLOURS = (SKY_BLUE, BLUE, GREEN, ORANGE, PURPLE, GREY)  # of the bounds in rising order; no bound is vermillion
+UNBOUNDED = float("inf")
+
+
+def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
+    """Draws acceptance against k, sampled drafts left and top drafts right; a colour per bound delta.
+
+    Args:
+        acceptance: law/acceptance.csv; k = 0 is the acceptance before aggregation, an empty delta is no bound.
+
+    Returns:
+        A figure of page width. Solid lines count the nearest codes, dashed lines random ones; bands are 95 % intervals;
+        the grey line is the acceptance before aggregation.
+
+    Raises:
+        ValueError: no rows, or a missing column.
+    """
+    require_columns(acceptance, COLUMNS, "law/acceptance.csv")
+    rows = acceptance.assign(delta=acceptance["delta"].fillna(UNBOUNDED))
+    bounds = sorted(rows.loc[rows["k"] > 0, "delta"].unique())
+    colours = {bound: VERMILLION if bound == UNBOUNDED else COLOURS[i % len(COLOURS)] for i, bound in enumerate(bounds)}
+    panels = [drafts for drafts in PANELS if (rows["drafts"] == drafts).any()]
+    with paper_style():
+        figure = new_figure(PAGE_WIDTH, 3.0)
+        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, drafts in zip(grid, panels, strict=True):
+            axes.set_title(PANELS[drafts], loc="left")
+            _draw_panel(axes, rows[rows["drafts"] == drafts], colours)
+        grid[0].set_ylabel("acceptance of one draft (%)")
+        figure.legend(handles=_handles(colours, set(rows["neighbours"])), loc="outside right center")
+        return figure
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, colours: dict[float, str]) -> None:
+    is_start, drafts = rows["k"] == 0, str(rows["drafts"].iloc[0])
+    if is_start.any():
+        before = 100 * float(rows.loc[is_start, "acceptance"].iloc[0])
+        axes.axhline(before, color=GREY, linewidth=1.2, zorder=1, label="before")
+        axes.set_title(f"{PANELS[drafts]} ({before:.3g} % at k = 0)", loc="left")
+    for (kind, bound), curve in rows[~is_start].groupby(["neighbours", "delta"]):
+        curve = pd.concat([rows[is_start].head(1), curve.sort_values("k")])
+        x, colour, line = curve["k"].to_numpy(float), colours[bound], LINES.get(str(kind), ":")
+        value, low, high = (100 * curve[f"acceptance{end}"].to_numpy(float) for end in ("", "_low", "_high"))
+        draw_band(axes, x, low, high, colour)
+        axes.plot(x, value, color=colour, linestyle=line, marker="o", markersize=3, label=f"{kind}, {_bound(bound)}")
+    ticks = sorted(rows["k"].unique())
+    axes.set_xscale("symlog", linthresh=min([k for k in ticks if k > 0], default=1), linscale=0.5)
+    axes.set_xticks(ticks, _thin(ticks))
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="codes counted with the draft, k", xlim=(0, 1.1 * ticks[-1]), ylim=(0, None))
+
+
+def _thin(ticks: list[float]) -> list[str]:
+    """Labels of the ticks, those left empty that lie too close to the one before."""
+    labels, last = [], 0.0
+    for tick in ticks:
+        is_shown = tick >= 1.7 * last
+        labels.append(f"{tick:g}" if is_shown else "")
+        last = tick if is_shown else last
+    return labels
+
+
+def _bound(bound: float) -> str:
+    return "no bound" if bound == UNBOUNDED else f"mass ≤ δ = {bound:g}"
+
+
+def _handles(colours: dict[float, str], kinds: set[str]) -> list[Line2D]:
+    handles = [Line2D([], [], color=colour, linewidth=2.5, label=_bound(bound)) for bound, colour in colours.items()]
+    names = {"l2_normalised": "nearest codes", "random": "random codes"}
+    shown = [kind for kind in LINES if kind in kinds]
+    handles += [Line2D([], [], color=BLACK, linestyle=LINES[kind], label=names[kind]) for kind in shown]
+    return [*handles, Line2D([], [], color=GREY, label="before (k = 0)")]

@@ -1,0 +1,71 @@
+"""Figure (c): histograms of the probability that the target gives its best and its ten best next tokens."""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lantern_pipeline.figures.style import (
+    BLUE,
+    COLUMN_WIDTH,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    VERMILLION,
+    new_figure,
+    paper_style,
+)
+
+NUM_BINS = 40
+COLUMNS = {"top1": "probability of the best token", "top10": "probability of the ten best tokens"}
+COLOURS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE)
+LINES = ("-", "--", "-.", ":")
+
+
+def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
+    """Draws one panel for the best token and one for the ten best, one outline per guidance scale.
+
+    Args:
+        ambiguity: columns cfg_scale, top1, top10 (probabilities), one row per guidance scale x image x position.
+
+    Returns:
+        A figure of column width; vertical lines and the line above each panel give the means.
+
+    Raises:
+        ValueError: a missing column or an empty table.
+    """
+    missing = [name for name in ("cfg_scale", *COLUMNS) if name not in ambiguity.columns]
+    if missing or ambiguity.empty:
+        raise ValueError(
+            f"the ambiguity table needs rows and the columns cfg_scale, top1, top10; lacks {missing or 'rows'}"
+        )
+    with paper_style():
+        figure = new_figure(COLUMN_WIDTH, 3.7)
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, (name, title) in zip(panels, COLUMNS.items(), strict=True):
+            _draw_panel(axes, ambiguity, name)
+            axes.set_xlabel(title)
+            axes.tick_params(labelbottom=True)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)), handlelength=1.8)
+        return figure
+
+
+def _draw_panel(axes: Axes, ambiguity: pd.DataFrame, name: str) -> None:
+    edges, means = np.linspace(0, 1, NUM_BINS + 1), []
+    for place, (cfg_scale, rows) in enumerate(ambiguity.groupby("cfg_scale")):
+        values = rows[name].to_numpy()
+        shares = 100 * np.histogram(values, edges)[0] / len(values)
+        colour, line = COLOURS[place % len(COLOURS)], LINES[place % len(LINES)]
+        axes.stairs(shares, edges, color=colour, fill=True, alpha=0.18)
+        axes.stairs(shares, edges, color=colour, linestyle=line, linewidth=1.3, label=f"guidance {cfg_scale:g}")
+        axes.axvline(values.mean(), color=colour, linestyle=line, linewidth=0.9)
+        means.append(f"{values.mean():.2f} (guidance {cfg_scale:g})")
+    title = textwrap.fill(("mean " if len(means) == 1 else "means ") + ", ".join(means), 52)
+    axes.set_title(title, fontsize=8, loc="left", pad=3)
+    axes.set(xlim=(0, 1), ylim=(0, None), ylabel="positions (%)")

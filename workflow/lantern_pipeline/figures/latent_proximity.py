@@ -1,0 +1,76 @@
+"""Figure (e): are near codes look-alikes? Images with every token replaced by its n-th nearest or a random code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from lantern.prompts import Prompt
+from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, to_pixels
+
+RANKS = (1, 10, 100)
+MOST_TOKENS = 6144  # of the images that are decoded, five times each: a VQ-16 takes 5 s for 256 tokens on a CPU core
+SMALLEST_ERROR = 1e-10  # mean squared, so that equal images have a finite PSNR
+
+
+def select_proximity(
+    codes: torch.Tensor,
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    nearest_codes: torch.Tensor,
+    *,
+    num_rows: int,
+    seed: int,
+) -> PictureGrid:
+    """Replaces every token of autoregressive images and decodes them.
+
+    Args:
+        codes: (images, tokens), autoregressive decoding's, in the order of `prompts`; the first ones, MOST_TOKENS in
+            all, are used.
+        prompts: the prompt set.
+        tokenizer: image tokenizer with `decode`.
+        nearest_codes: (vocab, columns), nearest first.
+        num_rows: rows shown, the first so many prompts (not a choice).
+        seed: of the random codes.
+
+    Returns:
+        A grid: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table
+        has), every token replaced by a random other code. The last line's notes are the mean PSNR to the original over
+        the images used, in dB.
+
+    Raises:
+        ValueError: codes that the table does not know.
+    """
+    vocab, num_ranks = nearest_codes.shape
+    codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()
+    if int(codes.max()) >= vocab:
+        raise ValueError(
+            f"codes must be below {vocab}, the rows of the table of nearest codes, got {int(codes.max())}; were they "
+            "made with another tokenizer?"
+        )
+    ranks = sorted({min(rank, num_ranks) for rank in RANKS})
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.randint(1, vocab, codes.shape, generator=generator)
+    variants = [*(nearest_codes[codes, rank - 1] for rank in ranks), (codes + offsets) % vocab]
+    num_rows, original = min(num_rows, len(codes)), decode_images(tokenizer, codes)
+    shown, quality = [to_pixels(original[:num_rows])], [""]
+    for variant in variants:
+        images = decode_images(tokenizer, variant)
+        errors = ((images - original) / 2).square().mean((1, 2, 3)).clamp(min=SMALLEST_ERROR)  # (images,)
+        shown.append(to_pixels(images[:num_rows]))
+        quality.append(f"{float((-10 * errors.log10()).mean()):.1f} dB")
+    return PictureGrid(
+        images=np.stack(shown, axis=1),
+        row_titles=[prompt.text for prompt in prompts[:num_rows]],
+        column_titles=["original", *(f"{_ordinal(rank)} nearest\ncode" for rank in ranks), "random\ncode"],
+        notes=[[""] * len(quality)] * (num_rows - 1) + [quality],
+        note_title=f"PSNR, {len(codes)} images",
+    )
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

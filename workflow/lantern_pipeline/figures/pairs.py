@@ -1,0 +1,90 @@
+"""Figure (k): autoregressive, exact and relaxed images of the same noise, what differs, what was substituted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, to_pixels
+from lantern_pipeline.figures.parts import column_titles
+from lantern_pipeline.metrics.speed import BASELINE
+
+AMPLIFIED = 2  # times the difference of two images
+KNOWS_SUBSTITUTIONS = ("coupled", "top")  # drafts with which the target draws a token of its own at every place
+
+
+def select_pairs(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    *,
+    settings: Mapping[str, Any],
+) -> PictureGrid:
+    """Decodes the first prompts' autoregressive, exact and relaxed images, and what the relaxed ones differ by.
+
+    Args:
+        records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+        prompts: the prompt set.
+        tokenizer: image tokenizer with `decode`.
+        settings: config section `figures`: sample_prompts, rows (the first so many prompts, not a choice);
+            pair_methods, the ids of the exact and of the relaxed method (None takes the first exact coupled method, and
+            the relaxed coupled method with most substitutions).
+
+    Returns:
+        A grid of four columns; substituted tokens are outlined on the relaxed images.
+
+    Raises:
+        ValueError: a method without records, or one that does not record its substitutions.
+    """
+    exact, relaxed = settings["pair_methods"] or _choose(records)
+    for method_id in (BASELINE, exact, relaxed):
+        if method_id not in records:
+            raise ValueError(f"figures.pair_methods: no records of {method_id!r}; there are {', '.join(records)}")
+    drafts = records[relaxed].metadata["method"]["drafts"]
+    if drafts not in KNOWS_SUBSTITUTIONS:
+        raise ValueError(
+            f"figures.pair_methods: the substitutions of {relaxed} are not recorded (drafts {drafts}); choose a method "
+            f"with drafts {' or '.join(KNOWS_SUBSTITUTIONS)}"
+        )
+    chosen = [records[method_id] for method_id in (BASELINE, exact, relaxed)]
+    num_prompts, num_tokens = settings["sample_prompts"], chosen[0].codes.shape[1]
+    images = torch.stack([decode_images(tokenizer, found.codes[:num_prompts]) for found in chosen], dim=1)
+    difference = AMPLIFIED * (images[:, 2] - images[:, 0]).abs() - 1  # black where the images are the same
+    is_substituted = chosen[2].is_substituted[:num_prompts].numpy()
+    marks = np.zeros((len(images), 4, num_tokens), dtype=bool)
+    marks[:, 2] = is_substituted
+    changed = [(found.codes != chosen[0].codes)[:num_prompts].sum(dim=1).tolist() for found in chosen]
+    return PictureGrid(
+        images=to_pixels(torch.cat([images, difference[:, None]], dim=1)),
+        row_titles=[prompt.text for prompt in prompts[:num_prompts]],
+        column_titles=[*column_titles(chosen), f"difference\n× {AMPLIFIED}"],
+        notes=[
+            ["", _differing(changed[1][row]), f"{found.sum()} substituted", _differing(changed[2][row])]
+            for row, found in enumerate(is_substituted)
+        ],
+        note_title=f"of {num_tokens} tokens",
+        marks=marks,
+    )
+
+
+def _differing(count: int) -> str:
+    return f"{count} differ" if count else "identical"
+
+
+def _choose(records: Mapping[str, GenerationRecords]) -> tuple[str, str]:
+    """The first exact method with coupled drafts, and the relaxed one with most substitutions."""
+    coupled = {name: found for name, found in records.items() if found.metadata["method"]["drafts"] == "coupled"}
+    exact = [name for name, found in coupled.items() if found.metadata["method"]["relaxation"] == "none"]
+    relaxed = [name for name in coupled if name not in exact]
+    if not exact or not relaxed:
+        raise ValueError(
+            f"paired images need an exact and a relaxed method with coupled drafts, got {', '.join(records)}; add the "
+            "presets coupled and proximity, or set figures.pair_methods"
+        )
+    return exact[0], max(relaxed, key=lambda name: int(records[name].is_substituted.sum()))

@@ -1,0 +1,53 @@
+"""Figure (a): the same prompts and the same noise through every method, with the accepted length under each image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, to_pixels
+from lantern_pipeline.figures.parts import column_titles, first_of_each_preset
+
+
+def select_samples(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    *,
+    settings: Mapping[str, Any],
+) -> PictureGrid:
+    """Decodes the first prompts' images of some methods.
+
+    Args:
+        records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+        prompts: the prompt set.
+        tokenizer: image tokenizer with `decode`.
+        settings: config section `figures`: sample_prompts, rows (the first so many prompts, not a choice);
+            sample_methods, columns as method ids (None takes autoregressive and then the first method of every preset).
+
+    Returns:
+        A grid of images; the notes are tokens per target forward.
+
+    Raises:
+        ValueError: a method without records; names the known ones.
+    """
+    num_prompts = settings["sample_prompts"]
+    chosen = settings["sample_methods"] or first_of_each_preset(records)
+    for method_id in chosen:
+        if method_id not in records:
+            raise ValueError(f"figures.sample_methods: no records of {method_id!r}; there are {', '.join(records)}")
+    shown = [records[method_id] for method_id in chosen]
+    images = torch.stack([decode_images(tokenizer, found.codes[:num_prompts]) for found in shown], dim=1)
+    accepted = [found.codes.shape[1] / found.target_forwards[:num_prompts].double() for found in shown]
+    return PictureGrid(
+        images=to_pixels(images),
+        row_titles=[prompt.text for prompt in prompts[:num_prompts]],
+        column_titles=column_titles(shown),
+        notes=[[f"{column[row]:.2f}" for column in accepted] for row in range(len(images))],
+        note_title="tokens / forward",
+    )

@@ -1,0 +1,93 @@
+"""Figure (f): speed-up and mean accepted length of every method, with intervals, per temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+
+from lantern_pipeline.analysis.method_labels import PARTS, label_rows
+from lantern_pipeline.analysis.summary import preferred_rows
+from lantern_pipeline.figures.parts import half_widths, require_columns
+from lantern_pipeline.figures.style import BLACK, GREY, PAGE_WIDTH, method_colour, new_figure, paper_style
+from lantern_pipeline.metrics.speed import BASELINE
+
+MEASURES = {
+    "speedup": "speed-up over autoregressive",
+    "mean_accepted_length": "mean accepted length (tokens / forward)",
+}
+QUALITY = ("target_cross_entropy", "target_prompt_accuracy")
+COLUMNS = (
+    "method_id",
+    "method",
+    "prompt_set",
+    "temperature",
+    "repeat",
+    *PARTS,
+    *QUALITY,
+    *(name + end for name in MEASURES for end in ("", "_low", "_high")),
+)
+ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.175, 0.55, 0.2  # inches
+
+
+def draw_speed_bars(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+    """Draws horizontal bars: a row of panels per temperature, speed-up left, mean accepted length right.
+
+    Args:
+        summary: table of results; of each temperature the pooled rows, or the first repeat's.
+        settings: config section `metrics`: headline_prompt_set chooses the rows.
+
+    Returns:
+        A figure of page width. Bars start at 0; thin lines are 95 % intervals; the dashed line is autoregressive
+        decoding.
+
+    Raises:
+        ValueError: no rows of the headline prompt set, or a missing column.
+    """
+    require_columns(summary, COLUMNS, "summary.csv")
+    rows = summary[summary["prompt_set"] == settings["headline_prompt_set"]]
+    require_columns(rows, COLUMNS, f"summary.csv (prompt set {settings['headline_prompt_set']})")
+    groups = [(value, preferred_rows(group)) for value, group in rows.groupby("temperature")]
+    heights = [TITLE_HEIGHT + ROW_HEIGHT * len(group) for _, group in groups]
+    with paper_style():
+        figure = new_figure(PAGE_WIDTH, sum(heights) + FOOT_HEIGHT)
+        panels = figure.subplots(
+            len(groups), 2, sharex="col", sharey="row", squeeze=False, height_ratios=[len(group) for _, group in groups]
+        )
+        for line, (temperature, group) in zip(panels, groups, strict=True):
+            for axes, name in zip(line, MEASURES, strict=True):
+                _draw_panel(axes, group, name)
+            line[0].set_title(_title(temperature, group), loc="left", fontsize=8)
+            line[0].set_yticks(range(len(group)), label_rows(group))
+            line[0].set_ylim(len(group) - 0.4, -0.6)
+        for axes, title in zip(panels[-1], MEASURES.values(), strict=True):
+            axes.set_xlabel(title)
+            axes.set_xlim(0, axes.get_xlim()[1] * 1.12)  # room for the numbers
+        return figure
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
+    places, values, ends = range(len(rows)), rows[name].to_numpy(float), half_widths(rows, name)
+    colours = [method_colour(str(method)) for method in rows["method"]]
+    axes.barh(places, values, height=0.72, color=colours, alpha=0.85)
+    axes.errorbar(values, places, xerr=ends, fmt="none", ecolor=BLACK, elinewidth=0.9, capsize=1.8)
+    axes.axvline(1, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
+    axes.tick_params(labelbottom=True)
+    axes.grid(visible=False, axis="y")
+    for place, value, end in zip(places, values, ends[1], strict=True):
+        text, start = ("not timed", 0.0) if pd.isna(value) else (f"{value:.2f}", value + end)
+        number = axes.annotate(text, (start, place), (3, 0), textcoords="offset points", fontsize=7, va="center")
+        number.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+
+
+def _title(temperature: float, rows: pd.DataFrame) -> str:
+    """Temperature, and how good the target is: an undertrained target makes every method look fast."""
+    target = rows[rows["method_id"] == BASELINE] if (rows["method_id"] == BASELINE).any() else rows
+    cross_entropy, accuracy = (float(target[name].iloc[0]) for name in QUALITY)
+    parts = [] if pd.isna(cross_entropy) else [f"cross-entropy {cross_entropy:.2f} nats / token"]
+    parts += [] if pd.isna(accuracy) else [f"prompt accuracy {100 * accuracy:.0f} %"]
+    return f"temperature {temperature:g}; target: {', '.join(parts) or 'quality unknown'}"

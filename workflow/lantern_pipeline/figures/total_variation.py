@@ -1,0 +1,158 @@
+"""Figure (h): how far the emitted law is from the target's, against the bound delta that the user asked for."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from lantern_pipeline.analysis.summary import preferred_rows
+from lantern_pipeline.analysis.verdict import select_headline
+from lantern_pipeline.figures.parts import draw_band, half_widths, require_columns
+from lantern_pipeline.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PAGE_WIDTH,
+    PURPLE,
+    VERMILLION,
+    method_colour,
+    new_figure,
+    paper_style,
+)
+
+CURVE_COLUMNS = ("rule", "label", "delta", "tv_mean", "tv_mean_low", "tv_mean_high", "tv_p95")
+LAW_COLUMNS = (
+    "method_id",
+    "prompt_set",
+    "temperature",
+    "repeat",
+    "kind",
+    *(name + end for name in ("tv_mean", "substitution_rate") for end in ("", "_low", "_high")),
+)
+COLOURS = {
+    "bounded": PURPLE,
+    "top_one_child": GREEN,
+    "top_children": VERMILLION,
+    "top_official": BLACK,
+    "sampled_paper": VERMILLION,
+    "sampled_official": BLACK,
+    "sampled_official_lumina": BLUE,
+    "sampled_js": ORANGE,
+}
+MARKERS = ("o", "s", "^", "D", "v", "P")
+UPPER_HEIGHT = 3.6  # inches
+LOWEST = 1e-3  # a smaller distance is drawn on the axis
+PANELS = ("sampled drafts", "deterministic (top) drafts")
+WRAP = 58  # letters in a line of the legend
+
+
+def draw_law(curves: pd.DataFrame, law: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+    """Draws TV against delta for every rule (top), and the TV of this run's relaxed methods (bottom).
+
+    Args:
+        curves: law/curves.csv: every rule and delta at the same nodes.
+        law: law/law.csv: one row per method, prompt set, temperature and repeat.
+        summary: table of results, for the methods' names and deltas.
+        settings: config section `metrics`: the headline prompt set and temperature choose the rows of `law`.
+
+    Returns:
+        A figure of page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes.
+
+    Raises:
+        ValueError: a table lacks rows or a column.
+    """
+    require_columns(curves, CURVE_COLUMNS, "law/curves.csv")
+    require_columns(law, LAW_COLUMNS, "law/law.csv")
+    methods = _select_methods(law, select_headline(summary, settings))
+    positive = curves[curves["delta"] > 0]
+    lower_height = 0.85 + 0.17 * len(methods)  # inches
+    with paper_style():
+        figure = new_figure(PAGE_WIDTH, UPPER_HEIGHT + lower_height)
+        upper, lower = figure.subfigures(2, 1, height_ratios=(UPPER_HEIGHT, lower_height))
+        panels = upper.subplots(1, 2, sharex=True, sharey=True)
+        is_sampled = positive["rule"].str.startswith("sampled")
+        for axes, title, is_here in zip(panels, PANELS, (is_sampled, ~is_sampled), strict=True):
+            _draw_curves(axes, positive, positive[is_here])
+            axes.set_title(title, loc="left")
+        panels[0].set_ylabel("TV from the target, per token")
+        _draw_methods(lower.subplots(), methods)
+        lower.legend(handles=_method_marks(), loc="outside lower center", ncols=3, handlelength=1.2)
+        return figure
+
+
+def _select_methods(law: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
+    """Relaxed methods of the headline whose distance was computed or bounded, with label, method and delta."""
+    keys = headline.iloc[0]
+    rows = law[(law["prompt_set"] == keys["prompt_set"]) & (law["temperature"] == keys["temperature"])]
+    rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
+    names = headline.loc[headline["relaxation"] != "none", ["method_id", "label", "method", "delta"]]
+    return names.merge(rows, on="method_id", how="inner")
+
+
+def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> None:
+    deltas, floor = np.sort(everything["delta"].unique()), _set_scales(axes, everything)
+    axes.plot(deltas, deltas, color=GREY, linewidth=4, alpha=0.5, zorder=0, solid_capstyle="butt", label="TV = δ")
+    for place, (rule, curve) in enumerate(rows.groupby("rule", sort=False)):
+        curve, colour = curve.sort_values("delta"), COLOURS.get(str(rule), GREY)
+        x = curve["delta"].to_numpy()
+        mean, low, high, p95 = (curve[f"tv_{end}"].clip(floor) for end in ("mean", "mean_low", "mean_high", "p95"))
+        draw_band(axes, x, low, high, colour)
+        axes.plot(x, p95, color=colour, linewidth=0.8, linestyle=":", zorder=2)
+        marker, label = MARKERS[place % len(MARKERS)], textwrap.fill(curve["label"].iloc[0], WRAP)
+        axes.plot(x, mean, color=colour, marker=marker, markersize=4.5, label=label, zorder=3)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), handlelength=1.8, labelspacing=0.3, fontsize=7.5)
+
+
+def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
+    """Makes both axes logarithmic; returns the lower end of the vertical one, on which smaller values are drawn."""
+    deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
+    floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
+    axes.set(xscale="log", yscale="log", xlabel="bound δ asked for")
+    axes.set(xlim=(deltas.min() / 1.15, deltas.max() * 1.15), ylim=(floor, max(1.05, deltas.max())))
+    axes.set_xticks(deltas, [f"{value:g}" for value in deltas])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    return floor
+
+
+def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
+    """One line per method of this run: its distance, and the bound that it was given."""
+    axes.set_title("this run's relaxed methods, over the tokens that they met", loc="left")
+    axes.set(xlabel="TV from the target, per token (mean)", ylim=(len(methods) - 0.4, -0.6))
+    axes.set_yticks(range(len(methods)), methods["label"])
+    axes.grid(visible=False, axis="y")
+    for place, (_, row) in enumerate(methods.iterrows()):
+        is_coupling = row["kind"] == "coupling"
+        name, colour = "substitution_rate" if is_coupling else "tv_mean", method_colour(row["method"])
+        axes.errorbar(
+            [row[name]],
+            [place],
+            xerr=half_widths(row.to_frame().T, name),
+            fmt="o",
+            color=colour,
+            markerfacecolor="white" if is_coupling else colour,
+            elinewidth=1.0,
+        )
+        if not pd.isna(row["delta"]):
+            axes.plot([row["delta"]], [place], marker="|", color=BLACK, markersize=10, markeredgewidth=1.6)
+    axes.set_xlim(left=0)
+
+
+def _method_marks() -> list[Line2D]:
+    marks = {"marker": "o", "linestyle": "none", "color": GREY}
+    bar = {"marker": "|", "linestyle": "none", "color": BLACK, "markersize": 9, "markeredgewidth": 1.6}
+    return [
+        Line2D([], [], label="measured TV", **marks),
+        Line2D([], [], label="share of substituted tokens, an upper bound of TV", markerfacecolor="white", **marks),
+        Line2D([], [], label="bound δ asked for", **bar),
+    ]

@@ -1,0 +1,140 @@
+"""Latency at batch 1: every method draws the same prompts in turn, so that a drift of the machine hits all alike."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from lantern.decoding import Decoder
+from lantern.generation import decode_timed, synchronise
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_statistic
+
+# Parts of a step: name -> (attribute of the decoder that holds the method, "" for the decoder itself; method).
+PARTS = {
+    "draft": [("drafter", "grow")],
+    "target": [("", "_run_target")],
+    "score": [("", "_score")],
+    "verify": [("verifier", "verify")],
+    "commit": [("", "_commit_path"), ("", "_commit_one")],
+}
+COLUMNS = ["method_id", "temperature", "prompt_id", "seconds", "target_forwards"]
+
+
+def measure_latency(
+    decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, num_warmup: int
+) -> pd.DataFrame:
+    """Times decoders image by image, interleaved.
+
+    The order of the decoders is turned by one place from image to image, so that none profits from its neighbour.
+
+    Args:
+        decoders: methods at their temperatures.
+        prompts: drawn once by each decoder, at batch 1.
+        encoder: of prompts.
+        run_seed: seed of the noise fields.
+        num_warmup: images per decoder that are drawn first and not counted.
+
+    Returns:
+        One row per decoder and prompt: method_id, temperature, prompt_id, seconds (text encoding, noise and image
+        decoding excluded), target_forwards.
+    """
+    rows = []
+    for turn in tqdm(range(-num_warmup, len(prompts)), desc="latency", unit="image of each method", disable=None):
+        prompt = prompts[turn % len(prompts)]
+        for place in range(len(decoders)):
+            decoder = decoders[(place + turn) % len(decoders)]
+            generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
+            if turn >= 0:
+                method_id, temperature = decoder.spec.method_id, decoder.sampling.temperature
+                rows.append((method_id, temperature, prompt.id, seconds, int(generation.target_forwards[0])))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def profile_steps(
+    decoders: Sequence[Decoder],
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    num_resamples: int = 1000,
+) -> pd.DataFrame:
+    """Takes the steps of every method apart by the clock, at batch 1.
+
+    The clocks cost something themselves: parts are to be compared with each other, whole images are timed by
+    `measure_latency`.
+
+    Args:
+        decoders: methods at one temperature.
+        prompts: drawn by each decoder, interleaved, after one image that does not count.
+        encoder: of prompts.
+        run_seed: seed of the noise fields.
+        num_resamples: bootstrap resamples, over images.
+
+    Returns:
+        One row per method and part (draft, target, score, verify, commit, other): method_id, part, milliseconds (mean
+        per step after the prefill, with _low and _high), num_steps.
+    """
+    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
+    num_steps: dict[str, int] = defaultdict(int)
+    for turn in tqdm(range(-1, len(prompts)), desc="profile", unit="image of each method", disable=None):
+        for decoder in decoders:
+            with _clocks(decoder) as clocks:
+                generation, _ = decode_timed(decoder, [prompts[max(turn, 0)]], encoder, run_seed)
+            if turn < 0:
+                continue
+            method_id, steps = decoder.spec.method_id, int(generation.target_forwards[0]) - 1
+            num_steps[method_id] += steps
+            clocks["other"] = clocks.pop("step") - sum(clocks[part] for part in PARTS)
+            for part, seconds in clocks.items():
+                spent[method_id, part].append(1000 * seconds / steps)
+    rows = []
+    for (method_id, part), values in spent.items():
+        low, high = bootstrap_interval(mean_statistic, np.array(values), num_resamples=num_resamples, seed=run_seed)
+        interval = {"milliseconds_low": low, "milliseconds_high": high}
+        row = {"method_id": method_id, "part": part, "milliseconds": float(np.mean(values)), **interval}
+        rows.append({**row, "num_steps": num_steps[method_id]})
+    return pd.DataFrame(rows)
+
+
+@contextmanager
+def _clocks(decoder: Decoder) -> Iterator[dict[str, float]]:
+    """Seconds spent in each part and in whole steps ("step") while the block runs; the decoder is left as it was."""
+    seconds = dict.fromkeys([*PARTS, "step"], 0.0)
+    wrapped, running = [], []
+
+    def wrap(owner: object, name: str, part: str) -> None:
+        inner = getattr(owner, name)
+
+        def outer(*args, **kwargs):
+            running.append(part)
+            synchronise(decoder.device)
+            begun = time.perf_counter()
+            result = inner(*args, **kwargs)
+            synchronise(decoder.device)
+            if running[0] == "step":  # the prefill scores as well, but is no step
+                seconds[part] += time.perf_counter() - begun
+            running.pop()
+            return result
+
+        setattr(owner, name, outer)
+        wrapped.append((owner, name))
+
+    wrap(decoder, "step", "step")
+    for part, places in PARTS.items():
+        for attribute, name in places:
+            owner = getattr(decoder, attribute) if attribute else decoder
+            if owner is not None:
+                wrap(owner, name, part)
+    try:
+        yield seconds
+    finally:
+        for owner, name in wrapped:
+            delattr(owner, name)

@@ -1,0 +1,271 @@
+"""The law of the emitted token: how far is it from the target's own, at the nodes that verification visited?
+
+At a node the target has a distribution t, the draft model a distribution p, and drafts are children of the node. Which
+token is emitted is random; its law is computed here by enumeration and compared with t in total variation (TV). A bound
+on the mass that a relaxation may merge is not a bound on this distance: see reference/acceptance.md.
+
+Shapes: nodes = verified nodes, m = most children of one node, pairs = nodes x possible first drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lantern.acceptance import RejectionRule
+from lantern.decoding import Decoder
+from lantern.drafting import Drafts
+from lantern.generation import decode_timed
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.relaxation import Relaxation, walk_children
+from lantern.verification import child_tokens, reached_nodes
+from lantern_pipeline.metrics.intervals import bootstrap_interval, ratio_statistic
+
+PAIRS_AT_ONCE = 2048  # rows of a vocabulary held at once while drafts are enumerated
+
+
+@dataclass(frozen=True)
+class VerifiedNodes:
+    """Nodes at which drafts were verified.
+
+    Attributes:
+        target_probs: (nodes, vocab): the target's distribution after guidance, temperature and filters.
+        draft_probs: (nodes, vocab): what the children were drawn from; None unless they were sampled.
+        children: int64, (nodes, m): drafted tokens in drafting order, -1 where there is none.
+        image: int64, (nodes,): number of the prompt.
+    """
+
+    target_probs: torch.Tensor
+    draft_probs: torch.Tensor | None
+    children: torch.Tensor
+    image: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.target_probs)
+
+
+@dataclass(frozen=True)
+class EmittedLaw:
+    """Law of the emitted token.
+
+    Attributes:
+        probs: (nodes, vocab).
+        acceptance: (nodes,): probability that a draft is accepted.
+        error: (nodes,): TV that the Monte Carlo noise of `probs` amounts to; 0 where drafts were enumerated.
+    """
+
+    probs: torch.Tensor
+    acceptance: torch.Tensor
+    error: torch.Tensor
+
+    def tv_from(self, target_probs: torch.Tensor) -> torch.Tensor:
+        """Total variation distance from the target's distribution, (nodes,), in [0, 1]."""
+        return (self.probs - target_probs).abs().sum(-1) / 2
+
+
+class NodeRecorder:
+    """Observer of a decoder: keeps the nodes at some positions of every image, the same for every method.
+
+    Args:
+        num_images: images that will be drawn.
+        num_tokens: tokens of an image.
+        max_nodes: nodes kept at most, spread evenly over the images.
+        seed: of the choice of positions.
+    """
+
+    def __init__(self, num_images: int, num_tokens: int, max_nodes: int, seed: int) -> None:
+        per_image = min(num_tokens, max(1, max_nodes // num_images))
+        order = torch.rand(num_images, num_tokens, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)
+        self.is_chosen = torch.zeros(num_images, num_tokens, dtype=torch.bool).scatter(1, order[:, :per_image], True)
+        self.num_tokens, self.first_image = num_tokens, 0
+        self.parts: list[VerifiedNodes] = []
+
+    def __call__(
+        self, weights: torch.Tensor, drafts: Drafts, is_accepted: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        """Receives one step; arguments as in `Decoder.observer`."""
+        tree, inner = drafts.tree, drafts.tree.parent_nodes
+        reached = reached_nodes(tree, is_accepted)
+        positions = positions.expand(reached.shape)
+        if inner is not None:
+            reached, positions, weights = (part.index_select(1, inner) for part in (reached, positions, weights))
+        children = child_tokens(drafts)
+        image = torch.arange(len(reached))[:, None] + self.first_image
+        inside = positions.cpu() < self.num_tokens
+        chosen = self.is_chosen[image, positions.cpu().clamp(max=self.num_tokens - 1)] & inside
+        rows, nodes = (chosen.to(reached.device) & reached & (children >= 0).any(-1)).nonzero(as_tuple=True)
+        draft_probs = None if drafts.draft_probs is None else drafts.draft_probs[rows, nodes]
+        probs = weights[rows, nodes].softmax(-1)
+        self.parts.append(VerifiedNodes(probs, draft_probs, children[rows, nodes], rows.cpu() + self.first_image))
+
+    def collect(self) -> VerifiedNodes:
+        """All nodes kept so far."""
+        columns = {}
+        for name in ("target_probs", "draft_probs", "children", "image"):
+            parts = [getattr(part, name) for part in self.parts]
+            columns[name] = None if parts[0] is None else torch.cat(parts)
+        return VerifiedNodes(**columns)
+
+
+def record_nodes(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    max_nodes: int,
+    batch_size: int,
+) -> VerifiedNodes:
+    """Draws images and keeps some of the nodes that were verified on the way.
+
+    Args:
+        decoder: a method with drafts.
+        prompts: what to draw.
+        encoder: of prompts.
+        run_seed: of the noise fields; also chooses the nodes.
+        max_nodes: nodes kept at most.
+        batch_size: images decoded together; does not change which nodes are kept.
+
+    Returns:
+        See `VerifiedNodes`; on the decoder's device.
+
+    Raises:
+        ValueError: the method has no drafts.
+    """
+    if decoder.drafter is None:
+        raise ValueError(f"method {decoder.spec.method_id} verifies no drafts; its law is the target's")
+    recorder = NodeRecorder(len(prompts), decoder.num_tokens, max_nodes, run_seed)
+    decoder.observer = recorder
+    try:
+        for begin in range(0, len(prompts), batch_size):
+            recorder.first_image = begin
+            decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
+    finally:
+        decoder.observer = None
+    return recorder.collect()
+
+
+def law_given_children(
+    target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rule: RejectionRule
+) -> EmittedLaw:
+    """Law of verification by rejection when the children are known.
+
+    Args:
+        target_probs: (nodes, vocab).
+        draft_probs: what the children were drawn from without replacement, (nodes, vocab); None for deterministic
+            drafts.
+        children: int64, (nodes, m): tried in this order, -1 where there is none.
+        rule: relaxation and residual.
+
+    Returns:
+        The law, all decisions of acceptance weighted.
+
+    Source: the law of `lantern.acceptance.accept_by_rejection`.
+    """
+    law, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, 0])
+    probs, left = target_probs, draft_probs
+    for rank in range(children.shape[-1]):
+        token, is_drafted = children[:, rank].clamp(min=0), children[:, rank] >= 0
+        token_draft = torch.ones_like(weight) if left is None else _at(left, token)
+        is_tried = is_drafted & (token_draft > 0)
+        relaxed = rule.relax(probs, token)
+        surrogate = _at(probs, token) + relaxed.mass
+        accept = (surrogate / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)).clamp(max=1) * is_tried
+        law.scatter_add_(1, token[:, None], (weight * accept)[:, None])
+        residual = rule.residual_probs(probs, token, relaxed, left)
+        probs = torch.where(is_tried[:, None], residual, probs)
+        weight = weight * (1 - accept)
+        if left is not None:
+            left = left.scatter(1, token[:, None], 0.0)
+            left = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    return EmittedLaw(law + weight[:, None] * probs, 1 - weight, torch.zeros_like(weight))
+
+
+def law_of_one_sampled_draft(target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: RejectionRule) -> EmittedLaw:
+    """Exact law of one sampled draft: every draft that p allows, weighted by p.
+
+    Args:
+        target_probs: (nodes, vocab).
+        draft_probs: (nodes, vocab).
+        rule: relaxation and residual.
+    """
+    law, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
+    for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):
+        node, token = pairs.unbind(1)
+        given = law_given_children(target_probs[node], draft_probs[node], token[:, None], rule)
+        weight = draft_probs[node, token]
+        law.index_add_(0, node, weight[:, None] * given.probs)
+        acceptance.index_add_(0, node, weight * given.acceptance)
+    return EmittedLaw(law, acceptance, torch.zeros_like(acceptance))
+
+
+def law_of_sampled_siblings(nodes: VerifiedNodes, rule: RejectionRule, *, num_samples: int, seed: int) -> EmittedLaw:
+    """Law of several sampled drafts, by Monte Carlo over the drafts; what follows them is exact.
+
+    Args:
+        nodes: with draft_probs; the number of a node's children is kept, the children are drawn anew.
+        rule: relaxation and residual.
+        num_samples: draws of the children of each node, >= 2.
+        seed: of the draws.
+
+    Returns:
+        The mean law over the draws. Its `error` is half the TV between the means of the two halves of the draws: what
+        noise alone adds to a TV, which is therefore overestimated by about as much.
+    """
+    generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
+    halves = [torch.zeros_like(nodes.target_probs) for _ in range(2)]
+    acceptance = torch.zeros_like(nodes.target_probs[:, 0])
+    for number in range(num_samples):
+        exponential = torch.empty_like(nodes.draft_probs).exponential_(generator=generator)
+        keys = nodes.draft_probs / exponential  # the m largest are a draw without replacement
+        drawn = keys.topk(nodes.children.shape[1], dim=-1).indices.masked_fill(nodes.children < 0, -1)
+        given = law_given_children(nodes.target_probs, nodes.draft_probs, drawn, rule)
+        halves[number % 2] += given.probs
+        acceptance += given.acceptance
+    first, second = (half / half.sum(-1, keepdim=True) for half in halves)
+    error = (first - second).abs().sum(-1) / 4
+    return EmittedLaw((halves[0] + halves[1]) / num_samples, acceptance / num_samples, error)
+
+
+def law_of_relaxed_sets(
+    target_probs: torch.Tensor, children: torch.Tensor, table: torch.Tensor, relaxation: Relaxation
+) -> EmittedLaw:
+    """Exact law of deterministic drafts, sampled once: the mass of {x} and A(x) goes to x, sibling after sibling.
+
+    Args:
+        target_probs: (nodes, vocab).
+        children: int64, (nodes, m), -1 where there is none.
+        table: int64, (vocab, >= k): nearest codes.
+        relaxation: the bound.
+
+    Source: the law of `lantern.acceptance.accept_within_bound`.
+    """
+    law, left = target_probs.clone(), target_probs.clone()  # left: mass that no draft has taken yet
+    for token, is_drafted, relaxed in walk_children(target_probs, children, table, relaxation):
+        taken = left.gather(1, relaxed.codes) * (relaxed.is_member & is_drafted[:, None])
+        law.scatter_add_(1, relaxed.codes, -taken)
+        law.scatter_add_(1, token[:, None], taken.sum(1, keepdim=True))
+        left.scatter_add_(1, relaxed.codes, -taken)
+        left.scatter_add_(1, token[:, None], -(_at(left, token) * is_drafted)[:, None])
+    return EmittedLaw(law, 1 - left.sum(1), torch.zeros_like(left[:, 0]))
+
+
+def mean_over_nodes(
+    name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
+) -> dict[str, float]:
+    """Mean over nodes with the 95 % interval of a bootstrap over images; nan where the values are."""
+    if values.isnan().any():
+        return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
+    _, place = image.unique(return_inverse=True)
+    sums = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add_(0, place, values.double()).numpy()
+    counts = place.bincount().numpy()
+    low, high = bootstrap_interval(ratio_statistic, sums, counts, **options)
+    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def _at(values: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    return values.gather(-1, token[:, None]).squeeze(-1)

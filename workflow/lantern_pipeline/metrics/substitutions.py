@@ -1,0 +1,77 @@
+"""Substitutions: tokens that relaxed decoding emitted in place of the one that the target drew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from lantern.models.target import TargetModel
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern.sampling import NoiseField, SamplingConfig, filter_logits
+from lantern_pipeline.metrics.intervals import mean_with_interval
+from lantern_pipeline.metrics.likelihood import walk_logits
+
+
+@torch.inference_mode()
+def drawn_tokens(
+    target_model: TargetModel,
+    encoder: TextEncoder,
+    prompts: Sequence[Prompt],
+    codes: torch.Tensor,
+    sampling: SamplingConfig,
+    run_seed: int,
+) -> torch.Tensor:
+    """The tokens that the target draws at every position of given images, with the images' own noise.
+
+    Args:
+        target_model: in evaluation mode.
+        encoder: of prompts.
+        prompts: of the images.
+        codes: integer, (images, tokens): what was emitted, hence the contexts.
+        sampling: temperature, filters and guidance of the run.
+        run_seed: of the noise fields.
+
+    Returns:
+        int64, (images, tokens). Where the two best candidates are within rounding, it may differ from what decoding
+        drew.
+    """
+    texts = [prompt.text for prompt in prompts]
+    options = {"cfg_scale": sampling.cfg_scale, "batch_size": len(prompts)}
+    drawn = []
+    for rows, chosen, logits in walk_logits(target_model, encoder, codes, texts, **options):
+        if sampling.is_greedy:
+            drawn.append(logits.argmax(-1).cpu())
+            continue
+        num_tokens, device = chosen.shape[1], logits.device
+        noise = NoiseField(run_seed, [prompt.id for prompt in prompts[rows]], num_tokens, logits.shape[-1], device)
+        positions = torch.arange(num_tokens, device=device).expand(len(chosen), -1)
+        drawn.append((filter_logits(logits, sampling) + noise.gumbel("target", positions)).argmax(-1).cpu())
+    return torch.cat(drawn)
+
+
+def substitution_row(
+    records: GenerationRecords, drawn: torch.Tensor, codebook: torch.Tensor, options: Mapping[str, int]
+) -> dict[str, float]:
+    """How often, and by how distant a code.
+
+    Args:
+        records: of a method that draws the target's own token at every node.
+        drawn: int64, (images, tokens), of `drawn_tokens`.
+        codebook: (vocab, code_dim) as the tokenizer decodes it.
+        options: num_resamples and seed of the bootstrap over images.
+
+    Returns:
+        substitution_rate (share of tokens, with _low and _high): an upper bound of the TV between the emitted token's
+        law and the target's, averaged over nodes, by the coupling inequality; substitution_distance: mean euclidean
+        distance in the codebook between the drawn and the emitted code, over substitutions; nan where there is none.
+    """
+    rate = records.is_substituted.double().mean(1).numpy()
+    distance = (codebook[drawn] - codebook[records.codes.long()]).norm(dim=-1)[records.is_substituted]
+    return {
+        **mean_with_interval("substitution_rate", rate, **options),
+        "substitution_distance": float(distance.mean()) if len(distance) else np.nan,
+    }

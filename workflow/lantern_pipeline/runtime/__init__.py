@@ -1,0 +1,1 @@
+"""What a job runs in: log, locks, machine, environment, code fingerprint."""

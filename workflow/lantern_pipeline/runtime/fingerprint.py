@@ -1,0 +1,139 @@
+"""Fingerprint of the code that a stage runs, so that an edit re-runs exactly the stages that use what was edited.
+
+Snakemake sees a change of a script but not of a package that the script imports. Each rule therefore carries this hash
+as a parameter. Comments, docstrings and layout do not count: only what is executed does. Files are parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import lantern
+
+# Folders of the packages whose code counts.
+PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+
+
+def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
+    """Hashes a script and every module of the packages that it imports, directly or not.
+
+    Args:
+        script: the Python file that a rule runs.
+        packages: folders of packages; the name of each is its import name.
+
+    Returns:
+        16 hexadecimal digits, the same on every machine and Python version.
+    """
+    digest = hashlib.sha256(_code_of(Path(script)).encode())
+    modules = imported_modules(script, packages)
+    names = {
+        path.relative_to(package.parent).as_posix(): path
+        for package in packages
+        for path in modules
+        if path.is_relative_to(package)
+    }
+    for name, module in sorted(names.items()):
+        digest.update(f"\n{name}\n{_code_of(module)}".encode())
+    return digest.hexdigest()[:16]
+
+
+def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
+    """Finds the files of the packages that a script imports, directly or not, imports inside functions included.
+
+    Args:
+        script: the Python file to start from.
+        packages: their folders.
+
+    Returns:
+        Paths inside the packages; the `__init__.py` of each package on the way is one of them.
+    """
+    found: set[Path] = set()
+    waiting = [Path(script)]
+    while waiting:
+        for module in _imports_of(waiting.pop(), tuple(packages)) - found:
+            found.add(module)
+            waiting.append(module)
+    return found
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise ValueError(f"{path}, line {error.lineno}: {error.msg}; mend it before running the workflow") from error
+
+
+@cache
+def _code_of(path: Path) -> str:
+    return "".join(_flatten(_parse(path)))
+
+
+@cache
+def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
+    """Files that one file's import statements load."""
+    names: set[str] = set()
+    for node in ast.walk(_parse(path)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute_base(node, path, packages)
+            names.add(base)
+            names.update(f"{base}.{alias.name}" for alias in node.names)
+    return {file for name in names for package in packages for file in _files_of(name, package)}
+
+
+def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...]) -> str:
+    """Name after `from`, with leading dots resolved."""
+    if node.level == 0:
+        return node.module or ""
+    folder = path.resolve().parents[node.level - 1]
+    package = next(package for package in packages if folder.is_relative_to(package))
+    parts = folder.relative_to(package.parent).parts
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def _files_of(name: str, package_root: Path) -> Iterator[Path]:
+    """Files run by `import name`: each package's `__init__.py` on the way, then the module."""
+    parts = name.split(".")
+    if parts[0] != package_root.name:
+        return
+    place = package_root
+    for part in [None, *parts[1:]]:
+        place = place / part if part else place
+        if (place / "__init__.py").is_file():
+            yield place / "__init__.py"
+        elif place.with_suffix(".py").is_file():
+            yield place.with_suffix(".py")
+
+
+def _flatten(node: object) -> Iterator[str]:
+    """Text of a syntax tree without positions, docstrings and empty fields (newer Pythons add empty fields)."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for field, value in ast.iter_fields(node):
+            if field == "body" and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                value = _without_docstring(value)
+            if value is None or value == [] or field in ("kind", "type_comment", "ctx"):
+                continue
+            yield f" {field}="
+            yield from _flatten(value)
+        yield ")"
+    elif isinstance(node, list):
+        for item in node:
+            yield from _flatten(item)
+            yield ","
+    else:
+        yield repr(node)
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    is_docstring = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
+    return body[1:] if is_docstring else body

@@ -1,0 +1,182 @@
+"""What every workflow script does around its work: log file, progress on the terminal, threads, device, errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from lantern.io import DamagedFileError
+from lantern_pipeline.runtime.gpus import hold_gpus
+from lantern_pipeline.runtime.run_lock import try_lock, wait_until, write_holder
+
+
+@contextmanager
+def job_log(snakemake: Any) -> Iterator[logging.Logger]:
+    """Sends output, warnings and log records of a script to its rule's log file and sets the thread count.
+
+    Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone), and so do
+    this package's own warnings. An error leaves its traceback in the log and one sentence on the terminal.
+
+    A killed Snakemake leaves its jobs behind: a second process for the same job waits until the first has ended, since
+    files have one writer at a time. A damaged file among the run's results is set aside, so that the next run makes it
+    again. A job that asks for GPUs sees those that are its own.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script; its first log file, threads and resource gpu are used.
+
+    Yields:
+        A logger.
+    """
+    terminal, stdout = sys.stderr, sys.stdout
+    torch.set_num_threads(max(1, int(snakemake.threads)))
+    path = Path(snakemake.log[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        _only_process(snakemake.rule, path, terminal),
+        hold_gpus(int(snakemake.resources.get("gpu", 0)), snakemake.rule, terminal),
+        open(path, "w", encoding="utf-8", buffering=1) as file,
+    ):
+        logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+        logging.getLogger().addHandler(_warnings_for(terminal, snakemake.rule))
+        logging.captureWarnings(True)
+        sys.stdout = file
+        sys.stderr = terminal if terminal.isatty() else file
+        try:
+            yield logging.getLogger(snakemake.rule)
+        except Exception as error:
+            traceback.print_exc(file=file)
+            print(f"\n{snakemake.rule}: {_describe(error)} (details: {path})", file=terminal)
+            sys.exit(1)
+        finally:
+            sys.stdout, sys.stderr = stdout, terminal
+            logging.basicConfig(stream=terminal, force=True)
+
+
+@contextmanager
+def _only_process(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
+    """Lets one process at a time work on the job that writes this log file."""
+    # Not the log file itself: Snakemake removes it before a job starts.
+    path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+
+        def reason() -> str:
+            file.seek(0)
+            other = f"{file.readline().strip()}, which a killed run left at the same job; kill it to go on"
+            return f"{rule}: waiting for {other}"
+
+        wait_until(lambda: try_lock(file), reason, terminal)
+        write_holder(file)
+        yield
+
+
+def _describe(error: Exception) -> str:
+    """One sentence about what stopped a job."""
+    if isinstance(error, DamagedFileError):
+        return _set_aside(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror  # ours, without the number
+    known = isinstance(error, ValueError | OSError | FloatingPointError)
+    return ("" if known else f"{type(error).__name__}: ") + (str(error) or type(error).__name__)
+
+
+def _set_aside(error: DamagedFileError) -> str:
+    """Renames a damaged file of the run's results, never another; returns the sentence that says so."""
+    results = Path("results").resolve()
+    if not error.path.resolve().is_relative_to(results):
+        return str(error)
+    aside = error.path.with_name(f"{error.path.name}.damaged")
+    with suppress(FileNotFoundError):  # another job has met it too
+        error.path.replace(aside)
+    return f"{error.path} {error.damage}; it was set aside as {aside.name}: run again, which makes it anew"
+
+
+def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
+    """Shows warnings of this package and of the script, not those of libraries."""
+    handler = logging.StreamHandler(terminal)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter(f"{rule}: %(message)s"))
+    handler.addFilter(lambda record: record.name.split(".")[0] in ("lantern", "lantern_pipeline", rule))
+    return handler
+
+
+@contextmanager
+def training_checkpoint(snakemake: Any) -> Iterator[Path]:
+    """Names the file from which an interrupted training goes on; see `resumable_file`.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script; has the output `model`.
+
+    Yields:
+        Path beside the output `model`.
+    """
+    with resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
+        yield path
+
+
+@contextmanager
+def partial_records(snakemake: Any) -> Iterator[Path]:
+    """Names the file in which a generation job keeps its finished images; see `resumable_file`.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script; its first output is a file of records.
+
+    Yields:
+        Path beside the first output.
+    """
+    output = Path(snakemake.output[0])
+    with resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
+        yield path
+
+
+@contextmanager
+def resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
+    """Names a file that an interrupted job leaves for the next one; it is removed once the block has ended well.
+
+    The name holds a hash of the rule's parameters (settings and code fingerprint) and of its inputs' dates, so that a
+    changed configuration, an edit or a new input starts afresh instead of going on from what it did not make.
+
+    Args:
+        snakemake: the object that Snakemake hands to a script.
+        folder: where the file lies.
+        stem: of its name, which begins with a dot.
+        suffix: of its name.
+
+    Yields:
+        Its path; there may be such a file or not.
+    """
+    inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
+    key = json.dumps([dict(snakemake.params.items()), inputs], sort_keys=True, default=str)
+    path = folder / f".{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
+    for stale in set(folder.glob(f".{stem}-{'[0-9a-f]' * 16}{suffix}")) - {path}:
+        stale.unlink()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Picks the device for a config value.
+
+    Args:
+        name: "auto" (a CUDA device where there is one, else the CPU), "cpu" or "cuda".
+
+    Returns:
+        The device.
+
+    Raises:
+        ValueError: "cuda" was asked for and there is none, or the name is unknown.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"config key device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("config key device is 'cuda' but PyTorch finds no CUDA device; use auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,162 @@
+"""Training of the draft model against a frozen target, on one process or on several that share every batch.
+
+The order of images and whatever else is random are pure functions of (seed, batch, place in the batch), so that the
+number of processes changes nothing but rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetModel, cast_target
+from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
+from lantern_pipeline.training.distributed import share
+from lantern_pipeline.training.drafter_loss import DraftLoss
+from lantern_pipeline.training.drafter_recipe import DrafterTraining
+from lantern_pipeline.training.optimisers import AdamW, ClippedOptimiser, MuonAdamW
+
+
+def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
+    """A draft model that fits the target: its token embedding, and an fc layer that starts by passing the hidden state
+    through.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        draft = DraftModel(DraftConfig.of(target.config))
+        for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
+            torch.nn.init.normal_(part.weight, std=0.02)
+        for part in (draft.layer.attention_out, draft.layer.down):
+            torch.nn.init.normal_(part.weight, std=0.01)
+    with torch.no_grad():
+        draft.from_hidden.weight.copy_(torch.eye(target.config.dim))
+        draft.from_token.bias.zero_()
+        draft.token_embedding.weight.copy_(target.token_embedding.weight)
+    return draft.to(target.head.weight.device)
+
+
+class DrafterTrainer:
+    """Trains a draft model; drive it with `run_training`, in every process alike.
+
+    Each process takes its share of a batch's images; gradients and logged values are means over all of them.
+
+    Args:
+        draft: the draft model, changed in place; float32.
+        target: target model, not prepared for decoding; frozen and, for bfloat16, cast in place.
+        dataset: codes and captions.
+        recipe: resolved, see `DrafterTraining.resolve`.
+        seed: of order, noise and caption dropout.
+        accelerator: the processes and this one's device; see `lantern_pipeline.training.distributed.make_accelerator`.
+
+    Raises:
+        ValueError: a batch that cannot be shared evenly.
+    """
+
+    def __init__(
+        self,
+        draft: DraftModel,
+        target: TargetModel,
+        dataset: CodeDataset,
+        recipe: DrafterTraining,
+        seed: int,
+        accelerator: Accelerator,
+    ) -> None:
+        if recipe.batch_size % accelerator.num_processes:
+            raise ValueError(
+                f"drafter.batch_size must be a multiple of the number of processes, {accelerator.num_processes}, got "
+                f"{recipe.batch_size}; change it or train on another number of GPUs"
+            )
+        self.draft, self.target = draft.train(), freeze(target, recipe.dtype).to(accelerator.device)
+        self.dataset, self.recipe, self.seed, self.accelerator = dataset, recipe, seed, accelerator
+        self.draft.token_embedding.requires_grad_(recipe.is_guided)
+        self.loss = DraftLoss(draft, self.target, recipe)
+        self.shared_loss = share(accelerator, self.loss)
+        self.optimiser = make_optimiser(draft, recipe)
+
+    def step(self, i: int) -> dict[str, float]:
+        """One optimiser step on the batches of step i."""
+        num_batches = self.recipe.accumulation
+        self.optimiser.zero_grad()
+        total = torch.zeros((), device=self.accelerator.device)
+        for j in range(num_batches):
+            is_last = j == num_batches - 1  # gradients meet those of the other processes once a step
+            with nullcontext() if is_last else self.accelerator.no_sync(self.shared_loss):
+                loss, overlaps = self.shared_loss(*self._batch(i * num_batches + j))
+                self.accelerator.backward(loss / num_batches)
+            total = total + torch.cat([loss.detach()[None], overlaps])
+        norm = self.optimiser.update(self.recipe.rate(i))
+        loss, *overlaps = (self.accelerator.reduce(total, "mean") / num_batches).tolist()
+        return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
+
+    def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """This process's rows of batch i as the loss takes them: codes, mask, hidden states, noisy hidden states."""
+        t, rank, num_processes = self.recipe, self.accelerator.process_index, self.accelerator.num_processes
+        indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)[rank::num_processes]
+        draws = [slot_generator(self.seed, i, slot) for slot in range(rank, t.batch_size, num_processes)]
+        codes, features, mask = self.dataset.batch(indices)
+        if t.caption_dropout:
+            is_dropped = torch.cat([torch.rand(1, generator=draw) for draw in draws]) < t.caption_dropout
+            features = torch.where(is_dropped[:, None, None], self.target.null_caption.float().cpu(), features)
+        codes, mask, hidden = run_target(self.target, codes, features, mask, with_null=t.is_guided)
+        if not t.noise:
+            return codes, mask, hidden, hidden
+        # Every image has noise of its own, a guided one two: (images, copies, rows, dim), then captioned rows first.
+        shape = (len(hidden) // len(draws), *hidden.shape[1:])
+        jitter = torch.stack([torch.rand(shape, generator=draw) - 0.5 for draw in draws]).transpose(0, 1).flatten(0, 1)
+        return codes, mask, hidden, hidden + jitter.to(hidden.device) * (t.noise * 512 / hidden.shape[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, on any number of processes: all hold the same."""
+        return {"model": self.draft.state_dict(), "optimiser": self.optimiser.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave."""
+        self.draft.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+
+
+def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> ClippedOptimiser:
+    """The recipe's optimiser over the parameters that are trained."""
+    if recipe.optimiser == "adamw":
+        return AdamW(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
+    return MuonAdamW(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
+
+
+def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
+    """Freezes a target in place and casts it; its head, which losses and probabilities read, stays float32."""
+    return cast_target(target, dtype).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def run_target(
+    target: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states of images, teacher-forced, on the target's device.
+
+    Args:
+        target: the frozen target.
+        codes: int64, (images, tokens).
+        features: caption features, (images, num_text_tokens, caption_dim).
+        mask: bool, (images, num_text_tokens).
+        with_null: adds the same images with the null caption behind, under their prompts' masks, as guidance has them.
+
+    Returns:
+        (codes, mask, hidden states (rows, num_text_tokens + tokens - 1, dim)), rows = images or twice as many.
+    """
+    weight = target.null_caption
+    codes, mask, features = codes.to(weight.device), mask.to(weight.device), features.to(weight.device, weight.dtype)
+    if with_null:
+        features = torch.cat([features, target.null_features(len(codes))])
+        codes, mask = codes.repeat(2, 1), mask.repeat(2, 1)
+    return codes, mask, target(features, mask, codes[:, :-1])
+
+
+def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
+    """Randomness of one image of batch i; `slot` is its place in the whole batch."""
+    digest = hashlib.blake2b(f"{seed} {i} {slot}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))

@@ -1,0 +1,141 @@
+"""A draft model's training as a job of plain values, on one process or on several.
+
+For several machines see `lantern_pipeline.training.distributed`.
+
+`python -m lantern_pipeline.training.drafter_job <job.json>` runs a job file whose keys are the fields of `DrafterJob`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lantern.io import read_json, write_json
+from lantern.models.draft import save_draft
+from lantern.models.target import load_target
+from lantern.sampling import SamplingConfig
+from lantern.settings import pick
+from lantern_pipeline.data.code_dataset import CodeDataset
+from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
+from lantern_pipeline.runtime.job import resolve_device
+from lantern_pipeline.training.distributed import make_accelerator, report_errors, run_processes
+from lantern_pipeline.training.drafter import DrafterTrainer, new_draft_model
+from lantern_pipeline.training.drafter_recipe import DrafterTraining
+from lantern_pipeline.training.drafter_validation import DrafterValidation
+from lantern_pipeline.training.loop import Pace, run_training
+
+REPORTED = ("loss", "overlap", "val_")
+
+
+@dataclass(frozen=True)
+class DrafterJob:
+    """What to train from what; JSON values only.
+
+    Attributes:
+        target: file of the target model.
+        codes: files of the training images' codes.
+        captions: prompt file of the training images.
+        features: files of their stored text features; empty where text.encoder stores none.
+        val_codes: as `codes`, of held-out images.
+        val_captions: as `captions`, of held-out images.
+        val_features: as `features`, of held-out images.
+        settings: config section `drafter`.
+        sampling: config section `sampling`.
+        text: config section `text`.
+        data_source: config key `data.source`.
+        seed: of text embeddings.
+        training_seed: of initial weights, order and noise.
+        device: config key `device`.
+        model: file to write: the draft model.
+        report: file to write: last and logged values.
+        checkpoint: file from which an interrupted training goes on.
+    """
+
+    target: str
+    codes: list[str]
+    captions: str
+    features: list[str]
+    val_codes: list[str]
+    val_captions: str
+    val_features: list[str]
+    settings: dict[str, Any]
+    sampling: dict[str, Any]
+    text: dict[str, Any]
+    data_source: str
+    seed: int
+    training_seed: int
+    device: str
+    model: str
+    report: str
+    checkpoint: str
+
+
+def launch(job: DrafterJob, num_processes: int) -> None:
+    """Trains a draft model here, or on several processes of this machine.
+
+    The job file of several processes lies beside the checkpoint while they run, and stays where they were interrupted.
+
+    Args:
+        job: see `DrafterJob`.
+        num_processes: 1 starts none.
+
+    Raises:
+        ChildProcessError: one of several processes failed; carries its sentence.
+    """
+    path = Path(job.checkpoint).with_suffix(".json")
+    for stale in path.parent.glob(".checkpoint-*.json"):
+        stale.unlink()
+    if num_processes == 1:
+        train_drafter(job)
+        return
+    write_json(path, asdict(job))
+    run_processes("lantern_pipeline.training.drafter_job", [str(path)], num_processes, resolve_device(job.device))
+    path.unlink()
+
+
+def train_drafter(job: DrafterJob) -> None:
+    """Trains and validates a draft model on the processes that are running; the first one writes model and report."""
+    accelerator = make_accelerator(resolve_device(job.device))
+    target = load_target(Path(job.target))
+    dataset = _load(job, job.codes, job.captions, job.features)
+    held_out = _load(job, job.val_codes, job.val_captions, job.val_features)
+    sampling = pick(SamplingConfig, job.sampling)
+    recipe = pick(DrafterTraining, job.settings, cfg_scale=sampling.cfg_scale).resolve(len(dataset))
+    draft = new_draft_model(target, job.training_seed)
+    trainer = DrafterTrainer(draft, target, dataset, recipe, job.training_seed, accelerator)
+    history = run_training(
+        trainer,
+        recipe.num_steps,
+        name="drafter",
+        checkpoint=Path(job.checkpoint),
+        pace=Pace(validate_every=recipe.eval_every),
+        validate=DrafterValidation(trainer.loss, trainer.target, held_out, sampling, accelerator),
+    )
+    if accelerator.is_main_process:
+        report = {name: value for name, value in history[-1].items() if name.startswith(REPORTED)}
+        save_draft(Path(job.model), draft, report)
+        report |= {"num_steps": recipe.num_steps, "num_processes": accelerator.num_processes}
+        write_json(job.report, {**report, "history": history})
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def _load(job: DrafterJob, codes: list[str], captions: str, features: list[str]) -> CodeDataset:
+    return load_codes(codes, captions, make_text_encoder(job.text, job.data_source, job.seed, features))
+
+
+def main(path: str) -> None:
+    """Runs a job file as one of the processes that `torch.distributed.run` has started."""
+    level = logging.WARNING if int(os.environ.get("RANK", 0)) else logging.INFO
+    logging.basicConfig(stream=sys.stdout, level=level, format="%(asctime)s %(message)s")
+    job = DrafterJob(**read_json(path))
+    with report_errors():
+        train_drafter(job)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

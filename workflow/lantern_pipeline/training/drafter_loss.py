@@ -1,0 +1,157 @@
+"""What the draft model's training minimises: the distance of its unrolled predictions from the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel, prefix_mask
+from lantern.sampling import guide
+from lantern_pipeline.training.drafter_recipe import DrafterTraining
+
+PUBLISHED_ENTROPY_WEIGHT = 0.1
+
+
+class DraftLoss(nn.Module):
+    """The loss as one module, so that distributed training finds its parameters and its one forward call.
+
+    Args:
+        draft: the draft model; the only part whose parameters the module has.
+        target: the frozen target, whose head reads hidden states; it stays outside the module's parameters.
+        recipe: see `DrafterTraining`.
+    """
+
+    def __init__(self, draft: DraftModel, target: TargetModel, recipe: DrafterTraining) -> None:
+        super().__init__()
+        self.draft, self.recipe = draft, recipe
+        self.num_text_tokens = target.config.num_text_tokens
+        self.read = target.read_logits
+
+    def forward(
+        self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, noisy_hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of a batch and the overlap sum_x min(t(x), p(x)) at each depth of drafting.
+
+        Args:
+            codes: int64, (rows, tokens); under the guided loss the second half repeats the first.
+            mask: bool, (rows, num_text_tokens).
+            hidden: the target's hidden states, (rows, num_text_tokens + tokens - 1, dim).
+            noisy_hidden: what the draft model sees of them, same shape.
+
+        Returns:
+            (scalar loss, overlaps (passes,)), float32.
+        """
+        predictions = self.predict(codes, mask, noisy_hidden, self.recipe.passes if self.recipe.is_guided else 1)
+        return compare(predictions, self.wanted(hidden), self.read, self.recipe)
+
+    def predict(self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int) -> list[torch.Tensor]:
+        """`unroll` in the recipe's precision; float32 results."""
+        is_lower = self.recipe.dtype != torch.float32
+        with torch.autocast(hidden.device.type, self.recipe.dtype) if is_lower else nullcontext():
+            predictions = unroll(self.draft, codes, mask, hidden, passes)
+        return [part.float() for part in predictions]
+
+    def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The hidden states to predict, float32, (rows, tokens - 1, dim): row n predicts token n + 1."""
+        return hidden[:, self.num_text_tokens :].float()
+
+
+def compare(
+    predictions: list[torch.Tensor],
+    wanted: torch.Tensor,
+    read: Callable[[torch.Tensor], torch.Tensor],
+    recipe: DrafterTraining,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and overlaps of predicted hidden states.
+
+    Args:
+        predictions: per pass (rows, tokens - 1, dim), float32; see `unroll`.
+        wanted: the target's, float32, same shape; captioned rows first under the guided loss.
+        read: hidden states to logits.
+        recipe: which loss.
+
+    Returns:
+        (scalar loss, overlaps (passes,)), float32.
+    """
+    is_merged = recipe.is_guided and recipe.cfg_scale > 1
+    with torch.no_grad():
+        target_probs = read(guide(wanted, recipe.cfg_scale) if is_merged else wanted).softmax(-1)
+    losses, overlaps = [], []
+    for depth, predicted in enumerate(predictions):
+        log_probs = read(guide(predicted, recipe.cfg_scale) if is_merged else predicted).log_softmax(-1)
+        valid = slice(depth, None)  # the first `depth` rows have no draft of that depth before them
+        entropy = -(target_probs * log_probs).sum(-1)[:, valid].mean()
+        regression = F.smooth_l1_loss(predicted[:, valid], wanted[:, valid])
+        if recipe.is_guided:
+            losses.append(entropy + recipe.hidden_weight * regression)
+        else:
+            losses.append(regression + PUBLISHED_ENTROPY_WEIGHT * entropy)
+        overlaps.append(torch.minimum(target_probs, log_probs.detach().exp()).sum(-1)[:, valid].mean())
+    return torch.stack(losses).mean(), torch.stack(overlaps)
+
+
+def unroll(
+    draft: DraftModel, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int
+) -> list[torch.Tensor]:
+    """Runs the draft model on its own predictions, as decoding does.
+
+    In pass d every row sees the rows up to d - 1 places before it with the target's hidden states, then one row of
+    each pass between, then itself: just what a draft at depth d of a chain sees.
+
+    Args:
+        draft: the model.
+        codes: int64, (rows, tokens).
+        mask: bool, (rows, num_text_tokens).
+        hidden: target hidden states, (rows, num_text_tokens + tokens - 1, dim); the last row is not read.
+        passes: how deep.
+
+    Returns:
+        Per pass the predicted hidden states, (rows, tokens - 1, dim); row n predicts token n + 1.
+    """
+    num_text, n = mask.shape[1] - 1, codes.shape[1] - 1
+    text_mask = mask[:, :-1] if draft.config.masks_text_padding else torch.ones_like(mask[:, :-1])
+    tokens = torch.cat([codes.new_zeros(len(codes), num_text), codes[:, :n]], dim=1)
+    cache = _GrowingCache()
+    attention = prefix_mask(text_mask, num_text + n, hidden.dtype)
+    rotary = draft.rotary[: num_text + n, None, None]
+    embedded = draft.embed(tokens)
+    out = draft.layer(embedded + draft.from_hidden(hidden[:, :-1]), rotary, attention, cache)[:, num_text:]
+    predictions = [out]
+    step = torch.arange(n, device=hidden.device)
+    for depth in range(1, passes):
+        shifted = F.pad(out, (0, 0, 1, 0))[:, :-1]  # row n continues what the draft model predicted at row n - 1
+        masks = [attention[:, :, num_text:, :num_text], _band(step, depth, None, hidden.dtype)]
+        masks += [_band(step, depth - between, depth - between, hidden.dtype) for between in range(1, depth + 1)]
+        rows = len(codes)
+        joined = torch.cat([part.expand(rows, -1, -1, -1) for part in masks], dim=-1)
+        x = embedded[:, num_text:] + draft.from_hidden(shifted)
+        out = draft.layer(x, rotary[num_text:], joined, cache)
+        predictions.append(out)
+    return predictions
+
+
+def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask (1, 1, n, n): query row sees key rows `lowest` (and more, up to `highest`) places before it."""
+    distance = step[:, None] - step
+    visible = distance >= lowest
+    if highest is not None:
+        visible &= distance <= highest
+    return torch.zeros(visible.shape, dtype=dtype, device=step.device).masked_fill(~visible, float("-inf"))[None, None]
+
+
+class _GrowingCache:
+    """Keys and values of all passes so far, side by side; differentiable, for training only."""
+
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys.append(key)
+        self.values.append(value)
+        return torch.cat(self.keys, dim=1), torch.cat(self.values, dim=1)

@@ -1,0 +1,139 @@
+"""How a draft model is trained.
+
+Two losses. "guided" (default) compares what decoding compares: the guided distributions u + s (c - u) of target and
+draft model, on pairs of captioned and null rows, over several passes in which the draft model continues its own
+predictions. "published" is the LANTERN authors' loss: SmoothL1 on the hidden state plus 0.1 cross-entropy, unguided,
+one pass, noise on the input.
+
+The authors' recipe is loss "published", optimiser "adamw", learning_rate 1e-4, weight_decay 0.01, schedule "linear",
+warmup_share 0.03, noise 0.2, caption_dropout 0.1, num_epochs 20, precision "bfloat16". What differs from their code, on
+purpose:
+
+- Their loss mask leaves out the first draft of an image, which every generation needs, and keeps the hidden state
+  behind the last token, which predicts nothing. Here it is the other way round.
+- `accumulation` accumulates. Theirs divides the loss by it and updates after every batch all the same.
+- Warm-up is a share of all steps, theirs 3 % of one epoch's; its first step has a rate above 0, theirs has none.
+- The gradient's norm is clipped (`max_norm`); theirs clips each value to 0.5, which turns the gradient.
+- An image whose caption is dropped keeps its prompt's mask over the null caption, as the unguided half has it when
+  images are generated. Theirs shows all 120 rows. Which images are dropped is drawn anew in every epoch, not once.
+- The draft model does not attend to caption padding; theirs ignores the mask in training and in decoding.
+- Hidden states are computed when they are needed instead of stored, by the target in the precision of the run.
+- The noise has the width 0.2 * 512 / L of theirs, L being one shorter, since the last token's row is not read.
+- Validation images are a split of the data source, not the end of a folder's listing, and acceptance is measured on
+  them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from lantern_pipeline.training.loop import cosine_rate, linear_rate
+
+FINAL_SHARE = 0.02  # of the highest rate, at the end of the cosine
+
+_CHOICES = {
+    "loss": ("guided", "published"),
+    "optimiser": ("muon", "adamw"),
+    "schedule": ("cosine", "linear"),
+    "precision": ("float32", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class DrafterTraining:
+    """How the draft model is trained; the module's docstring tells how it differs from the published recipe.
+
+    Args:
+        num_steps: optimiser steps.
+        num_epochs: passes over the training images, in place of num_steps; see `resolve`.
+        batch_size: images of a batch, over all processes; the guided loss runs each with and without its caption.
+        accumulation: batches per optimiser step, whose gradients are averaged.
+        loss: "guided" or "published".
+        cfg_scale: guidance scale of the guided loss; that of decoding.
+        passes: how many drafts deep the guided loss trains.
+        hidden_weight: weight of the SmoothL1 loss on hidden states beside the guided cross-entropy.
+        noise: width of the uniform noise on the target's hidden states, published recipe 0.2.
+        caption_dropout: share of images trained with the null caption, published loss only.
+        optimiser: "muon" (Muon on the layer's matrices, AdamW on the rest) or "adamw".
+        matrix_learning_rate: Muon's, at its highest.
+        learning_rate: AdamW's, at its highest.
+        weight_decay: decoupled, of every parameter.
+        schedule: "cosine" to 2 % of the highest rate or "linear" to zero.
+        warmup: steps of linear warm-up.
+        warmup_share: share of all steps, in place of warmup.
+        max_norm: gradients are clipped to this norm.
+        precision: "float32", or "bfloat16": the draft model's matrix products and the target's weights. The draft
+            model's weights, the head, probabilities and losses stay float32.
+        num_eval: held-out images of a validation.
+        eval_every: optimiser steps between validations; None validates after the last step only.
+
+    Raises:
+        ValueError: an unknown choice, or captions to drop under the guided loss.
+    """
+
+    num_steps: int = 1000
+    num_epochs: float | None = None
+    batch_size: int = 16
+    accumulation: int = 1
+    loss: str = "guided"
+    cfg_scale: float = 3.0
+    passes: int = 3
+    hidden_weight: float = 0.1
+    noise: float = 0.0
+    caption_dropout: float = 0.0
+    optimiser: str = "muon"
+    matrix_learning_rate: float = 0.01
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.0
+    schedule: str = "cosine"
+    warmup: int = 50
+    warmup_share: float | None = None
+    max_norm: float = 1.0
+    precision: str = "float32"
+    num_eval: int = 64
+    eval_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for key, choices in _CHOICES.items():
+            if getattr(self, key) not in choices:
+                raise ValueError(f"drafter.{key} must be one of {', '.join(choices)}, got {getattr(self, key)!r}")
+        if self.is_guided and self.caption_dropout:
+            raise ValueError(
+                f"drafter.caption_dropout must be 0 under the guided loss, which runs every image without its caption "
+                f"too, got {self.caption_dropout}; set drafter.loss to published or drop no captions"
+            )
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the loss compares guided distributions."""
+        return self.loss == "guided"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the draft model's matrix products and the target's weights."""
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+    def resolve(self, num_images: int) -> DrafterTraining:
+        """Counts epochs and shares in steps.
+
+        Args:
+            num_images: training images.
+
+        Returns:
+            The same recipe with num_steps and warmup set, num_epochs and warmup_share None.
+        """
+        num_steps, warmup = self.num_steps, self.warmup
+        if self.num_epochs is not None:
+            num_steps = max(1, math.ceil(self.num_epochs * num_images / (self.batch_size * self.accumulation)))
+        if self.warmup_share is not None:
+            warmup = round(self.warmup_share * num_steps)
+        return replace(self, num_steps=num_steps, num_epochs=None, warmup=warmup, warmup_share=None)
+
+    def rate(self, i: int) -> float:
+        """Factor of the learning rates at step i; dimensionless, in [0, 1]."""
+        if self.schedule == "linear":
+            return linear_rate(i, self.num_steps, warmup=self.warmup)
+        return cosine_rate(i, self.num_steps, warmup=self.warmup, final_share=FINAL_SHARE)

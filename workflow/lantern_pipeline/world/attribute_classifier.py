@@ -1,0 +1,186 @@
+"""The recogniser: a small convolutional net that reads the attributes of an image of the embedded world.
+
+It is the ruler of the embedded experiment (prompt accuracy, features of FID and KID) and serves the tokenizer's
+perceptual loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
+from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene
+
+LAYOUTS = ("single", "horizontal", "vertical")
+_OBJECT_HEADS = {"size": tuple(SIZES), "colour": tuple(COLOURS), "shape": SHAPES}
+HEADS: dict[str, tuple[str, ...]] = {
+    "background": BACKGROUNDS,
+    "layout": LAYOUTS,
+    **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
+}
+_KIND = "recogniser"
+_BATCH = 256  # images; bounds the memory of whole-set calls
+
+
+@dataclass(frozen=True)
+class RecogniserConfig:
+    """Sizes of the recogniser.
+
+    Attributes:
+        image_size: side in pixels.
+        width: channels of the first stage; later stages have twice and four times as many.
+        num_features: length of the feature vector.
+    """
+
+    image_size: int = 48
+    width: int = 32
+    num_features: int = 128
+
+
+class Recogniser(nn.Module):
+    """Four convolution stages at 1/2, 1/4, 1/8 and 1/16 of the image, a feature vector, one linear head an attribute.
+
+    Heads are canonical: slot 0 is the left or top object. Slot 1 means nothing where the layout is "single".
+    """
+
+    def __init__(self, config: RecogniserConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.stages = nn.ModuleList(
+            [
+                nn.Sequential(_convolution(3, width, 2), _convolution(width, width, 1)),
+                nn.Sequential(_convolution(width, 2 * width, 2), _convolution(2 * width, 2 * width, 1)),
+                nn.Sequential(_convolution(2 * width, 4 * width, 2), _convolution(4 * width, 4 * width, 1)),
+                nn.Sequential(_convolution(4 * width, 4 * width, 2), nn.AdaptiveAvgPool2d(3)),
+            ]
+        )
+        self.project = nn.Sequential(
+            nn.Flatten(), nn.Linear(36 * width, config.num_features, bias=False), nn.BatchNorm1d(config.num_features)
+        )
+        self.heads = nn.ModuleDict({name: nn.Linear(config.num_features, len(HEADS[name])) for name in HEADS})
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the logits of each head, (images, values of the head); images (images, 3, size, size) in [-1, 1]."""
+        return self.read_features(self._project(images))
+
+    def read_features(self, features: Tensor) -> dict[str, Tensor]:
+        """Return the logits of each head from feature vectors (images, num_features)."""
+        hidden = F.relu(features)
+        return {name: head(hidden) for name, head in self.heads.items()}
+
+    def activations(self, images: Tensor, num_stages: int) -> list[Tensor]:
+        """Return the outputs of the first stages, for a perceptual loss; (images, channels, height, width) each."""
+        outputs = []
+        hidden = images
+        for stage in self.stages[:num_stages]:
+            hidden = stage(hidden)
+            outputs.append(hidden)
+        return outputs
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Return feature vectors (images, num_features) float32 for FID and KID, in eval mode."""
+        return torch.cat([self._project(chunk) for chunk in images.split(_BATCH)])
+
+    @torch.no_grad()
+    def read(self, images: Tensor) -> list[dict]:
+        """Read each image as a canonical scene, as `Scene.to_dict()` (relation "left of" or "above", or None)."""
+        logits = self.read_features(self.features(images))
+        values = {name: [HEADS[name][i] for i in scores.argmax(-1).tolist()] for name, scores in logits.items()}
+        return [_to_scene({name: column[row] for name, column in values.items()}) for row in range(len(images))]
+
+    def _project(self, images: Tensor) -> Tensor:
+        hidden = images.contiguous(memory_format=torch.channels_last)
+        for stage in self.stages:
+            hidden = stage(hidden)
+        return self.project(hidden)
+
+
+def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU())
+
+
+def _to_scene(values: Mapping[str, str]) -> dict:
+    relation = {"single": None, "horizontal": "left of", "vertical": "above"}[values["layout"]]
+    slots = (0,) if relation is None else (0, 1)
+    objects = tuple(tuple(values[f"{name}_{slot}"] for name in _OBJECT_HEADS) for slot in slots)
+    return Scene(values["background"], objects, relation).to_dict()
+
+
+def attribute_targets(scenes: Sequence[Scene | dict]) -> dict[str, Tensor]:
+    """Return the right answer of each head.
+
+    Args:
+        scenes: scenes or their `to_dict()`, in any object order; they are made canonical first.
+
+    Returns:
+        head -> (scenes,) int64, index into HEADS[head]; -1 where the scene has no such object.
+    """
+    columns: dict[str, list[int]] = {name: [] for name in HEADS}
+    for item in scenes:
+        scene = (Scene.from_dict(item) if isinstance(item, dict) else item).canonical()
+        columns["background"].append(BACKGROUNDS.index(scene.background))
+        columns["layout"].append(LAYOUTS.index(scene.layout))
+        for slot in (0, 1):
+            for position, (name, values) in enumerate(_OBJECT_HEADS.items()):
+                has_object = slot < len(scene.objects)
+                columns[f"{name}_{slot}"].append(values.index(scene.objects[slot][position]) if has_object else -1)
+    return {name: torch.tensor(column, dtype=torch.int64) for name, column in columns.items()}
+
+
+def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Compare what the recogniser reads with what the captions say.
+
+    Args:
+        logits: head -> (images, values), from `Recogniser.forward`.
+        targets: head -> (images,), from `attribute_targets`.
+
+    Returns:
+        is_match and is_applicable, both (images, heads) bool, heads in the order of HEADS; a head that does not apply
+        never matches.
+    """
+    expected = torch.stack([targets[name] for name in HEADS], dim=1)
+    answers = torch.stack([logits[name].argmax(-1) for name in HEADS], dim=1)
+    return answers == expected, expected >= 0
+
+
+@torch.no_grad()
+def evaluate_recogniser(recogniser: Recogniser, images: Tensor, scenes: Sequence[Scene | dict]) -> dict[str, float]:
+    """Measure how often the recogniser reads an attribute as the scene has it.
+
+    Args:
+        recogniser: in eval mode.
+        images: (images, 3, size, size) in [-1, 1].
+        scenes: of the same images.
+
+    Returns:
+        "accuracy_<head>" for each head, "accuracy" (mean over all attributes that apply), "accuracy_all" (share of
+        images with every attribute right). Dimensionless, in [0, 1].
+    """
+    logits = recogniser.read_features(recogniser.features(images))
+    is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))
+    per_head = is_match.sum(0) / is_applicable.sum(0).clamp(min=1)
+    result = {f"accuracy_{name}": float(value) for name, value in zip(HEADS, per_head, strict=True)}
+    result["accuracy"] = float(is_match.sum() / is_applicable.sum())
+    result["accuracy_all"] = float((is_match | ~is_applicable).all(1).float().mean())
+    return result
+
+
+def save_model(path: Path, model: Recogniser, extra_metadata: dict[str, Any] | None = None) -> None:
+    """Write the recogniser with its config; see `save_checkpoint`."""
+    save_checkpoint(path, model, _KIND, extra_metadata)
+
+
+def load_model(path: Path) -> Recogniser:
+    """Read a recogniser in eval mode; ValueError names a truncated or foreign file."""
+    state, metadata = load_checkpoint(path, _KIND)
+    return load_weights(Recogniser(RecogniserConfig(**metadata["config"])), state, path)

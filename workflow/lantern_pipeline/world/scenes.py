@@ -1,0 +1,278 @@
+"""The embedded world: captioned procedural images of one or two objects on a stochastic background.
+
+Every scene and every image is a pure function of (seed, index). Captions follow one grammar:
+"a {size} {colour} {shape} [{relation} a {size} {colour} {shape}] on {background}".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lantern_pipeline.world.shapes import SHAPES, signed_distance
+from lantern_pipeline.world.textures import (
+    COARSE_SIZE,
+    NUM_COARSE,
+    NUM_PARAMETERS,
+    REFERENCE_SIZE,
+    TEXTURES,
+    TextureNoise,
+    paint_backgrounds,
+)
+
+COLOURS = {
+    "red": (0.88, 0.10, 0.13),
+    "yellow": (0.98, 0.84, 0.12),
+    "green": (0.08, 0.74, 0.30),
+    "blue": (0.12, 0.30, 0.93),
+    "purple": (0.68, 0.20, 0.88),
+    "white": (0.97, 0.97, 0.97),
+}
+SIZES = {"small": 7.6, "large": 11.0}  # radius in units of a 48 pixel image
+BACKGROUNDS = tuple(TEXTURES)
+RELATIONS = ("left of", "right of", "above", "below")
+HELD_OUT = frozenset(
+    {("red", "cross"), ("yellow", "triangle"), ("green", "square"), ("blue", "ring"), ("purple", "circle")}
+)
+SPLITS = ("train", "seen", "unseen")
+VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "below", "on", *BACKGROUNDS)
+RENDER_CHUNK = 64  # images; larger chunks leave the cache and render several times slower
+_SINGLE_SHARE = 0.4
+_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_FIRST_IS_BEFORE = ("left of", "above")  # relations in which the first object named is the left or top one
+_OBJECT_PARAMETERS = 6
+_SCENE_STREAM, _RENDER_STREAM = 0, 1
+
+SceneObject = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a caption says about an image.
+
+    Attributes:
+        background: one of BACKGROUNDS.
+        objects: one or two (size, colour, shape), in the caption's order.
+        relation: one of RELATIONS, where the first object lies as seen from the second; None for one object.
+    """
+
+    background: str
+    objects: tuple[SceneObject, ...]
+    relation: str | None = None
+
+    @property
+    def layout(self) -> str:
+        """Return "single", "horizontal" or "vertical"."""
+        if self.relation is None:
+            return "single"
+        return "horizontal" if self.relation in ("left of", "right of") else "vertical"
+
+    def canonical(self) -> Scene:
+        """Return the same scene with the left or top object first ("A right of B" is "B left of A")."""
+        if self.relation is None or self.relation in _FIRST_IS_BEFORE:
+            return self
+        return Scene(self.background, self.objects[::-1], _OPPOSITE[self.relation])
+
+    def to_dict(self) -> dict:
+        """Return JSON values: background, objects (lists) and relation."""
+        return {
+            "background": self.background,
+            "objects": [list(item) for item in self.objects],
+            "relation": self.relation,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Scene:
+        """Rebuild a scene from `to_dict`."""
+        return cls(values["background"], tuple(tuple(item) for item in values["objects"]), values["relation"])
+
+
+def caption(scene: Scene) -> str:
+    """Write the caption of a scene, e.g. "a large red circle left of a small blue square on grass"."""
+    names = ["a " + " ".join(item) for item in scene.objects]
+    return f" {scene.relation} ".join(names) + f" on {scene.background}"
+
+
+def parse_caption(text: str) -> Scene:
+    """Read a caption back.
+
+    Args:
+        text: a sentence of the grammar; case and a final full stop do not matter.
+
+    Returns:
+        The scene, objects in the sentence's order.
+
+    Raises:
+        ValueError: an unknown word (named, with the known ones) or a sentence outside the grammar.
+    """
+    words = text.lower().rstrip(" .").split()
+    for word in words:
+        if word not in VOCABULARY:
+            raise ValueError(f"unknown word {word!r} in caption {text!r}; known words: {', '.join(VOCABULARY)}")
+    rest = list(words)
+    objects = [_take_object(rest, text)]
+    relation = None
+    if rest and rest[0] != "on":
+        relation = rest.pop(0)
+        if rest and rest[0] == "of":
+            relation += " " + rest.pop(0)
+        if relation not in RELATIONS:
+            raise _grammar_error(text)
+        objects.append(_take_object(rest, text))
+    if len(rest) != 2 or rest[0] != "on" or rest[1] not in BACKGROUNDS:
+        raise _grammar_error(text)
+    return Scene(rest[1], tuple(objects), relation)
+
+
+def _take_object(words: list[str], text: str) -> SceneObject:
+    """Remove "a {size} {colour} {shape}" from the front of `words`."""
+    taken = words[:4]
+    del words[:4]
+    if len(taken) < 4 or taken[0] != "a" or taken[1] not in SIZES or taken[2] not in COLOURS or taken[3] not in SHAPES:
+        raise _grammar_error(text)
+    return taken[1], taken[2], taken[3]
+
+
+def _grammar_error(text: str) -> ValueError:
+    return ValueError(
+        f"caption {text!r} is not of the form 'a <size> <colour> <shape> [<relation> a <size> <colour> <shape>] "
+        f"on <background>'; sizes: {', '.join(SIZES)}; colours: {', '.join(COLOURS)}; shapes: {', '.join(SHAPES)}; "
+        f"relations: {', '.join(RELATIONS)}; backgrounds: {', '.join(BACKGROUNDS)}"
+    )
+
+
+def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
+    """Return the counter-based generator of one image; streams separate scenes from pixels."""
+    return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (stream << 56) + index]))
+
+
+def sample_scene(seed: int, index: int, split: str) -> Scene:
+    """Draw the scene of one index; a pure function of the arguments.
+
+    Args:
+        seed: run seed.
+        index: image number, in [0, 2**48).
+        split: "train" and "seen" never hold a HELD_OUT (colour, shape); "unseen" holds at least one.
+
+    Returns:
+        A scene whose two objects, if two, differ in colour or shape.
+
+    Raises:
+        ValueError: unknown split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
+    sizes, colours = tuple(SIZES), tuple(COLOURS)
+    while True:
+        draw = generator.random(10)
+        background = BACKGROUNDS[int(draw[0] * len(BACKGROUNDS))]
+        objects = [
+            (sizes[int(s * len(sizes))], colours[int(c * len(colours))], SHAPES[int(f * len(SHAPES))])
+            for s, c, f in (draw[1:4], draw[4:7])
+        ]
+        relation = RELATIONS[int(draw[7] * len(RELATIONS))]
+        if draw[8] < _SINGLE_SHARE:
+            objects, relation = objects[:1], None
+        kinds = [item[1:] for item in objects]
+        is_unseen = any(kind in HELD_OUT for kind in kinds)
+        if is_unseen == (split == "unseen") and len(set(kinds)) == len(kinds):
+            return Scene(background, tuple(objects), relation)
+
+
+def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_size: int = 48) -> Tensor:
+    """Render scenes; image i is a pure function of (scenes[i], seed, indices[i], image_size).
+
+    Args:
+        scenes: what to draw, (images,).
+        seed: run seed.
+        indices: image numbers that key the noise (texture, positions, tints), (images,).
+        image_size: side in pixels.
+
+    Returns:
+        (images, 3, image_size, image_size) float32 in [-1, 1], red, green, blue, on 256 levels.
+
+    Raises:
+        ValueError: lengths differ.
+    """
+    if len(scenes) != len(indices):
+        raise ValueError(f"scenes and indices must have the same length, got {len(scenes)} and {len(indices)}")
+    images = torch.empty(len(scenes), 3, image_size, image_size)
+    for start in range(0, len(scenes), RENDER_CHUNK):
+        rows = slice(start, start + RENDER_CHUNK)
+        images[rows] = _render_chunk(scenes[rows], seed, indices[rows], image_size)
+    return images
+
+
+def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
+    """Render at most RENDER_CHUNK scenes; (images, 3, size, size)."""
+    noise, placement = _draw_noise(seed, indices, size)
+    images = paint_backgrounds([scene.background for scene in scenes], noise)
+    ordered = [scene.canonical() for scene in scenes]
+    for slot in (0, 1):
+        rows = [row for row, scene in enumerate(ordered) if len(scene.objects) > slot]
+        if rows:
+            objects = [ordered[row].objects[slot] for row in rows]
+            centres = torch.tensor([_centre(ordered[row].layout, slot) for row in rows])
+            index = torch.tensor(rows)
+            images[index] = _draw_objects(images[index], objects, centres, placement[index, slot])
+    # 256 levels, like any stored image; this also removes last-bit differences between machines and batch shapes
+    return images.clamp_(0.0, 1.0).mul_(255.0).round_().mul_(2.0 / 255.0).sub_(1.0)
+
+
+def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNoise, Tensor]:
+    """Return texture noise and (images, 2 slots, _OBJECT_PARAMETERS) uniform noise for the objects."""
+    counts = [2 * _OBJECT_PARAMETERS, NUM_PARAMETERS, NUM_COARSE * COARSE_SIZE**2, 2 * size * size]
+    values = np.empty((len(indices), sum(counts)), dtype=np.float32)
+    for row, index in enumerate(indices):
+        _generator(seed, _RENDER_STREAM, int(index)).random(dtype=np.float32, out=values[row])
+    placement, parameters, coarse, fine = torch.from_numpy(values).split(counts, dim=1)
+    noise = TextureNoise(
+        fine.reshape(-1, 2, size, size), coarse.reshape(-1, NUM_COARSE, COARSE_SIZE, COARSE_SIZE), parameters
+    )
+    return noise, placement.reshape(-1, 2, _OBJECT_PARAMETERS)
+
+
+def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
+    """Return centre x, y and their jitter half-widths, in units of a 48 pixel image."""
+    along = (12.0, 36.0)[slot]
+    if layout == "horizontal":
+        return along, 24.0, 0.9, 5.0
+    if layout == "vertical":
+        return 24.0, along, 5.0, 0.9
+    return 24.0, 24.0, 6.0, 6.0
+
+
+def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tensor, placement: Tensor) -> Tensor:
+    """Draw one object with its shadow into each image; all (images, ...), returns new images."""
+    size = images.shape[-1]
+    scale = REFERENCE_SIZE / size
+    jitter = 2.0 * placement - 1.0
+    position = centres[:, :2] + centres[:, 2:] * jitter[:, :2]
+    radius = torch.tensor([SIZES[item[0]] for item in objects]) * (1.0 + 0.04 * jitter[:, 2])
+    line = (torch.arange(size, dtype=torch.float32) + 0.5) * scale
+    x = line[None, None, :] - position[:, 0, None, None]
+    y = line[None, :, None] - position[:, 1, None, None]
+    distance = signed_distance([item[2] for item in objects], x, y, radius, 0.22 * jitter[:, 3])
+    shadow = torch.zeros_like(distance)
+    offset = max(1, round(2.0 / scale))
+    shadow[:, offset:, offset:] = 0.5 * torch.sigmoid(-0.9 * distance[:, :-offset, :-offset])
+    colour = torch.tensor([COLOURS[item[1]] for item in objects]) * (1.0 + 0.05 * jitter[:, 4:5])
+    surface = _shade(colour, distance, x, y, radius)
+    alpha = (0.5 - distance / scale).clamp(0.0, 1.0)[:, None]
+    images = images * (1.0 - shadow)[:, None]
+    return images + (surface - images) * alpha
+
+
+def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
+    """Light a surface from the top left: gradient, highlight and a dark rim; (images, 3, size, size)."""
+    r = radius[:, None, None]
+    light = 0.98 - 0.13 * (x + y) / r
+    rim = (distance / (0.11 * r) + 1.4).clamp(0.0, 1.0)
+    highlight = (1.0 - ((x + 0.32 * r) ** 2 + (y + 0.36 * r) ** 2) / (0.34 * r) ** 2).clamp(0.0, 1.0)
+    surface = colour[:, :, None, None] * (light * (1.0 - 0.55 * rim))[:, None]
+    return surface + (0.35 * highlight)[:, None] * (1.0 - surface)

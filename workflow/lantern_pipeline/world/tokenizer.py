@@ -1,0 +1,221 @@
+"""The embedded image tokenizer: a vector-quantised autoencoder with LlamaGen's interface and a stem made for CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lantern.checkpoints.layouts import own_metadata
+from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
+from lantern.models import vq16
+from lantern.models.image_codes import check_codes, check_images
+from lantern_pipeline.world.attribute_classifier import Recogniser, evaluate_recogniser
+from lantern_pipeline.world.scenes import Scene
+
+_KIND = "image_tokenizer"
+_BATCH = 32  # images; larger batches leave the cache
+_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Sizes of the tokenizer.
+
+    Attributes:
+        image_size: side in pixels, a multiple of 2 * grid.
+        grid: tokens a side; an image has grid * grid tokens.
+        codebook_size: number of codes.
+        code_dim: length of a code.
+        encoder_width: channels at 2 * grid a side; twice as many at the grid.
+        decoder_width: the same for the decoder.
+        decoder_blocks: residual blocks of the decoder at each of the two resolutions.
+    """
+
+    image_size: int = 48
+    grid: int = 8
+    codebook_size: int = 1024
+    code_dim: int = 8
+    encoder_width: int = 48
+    decoder_width: int = 64
+    decoder_blocks: int = 2
+
+    def __post_init__(self) -> None:
+        if self.image_size % (2 * self.grid):
+            raise ValueError(
+                f"tokenizer.image_size must be a multiple of 2 * grid = {2 * self.grid}, got {self.image_size}; "
+                "change image_size or grid"
+            )
+
+
+class ImageTokenizer(nn.Module):
+    """Images to codes and back.
+
+    Encoder: patches of image_size / (2 * grid) pixels -> residual blocks at 2 * grid and at grid -> code_dim channels,
+    normalised per position. Codes are the nearest rows of the l2-normalised codebook.
+    Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: what is normalised where.
+    """
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        super().__init__()
+        self.config = config
+        patch = config.image_size // (2 * config.grid)
+        width, wide = config.encoder_width, config.decoder_width
+        self.encoder = nn.Sequential(
+            nn.PixelUnshuffle(patch),
+            nn.Conv2d(3 * patch**2, width, 3, padding=1),
+            ResidualBlock(width),
+            nn.Conv2d(width, 2 * width, 2, stride=2),
+            ResidualBlock(2 * width),
+            nn.GroupNorm(_GROUPS, 2 * width),
+            nn.SiLU(),
+            nn.Conv2d(2 * width, config.code_dim, 1),
+        )
+        self.decoder = nn.Sequential(
+            nn.Conv2d(config.code_dim, 2 * wide, 3, padding=1),
+            *(ResidualBlock(2 * wide) for _ in range(config.decoder_blocks)),
+            nn.Conv2d(2 * wide, 4 * wide, 1),
+            nn.PixelShuffle(2),
+            *(ResidualBlock(wide) for _ in range(config.decoder_blocks)),
+            nn.GroupNorm(_GROUPS, wide),
+            nn.SiLU(),
+            nn.Conv2d(wide, 3 * patch**2, 3, padding=1),
+            nn.PixelShuffle(patch),
+        )
+        rows = torch.randn(config.codebook_size, config.code_dim, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("embedding", F.normalize(rows, dim=-1))
+
+    @property
+    def codebook(self) -> Tensor:
+        """The l2-normalised codes, (codebook_size, code_dim) float32."""
+        return F.normalize(self.embedding, dim=-1)
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Return unit vectors before quantisation, (images, grid * grid, code_dim), row by row of the grid."""
+        hidden = self.encoder(images.contiguous(memory_format=torch.channels_last))
+        return F.normalize(hidden.flatten(2).transpose(1, 2), dim=-1)
+
+    def reconstruct(self, latents: Tensor) -> Tensor:
+        """Return images (images, 3, size, size), not clamped, from vectors (images, grid * grid, code_dim)."""
+        grid = self.config.grid
+        hidden = latents.transpose(1, 2).unflatten(2, (grid, grid))
+        return self.decoder(hidden.contiguous(memory_format=torch.channels_last))
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the codes of images.
+
+        Args:
+            images: (images, 3, size, size) float32 in [-1, 1].
+
+        Returns:
+            (images, grid * grid) int64; the nearest code of each position, the first one on ties.
+
+        Raises:
+            ValueError: images of another size.
+        """
+        check_images(images, self.config.image_size)
+        return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Return the images of codes.
+
+        Args:
+            codes: (images, grid * grid) integers in [0, codebook_size).
+
+        Returns:
+            (images, 3, size, size) float32, clamped to [-1, 1].
+
+        Raises:
+            ValueError: wrong number of codes an image, or a code out of range.
+        """
+        check_codes(codes, self.config.grid, self.config.codebook_size)
+        codebook = self.codebook
+        chunks = codes.long().split(_BATCH)
+        return torch.cat([self.reconstruct(codebook[chunk]).clamp(-1.0, 1.0) for chunk in chunks])
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(silu(norm(conv(silu(norm(x)))))), the last convolution zero at first."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(_GROUPS, channels)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(_GROUPS, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (images, channels, height, width) to the same shape."""
+        hidden = self.conv1(F.silu(self.norm1(x)))
+        return x + self.conv2(F.silu(self.norm2(hidden)))
+
+
+def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
+    """Return the index of the nearest unit row of each unit vector.
+
+    Args:
+        vectors: (..., dim), unit length.
+        rows: (rows, dim), unit length; on the unit sphere the nearest row is the one of largest inner product.
+
+    Returns:
+        (...,) int64, the first index on ties.
+    """
+    return (vectors @ rows.T).argmax(-1)
+
+
+@torch.no_grad()
+def evaluate_tokenizer(
+    tokenizer: ImageTokenizer, recogniser: Recogniser | None, images: Tensor, scenes: Sequence[Scene | dict] | None
+) -> dict[str, float]:
+    """Measure reconstructions of held-out images.
+
+    Args:
+        tokenizer: in eval mode.
+        recogniser: in eval mode; None (with scenes None) where images have no known attributes.
+        images: (images, 3, size, size) in [-1, 1].
+        scenes: of the same images.
+
+    Returns:
+        psnr_db (mean over images, peak 2 on [-1, 1]), codes_used_share (of the codebook, in [0, 1]), perplexity (of the
+        code frequencies, in codes) and, with scenes, `evaluate_recogniser` of the reconstructions.
+    """
+    codes = tokenizer.encode(images)
+    reconstructions = tokenizer.decode(codes)
+    error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
+    counts = torch.bincount(codes.flatten(), minlength=tokenizer.config.codebook_size).double()
+    frequency = counts / counts.sum()
+    result = {
+        "psnr_db": float((10.0 * torch.log10(4.0 / error)).mean()),
+        "codes_used_share": float((counts > 0).double().mean()),
+        "perplexity": float(torch.exp(-torch.xlogy(frequency, frequency).sum())),
+    }
+    if recogniser is not None and scenes is not None:
+        result.update(evaluate_recogniser(recogniser, reconstructions, scenes))
+    return result
+
+
+def save_model(path: Path, model: ImageTokenizer, extra_metadata: dict[str, Any] | None = None) -> None:
+    """Write the tokenizer with its config; see `save_checkpoint`."""
+    save_checkpoint(path, model, _KIND, extra_metadata)
+
+
+def load_model(path: Path) -> ImageTokenizer | vq16.VQ16:
+    """Read a tokenizer in eval mode, the embedded world's or a published one, whichever the file holds.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a truncated or foreign file; names it.
+    """
+    if (own_metadata(path) or {}).get("kind") == vq16.KIND:
+        return vq16.load_vq16(path)
+    state, metadata = load_checkpoint(path, _KIND)
+    return load_weights(ImageTokenizer(TokenizerConfig(**metadata["config"])), state, path)
