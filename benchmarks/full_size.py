@@ -5,7 +5,7 @@
     python benchmarks/full_size.py --size XL --device cuda --dtype bfloat16 --batch 4
 
 Per preset: one image (or a batch) from random caption features to pixels, after one that does not count. Seconds
-are those of the prefill, of the steps and of the image decoder; memory is the peak against `lantern.memory`'s formula;
+are those of the prefill, of the steps and of the image decoder; memory is the peak against `memory`'s formula;
 operations are the tensor operations of a step that are no views, each a kernel launch on a GPU. Random weights give
 nearly flat distributions: seconds per step are real, while seconds per image follow from accepted lengths that real
 weights do not have. The last line of the output is JSON; `benchmarks/overlay_hours.py` reads it.
@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
+from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.checkpoints.native import cast_weights
@@ -33,7 +34,6 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.drafting import DynamicTreeOptions
 from lantern.generation import make_tree, synchronise
-from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import PRESETS, MethodSpec
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.target import TargetConfig, TargetModel, cast_target
@@ -165,7 +165,7 @@ def make_spec(preset: str) -> MethodSpec:
     parts = dict(PRESETS[preset])
     wanted = {
         "additive": ("k", "delta"),
-        "budget": ("k", "delta"),
+        "bounded": ("k", "delta"),
         "multiplicative": ("k", "lambda_"),
         "proximity": ("k",),
     }.get(parts["relaxation"], ())

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from snakemake.utils import update_config
 
 from lantern.drafting import DynamicTreeOptions
 from lantern.generation import make_tree
-from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.config import DraftConfig, target_parameters
 from lantern_pipeline.config.resources import target_sizes

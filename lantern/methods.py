@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 DRAFTS = ("sampled", "top", "coupled")
-RELAXATIONS = ("none", "additive", "jensen_shannon", "multiplicative", "budget", "proximity")
+RELAXATIONS = ("none", "additive", "jensen_shannon", "multiplicative", "bounded", "proximity")
 RESIDUALS = ("paper", "official", "official_lumina")
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
 
@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "lantern_pp": {"tree": "static", "drafts": "sampled", "relaxation": "multiplicative"},
     "coupled": {"tree": "static", "drafts": "coupled", "relaxation": "none"},
     "proximity": {"tree": "static", "drafts": "coupled", "relaxation": "proximity"},
-    "bounded": {"tree": "dynamic", "drafts": "top", "relaxation": "budget"},
+    "bounded": {"tree": "dynamic", "drafts": "top", "relaxation": "bounded"},
 }
 # Which parameters a relaxation takes; the others must not be given.
 PARAMETERS = {
@@ -33,7 +33,7 @@ PARAMETERS = {
     "additive": ("k", "delta"),
     "jensen_shannon": ("k", "delta"),
     "multiplicative": ("k", "lambda_"),
-    "budget": ("k", "delta"),
+    "bounded": ("k", "delta"),
     "proximity": ("k",),
 }
 
@@ -46,7 +46,7 @@ class MethodSpec:
         name: preset or a name of the config's choice.
         tree: "dynamic", or the name of a static tree; None for autoregressive decoding.
         drafts: "sampled", "top" or "coupled"; None for autoregressive decoding.
-        relaxation: "none", "additive", "jensen_shannon", "multiplicative", "budget" or "proximity".
+        relaxation: "none", "additive", "jensen_shannon", "multiplicative", "bounded" or "proximity".
         residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina".
         neighbours: which nearest codes, one of NEIGHBOURS; None without relaxation.
         k: nearest codes; None without relaxation.
@@ -130,13 +130,13 @@ def _check_drafts(spec: MethodSpec) -> None:
         raise ValueError(
             f"sampled drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
         )
-    if spec.relaxation == "budget" and spec.drafts != "top":
+    if spec.relaxation == "bounded" and spec.drafts != "top":
         raise ValueError(
             f"relaxation budget needs drafts top, got {spec.drafts} for {spec.name}; only there delta bounds TV"
         )
     if spec.relaxation == "proximity" and spec.drafts == "sampled":
         raise ValueError(f"relaxation proximity needs drafts coupled or top, got sampled for {spec.name}")
-    if spec.residual != "paper" and (spec.drafts == "coupled" or spec.relaxation in ("budget", "proximity")):
+    if spec.residual != "paper" and (spec.drafts == "coupled" or spec.relaxation in ("bounded", "proximity")):
         raise ValueError(
             f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
         )

@@ -152,7 +152,7 @@ def make_relaxation(spec: MethodSpec) -> relaxation.Relaxation | None:
         "additive": lambda: relaxation.AdditiveBound(spec.k, spec.delta),
         "jensen_shannon": lambda: relaxation.JensenShannonBound(spec.k, spec.delta),
         "multiplicative": lambda: relaxation.MultiplicativeBound(spec.k, spec.lambda_),
-        "budget": lambda: relaxation.BudgetBound(spec.k, spec.delta),
+        "bounded": lambda: relaxation.BudgetBound(spec.k, spec.delta),
         "proximity": lambda: relaxation.Proximity(spec.k),
     }
     return makers[spec.relaxation]()

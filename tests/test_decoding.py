@@ -102,7 +102,7 @@ METHODS = {
     "multiplicative": method(
         tree="bushy", drafts="sampled", relaxation="multiplicative", neighbours="l2_normalised", k=4, lambda_=3.0
     ),
-    "budget": method(tree="dynamic", drafts="top", relaxation="budget", neighbours="l2_normalised", k=4, delta=0.2),
+    "bounded": method(tree="dynamic", drafts="top", relaxation="bounded", neighbours="l2_normalised", k=4, delta=0.2),
     "proximity": method(tree="bushy", drafts="coupled", relaxation="proximity", neighbours="l2_normalised", k=3),
 }
 
@@ -121,7 +121,7 @@ def test_images_do_not_depend_on_the_batch(models, name, temperature):
     assert torch.equal(shuffled.codes, together.codes[[4, 2, 0, 1, 3]])
 
 
-@pytest.mark.parametrize("name", ["additive", "multiplicative", "budget", "proximity"])
+@pytest.mark.parametrize("name", ["additive", "multiplicative", "bounded", "proximity"])
 def test_relaxation_accepts_more_than_exact_decoding(models, name):
     """Over 40 images; the exact counterpart shares tree, drafts and noise."""
     spec = METHODS[name]
@@ -260,7 +260,7 @@ def test_missing_parts_are_named(models):
 def test_every_preset_has_parts_that_go_together():
     for name, parts in PRESETS.items():
         wanted = {"k": 4} if parts["relaxation"] != "none" else {}
-        wanted |= {"delta": 0.1} if parts["relaxation"] in ("additive", "budget") else {}
+        wanted |= {"delta": 0.1} if parts["relaxation"] in ("additive", "bounded") else {}
         wanted |= {"lambda_": 2.0} if parts["relaxation"] == "multiplicative" else {}
         wanted |= {"neighbours": "l2"} if wanted else {}
         assert MethodSpec(name=name, **parts, **wanted).name == name

@@ -89,7 +89,7 @@ def test_a_list_of_presets_is_an_entry_for_each():
         "bounded-k20-delta0.1",
         "bounded-k20-delta0.4",
     ]
-    assert [run.spec.relaxation for run in runs] == ["additive", "additive", "budget", "budget"]
+    assert [run.spec.relaxation for run in runs] == ["additive", "additive", "bounded", "bounded"]
 
 
 def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():

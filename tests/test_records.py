@@ -75,7 +75,7 @@ def test_no_images_are_selected_by_no_rows():
         (None, "none", "paper", 1.0, True),
         ("coupled", "proximity", "paper", 1.0, True),
         ("top", "additive", "paper", 1.0, True),
-        ("top", "budget", "paper", 1.0, True),
+        ("top", "bounded", "paper", 1.0, True),
         ("top", "none", "official", 1.0, True),  # without relaxation the authors' residual is the exact one
         ("sampled", "none", "paper", 1.0, False),
         ("sampled", "multiplicative", "paper", 1.0, False),

@@ -14,10 +14,17 @@ from tiny_run import ROOT, TINY, Workflow, without_time
 PROFILE = ROOT / "profiles" / "slurm"
 SMALL = Path(__file__).parent / "small.yaml"
 # The config says cpu, so that these rules compute on it; they ask for the toy's GPU all the same.
-GPU_RULES = ["generate_images", "measure_latency", "measure_law"]
+GPU_RULES = ["generate_images", "measure_latency", "measure_total_variation"]
 # All that comes before the first image, as one job: a test has no time for nine.
 MODELS = [
-    *("write_prompts", "write_captions", "train_recogniser", "train_clip", "train_tokenizer", "encode_images"),
+    *(
+        "write_prompts",
+        "write_captions",
+        "train_attribute_classifier",
+        "train_clip",
+        "train_tokenizer",
+        "encode_images",
+    ),
     *("train_target", "train_drafter", "build_nearest_codes"),
 ]
 TARGETS = ["results/summary.csv", "results/paired.csv"]

@@ -162,7 +162,7 @@ def test_a_job_outlives_a_controller_that_is_killed(slurm, disturbed_run):
 def test_only_jobs_with_a_fault_are_sent_again_and_nothing_is_trained(slurm, disturbed_run):
     _, states, log = attempts_at(disturbed_run, *SPARED)
     assert states == ["COMPLETED"] and not goes_on_behind_its_images(log)
-    after = ["measure_law", "measure_quality", "report_publish_tables_summarise"]
+    after = ["measure_total_variation", "measure_quality", "report_publish_tables_summarise"]
     comments = [job["Comment"].partition("_wildcards")[0] for job in disturbed_run.jobs]
     assert sorted(comments) == sorted(["rule_generate_images"] * (4 + 3) + [f"rule_{name}" for name in after])
     assert slurm.processes() == []

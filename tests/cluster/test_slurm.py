@@ -48,7 +48,7 @@ def test_a_job_asks_for_the_memory_and_time_of_its_rule(cluster_run, rule):
     wanted = {
         "generate_images": (sizes.decoding_mb(), sizes.decoding_minutes(4, 2)),
         "measure_latency": (sizes.decoding_mb(), sizes.decoding_minutes(4, 1)),
-        "measure_law": (sizes.scoring_mb(1000), sizes.decoding_minutes(4, 2, 120)),
+        "measure_total_variation": (sizes.scoring_mb(1000), sizes.decoding_minutes(4, 2, 120)),
     }[rule]
     for job in cluster_run.jobs_of(rule):
         assert (megabytes(job), minutes(job)) == tuple(resource(None, 1) for resource in wanted)

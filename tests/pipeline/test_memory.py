@@ -6,10 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from lantern.draft_tree import tree_choices
-from lantern.drafting import DynamicTreeOptions
-from lantern.kv_cache import KVCache
 from memory import (
     GIB,
     DecodingLoad,
@@ -18,6 +14,10 @@ from memory import (
     nodes_of,
     tokenizer_parameters,
 )
+
+from lantern.draft_tree import tree_choices
+from lantern.drafting import DynamicTreeOptions
+from lantern.kv_cache import KVCache
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, resolve_size, target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel

@@ -40,9 +40,13 @@ def test_the_provenance_holds_the_hashes_of_the_files(finished, provenance):
         for name, entry in provenance[part].items():
             content = finished.result(name).read_bytes()
             assert entry == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}, name
-    models = {f"{name}/model.safetensors" for name in ("tokenizer", "target/s0", "drafter/s0", "recogniser", "clip")}
+    models = {
+        f"{name}/model.safetensors" for name in ("tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip")
+    }
     assert models <= set(provenance["models"]) and len(provenance["records"]) == 2 * len(METHODS)
-    assert {"summary.csv", "paired.csv", "law/law.csv", "ablations/neighbours.csv"} <= set(provenance["tables"])
+    assert {"summary.csv", "paired.csv", "total_variation/methods.csv", "ablations/neighbours.csv"} <= set(
+        provenance["tables"]
+    )
     assert len(provenance["figures"]) == 28 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
 
 

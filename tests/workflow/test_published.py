@@ -88,7 +88,7 @@ def write_overlay(folder, resources: dict) -> Path:
         "drafter": {"checkpoint": "drafter"},
         "codebook": {"num_neighbours": 20},
         "methods": methods,
-        "law": {"k": 10, "aggregated": [1, 4]},
+        "total_variation": {"k": 10, "aggregated": [1, 4]},
         "latency": {"num_images": 2, "num_warmup": 1},
         "metrics": {
             "kid_subset_size": 4,
@@ -137,7 +137,7 @@ def test_the_table_holds_the_methods_of_the_overlay_and_says_how_exact_they_are(
     exact = summary[summary["method"].isin(["coupled", "eagle2"])]
     assert exact["tokens_equal_autoregressive"].notna().all()
     assert not (exact["margin_at_difference"] > 0.2).any()  # nats: tokens part where two candidates are close
-    verdict = json.loads(finished.result("verdict.json").read_text())
+    verdict = json.loads(finished.result("findings.json").read_text())
     assert "Decoded in bfloat16" in verdict["text"] and "NOT exact" not in verdict["text"]
 
 

@@ -26,7 +26,7 @@ def test_every_method_is_compared_with_autoregressive_decoding_by_prompt(finishe
     paired = read_table(finished.result("paired.csv"))
     keys = ["method_id", "prompt_set", "temperature", "repeat", "metric"]
     assert not paired.duplicated(keys).any()
-    metrics = {"nll", "clip_score", "prompt_accuracy", "pixel_mse", "recogniser_distance", "speedup"}
+    metrics = {"nll", "clip_score", "prompt_accuracy", "pixel_mse", "feature_distance", "speedup"}
     assert set(paired["metric"]) == metrics
     assert len(paired) == (len(METHODS) - 1) * 3 * len(metrics)
     assert set(paired["repeat"]) == {"s0n0", "s0n1", "pooled"}
@@ -39,7 +39,7 @@ def test_every_method_is_compared_with_autoregressive_decoding_by_prompt(finishe
 
 
 def test_the_law_of_exact_methods_is_the_targets_and_a_budget_is_kept(finished):
-    law = read_table(finished.result("law/law.csv")).set_index("method_id")
+    law = read_table(finished.result("total_variation/methods.csv")).set_index("method_id")
     assert law.index.tolist() == METHODS
     assert law["kind"].tolist() == ["none", "enumeration", "coupling", "coupling", "enumeration"]
     assert set(law["repeat"]) == {"s0n0"} and set(law["prompt_set"]) == {"seen"}
@@ -62,7 +62,7 @@ def test_rules_and_aggregation_are_compared_at_the_same_nodes(finished):
 
 
 def test_images_are_followed_token_by_token(finished):
-    divergence = read_table(finished.result("law/divergence.csv"))
+    divergence = read_table(finished.result("total_variation/divergence.csv"))
     assert set(divergence["repeat"]) == {"s0n0", "s0n1", "pooled"} and divergence["position"].max() == 15
     exact = divergence[divergence["method_id"].isin(EXACT)]
     assert (exact["share_identical"] == 1).all() and (exact["nll_excess"] == 0).all()

@@ -96,7 +96,7 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
     for picture in finished.result("figures").glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-    assert read_json(finished.result("verdict.json"))["numbers"]["num_images"] == "8"  # of both repeats
+    assert read_json(finished.result("findings.json"))["numbers"]["num_images"] == "8"  # of both repeats
 
 
 def test_a_run_leaves_no_temporary_file_and_says_what_it_does(finished):
@@ -119,7 +119,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_pat
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
     assert "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert "What made these results" in page and "provenance.json" in page and "torch 2." in page
-    assert read_json(finished.result("verdict.json"))["numbers"]["autoregressive_nll"] in page
+    assert read_json(finished.result("findings.json"))["numbers"]["autoregressive_nll"] in page
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
 
@@ -149,14 +149,30 @@ def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path)
     "module, runs, rests",
     [
         (
-            "acceptance.py",
-            {"generate_images", "measure_latency", "measure_quality", "measure_law", "run_ablation"},
+            "lantern/acceptance.py",
+            {"generate_images", "measure_latency", "measure_quality", "measure_total_variation", "run_ablation"},
             TRAINING | {"build_nearest_codes", "build_co_varying_codes"},
         ),
-        ("metrics/law.py", {"measure_law"}, TRAINING | {"generate_images", "measure_quality", "run_ablation"}),
-        ("metrics/scores.py", {"measure_quality", "run_ablation"}, TRAINING | {"generate_images", "measure_latency"}),
-        ("figures/tradeoff.py", {"draw_tradeoff"}, TRAINING | {"generate_images", "draw_samples", "summarise"}),
-        ("training/tokenizer.py", {"train_tokenizer", "train_target"}, {"train_recogniser", "train_clip"}),
+        (
+            "workflow/lantern_pipeline/metrics/output_distribution.py",
+            {"measure_total_variation"},
+            TRAINING | {"generate_images", "measure_quality", "run_ablation"},
+        ),
+        (
+            "workflow/lantern_pipeline/metrics/evaluate_images.py",
+            {"measure_quality", "run_ablation"},
+            TRAINING | {"generate_images", "measure_latency"},
+        ),
+        (
+            "workflow/lantern_pipeline/figures/tradeoff.py",
+            {"draw_tradeoff"},
+            TRAINING | {"generate_images", "draw_samples", "summarise"},
+        ),
+        (
+            "workflow/lantern_pipeline/training/tokenizer.py",
+            {"train_tokenizer", "train_target"},
+            {"train_attribute_classifier", "train_clip"},
+        ),
     ],
 )
 def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path, module, runs, rests):
@@ -180,11 +196,15 @@ def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path, module, runs
         ({"figures": {"dpi": 90}}, {"draw_samples"}, TRAINING | {"generate_images", "measure_quality", "summarise"}),
         ({"generation": {"batch_size": 3}}, {"generate_images"}, TRAINING | {"measure_latency"}),
         (
-            {"law": {"max_nodes": 21}},
-            {"measure_law"},
+            {"total_variation": {"max_nodes": 21}},
+            {"measure_total_variation"},
             TRAINING | {"generate_images", "measure_quality", "run_ablation"},
         ),
-        ({"ablations": {"num_prompts": 4}}, {"run_ablation"}, TRAINING | {"generate_images", "measure_law"}),
+        (
+            {"ablations": {"num_prompts": 4}},
+            {"run_ablation"},
+            TRAINING | {"generate_images", "measure_total_variation"},
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -206,7 +226,13 @@ def test_a_new_training_seed_trains_its_own_models_and_nothing_else(finished, tm
     jobs = planned(output)
     assert code == 0 and (jobs["train_target"], jobs["train_drafter"]) == (1, 1), output
     assert jobs["generate_images"] == 2 * len(METHODS) and jobs["measure_latency"] == jobs["measure_quality"] == 2
-    assert not {"train_recogniser", "train_tokenizer", "train_clip", "run_ablation", "measure_law"} & set(jobs)
+    assert not {
+        "train_attribute_classifier",
+        "train_tokenizer",
+        "train_clip",
+        "run_ablation",
+        "measure_total_variation",
+    } & set(jobs)
 
 
 # --- foreign files, interrupted training ----------------------------------------------------------

@@ -16,7 +16,14 @@ TINY = Path(__file__).parent / "tiny.yaml"
 METHODS = ["autoregressive", "eagle2", "coupled", "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
 EXACT = METHODS[:3]
 TIMED = ("latency_s", "speedup", "seconds_in_batch")  # what is measured with a clock: columns, or rows of a metric
-TRAINING = {"train_recogniser", "train_tokenizer", "encode_images", "train_clip", "train_target", "train_drafter"}
+TRAINING = {
+    "train_attribute_classifier",
+    "train_tokenizer",
+    "encode_images",
+    "train_clip",
+    "train_target",
+    "train_drafter",
+}
 
 
 @dataclass
@@ -70,7 +77,7 @@ def edited_project(folder, module):
     """A copy of the project with one statement more in a module."""
     ignored = shutil.ignore_patterns(".git", ".venv", "results", ".snakemake", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, folder, ignore=ignored)
-    with open(folder / "lantern" / module, "a") as file:
+    with open(folder / module, "a") as file:
         file.write("\nEDITED = True\n")
     return folder
 

@@ -62,7 +62,7 @@ HEADLINE = {
 # Laws are of sampled tokens: at a greedy headline, those of the highest temperature that runs.
 LAW = HEADLINE if HEADLINE["temperature"] != "0" else {**HEADLINE, "temperature": TEMPERATURES[-1]}
 # Weights and real images from elsewhere, looked at before anything is generated; none where the run trains its rulers.
-RULER_FILES = published_files(config["metrics"], RESOURCES)
+METRIC_FILES = published_files(config["metrics"], RESOURCES)
 # What a folder of images holds is part of the config as far as re-running is concerned; in how many jobs it is read is not.
 DATA = {
     "data": {key: value for key, value in config["data"].items() if key not in ("num_shards", "captions")},
@@ -73,8 +73,8 @@ SOURCE = config["data"]["source"]
 HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
 
 # The report's front page reads its numbers from here; a first run has none yet.
-VERDICT = Path("results", config["experiment"], "verdict.json")
-config["numbers"] = json.loads(VERDICT.read_text())["numbers"] if VERDICT.is_file() else {}
+FINDINGS = Path("results", config["experiment"], "findings.json")
+config["numbers"] = json.loads(FINDINGS.read_text())["numbers"] if FINDINGS.is_file() else {}
 
 PUBLISHED_RESULTS = Path(workflow.basedir, "workflow/lantern_pipeline/analysis/published_results.csv").as_posix()
 
@@ -85,7 +85,7 @@ FIGURES = [
     "fig_d_aggregation",
     "fig_e_latent_proximity",
     "fig_f_speed_bars",
-    "fig_h_law",
+    "fig_h_total_variation",
     "fig_i_acceptance_map",
     "fig_j_step_time",
     "fig_l_published",
@@ -120,7 +120,7 @@ def stage(*parts):
 
 def metric_inputs(metrics):
     """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""
-    trained = {name: stage(name, "model.safetensors") for name in ("recogniser", "clip")}
+    trained = {name: stage(name, "model.safetensors") for name in ("attribute_classifier", "clip")}
     return metric_files(metrics, trained, RESOURCES, stage("reference", "features.safetensors"))
 
 

@@ -3,8 +3,8 @@
 
 use rule draw_tradeoff as draw_aggregation with:
     input:
-        acceptance=stage("law", "acceptance.csv"),
-        verdict=stage("verdict.json"),
+        acceptance=stage("total_variation", "acceptance.csv"),
+        verdict=stage("findings.json"),
     output:
         png=report(
             stage("figures", "fig_d_aggregation.png"), caption="../report/fig_d_aggregation.rst", category="Figures"
@@ -16,7 +16,7 @@ use rule draw_tradeoff as draw_aggregation with:
         code=code("draw_aggregation.py"),
         script="draw_aggregation.py",
         settings=config["figures"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing acceptance before and after aggregation"
 
@@ -24,7 +24,7 @@ use rule draw_tradeoff as draw_aggregation with:
 use rule draw_tradeoff as draw_speed_bars with:
     input:
         summary=stage("summary.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(
             stage("figures", "fig_f_speed_bars.png"), caption="../report/fig_f_speed_bars.rst", category="Figures"
@@ -37,7 +37,7 @@ use rule draw_tradeoff as draw_speed_bars with:
         script="draw_speed_bars.py",
         settings=config["figures"],
         metrics=config["metrics"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing the bars of speed-up and accepted length"
 
@@ -45,7 +45,7 @@ use rule draw_tradeoff as draw_speed_bars with:
 use rule draw_tradeoff as draw_neighbours with:
     input:
         table=stage("ablations", "neighbours.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(
             stage("figures", "fig_g_neighbours.png"), caption="../report/fig_g_neighbours.rst", category="Figures"
@@ -57,28 +57,32 @@ use rule draw_tradeoff as draw_neighbours with:
         code=code("draw_neighbours.py"),
         script="draw_neighbours.py",
         settings=config["figures"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing nearest against random neighbours"
 
 
-use rule draw_tradeoff as draw_law with:
+use rule draw_tradeoff as draw_total_variation with:
     input:
-        curves=stage("law", "curves.csv"),
-        law=stage("law", "law.csv"),
+        curves=stage("total_variation", "curves.csv"),
+        law=stage("total_variation", "methods.csv"),
         summary=stage("summary.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
-        png=report(stage("figures", "fig_h_law.png"), caption="../report/fig_h_law.rst", category="Figures"),
-        pdf=stage("figures", "fig_h_law.pdf"),
+        png=report(
+            stage("figures", "fig_h_total_variation.png"),
+            caption="../report/fig_h_total_variation.rst",
+            category="Figures",
+        ),
+        pdf=stage("figures", "fig_h_total_variation.pdf"),
     log:
-        log_of("draw_law"),
+        log_of("draw_total_variation"),
     params:
-        code=code("draw_law.py"),
-        script="draw_law.py",
+        code=code("draw_total_variation.py"),
+        script="draw_total_variation.py",
         settings=config["figures"],
         metrics=config["metrics"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing total variation against its bound"
 
@@ -87,7 +91,7 @@ use rule draw_tradeoff as draw_step_time with:
     input:
         steps=stage("latency", "steps.csv"),
         summary=stage("summary.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(stage("figures", "fig_j_step_time.png"), caption="../report/fig_j_step_time.rst", category="Figures"),
         pdf=stage("figures", "fig_j_step_time.pdf"),
@@ -98,7 +102,7 @@ use rule draw_tradeoff as draw_step_time with:
         script="draw_step_time.py",
         settings=config["figures"],
         metrics=config["metrics"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing where a step's time goes"
 
@@ -107,7 +111,7 @@ use rule draw_tradeoff as draw_published with:
     input:
         published=PUBLISHED_RESULTS,
         summary=stage("summary.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(stage("figures", "fig_l_published.png"), caption="../report/fig_l_published.rst", category="Figures"),
         pdf=stage("figures", "fig_l_published.pdf"),
@@ -118,16 +122,16 @@ use rule draw_tradeoff as draw_published with:
         script="draw_published.py",
         settings=config["figures"],
         metrics=config["metrics"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing published numbers beside this run's"
 
 
 use rule draw_tradeoff as draw_divergence with:
     input:
-        divergence=stage("law", "divergence.csv"),
+        divergence=stage("total_variation", "divergence.csv"),
         summary=stage("summary.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(
             stage("figures", "fig_m_divergence.png"), caption="../report/fig_m_divergence.rst", category="Figures"
@@ -140,7 +144,7 @@ use rule draw_tradeoff as draw_divergence with:
         script="draw_divergence.py",
         settings=config["figures"],
         metrics=config["metrics"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing the divergence over the image"
 
@@ -148,7 +152,7 @@ use rule draw_tradeoff as draw_divergence with:
 use rule draw_tradeoff as draw_ablations with:
     input:
         tables=expand(stage("ablations", "{ablation}.csv"), ablation=ABLATIONS),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(stage("figures", "fig_n_ablations.png"), caption="../report/fig_n_ablations.rst", category="Figures"),
         pdf=stage("figures", "fig_n_ablations.pdf"),
@@ -158,6 +162,6 @@ use rule draw_tradeoff as draw_ablations with:
         code=code("draw_ablations.py"),
         script="draw_ablations.py",
         settings=config["figures"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing the ablations"

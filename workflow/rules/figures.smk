@@ -9,7 +9,7 @@ rule draw_samples:
         records=headline_records(),
         prompts=stage("prompts", f"{config['metrics']['headline_prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(stage("figures", "fig_a_samples.png"), caption="../report/fig_a_samples.rst", category="Figures"),
         pdf=stage("figures", "fig_a_samples.pdf"),
@@ -24,7 +24,7 @@ rule draw_samples:
     params:
         code=code("draw_samples.py"),
         settings=config["figures"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing the sample grid"
     script:
@@ -35,7 +35,7 @@ rule draw_samples:
 rule draw_tradeoff:
     input:
         summary=stage("summary.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(stage("figures", "fig_b_tradeoff.png"), caption="../report/fig_b_tradeoff.rst", category="Figures"),
         pdf=stage("figures", "fig_b_tradeoff.pdf"),
@@ -52,7 +52,7 @@ rule draw_tradeoff:
         script="draw_tradeoff.py",
         settings=config["figures"],
         metrics=config["metrics"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing the trade-off of speed and quality"
     script:
@@ -62,7 +62,7 @@ rule draw_tradeoff:
 rule draw_ambiguity:
     input:
         ambiguity=stage("quality", "ambiguity.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(stage("figures", "fig_c_ambiguity.png"), caption="../report/fig_c_ambiguity.rst", category="Figures"),
         pdf=stage("figures", "fig_c_ambiguity.pdf"),
@@ -77,7 +77,7 @@ rule draw_ambiguity:
     params:
         code=code("draw_ambiguity.py"),
         settings=config["figures"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing the histograms of ambiguity"
     script:

@@ -123,7 +123,7 @@ def files_from_elsewhere():
     values = [config[section]["checkpoint"] for section in sections]
     values += [config["prompts"][name].get("file") for name in PROMPT_SETS]
     found = [resource_of(value, RESOURCES) for value in values if value]
-    return list(dict.fromkeys([*found, *RULER_FILES.values()]))
+    return list(dict.fromkeys([*found, *METRIC_FILES.values()]))
 
 
 def figure_files():
@@ -131,6 +131,6 @@ def figure_files():
     return expand(stage("figures", "{figure}.{ending}"), figure=FIGURES, ending=["png", "pdf"])
 
 
-def verdict_numbers(wildcards, input):
+def finding_numbers(wildcards, input):
     """Numbers that the captions interpolate: name -> text. Snakemake shows TBD while the file is still to be made."""
     return json.loads(Path(input.verdict).read_text())["numbers"]

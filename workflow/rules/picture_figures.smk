@@ -7,7 +7,7 @@ use rule draw_tradeoff as draw_latent_proximity with:
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
         nearest=stage("codebook", "l2_normalised.safetensors"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(
             stage("figures", "fig_e_latent_proximity.png"),
@@ -25,7 +25,7 @@ use rule draw_tradeoff as draw_latent_proximity with:
         script="draw_latent_proximity.py",
         settings=config["figures"],
         seed=SEED,
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing images of near codes"
 
@@ -34,7 +34,7 @@ use rule draw_tradeoff as draw_acceptance_map with:
     input:
         records=headline_records(),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(
             stage("figures", "fig_i_acceptance_map.png"),
@@ -52,7 +52,7 @@ use rule draw_tradeoff as draw_acceptance_map with:
         script="draw_acceptance_map.py",
         settings=config["figures"],
         grid=config["tokenizer"]["grid"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing the maps of acceptance"
 
@@ -62,7 +62,7 @@ use rule draw_tradeoff as draw_pairs with:
         records=headline_records(),
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
     output:
         png=report(stage("figures", "fig_k_pairs.png"), caption="../report/fig_k_pairs.rst", category="Figures"),
         pdf=stage("figures", "fig_k_pairs.pdf"),
@@ -75,6 +75,6 @@ use rule draw_tradeoff as draw_pairs with:
         code=code("draw_pairs.py"),
         script="draw_pairs.py",
         settings=config["figures"],
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Drawing pairs of images"

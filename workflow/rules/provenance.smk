@@ -21,7 +21,7 @@ rule write_provenance:
         tables=[
             *rules.summarise.output,
             *rules.compare_published.output,
-            *rules.measure_law.output,
+            *rules.measure_total_variation.output,
             *rules.measure_divergence.output,
             *rules.measure_ambiguity.output,
             *rules.profile_steps.output,

@@ -4,7 +4,7 @@
 rule measure_quality:
     input:
         **metric_inputs(config["metrics"]),
-        rulers=stage("reference", "rulers.json") if RULER_FILES else [],
+        rulers=stage("reference", "metric_weights.json") if METRIC_FILES else [],
         records=lambda wildcards: shards_of(
             wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
         ),
@@ -23,7 +23,7 @@ rule measure_quality:
     threads: 1
     resources:
         # On a CPU the published rulers lie in the same memory.
-        mem_mb=SIZES.scoring_mb(10000 if RULER_FILES and not GPU else 0),
+        mem_mb=SIZES.scoring_mb(10000 if METRIC_FILES and not GPU else 0),
         disk_mb=lambda wildcards: SIZES.records_disk_mb(num_measured(wildcards)),
         runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
         gpu=GPU,

@@ -30,17 +30,17 @@ rule measure_reference:
         "../scripts/measure_reference.py"
 
 
-if RULER_FILES:
+if METRIC_FILES:
 
     # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
     # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
-    rule check_rulers:
+    rule check_metric_weights:
         input:
-            **RULER_FILES,
+            **METRIC_FILES,
         output:
-            stage("reference", "rulers.json"),
+            stage("reference", "metric_weights.json"),
         log:
-            log_of("check_rulers"),
+            log_of("check_metric_weights"),
         priority: 100
         conda:
             ENVIRONMENT
@@ -49,11 +49,11 @@ if RULER_FILES:
             mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
             runtime=growing(30),
         params:
-            code=code("check_rulers.py"),
+            code=code("check_metric_weights.py"),
             settings={
                 key: config["metrics"][key] for key in ("fidelity", "clip", "prompt_accuracy", "hps", "published")
             },
         message:
             "Loading what images will be measured with"
         script:
-            "../scripts/check_rulers.py"
+            "../scripts/check_metric_weights.py"

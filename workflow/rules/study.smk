@@ -9,7 +9,7 @@ rule build_study:
         prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
         tokenizer=TOKENIZER,
         # The fingerprint of the code sees Python only.
-        template=workflow.source_path("../../lantern/study/page.html"),
+        template=workflow.source_path("../lantern_pipeline/study/page.html"),
     output:
         page=stage("study", "study.html"),
         key=stage("study", "key.json"),

@@ -7,15 +7,15 @@ rule summarise:
         quality=quality_tables("csv"),
         images=quality_tables("images.csv"),
         latency=[stage("latency", f"{repeat}.csv") for repeat in REPEATS],
-        law=rules.measure_law.output.law,
-        curves=rules.measure_law.output.curves,
+        law=rules.measure_total_variation.output.law,
+        curves=rules.measure_total_variation.output.curves,
         ablations=[stage("ablations", f"{name}.images.csv") for name in ABLATIONS],
         tokenizer=stage("tokenizer", "report.json"),
         target=[stage("target", f"s{seed}", "report.json") for seed in config["repeats"]["training_seeds"]],
     output:
         summary=stage("summary.csv"),
         paired=stage("paired.csv"),
-        verdict=stage("verdict.json"),
+        verdict=stage("findings.json"),
         table=stage("table.md"),
     log:
         log_of("summarise"),
@@ -54,7 +54,7 @@ rule publish_tables:
         mem_mb=growing(1000),
         runtime=growing(10),
     params:
-        numbers=verdict_numbers,
+        numbers=finding_numbers,
     message:
         "Writing {output}"
     shell:

@@ -3,7 +3,7 @@
 
 rule train_tokenizer:
     input:
-        recogniser=rules.train_recogniser.output.model,
+        attribute_classifier=rules.train_attribute_classifier.output.model,
     output:
         model=stage("tokenizer", "model.safetensors"),
         report=stage("tokenizer", "report.json"),

@@ -6,16 +6,16 @@ from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.tokenizer import TokenizerTrainer, TokenizerTraining
-from lantern_pipeline.world.attribute_classifier import load_model as load_recogniser
+from lantern_pipeline.world.attribute_classifier import load_model as load_attribute_classifier
 from lantern_pipeline.world.tokenizer import TokenizerConfig, evaluate_tokenizer, save_model
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings
     source = make_source(params.source["data"], params.seed)
-    recogniser = load_recogniser(snakemake.input.recogniser)
+    attribute_classifier = load_attribute_classifier(snakemake.input.attribute_classifier)
     trainer = TokenizerTrainer(
         source,
-        recogniser,
+        attribute_classifier,
         pick(TokenizerConfig, settings, image_size=source.image_size),
         pick(TokenizerTraining, settings),
         params.seed,
@@ -23,6 +23,6 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     history = run_training(trainer, settings["num_steps"], name="tokenizer", checkpoint=checkpoint)
     model, indices = trainer.model.eval(), range(settings["num_eval"])
     scenes = source.scenes("val", indices) if params.source["data"]["source"] == "scenes" else None
-    report = evaluate_tokenizer(model, recogniser if scenes else None, source.images("val", indices), scenes)
+    report = evaluate_tokenizer(model, attribute_classifier if scenes else None, source.images("val", indices), scenes)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, {**report, "num_eval": len(indices), "history": history})

@@ -25,7 +25,7 @@ from lantern_pipeline.metrics.evaluate_images import Rulers
 from lantern_pipeline.metrics.fidelity import NoSetRuler
 from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
 from lantern_pipeline.training.drafter import new_draft_model
-from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
@@ -46,13 +46,13 @@ def study():
     with torch.no_grad():
         target.head.weight.mul_(6)  # far from uniform
     tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
-    recogniser = Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
+    attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
     clip = ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
     rulers = Rulers(
         ImageTokenizer(tokenizer).eval(),
         target,
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
-        (ClipRuler(ClipScorer.from_model(clip)), AccuracyRuler(recogniser)),
+        (ClipRuler(ClipScorer.from_model(clip)), AccuracyRuler(attribute_classifier)),
         NoSetRuler(),
     )
 

@@ -16,7 +16,7 @@ def make_images(repeat="s0n0", **changes):
     ids = [f"p{i:02d}" for i in range(NUM)]
     base = {"nll": generator.normal(3, 1, NUM), "clip_score": generator.normal(0, 1, NUM), "prompt_accuracy": 0.5}
     base["hps"] = 0.28
-    base |= {"pixel_mse": 0.0, "recogniser_distance": 0.0, "target_forwards": 64}
+    base |= {"pixel_mse": 0.0, "feature_distance": 0.0, "target_forwards": 64}
     autoregressive = pd.DataFrame({"method_id": "autoregressive", **place, "prompt_id": ids, **base})
     other = autoregressive.assign(method_id="m", target_forwards=32)
     for name, change in changes.items():

@@ -31,7 +31,7 @@ def summary(relaxed_speedup: float = 2.5, change: float = 0.01, tv: float = 0.3)
         | {"k": 20, "delta": 0.1, "neighbours": "l2_normalised", "nll": 4.2, "nll_low": 4.1, "nll_high": 4.3}
         | {"prompt_accuracy_change": change, "prompt_accuracy_change_low": change - 0.02}
         | {"prompt_accuracy_change_high": change + 0.02, "tokens_equal_autoregressive": 0.0, "tv_mean": tv},
-        {"method": "bounded", "tree": "dynamic", "drafts": "top", "relaxation": "budget", "speedup": 0.8}
+        {"method": "bounded", "tree": "dynamic", "drafts": "top", "relaxation": "bounded", "speedup": 0.8}
         | {"k": 20, "delta": 0.1, "neighbours": "l2_normalised", "tokens_equal_autoregressive": 0.0},
     ]
     table = pd.DataFrame([{**base, "method_id": row["method"], "tv_mean": np.nan, **row} for row in rows])

@@ -276,7 +276,7 @@ def test_verdict_names_the_best_rows(summary):
 def test_verdict_describes_the_rulers(summary):
     reports = {
         "clip": {"val_image_to_text_accuracy": 0.99, "val_text_to_image_accuracy": 0.98, "num_candidates": 32},
-        "recogniser": {"val": {"accuracy": 0.995}, "unseen": {"accuracy": 0.9}},
+        "attribute_classifier": {"val": {"accuracy": 0.995}, "unseen": {"accuracy": 0.9}},
         "tokenizer": {"psnr_db": 23.4, "codes_used_share": 0.97, "accuracy": 0.96},
         "target": {"val_cross_entropy": 3.456},
     }

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from figure_tables import SETTINGS, assert_legible, make_summary, with_interval
-from lantern_pipeline.figures.total_variation import draw_law
+from lantern_pipeline.figures.total_variation import draw_total_variation
 
 FACTORS = {"bounded": 0.5, "top_children": 2.0, "sampled_paper": 1.5}
 
@@ -36,7 +36,7 @@ def law():
 
 
 def test_bounded_lies_below_the_line_and_the_others_above(curves, law):
-    figure = draw_law(curves, law, make_summary(), SETTINGS)
+    figure = draw_total_variation(curves, law, make_summary(), SETTINGS)
     assert_legible(figure)
     sampled, top, _ = figure.axes
     lines = {line.get_label(): line for axes in (sampled, top) for line in axes.lines}
@@ -52,7 +52,7 @@ def test_bounded_lies_below_the_line_and_the_others_above(curves, law):
 
 
 def test_methods_show_tv_or_the_rate_of_substitutions(curves, law):
-    axes = draw_law(curves, law, make_summary(), SETTINGS).axes[2]
+    axes = draw_total_variation(curves, law, make_summary(), SETTINGS).axes[2]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["LANTERN k 20, δ 0.1", "proximity k 5"]
     points = [container.lines[0] for container in axes.containers]
     assert [point.get_xdata()[0] for point in points] == [0.3, 0.2]
@@ -63,7 +63,7 @@ def test_methods_show_tv_or_the_rate_of_substitutions(curves, law):
 
 def test_pooled_rows_are_preferred(curves, law):
     pooled = law.assign(repeat="pooled", tv_mean=0.5)
-    axes = draw_law(curves, pd.concat([law, pooled]), make_summary(), SETTINGS).axes[2]
+    axes = draw_total_variation(curves, pd.concat([law, pooled]), make_summary(), SETTINGS).axes[2]
     assert axes.containers[0].lines[0].get_xdata()[0] == 0.5
 
 
@@ -72,4 +72,4 @@ def test_missing_columns_are_named(curves, law, which, column):
     tables = [curves, law]
     tables[which] = tables[which].drop(columns=column)
     with pytest.raises(ValueError, match=column):
-        draw_law(*tables, make_summary(), SETTINGS)
+        draw_total_variation(*tables, make_summary(), SETTINGS)

@@ -8,20 +8,20 @@ from lantern_pipeline.metrics.features import (
     ImageTensors,
     extract_features,
     feature_scale,
-    register_recogniser,
+    register_attribute_classifier,
     to_float,
     to_uint8,
 )
-from lantern_pipeline.metrics.fidelity import RecogniserRuler
-from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig, save_model
+from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig, save_model
 
 SETTINGS = {"kid_subset_size": 20, "kid_subsets": 5, "prc_neighbours": 3, "fidelity_resamples": 5}
 
 
 @pytest.fixture(scope="module")
-def recogniser():
+def attribute_classifier():
     torch.manual_seed(0)
-    return Recogniser(RecogniserConfig(width=8, num_features=16)).eval()
+    return AttributeClassifier(AttributeClassifierConfig(width=8, num_features=16)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +44,19 @@ def test_images_survive_the_way_to_8_bits():
     assert torch.equal(to_uint8(to_float(levels)), levels)
 
 
-def test_the_registered_extractor_gives_the_same_numbers_through_torch_fidelity_itself(recogniser, images, tmp_path):
-    save_model(tmp_path / "recogniser.safetensors", recogniser)
+def test_the_registered_extractor_gives_the_same_numbers_through_torch_fidelity_itself(
+    attribute_classifier, images, tmp_path
+):
+    save_model(tmp_path / "attribute_classifier.safetensors", attribute_classifier)
     generated, reference = images[:28], images[28:]
-    ruler = RecogniserRuler(recogniser)
+    ruler = AttributeClassifierRuler(attribute_classifier)
     comparison = ruler.prepare(reference.split(10), "halves", SETTINGS, 0)
     ours = comparison.compare(ruler.extract(generated))
     theirs = calculate_metrics(
         input1=ImageTensors(generated),
         input2=ImageTensors(reference),
-        feature_extractor=register_recogniser(),
-        feature_extractor_weights_path=str(tmp_path / "recogniser.safetensors"),
+        feature_extractor=register_attribute_classifier(),
+        feature_extractor_weights_path=str(tmp_path / "attribute_classifier.safetensors"),
         feature_mean=comparison.mean,
         feature_std=comparison.std,
         fid=True,
@@ -75,7 +77,7 @@ def test_the_registered_extractor_gives_the_same_numbers_through_torch_fidelity_
 
 
 def test_registering_twice_is_harmless_and_weights_are_needed():
-    assert register_recogniser() == register_recogniser() == EXTRACTOR_NAME
+    assert register_attribute_classifier() == register_attribute_classifier() == EXTRACTOR_NAME
     with pytest.raises(ValueError, match="feature_extractor_weights_path"):
         calculate_metrics(
             input1=ImageTensors(torch.zeros(8, 3, 48, 48)),
@@ -89,7 +91,7 @@ def test_registering_twice_is_harmless_and_weights_are_needed():
         )
 
 
-def test_features_do_not_depend_on_the_batch(recogniser, images):
-    whole = extract_features(recogniser, images[:20], batch_size=20)
-    parts = extract_features(recogniser, images[:20], batch_size=7)
+def test_features_do_not_depend_on_the_batch(attribute_classifier, images):
+    whole = extract_features(attribute_classifier, images[:20], batch_size=20)
+    parts = extract_features(attribute_classifier, images[:20], batch_size=7)
     assert torch.allclose(whole, parts, atol=1e-5)

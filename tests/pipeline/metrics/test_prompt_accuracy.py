@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from lantern_pipeline.metrics.prompt_accuracy import score_attributes, score_prompts
-from lantern_pipeline.world.attribute_classifier import HEADS, Recogniser, RecogniserConfig, attribute_targets
+from lantern_pipeline.world.attribute_classifier import (
+    HEADS,
+    AttributeClassifier,
+    AttributeClassifierConfig,
+    attribute_targets,
+)
 from lantern_pipeline.world.scenes import BACKGROUNDS, Scene
 
 TWO = Scene(BACKGROUNDS[0], (("large", "red", "circle"), ("small", "blue", "square")), "left of")
@@ -12,7 +17,7 @@ ONE = Scene(BACKGROUNDS[1], (("small", "green", "triangle"),))
 
 
 def logits_that_read(scenes):
-    """Logits of a recogniser that reads exactly these scenes."""
+    """Logits of a attribute classifier that reads exactly these scenes."""
     targets = attribute_targets(scenes)
     return {
         head: torch.nn.functional.one_hot(targets[head].clamp(min=0), len(HEADS[head])).float() * 5 for head in HEADS
@@ -52,11 +57,11 @@ def test_objects_in_swapped_places_are_wrong():
 
 def test_prompts_without_a_scene_are_nan_and_leave_the_others_alone():
     torch.manual_seed(0)
-    recogniser = Recogniser(RecogniserConfig(width=8, num_features=16)).eval()
+    attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=16)).eval()
     images = torch.rand(3, 3, 48, 48) * 2 - 1
-    mixed = score_prompts(recogniser, images, [TWO.to_dict(), None, ONE.to_dict()])
-    alone = score_prompts(recogniser, images[[0, 2]], [TWO.to_dict(), ONE.to_dict()])
+    mixed = score_prompts(attribute_classifier, images, [TWO.to_dict(), None, ONE.to_dict()])
+    alone = score_prompts(attribute_classifier, images[[0, 2]], [TWO.to_dict(), ONE.to_dict()])
     assert math.isnan(mixed.per_prompt[1])
     assert math.isnan(mixed.is_all_correct[1])
     assert torch.equal(mixed.per_prompt[[0, 2]], alone.per_prompt)
-    assert score_prompts(recogniser, images, [None] * 3).per_prompt.isnan().all()
+    assert score_prompts(attribute_classifier, images, [None] * 3).per_prompt.isnan().all()

@@ -25,14 +25,14 @@ from lantern_pipeline.metrics import registry as choices
 from lantern_pipeline.metrics.clip_score import load_open_clip
 from lantern_pipeline.metrics.evaluate_images import Rulers, load_rulers
 from lantern_pipeline.metrics.feature_extractors import Extractor
-from lantern_pipeline.metrics.fidelity import RecogniserRuler
+from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
 from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
 from lantern_pipeline.metrics.quality import hash_prompts, measure_quality
 from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
 from lantern_pipeline.metrics.registry import Workbench, build_rulers
-from lantern_pipeline.world import attribute_classifier as recogniser
+from lantern_pipeline.world import attribute_classifier as attribute_classifier
 from lantern_pipeline.world import tokenizer
-from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, save_clip
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
@@ -217,16 +217,16 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     assert summary[["prompt_accuracy", "all_correct", "prompt_accuracy_change"]].isna().all(axis=None)
     assert np.isfinite(summary[["nll", "speedup", "tokens_equal_autoregressive"]].to_numpy(float)).all()
     measured = {"nll", "pixel_mse", "speedup"} | ({"clip_score"} if "clip" in on else set())
-    assert measured <= set(paired["metric"]) and not {"prompt_accuracy", "recogniser_distance"} & set(paired["metric"])
+    assert measured <= set(paired["metric"]) and not {"prompt_accuracy", "feature_distance"} & set(paired["metric"])
     assert "nan" not in table and verdict["text"]
     assert ("hps" in quality.rows) == ("hps" in on) == ("hps" in quality.images)
     described = [name for name in quality.rows if name.endswith(("_extractor", "_weights_sha256"))]
     assert len(described) == 2 * sum({"fidelity": 2, "clip": 1, "hps": 1}[name] for name in on)
 
 
-def test_the_recogniser_needs_held_out_images(models, records):
-    reader = Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
-    rulers = Rulers(**models, of_images=(), of_sets=RecogniserRuler(reader))
+def test_the_attribute_classifier_needs_held_out_images(models, records):
+    reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
+    rulers = Rulers(**models, of_images=(), of_sets=AttributeClassifierRuler(reader))
     place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
         measure_quality(records, PROMPTS, None, rulers, settings={**SETTINGS, "num_reference": 8}, **place)
@@ -235,20 +235,24 @@ def test_the_recogniser_needs_held_out_images(models, records):
 def test_chosen_rulers_of_the_embedded_world_are_those_put_together_by_hand(tmp_path, models, records):
     source = SceneSource(0, image_size=48, num_train=16)
     torch.manual_seed(0)
-    paths = {name: tmp_path / f"{name}.safetensors" for name in ("tokenizer", "recogniser", "clip", "target")}
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("tokenizer", "attribute_classifier", "clip", "target")}
     tokenizer.save_model(paths["tokenizer"], models["tokenizer"])
-    recogniser.save_model(paths["recogniser"], Recogniser(RecogniserConfig(width=8, num_features=8)))
+    attribute_classifier.save_model(
+        paths["attribute_classifier"], AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8))
+    )
     clip = ClipModel(ClipConfig(source.vocabulary, True, embed_dim=8, width=4, text_width=32, text_layers=1))
     save_clip(paths["clip"], clip, {"num_steps": 1})
     save_target(paths["target"], models["target_model"])
     files, text = SimpleNamespace(**paths, text=[]), {"encoder": "words", "caption_dim": 8, "max_tokens": 16}
     place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
-    metrics = {**OFF, "fidelity": "recogniser", "clip": "own", "prompt_accuracy": True}
+    metrics = {**OFF, "fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
     chosen = load_rulers(files, text, "folder", 0, torch.device("cpu"), metrics)
     parts = {name: getattr(chosen, name) for name in ("tokenizer", "target_model", "text_encoder")}
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
-    reader = recogniser.load_model(paths["recogniser"])
-    direct = Rulers(**parts, of_images=(ClipRuler(scorer), AccuracyRuler(reader)), of_sets=RecogniserRuler(reader))
+    reader = attribute_classifier.load_model(paths["attribute_classifier"])
+    direct = Rulers(
+        **parts, of_images=(ClipRuler(scorer), AccuracyRuler(reader)), of_sets=AttributeClassifierRuler(reader)
+    )
     settings = {**SETTINGS, "num_reference": 8}
     rows = [
         measure_quality(records, PROMPTS, source, rulers, settings=settings, **place).rows

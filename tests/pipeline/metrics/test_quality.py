@@ -14,10 +14,10 @@ from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.metrics.evaluate_images import Rulers, _number_distinct, score_records
 from lantern_pipeline.metrics.features import extract_features, feature_scale
-from lantern_pipeline.metrics.fidelity import RecogniserRuler
+from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
 from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
 from lantern_pipeline.metrics.quality import measure_quality
-from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
@@ -45,9 +45,9 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def recogniser():
+def attribute_classifier():
     torch.manual_seed(1)
-    return Recogniser(RecogniserConfig(width=8, num_features=8)).eval()
+    return AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def clip_scorer(source):
 
 
 @pytest.fixture(scope="module")
-def rulers(source, recogniser, clip_scorer):
+def rulers(source, attribute_classifier, clip_scorer):
     torch.manual_seed(0)
     target = TargetConfig(
         dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, num_text_tokens=16, caption_dim=8, ffn_multiple=8
@@ -68,8 +68,8 @@ def rulers(source, recogniser, clip_scorer):
         ImageTokenizer(tokenizer).eval(),
         TargetModel(target).eval(),
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
-        (ClipRuler(clip_scorer), AccuracyRuler(recogniser)),
-        RecogniserRuler(recogniser),
+        (ClipRuler(clip_scorer), AccuracyRuler(attribute_classifier)),
+        AttributeClassifierRuler(attribute_classifier),
     )
 
 
@@ -177,18 +177,20 @@ def test_first_difference_is_where_the_codes_leave_the_autoregressive_ones(measu
     assert first["real"].isna().all()
 
 
-def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, rulers, recogniser):
+def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(
+    measured, records, source, rulers, attribute_classifier
+):
     images = measured.images.set_index("method_id")
-    assert (images.loc["coupled", ["pixel_mse", "recogniser_distance"]] == 0).all(axis=None)
+    assert (images.loc["coupled", ["pixel_mse", "feature_distance"]] == 0).all(axis=None)
     pixels = {name: (rulers.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
     expected = (pixels["pp"] - pixels["coupled"]).square().mean(dim=(1, 2, 3))
     assert images.loc["pp", "pixel_mse"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
     assert (expected[:2] > 0).all()
     codes = rulers.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
-    _, std = feature_scale(extract_features(recogniser, rulers.tokenizer.decode(codes).float()))
-    features = {name: extract_features(recogniser, 2 * value - 1) for name, value in pixels.items()}
+    _, std = feature_scale(extract_features(attribute_classifier, rulers.tokenizer.decode(codes).float()))
+    features = {name: extract_features(attribute_classifier, 2 * value - 1) for name, value in pixels.items()}
     distance = ((features["pp"] - features["coupled"]) / std).norm(dim=1) / features["pp"].shape[1] ** 0.5
-    assert images.loc["pp", "recogniser_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
+    assert images.loc["pp", "feature_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
 
 
 def test_tokens_have_the_likelihoods_whose_mean_the_image_has(measured, records):
@@ -238,13 +240,13 @@ def test_foreign_records_are_rejected(records, source, rulers):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers, recogniser, clip_scorer):
-    reader = copy.deepcopy(recogniser).cuda()
+def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers, attribute_classifier, clip_scorer):
+    reader = copy.deepcopy(attribute_classifier).cuda()
     on_gpu = Rulers(
         *(copy.deepcopy(model).cuda() for model in (rulers.tokenizer, rulers.target_model)),
         rulers.text_encoder,
         (ClipRuler(copy.deepcopy(clip_scorer).to("cuda")), AccuracyRuler(reader)),
-        RecogniserRuler(reader),
+        AttributeClassifierRuler(reader),
     )
     arguments = (records, source.prompts("seen", NUM), source, on_gpu)
     rows = measure_quality(*arguments, **OPTIONS).rows

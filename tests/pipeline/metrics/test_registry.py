@@ -16,7 +16,7 @@ from lantern_pipeline.metrics.registry import (
     trained_models,
 )
 
-OWN = {"fidelity": "recogniser", "clip": "own", "prompt_accuracy": True, "hps": False}
+OWN = {"fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True, "hps": False}
 WEIGHTS = ("inception", "vgg16", "clip", "hps")
 ENTRY = {"url": "https://example.org/weights.pth", "files": {"weights.pth": None}}
 RESOURCES = parse_entries({name: ENTRY for name in ("inception_v3", "vgg", "openai", "hps_v2_1", "coco")})
@@ -43,9 +43,9 @@ def sentence_for(metrics, resources=RESOURCES):
 
 def test_the_embedded_world_trains_its_rulers_and_needs_nothing_else():
     check_choices(OWN, {})
-    assert trained_models(OWN) == ("recogniser", "clip")
+    assert trained_models(OWN) == ("attribute_classifier", "clip")
     assert published_weights(OWN) == {} and not needs_reference(OWN)
-    trained = {"recogniser": "r.safetensors", "clip": "c.safetensors"}
+    trained = {"attribute_classifier": "r.safetensors", "clip": "c.safetensors"}
     assert metric_files(OWN, trained, {}, "unused") == trained
 
 
@@ -129,4 +129,4 @@ def test_what_can_be_looked_at_beforehand_comes_from_elsewhere():
 def test_an_unknown_way_to_measure_is_named():
     metrics = copy.deepcopy(published())
     metrics["fidelity"] = "dino"
-    assert "metrics.fidelity must be one of recogniser, inception, null, got 'dino'" in sentence_for(metrics)
+    assert "metrics.fidelity must be one of attribute classifier, inception, null, got 'dino'" in sentence_for(metrics)

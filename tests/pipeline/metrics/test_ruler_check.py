@@ -15,7 +15,7 @@ from torch import nn
 from lantern_pipeline.metrics import ruler_check
 from lantern_pipeline.metrics.feature_extractors import Extractor
 from lantern_pipeline.metrics.registry import Workbench
-from lantern_pipeline.metrics.ruler_check import check_rulers
+from lantern_pipeline.metrics.ruler_check import check_metric_weights
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
 ALL = {"fidelity": "inception", "clip": "openai", "prompt_accuracy": False, "hps": True}
@@ -60,7 +60,7 @@ def check(files, reference=IMAGES, **metrics):
     paths = {f"{name}_weights": files / f"{name}.safetensors" for name in names}
     paths |= {"reference_images": files / "images", "reference_statistics": files / "statistics.npz"}
     metrics = {**ALL, "published": published, **metrics}
-    return check_rulers(Workbench(SimpleNamespace(**paths), metrics, torch.device("cpu")))
+    return check_metric_weights(Workbench(SimpleNamespace(**paths), metrics, torch.device("cpu")))
 
 
 def sha256(path):

@@ -84,7 +84,7 @@ def test_in_the_real_workflow_acceptance_reaches_generation_and_not_training():
     assert "acceptance.py" in used["generate_images"]
     for script in (
         "train_tokenizer",
-        "train_recogniser",
+        "train_attribute_classifier",
         "train_clip",
         "train_target",
         "train_drafter",

@@ -1,17 +1,21 @@
-"""Training of the recogniser: it learns, and resumes exactly."""
+"""Training of the attribute classifier: it learns, and resumes exactly."""
 
 import copy
 
 import torch
 
 from lantern_pipeline.data.image_sources import SceneSource
-from lantern_pipeline.training.attribute_classifier import RecogniserTrainer, RecogniserTraining, degrade
-from lantern_pipeline.world.attribute_classifier import RecogniserConfig
+from lantern_pipeline.training.attribute_classifier import (
+    AttributeClassifierTrainer,
+    AttributeClassifierTraining,
+    degrade,
+)
+from lantern_pipeline.world.attribute_classifier import AttributeClassifierConfig
 
 
 def make_trainer(num_steps=6, **settings):
-    settings = RecogniserTraining(num_steps=num_steps, batch_size=16, **settings)
-    return RecogniserTrainer(SceneSource(0, 48, 1000), RecogniserConfig(width=8), settings, seed=0)
+    settings = AttributeClassifierTraining(num_steps=num_steps, batch_size=16, **settings)
+    return AttributeClassifierTrainer(SceneSource(0, 48, 1000), AttributeClassifierConfig(width=8), settings, seed=0)
 
 
 def test_all_but_shapes_are_learnt_within_seconds():

@@ -14,7 +14,7 @@ from lantern_pipeline.training.tokenizer import (
     reseed_dead_codes,
     spherical_kmeans,
 )
-from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.tokenizer import TokenizerConfig, nearest_rows
 
 SMALL = TokenizerConfig(codebook_size=64, encoder_width=16, decoder_width=16, decoder_blocks=1)
@@ -22,9 +22,9 @@ SMALL = TokenizerConfig(codebook_size=64, encoder_width=16, decoder_width=16, de
 
 def make_trainer(**settings):
     torch.manual_seed(0)
-    recogniser = Recogniser(RecogniserConfig(width=8)).eval()
+    attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8)).eval()
     values = {"num_steps": 12, "batch_size": 8, "continuous_steps": 3, **settings}
-    return TokenizerTrainer(SceneSource(0, 48, 64), recogniser, SMALL, TokenizerTraining(**values), seed=0)
+    return TokenizerTrainer(SceneSource(0, 48, 64), attribute_classifier, SMALL, TokenizerTraining(**values), seed=0)
 
 
 def test_kmeans_finds_separate_clusters():
@@ -85,7 +85,7 @@ def test_resumed_training_equals_undisturbed_training():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
 
 
-def test_training_works_without_a_recogniser():
+def test_training_works_without_a_attribute_classifier():
     trainer = TokenizerTrainer(
         SceneSource(0, 32, 64),
         None,

@@ -1,15 +1,15 @@
-"""The recogniser: canonical targets, accuracies that can be counted by eye, features independent of the batch."""
+"""The attribute classifier: canonical targets, accuracies that can be counted by eye, features independent of the batch."""
 
 import pytest
 import torch
 
 from lantern_pipeline.world.attribute_classifier import (
     HEADS,
-    Recogniser,
-    RecogniserConfig,
+    AttributeClassifier,
+    AttributeClassifierConfig,
     attribute_matches,
     attribute_targets,
-    evaluate_recogniser,
+    evaluate_attribute_classifier,
     load_model,
     save_model,
 )
@@ -17,9 +17,9 @@ from lantern_pipeline.world.scenes import Scene, parse_caption, render, sample_s
 
 
 @pytest.fixture(scope="module")
-def recogniser():
+def attribute_classifier():
     torch.manual_seed(0)
-    return Recogniser(RecogniserConfig(width=8)).eval()
+    return AttributeClassifier(AttributeClassifierConfig(width=8)).eval()
 
 
 def perfect_logits(targets):
@@ -62,25 +62,27 @@ def test_accuracy_counts_right_answers():
             logits["background"] = logits["background"].roll(1, dims=-1)  # always wrong
             return logits
 
-    result = evaluate_recogniser(Stub(), torch.zeros(40, 1), scenes)
+    result = evaluate_attribute_classifier(Stub(), torch.zeros(40, 1), scenes)
     assert result["accuracy_background"] == 0 and result["accuracy_all"] == 0
     assert all(result[f"accuracy_{name}"] == 1 for name in HEADS if name != "background")
     applicable = sum(5 + 3 * (len(scene.objects) - 1) for scene in scenes)
     assert result["accuracy"] == pytest.approx(1 - 40 / applicable)
 
 
-def test_features_and_readings_do_not_depend_on_the_batch(recogniser):
+def test_features_and_readings_do_not_depend_on_the_batch(attribute_classifier):
     scenes = [sample_scene(0, i, "train") for i in range(5)]
     images = render(scenes, 0, range(5))
-    features = recogniser.features(images)
+    features = attribute_classifier.features(images)
     assert features.shape == (5, 128) and features.dtype == torch.float32
-    assert torch.allclose(features[2:3], recogniser.features(images[2:3]), atol=1e-5)
-    for reading in recogniser.read(images):
+    assert torch.allclose(features[2:3], attribute_classifier.features(images[2:3]), atol=1e-5)
+    for reading in attribute_classifier.read(images):
         scene = Scene.from_dict(reading)
         assert scene == scene.canonical() and (scene.relation is None) == (len(scene.objects) == 1)
 
 
-def test_saved_model_reads_the_same(recogniser, tmp_path):
-    save_model(tmp_path / "model.safetensors", recogniser)
+def test_saved_model_reads_the_same(attribute_classifier, tmp_path):
+    save_model(tmp_path / "model.safetensors", attribute_classifier)
     images = torch.rand(3, 3, 48, 48)
-    assert torch.equal(load_model(tmp_path / "model.safetensors").features(images), recogniser.features(images))
+    assert torch.equal(
+        load_model(tmp_path / "model.safetensors").features(images), attribute_classifier.features(images)
+    )

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.scenes import render, sample_scene
 from lantern_pipeline.world.tokenizer import (
     ImageTokenizer,
@@ -72,9 +72,9 @@ def test_tokens_are_in_reading_order():
 
 
 def test_evaluation_counts_codes_and_error(tokenizer, images):
-    recogniser = Recogniser(RecogniserConfig(width=8)).eval()
+    attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8)).eval()
     scenes = [sample_scene(0, i, "train") for i in range(6)]
-    result = evaluate_tokenizer(tokenizer, recogniser, images, scenes)
+    result = evaluate_tokenizer(tokenizer, attribute_classifier, images, scenes)
     codes = tokenizer.encode(images)
     assert result["codes_used_share"] == pytest.approx(len(codes.unique()) / 64)
     error = ((tokenizer.decode(codes) - images) / 2).square().mean((1, 2, 3))

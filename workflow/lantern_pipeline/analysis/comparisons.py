@@ -51,7 +51,7 @@ OF_IMAGES = {
     "hps": Comparison("cosine"),
     "prompt_accuracy": Comparison("share of attributes"),
     "pixel_mse": Comparison("squared intensity, of 1", "different images", "", "identical images", is_distance=True),
-    "recogniser_distance": Comparison(
+    "feature_distance": Comparison(
         "standard deviations of a feature", "different images", "", "identical images", is_distance=True
     ),
 }

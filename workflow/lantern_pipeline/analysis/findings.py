@@ -27,7 +27,7 @@ def describe_findings(
 
     Args:
         summary: table of `build_summary`.
-        curves: law/curves.csv.
+        curves: total_variation/curves.csv.
         ablations: name -> per-image table; `rules` and `neighbours` are read, and what is missing is left out.
         settings: config section `metrics`.
         seed: of the bootstrap.

@@ -10,7 +10,7 @@ def describe_rulers(reports: Mapping[str, Mapping[str, Any]]) -> str:
     """Writes one sentence per trained model from its report.
 
     Args:
-        reports: any of "recogniser", "clip", "tokenizer" and "target", each what its training rule reported.
+        reports: any of "attribute_classifier", "clip", "tokenizer" and "target", each what its training rule reported.
 
     Returns:
         Sentences; an empty text for no reports.
@@ -22,9 +22,9 @@ def describe_rulers(reports: Mapping[str, Mapping[str, Any]]) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _recogniser(report: Mapping[str, Any]) -> str:
+def _attribute_classifier(report: Mapping[str, Any]) -> str:
     seen, unseen = (_percent(report[split]["accuracy"]) for split in ("val", "unseen"))
-    return f"The recogniser reads {seen} of the attributes of real held-out images, {unseen} in unseen combinations."
+    return f"The attribute classifier reads {seen} of the attributes of real held-out images, {unseen} in unseen combinations."
 
 
 def _clip(report: Mapping[str, Any]) -> str:
@@ -59,4 +59,4 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-_SENTENCES = {"target": _target, "tokenizer": _tokenizer, "recogniser": _recogniser, "clip": _clip}
+_SENTENCES = {"target": _target, "tokenizer": _tokenizer, "attribute_classifier": _attribute_classifier, "clip": _clip}

@@ -66,7 +66,7 @@ class LawStudy:
         target_model: in evaluation mode, for the target's own draws.
         encoder: of prompts.
         prompts: whose images are looked at.
-        settings: config section `law`.
+        settings: config section `total_variation`.
         num_resamples: of the bootstrap over images.
         seed: of the noise fields, the choice of nodes and the bootstrap.
         batch_size: images decoded together.

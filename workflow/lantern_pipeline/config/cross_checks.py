@@ -87,9 +87,9 @@ def _check_source(config: dict[str, Any]) -> None:
             f"config key drafter.num_eval must be at most target.num_eval = {config['target']['num_eval']}, "
             f"got {config['drafter']['num_eval']}"
         )
-    if config["text"]["encoder"] == "t5" and config["metrics"]["fidelity"] == "recogniser":
+    if config["text"]["encoder"] == "t5" and config["metrics"]["fidelity"] == "attribute_classifier":
         raise ValueError(
-            "config key metrics.fidelity must be inception or null where text.encoder is t5: recogniser compares with "
+            "config key metrics.fidelity must be inception or null where text.encoder is t5: attribute classifier compares with "
             "held-out images of the embedded world or of a folder whose captions are read word by word"
         )
     if source in ("captions", "none"):
@@ -123,11 +123,11 @@ def _check_sizes(config: dict[str, Any]) -> None:
     drafted = dynamic["top_k"] + dynamic["depth"] * dynamic["top_k"] ** 2
     upper_bounds = {
         "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
-        "law.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
-        "law.num_children": ("tokenizer.codebook_size", codebook_size),
+        "total_variation.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
+        "total_variation.num_children": ("tokenizer.codebook_size", codebook_size),
         "draft_tree.dynamic.num_nodes": ("top_k + depth * top_k ** 2", drafted),
     }
-    if config["metrics"]["fidelity"] == "recogniser":
+    if config["metrics"]["fidelity"] == "attribute_classifier":
         upper_bounds["metrics.kid_subset_size"] = ("metrics.num_reference", config["metrics"]["num_reference"])
     if config["text"]["encoder"] == "words":
         upper_bounds["data.max_words"] = ("text.max_tokens", config["text"]["max_tokens"])

@@ -33,7 +33,7 @@ def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
     """Draws acceptance against k, sampled drafts left and top drafts right; a colour per bound delta.
 
     Args:
-        acceptance: law/acceptance.csv; k = 0 is the acceptance before aggregation, an empty delta is no bound.
+        acceptance: total_variation/acceptance.csv; k = 0 is the acceptance before aggregation, an empty delta is no bound.
 
     Returns:
         A figure of page width. Solid lines count the nearest codes, dashed lines random ones; bands are 95 % intervals;
@@ -42,7 +42,7 @@ def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
     Raises:
         ValueError: no rows, or a missing column.
     """
-    require_columns(acceptance, COLUMNS, "law/acceptance.csv")
+    require_columns(acceptance, COLUMNS, "total_variation/acceptance.csv")
     rows = acceptance.assign(delta=acceptance["delta"].fillna(UNBOUNDED))
     bounds = sorted(rows.loc[rows["k"] > 0, "delta"].unique())
     colours = {bound: VERMILLION if bound == UNBOUNDED else COLOURS[i % len(COLOURS)] for i, bound in enumerate(bounds)}

@@ -31,7 +31,7 @@ def draw_divergence(divergence: pd.DataFrame, summary: pd.DataFrame, settings: M
     """Draws the share of images still identical (left) and the cumulative NLL excess (right) over the position.
 
     Args:
-        divergence: law/divergence.csv, one row per method and position.
+        divergence: total_variation/divergence.csv, one row per method and position.
         summary: table of results, for the methods' names.
         settings: config section `metrics`: the headline prompt set and temperature choose the rows.
 
@@ -41,13 +41,13 @@ def draw_divergence(divergence: pd.DataFrame, summary: pd.DataFrame, settings: M
     Raises:
         ValueError: no rows, or a missing column.
     """
-    require_columns(divergence, COLUMNS, "law/divergence.csv")
+    require_columns(divergence, COLUMNS, "total_variation/divergence.csv")
     headline = select_headline(summary, settings)
     keys, methods = headline.iloc[0], first_of_families(headline)
     is_headline = (divergence["prompt_set"] == keys["prompt_set"]) & (divergence["temperature"] == keys["temperature"])
     rows = preferred_rows(divergence[is_headline])
     rows = rows[rows["method_id"].isin(methods["method_id"])]
-    require_columns(rows, COLUMNS, "law/divergence.csv (headline methods)")
+    require_columns(rows, COLUMNS, "total_variation/divergence.csv (headline methods)")
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 3.5)
         for axes, name in zip(figure.subplots(1, 2), MEASURES, strict=True):

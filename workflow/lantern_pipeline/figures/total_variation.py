@@ -56,12 +56,14 @@ PANELS = ("sampled drafts", "deterministic (top) drafts")
 WRAP = 58  # letters in a line of the legend
 
 
-def draw_law(curves: pd.DataFrame, law: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+def draw_total_variation(
+    curves: pd.DataFrame, law: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]
+) -> Figure:
     """Draws TV against delta for every rule (top), and the TV of this run's relaxed methods (bottom).
 
     Args:
-        curves: law/curves.csv: every rule and delta at the same nodes.
-        law: law/law.csv: one row per method, prompt set, temperature and repeat.
+        curves: total_variation/curves.csv: every rule and delta at the same nodes.
+        law: total_variation/methods.csv: one row per method, prompt set, temperature and repeat.
         summary: table of results, for the methods' names and deltas.
         settings: config section `metrics`: the headline prompt set and temperature choose the rows of `law`.
 
@@ -71,8 +73,8 @@ def draw_law(curves: pd.DataFrame, law: pd.DataFrame, summary: pd.DataFrame, set
     Raises:
         ValueError: a table lacks rows or a column.
     """
-    require_columns(curves, CURVE_COLUMNS, "law/curves.csv")
-    require_columns(law, LAW_COLUMNS, "law/law.csv")
+    require_columns(curves, CURVE_COLUMNS, "total_variation/curves.csv")
+    require_columns(law, LAW_COLUMNS, "total_variation/methods.csv")
     methods = _select_methods(law, select_headline(summary, settings))
     positive = curves[curves["delta"] > 0]
     lower_height = 0.85 + 0.17 * len(methods)  # inches

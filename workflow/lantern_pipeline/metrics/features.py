@@ -1,7 +1,7 @@
-"""Recogniser features for torch-fidelity's metrics.
+"""AttributeClassifier features for torch-fidelity's metrics.
 
 torch-fidelity's own extractors (Inception, VGG, CLIP) expect photographs of 224 pixels and more, and weights from the
-network. The embedded world registers its recogniser instead.
+network. The embedded world registers its attribute classifier instead.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from torch.utils.data import Dataset
 from torch_fidelity import FeatureExtractorBase, register_feature_extractor
 from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
-from lantern_pipeline.world.attribute_classifier import Recogniser, load_model
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, load_model
 
-EXTRACTOR_NAME = "lantern-recogniser"
+EXTRACTOR_NAME = "attribute_classifier"
 LAYER = "features"
 
 
-class RecogniserExtractor(FeatureExtractorBase):
-    """The recogniser as torch-fidelity knows an extractor: uint8 images in, one tuple of feature tensors out."""
+class AttributeClassifierExtractor(FeatureExtractorBase):
+    """The attribute classifier as torch-fidelity knows an extractor: uint8 images in, one tuple of feature tensors out."""
 
     def __init__(
         self,
         name: str,
         features_list: list[str],
         feature_extractor_weights_path: str | None = None,
-        recogniser: Recogniser | None = None,
+        attribute_classifier: AttributeClassifier | None = None,
         feature_mean: Tensor | None = None,
         feature_std: Tensor | None = None,
         **kwargs: object,
@@ -36,8 +36,8 @@ class RecogniserExtractor(FeatureExtractorBase):
         Args:
             name: EXTRACTOR_NAME.
             features_list: [LAYER].
-            feature_extractor_weights_path: a recogniser checkpoint; or
-            recogniser: the loaded model.
+            feature_extractor_weights_path: a attribute classifier checkpoint; or
+            attribute classifier: the loaded model.
             feature_mean: (num_features,) subtracted from the features; None for zero.
             feature_std: (num_features,) by which they are then divided; None for one.
             kwargs: torch-fidelity's further options, none of which apply.
@@ -46,12 +46,14 @@ class RecogniserExtractor(FeatureExtractorBase):
             ValueError: neither a path nor a model was given.
         """
         super().__init__(name, features_list)
-        if recogniser is None and feature_extractor_weights_path is None:
+        if attribute_classifier is None and feature_extractor_weights_path is None:
             raise ValueError(
-                f"{EXTRACTOR_NAME} needs feature_extractor_weights_path, the checkpoint of a trained recogniser"
+                f"{EXTRACTOR_NAME} needs feature_extractor_weights_path, the checkpoint of a trained attribute classifier"
             )
-        self.recogniser = recogniser if recogniser is not None else load_model(feature_extractor_weights_path)
-        width = self.recogniser.config.num_features
+        self.attribute_classifier = (
+            attribute_classifier if attribute_classifier is not None else load_model(feature_extractor_weights_path)
+        )
+        width = self.attribute_classifier.config.num_features
         self.register_buffer("mean", torch.zeros(width) if feature_mean is None else feature_mean)
         self.register_buffer("std", torch.ones(width) if feature_std is None else feature_std)
 
@@ -72,7 +74,7 @@ class RecogniserExtractor(FeatureExtractorBase):
 
     def forward(self, input: Tensor) -> tuple[Tensor]:
         """Extracts features of uint8 images (n, 3, S, S): ((n, num_features) float32,)."""
-        return ((self.recogniser.features(to_float(input)) - self.mean) / self.std,)
+        return ((self.attribute_classifier.features(to_float(input)) - self.mean) / self.std,)
 
 
 class ImageTensors(Dataset):
@@ -99,27 +101,27 @@ def to_float(images: Tensor) -> Tensor:
     return images.float() / 127.5 - 1.0
 
 
-def register_recogniser() -> str:
+def register_attribute_classifier() -> str:
     """Registers the extractor with torch-fidelity, once per process; returns its name for `calculate_metrics`."""
     if EXTRACTOR_NAME not in FEATURE_EXTRACTORS_REGISTRY:
-        register_feature_extractor(EXTRACTOR_NAME, RecogniserExtractor)
+        register_feature_extractor(EXTRACTOR_NAME, AttributeClassifierExtractor)
     return EXTRACTOR_NAME
 
 
-def extract_features(recogniser: Recogniser, images: Tensor, batch_size: int = 64) -> Tensor:
-    """Extracts raw recogniser features through the registered extractor.
+def extract_features(attribute_classifier: AttributeClassifier, images: Tensor, batch_size: int = 64) -> Tensor:
+    """Extracts raw attribute classifier features through the registered extractor.
 
     Args:
-        recogniser: in evaluation mode.
+        attribute classifier: in evaluation mode.
         images: (n, 3, S, S), float32 in [-1, 1] or uint8.
         batch_size: images per forward.
 
     Returns:
         (n, num_features) float32, on the CPU.
     """
-    device = next(recogniser.parameters()).device
-    build = FEATURE_EXTRACTORS_REGISTRY[register_recogniser()]
-    extractor = build(EXTRACTOR_NAME, [LAYER], recogniser=recogniser).eval().to(device)
+    device = next(attribute_classifier.parameters()).device
+    build = FEATURE_EXTRACTORS_REGISTRY[register_attribute_classifier()]
+    extractor = build(EXTRACTOR_NAME, [LAYER], attribute_classifier=attribute_classifier).eval().to(device)
     stored = ImageTensors(images).images
     with torch.inference_mode():
         return torch.cat([extractor(rows.to(device))[0].cpu() for rows in stored.split(batch_size)])

@@ -1,4 +1,4 @@
-"""What measures whole sets of images (FID, KID, precision, recall): the recogniser, the published nets, or nothing."""
+"""What measures whole sets of images (FID, KID, precision, recall): the attribute classifier, the published nets, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lantern_pipeline.metrics.image_rulers import Instrument
 from lantern_pipeline.metrics.precision_recall import COVERAGE_COLUMNS, measure_coverage
 from lantern_pipeline.metrics.reference_statistics import INCEPTION, VGG16, ReferenceSet
 from lantern_pipeline.metrics.set_distance import FID_COLUMNS, KID_COLUMNS, Gaussian, measure_fid, measure_kid
-from lantern_pipeline.world.attribute_classifier import Recogniser
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 SET_COLUMNS = (*FID_COLUMNS, *KID_COLUMNS, *COVERAGE_COLUMNS)
 
@@ -104,18 +104,21 @@ class KnownFeatures:
         return values
 
 
-class RecogniserRuler:
-    """FID and the others on the recogniser's features, standardised; reference: the tokenizer's reconstructions.
+class AttributeClassifierRuler:
+    """FID and the others on the attribute classifier's features, standardised; reference: the tokenizer's reconstructions.
 
     Not the held-out images themselves: what the tokenizer cannot draw is no fault of the decoder.
 
     Args:
-        recogniser: in evaluation mode.
+        attribute classifier: in evaluation mode.
         sha256: of its weights.
     """
 
-    def __init__(self, recogniser: Recogniser, sha256: str | None = None) -> None:
-        self.recogniser, self.instrument = recogniser, Instrument(f"{EXTRACTOR_NAME}/{LAYER}", sha256)
+    def __init__(self, attribute_classifier: AttributeClassifier, sha256: str | None = None) -> None:
+        self.attribute_classifier, self.instrument = (
+            attribute_classifier,
+            Instrument(f"{EXTRACTOR_NAME}/{LAYER}", sha256),
+        )
 
     def describe(self) -> dict[str, str | None]:
         """See `SetRuler.describe`."""
@@ -123,20 +126,22 @@ class RecogniserRuler:
 
     def extract(self, images: Tensor) -> Tensor:
         """See `SetRuler.extract`."""
-        return extract_features(self.recogniser, images, batch_size=len(images))
+        return extract_features(self.attribute_classifier, images, batch_size=len(images))
 
     def prepare(
         self, reconstructions: Iterable[Tensor], name: str, settings: Mapping[str, Any], seed: int
-    ) -> RecogniserComparison:
+    ) -> AttributeClassifierComparison:
         """See `SetRuler.prepare`."""
-        raw = torch.cat([extract_features(self.recogniser, images) for images in reconstructions])
+        raw = torch.cat([extract_features(self.attribute_classifier, images) for images in reconstructions])
         mean, std = feature_scale(raw)
         scaled = (raw - mean) / std
-        return RecogniserComparison(KnownFeatures(Gaussian.of(scaled), scaled, scaled), mean, std, name, settings, seed)
+        return AttributeClassifierComparison(
+            KnownFeatures(Gaussian.of(scaled), scaled, scaled), mean, std, name, settings, seed
+        )
 
 
 @dataclass(frozen=True)
-class RecogniserComparison:
+class AttributeClassifierComparison:
     """Standardised features of the reconstructions and the scale that standardises others."""
 
     known: KnownFeatures

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lantern.prompts import Prompt
 from lantern_pipeline.metrics.prompt_accuracy import score_prompts
-from lantern_pipeline.world.attribute_classifier import Recogniser
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.clip import ClipScorer
 
 # Columns that every table of images has; what is not measured is nan.
 IMAGE_COLUMNS = ("clip_score", "prompt_accuracy", "is_all_correct")
-RECOGNISER = "lantern-recogniser"
+ATTRIBUTE_CLASSIFIER = "attribute_classifier"
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,15 @@ class ClipRuler:
 
 
 class AccuracyRuler:
-    """Prompt accuracy by the recogniser: the columns prompt_accuracy and is_all_correct.
+    """Prompt accuracy by the attribute classifier: the columns prompt_accuracy and is_all_correct.
 
     Args:
-        recogniser: in evaluation mode.
+        attribute classifier: in evaluation mode.
         sha256: of its weights.
     """
 
-    def __init__(self, recogniser: Recogniser, sha256: str | None = None) -> None:
-        self.recogniser, self.instrument = recogniser, Instrument(RECOGNISER, sha256)
+    def __init__(self, attribute_classifier: AttributeClassifier, sha256: str | None = None) -> None:
+        self.attribute_classifier, self.instrument = attribute_classifier, Instrument(ATTRIBUTE_CLASSIFIER, sha256)
 
     def describe(self) -> dict[str, str | None]:
         """See `ImageRuler.describe`."""
@@ -91,7 +91,7 @@ class AccuracyRuler:
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """See `ImageRuler.score`."""
-        found = score_prompts(self.recogniser, images, [prompt.scene for prompt in prompts])
+        found = score_prompts(self.attribute_classifier, images, [prompt.scene for prompt in prompts])
         return {"prompt_accuracy": found.per_prompt, "is_all_correct": found.is_all_correct}
 
 

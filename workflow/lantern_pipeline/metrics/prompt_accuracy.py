@@ -1,4 +1,4 @@
-"""Prompt accuracy: are the attributes and relations that the prompt names found in the image by the recogniser?"""
+"""Prompt accuracy: are the attributes and relations that the prompt names found in the image by the attribute classifier?"""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern_pipeline.world.attribute_classifier import HEADS, Recogniser, attribute_matches, attribute_targets
+from lantern_pipeline.world.attribute_classifier import HEADS, AttributeClassifier, attribute_matches, attribute_targets
 
 
 @dataclass(frozen=True)
 class PromptAccuracy:
-    """What the recogniser read back.
+    """What the attribute classifier read back.
 
     Attributes:
         per_prompt: (images,) float32 in [0, 1], share of the prompt's attributes that were read correctly; nan without
             a scene.
         is_all_correct: (images,) float32, 1 where every attribute is right, 0 otherwise; nan without a scene.
-        per_head: share right per recogniser head, over the images to which the head applies; nan where it applies to
+        per_head: share right per attribute classifier head, over the images to which the head applies; nan where it applies to
             none.
     """
 
@@ -28,14 +28,14 @@ class PromptAccuracy:
 
 
 def score_attributes(logits: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> PromptAccuracy:
-    """Scores recogniser logits against the attributes that the prompts ask for.
+    """Scores attribute classifier logits against the attributes that the prompts ask for.
 
     Every attribute of a prompt (background, layout, each object's size, colour and shape in canonical order, left or
     top object first) weighs the same within the prompt, and every prompt the same in a mean over `per_prompt`. Two
     objects drawn the wrong way round are wrong in every attribute in which they differ.
 
     Args:
-        logits: per recogniser head (images, classes) float.
+        logits: per attribute classifier head (images, classes) float.
         targets: per head (images,) int64, the class asked for; -1 where the head does not apply to the prompt.
 
     Returns:
@@ -49,14 +49,16 @@ def score_attributes(logits: Mapping[str, torch.Tensor], targets: Mapping[str, t
     return PromptAccuracy(share, all_right, dict(zip(HEADS, per_head, strict=True)))
 
 
-def score_prompts(recogniser: Recogniser, images: torch.Tensor, scenes: Sequence[dict | None]) -> PromptAccuracy:
+def score_prompts(
+    attribute_classifier: AttributeClassifier, images: torch.Tensor, scenes: Sequence[dict | None]
+) -> PromptAccuracy:
     """Reads images back and scores them against their prompts' scenes.
 
     Args:
-        recogniser: in evaluation mode.
+        attribute classifier: in evaluation mode.
         images: (images, 3, size, size) float32 in [-1, 1].
         scenes: `Scene.to_dict()` of each image's prompt; None for a prompt of free text, which names no attribute that
-            the recogniser knows: its values are nan.
+            the attribute classifier knows: its values are nan.
 
     Returns:
         A `PromptAccuracy`.
@@ -65,7 +67,7 @@ def score_prompts(recogniser: Recogniser, images: torch.Tensor, scenes: Sequence
     per_prompt, is_all_correct = torch.full((2, len(scenes)), torch.nan)
     if not known:
         return PromptAccuracy(per_prompt, is_all_correct, {})
-    logits = recogniser.read_features(recogniser.features(images[known]))
+    logits = attribute_classifier.read_features(attribute_classifier.features(images[known]))
     scored = score_attributes(
         {head: values.cpu() for head, values in logits.items()}, attribute_targets([scenes[row] for row in known])
     )

@@ -53,8 +53,8 @@ class Quality:
             nan in every row.
         images: one row per method or ceiling x prompt: what was measured on that image. `first_difference` is the
             position of the first token that differs from the autoregressive image of the same prompt and noise (the
-            number of tokens where none does), `pixel_mse` and `recogniser_distance` the distances from that image, the
-            latter nan where sets are measured without the recogniser.
+            number of tokens where none does), `pixel_mse` and `feature_distance` the distances from that image, the
+            latter nan where sets are measured without the attribute classifier.
         token_nll: method_id -> (prompts, tokens) float32, nats per token.
     """
 
@@ -78,7 +78,7 @@ def measure_quality(
 ) -> Quality:
     """Measures all methods on one prompt set at one temperature, and the two ceilings.
 
-    The reference of FID, KID, precision and recall on the recogniser's features: reconstructions of held-out images of
+    The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out images of
     `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The ceilings are as
     many images as there are prompts: "real" and "reconstruction", with their own captions.
 
@@ -117,7 +117,7 @@ def measure_quality(
         values = {**_mean_scores(found), **reference.compare(found), **exactness}
         rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
         distance = reference.distance(found, of_baseline)
-        columns = {**_speed_columns(record), **_equality_columns(equality), "recogniser_distance": distance}
+        columns = {**_speed_columns(record), **_equality_columns(equality), "feature_distance": distance}
         ids = [prompt.id for prompt in prompts]
         images.append(_to_frame({**head, "prompt_id": ids}, found, columns))
     cfg_scale = baseline.metadata["cfg_scale"]
@@ -172,7 +172,9 @@ def _reconstruct(
 ) -> Iterator[Tensor]:
     """Batches of reconstructions (images, 3, S, S); drawn only when a ruler asks for them."""
     if source is None:
-        raise ValueError("metrics.fidelity recogniser compares with held-out images, and data.source gives none")
+        raise ValueError(
+            "metrics.fidelity attribute classifier compares with held-out images, and data.source gives none"
+        )
     for indices in chunks(first, first + settings["num_reference"], settings["batch_size"], "reference"):
         codes = rulers.tokenizer.encode(source.images(split, indices).to(rulers.device))
         yield decode_images(rulers.tokenizer, codes)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lantern_pipeline.metrics.fidelity import SetRuler
     from lantern_pipeline.metrics.image_rulers import ImageRuler
 
-TRAINED = ("recogniser", "clip")
+TRAINED = ("attribute_classifier", "clip")
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Workbench:
         return self.metrics["published"]
 
     @cached_property
-    def recogniser(self) -> Any:
-        """The recogniser, read once for all that use it."""
+    def attribute_classifier(self) -> Any:
+        """The attribute classifier, read once for all that use it."""
         from lantern_pipeline.world.attribute_classifier import load_model
 
-        return load_model(self.files.recogniser).to(self.device)
+        return load_model(self.files.attribute_classifier).to(self.device)
 
     @cached_property
     def scorer(self) -> Any:
@@ -81,10 +81,10 @@ class Workbench:
         return resource_sha256(getattr(self.files, name))
 
 
-def _recogniser_sets(bench: Workbench) -> SetRuler:
-    from lantern_pipeline.metrics.fidelity import RecogniserRuler
+def _attribute_classifier_sets(bench: Workbench) -> SetRuler:
+    from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
 
-    return RecogniserRuler(bench.recogniser, bench.sha256("recogniser"))
+    return AttributeClassifierRuler(bench.attribute_classifier, bench.sha256("attribute_classifier"))
 
 
 def _published_sets(bench: Workbench) -> SetRuler:
@@ -123,7 +123,7 @@ def _openai_clip(bench: Workbench) -> ImageRuler:
 def _prompt_accuracy(bench: Workbench) -> ImageRuler:
     from lantern_pipeline.metrics.image_rulers import AccuracyRuler
 
-    return AccuracyRuler(bench.recogniser, bench.sha256("recogniser"))
+    return AccuracyRuler(bench.attribute_classifier, bench.sha256("attribute_classifier"))
 
 
 def _hps(bench: Workbench) -> ImageRuler:
@@ -137,14 +137,14 @@ def _hps(bench: Workbench) -> ImageRuler:
 # metric -> what the config may say -> how it is measured; null and false switch a metric off
 CHOICES: dict[str, dict[Any, Choice]] = {
     "fidelity": {
-        "recogniser": Choice(_recogniser_sets, is_of_sets=True, trained=("recogniser",)),
+        "attribute_classifier": Choice(_attribute_classifier_sets, is_of_sets=True, trained=("attribute_classifier",)),
         "inception": Choice(_published_sets, is_of_sets=True, weights=("inception", "vgg16"), has_reference=True),
     },
     "clip": {
         "own": Choice(_own_clip, trained=("clip",)),
         "openai": Choice(_openai_clip, weights=("clip",)),
     },
-    "prompt_accuracy": {True: Choice(_prompt_accuracy, trained=("recogniser",))},
+    "prompt_accuracy": {True: Choice(_prompt_accuracy, trained=("attribute_classifier",))},
     "hps": {True: Choice(_hps, weights=("hps",))},
 }
 
@@ -220,7 +220,7 @@ def metric_files(
         measured_reference: where rule measure_reference writes the features of a folder of real images.
 
     Returns:
-        Input's name -> path or manifest: of "recogniser", "clip", "inception_weights", "vgg16_weights", "clip_weights",
+        Input's name -> path or manifest: of "attribute_classifier", "clip", "inception_weights", "vgg16_weights", "clip_weights",
             "hps_weights" and "reference" what is needed.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)

@@ -7,7 +7,7 @@ from lantern_pipeline.metrics.reference_statistics import check_images, load_ref
 from lantern_pipeline.metrics.registry import Workbench, chosen, load_extractors
 
 
-def check_rulers(bench: Workbench) -> dict[str, str]:
+def check_metric_weights(bench: Workbench) -> dict[str, str]:
     """Loads every published ruler that a config chooses, one after the other, and opens the first real images.
 
     Args:

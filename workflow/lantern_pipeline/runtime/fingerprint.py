@@ -29,12 +29,11 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
         16 hexadecimal digits, the same on every machine and Python version.
     """
     digest = hashlib.sha256(_code_of(Path(script)).encode())
-    modules = imported_modules(script, packages)
     names = {
-        path.relative_to(package.parent).as_posix(): path
+        module.relative_to(package.parent).as_posix(): module
+        for module in imported_modules(script, packages)
         for package in packages
-        for path in modules
-        if path.is_relative_to(package)
+        if module.is_relative_to(package)
     }
     for name, module in sorted(names.items()):
         digest.update(f"\n{name}\n{_code_of(module)}".encode())

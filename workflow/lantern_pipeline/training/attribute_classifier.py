@@ -1,4 +1,4 @@
-"""Training of the recogniser on scenes rendered on the fly."""
+"""Training of the attribute classifier on scenes rendered on the fly."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from torch import Tensor
 
 from lantern_pipeline.data.image_sources import SceneSource, batch_indices
 from lantern_pipeline.training.loop import cosine_rate, set_learning_rate
-from lantern_pipeline.world.attribute_classifier import Recogniser, RecogniserConfig, attribute_targets
+from lantern_pipeline.world.attribute_classifier import (
+    AttributeClassifier,
+    AttributeClassifierConfig,
+    attribute_targets,
+)
 
 _DATA_STREAM = 101  # keeps this stage's draws apart from the other stages'
 _FAR = 1 << 30  # prompts are the first indices of "unseen"; training takes those from here on
 
 
 @dataclass(frozen=True)
-class RecogniserTraining:
-    """How the recogniser is trained.
+class AttributeClassifierTraining:
+    """How the attribute classifier is trained.
 
     Attributes:
         num_steps: optimiser steps.
@@ -38,25 +42,27 @@ class RecogniserTraining:
     shape_weight: float = 4.0
 
 
-class RecogniserTrainer:
-    """Trains a recogniser step by step; the data of step i are a pure function of (seed, i).
+class AttributeClassifierTrainer:
+    """Trains a attribute classifier step by step; the data of step i are a pure function of (seed, i).
 
     A quarter of each batch holds held-out combinations, far from the prompts' indices: the ruler must measure both
     prompt sets alike and not share the target's gaps.
 
     Args:
         source: of scenes.
-        config: the recogniser's sizes.
-        settings: see `RecogniserTraining`.
+        config: the attribute classifier's sizes.
+        settings: see `AttributeClassifierTraining`.
         seed: of weights and data.
     """
 
-    def __init__(self, source: SceneSource, config: RecogniserConfig, settings: RecogniserTraining, seed: int) -> None:
+    def __init__(
+        self, source: SceneSource, config: AttributeClassifierConfig, settings: AttributeClassifierTraining, seed: int
+    ) -> None:
         torch.manual_seed(seed)
         self.source = source
         self.settings = settings
         self.seed = seed
-        self.model = Recogniser(config).to(memory_format=torch.channels_last)
+        self.model = AttributeClassifier(config).to(memory_format=torch.channels_last)
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
 from lantern_pipeline.training.loop import cosine_rate, set_learning_rate
 from lantern_pipeline.training.muon import ConvolutionMuon
-from lantern_pipeline.world.attribute_classifier import Recogniser
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
 
 _DATA_STREAM = 202  # keeps this stage's draws apart from the other stages'
@@ -34,7 +34,7 @@ class TokenizerTraining:
         dead_share: a code used less often than this share of the mean use is moved to a latent of the batch.
         commitment_weight: pulls latents to their codes.
         gradient_weight: of the L1 distance of finite differences, for sharp edges.
-        perceptual_weight: of the distance of the recogniser's activations; 0 without a recogniser.
+        perceptual_weight: of the distance of the attribute classifier's activations; 0 without a attribute classifier.
     """
 
     num_steps: int = 1000
@@ -54,7 +54,7 @@ class TokenizerTrainer:
 
     Args:
         source: of images.
-        recogniser: in eval mode, for the perceptual loss; None leaves that loss out.
+        attribute classifier: in eval mode, for the perceptual loss; None leaves that loss out.
         config: the tokenizer's sizes.
         settings: see `TokenizerTraining`.
         seed: of weights and data.
@@ -63,14 +63,16 @@ class TokenizerTrainer:
     def __init__(
         self,
         source: ImageSource,
-        recogniser: Recogniser | None,
+        attribute_classifier: AttributeClassifier | None,
         config: TokenizerConfig,
         settings: TokenizerTraining,
         seed: int,
     ) -> None:
         torch.manual_seed(seed)
         self.source = source
-        self.recogniser = None if recogniser is None else recogniser.eval().requires_grad_(False)
+        self.attribute_classifier = (
+            None if attribute_classifier is None else attribute_classifier.eval().requires_grad_(False)
+        )
         self.settings = settings
         self.seed = seed
         self.model = ImageTokenizer(config).to(memory_format=torch.channels_last)
@@ -141,8 +143,10 @@ class TokenizerTrainer:
             "gradient": settings.gradient_weight * gradient_distance(output, images),
             "commitment": settings.commitment_weight * (latents - quantised).square().sum(-1).mean(),
         }
-        if self.recogniser is not None and settings.perceptual_weight > 0:
-            losses["perceptual"] = settings.perceptual_weight * perceptual_distance(self.recogniser, output, images)
+        if self.attribute_classifier is not None and settings.perceptual_weight > 0:
+            losses["perceptual"] = settings.perceptual_weight * perceptual_distance(
+                self.attribute_classifier, output, images
+            )
         return losses
 
     @torch.no_grad()
@@ -178,12 +182,12 @@ def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
     return (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
 
 
-def perceptual_distance(recogniser: Recogniser, output: Tensor, images: Tensor) -> Tensor:
-    """Mean squared difference of the recogniser's activations, each stage in units of its own mean square; scalar."""
-    num_stages = len(recogniser.stages)
+def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
+    """Mean squared difference of the attribute classifier's activations, each stage in units of its own mean square; scalar."""
+    num_stages = len(attribute_classifier.stages)
     with torch.no_grad():
-        wanted = recogniser.activations(images, num_stages)
-    found = recogniser.activations(output, num_stages)
+        wanted = attribute_classifier.activations(images, num_stages)
+    found = attribute_classifier.activations(output, num_stages)
     terms = [(a - b).square().mean() / b.square().mean() for a, b in zip(found, wanted, strict=True)]
     return torch.stack(terms).sum()
 

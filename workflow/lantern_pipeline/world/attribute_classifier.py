@@ -1,4 +1,4 @@
-"""The recogniser: a small convolutional net that reads the attributes of an image of the embedded world.
+"""The attribute classifier: a small convolutional net that reads the attributes of an image of the embedded world.
 
 It is the ruler of the embedded experiment (prompt accuracy, features of FID and KID) and serves the tokenizer's
 perceptual loss.
@@ -25,13 +25,13 @@ HEADS: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS,
     **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
 }
-_KIND = "recogniser"
+_KIND = "attribute_classifier"
 _BATCH = 256  # images; bounds the memory of whole-set calls
 
 
 @dataclass(frozen=True)
-class RecogniserConfig:
-    """Sizes of the recogniser.
+class AttributeClassifierConfig:
+    """Sizes of the attribute classifier.
 
     Attributes:
         image_size: side in pixels.
@@ -44,13 +44,13 @@ class RecogniserConfig:
     num_features: int = 128
 
 
-class Recogniser(nn.Module):
+class AttributeClassifier(nn.Module):
     """Four convolution stages at 1/2, 1/4, 1/8 and 1/16 of the image, a feature vector, one linear head an attribute.
 
     Heads are canonical: slot 0 is the left or top object. Slot 1 means nothing where the layout is "single".
     """
 
-    def __init__(self, config: RecogniserConfig) -> None:
+    def __init__(self, config: AttributeClassifierConfig) -> None:
         super().__init__()
         self.config = config
         width = config.width
@@ -138,10 +138,10 @@ def attribute_targets(scenes: Sequence[Scene | dict]) -> dict[str, Tensor]:
 
 
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compare what the recogniser reads with what the captions say.
+    """Compare what the attribute classifier reads with what the captions say.
 
     Args:
-        logits: head -> (images, values), from `Recogniser.forward`.
+        logits: head -> (images, values), from `AttributeClassifier.forward`.
         targets: head -> (images,), from `attribute_targets`.
 
     Returns:
@@ -154,11 +154,13 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
 
 
 @torch.no_grad()
-def evaluate_recogniser(recogniser: Recogniser, images: Tensor, scenes: Sequence[Scene | dict]) -> dict[str, float]:
-    """Measure how often the recogniser reads an attribute as the scene has it.
+def evaluate_attribute_classifier(
+    attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene | dict]
+) -> dict[str, float]:
+    """Measure how often the attribute classifier reads an attribute as the scene has it.
 
     Args:
-        recogniser: in eval mode.
+        attribute classifier: in eval mode.
         images: (images, 3, size, size) in [-1, 1].
         scenes: of the same images.
 
@@ -166,7 +168,7 @@ def evaluate_recogniser(recogniser: Recogniser, images: Tensor, scenes: Sequence
         "accuracy_<head>" for each head, "accuracy" (mean over all attributes that apply), "accuracy_all" (share of
         images with every attribute right). Dimensionless, in [0, 1].
     """
-    logits = recogniser.read_features(recogniser.features(images))
+    logits = attribute_classifier.read_features(attribute_classifier.features(images))
     is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))
     per_head = is_match.sum(0) / is_applicable.sum(0).clamp(min=1)
     result = {f"accuracy_{name}": float(value) for name, value in zip(HEADS, per_head, strict=True)}
@@ -175,12 +177,12 @@ def evaluate_recogniser(recogniser: Recogniser, images: Tensor, scenes: Sequence
     return result
 
 
-def save_model(path: Path, model: Recogniser, extra_metadata: dict[str, Any] | None = None) -> None:
-    """Write the recogniser with its config; see `save_checkpoint`."""
+def save_model(path: Path, model: AttributeClassifier, extra_metadata: dict[str, Any] | None = None) -> None:
+    """Write the attribute classifier with its config; see `save_checkpoint`."""
     save_checkpoint(path, model, _KIND, extra_metadata)
 
 
-def load_model(path: Path) -> Recogniser:
-    """Read a recogniser in eval mode; ValueError names a truncated or foreign file."""
+def load_model(path: Path) -> AttributeClassifier:
+    """Read a attribute classifier in eval mode; ValueError names a truncated or foreign file."""
     state, metadata = load_checkpoint(path, _KIND)
-    return load_weights(Recogniser(RecogniserConfig(**metadata["config"])), state, path)
+    return load_weights(AttributeClassifier(AttributeClassifierConfig(**metadata["config"])), state, path)

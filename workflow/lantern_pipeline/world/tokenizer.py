@@ -15,7 +15,7 @@ from lantern.checkpoints.layouts import own_metadata
 from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
 from lantern.models import vq16
 from lantern.models.image_codes import check_codes, check_images
-from lantern_pipeline.world.attribute_classifier import Recogniser, evaluate_recogniser
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
 from lantern_pipeline.world.scenes import Scene
 
 _KIND = "image_tokenizer"
@@ -174,19 +174,22 @@ def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate_tokenizer(
-    tokenizer: ImageTokenizer, recogniser: Recogniser | None, images: Tensor, scenes: Sequence[Scene | dict] | None
+    tokenizer: ImageTokenizer,
+    attribute_classifier: AttributeClassifier | None,
+    images: Tensor,
+    scenes: Sequence[Scene | dict] | None,
 ) -> dict[str, float]:
     """Measure reconstructions of held-out images.
 
     Args:
         tokenizer: in eval mode.
-        recogniser: in eval mode; None (with scenes None) where images have no known attributes.
+        attribute classifier: in eval mode; None (with scenes None) where images have no known attributes.
         images: (images, 3, size, size) in [-1, 1].
         scenes: of the same images.
 
     Returns:
         psnr_db (mean over images, peak 2 on [-1, 1]), codes_used_share (of the codebook, in [0, 1]), perplexity (of the
-        code frequencies, in codes) and, with scenes, `evaluate_recogniser` of the reconstructions.
+        code frequencies, in codes) and, with scenes, `evaluate_attribute_classifier` of the reconstructions.
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)
@@ -198,8 +201,8 @@ def evaluate_tokenizer(
         "codes_used_share": float((counts > 0).double().mean()),
         "perplexity": float(torch.exp(-torch.xlogy(frequency, frequency).sum())),
     }
-    if recogniser is not None and scenes is not None:
-        result.update(evaluate_recogniser(recogniser, reconstructions, scenes))
+    if attribute_classifier is not None and scenes is not None:
+        result.update(evaluate_attribute_classifier(attribute_classifier, reconstructions, scenes))
     return result
 
 

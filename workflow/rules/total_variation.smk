@@ -1,7 +1,7 @@
 """The law of the emitted token, and where relaxed images part from the autoregressive ones."""
 
 
-rule measure_law:
+rule measure_total_variation:
     input:
         records=shards_of(**LAW, repeat=REPEATS[0]),
         prompts=stage("prompts", f"{LAW['prompt_set']}.jsonl"),
@@ -13,26 +13,28 @@ rule measure_law:
         nearest=stage("codebook", f"{config['codebook']['neighbours']}.safetensors"),
         random=stage("codebook", "random.safetensors"),
     output:
-        law=report(stage("law", "law.csv"), caption="../report/law.rst", category="Results"),
-        curves=stage("law", "curves.csv"),
-        acceptance=stage("law", "acceptance.csv"),
+        law=report(stage("total_variation", "methods.csv"), caption="../report/total_variation.rst", category="Results"),
+        curves=stage("total_variation", "curves.csv"),
+        acceptance=stage("total_variation", "acceptance.csv"),
     log:
-        log_of("measure_law"),
+        log_of("measure_total_variation"),
     conda:
         ENVIRONMENT
     threads: 1
     resources:
         mem_mb=SIZES.scoring_mb(1000),
-        runtime=SIZES.decoding_minutes(len(RUNS) * config["law"]["num_images"], config["generation"]["batch_size"], 120),
+        runtime=SIZES.decoding_minutes(
+            len(RUNS) * config["total_variation"]["num_images"], config["generation"]["batch_size"], 120
+        ),
         gpu=GPU,
     params:
-        code=code("measure_law.py"),
+        code=code("measure_total_variation.py"),
         runs=[
             (spec.to_dict(), tree_settings(spec, config), float(temperature))
             for spec, temperature in RUNS
             if temperature == LAW["temperature"]
         ],
-        settings=config["law"],
+        settings=config["total_variation"],
         metrics=config["metrics"],
         neighbours=config["codebook"]["neighbours"],
         place={**LAW, "temperature": float(LAW["temperature"]), "repeat": REPEATS[0]},
@@ -46,7 +48,7 @@ rule measure_law:
     message:
         "Measuring the law of the emitted token"
     script:
-        "../scripts/measure_law.py"
+        "../scripts/measure_total_variation.py"
 
 
 rule measure_divergence:
@@ -54,7 +56,7 @@ rule measure_divergence:
         images=quality_tables("images.csv"),
         tokens=quality_tables("tokens.safetensors"),
     output:
-        stage("law", "divergence.csv"),
+        stage("total_variation", "divergence.csv"),
     log:
         log_of("measure_divergence"),
     conda:

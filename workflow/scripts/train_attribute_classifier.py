@@ -1,26 +1,30 @@
-"""Trains the recogniser on scenes of the embedded world, also where the run's images come from a folder."""
+"""Trains the attribute classifier on scenes of the embedded world, also where the run's images come from a folder."""
 
 from lantern.io import write_json
 from lantern.settings import pick
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
-from lantern_pipeline.training.attribute_classifier import RecogniserTrainer, RecogniserTraining
+from lantern_pipeline.training.attribute_classifier import AttributeClassifierTrainer, AttributeClassifierTraining
 from lantern_pipeline.training.loop import run_training
-from lantern_pipeline.world.attribute_classifier import RecogniserConfig, evaluate_recogniser, save_model
+from lantern_pipeline.world.attribute_classifier import (
+    AttributeClassifierConfig,
+    evaluate_attribute_classifier,
+    save_model,
+)
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings
     source = SceneSource(params.seed, params.data["image_size"], params.data["num_train"])
-    trainer = RecogniserTrainer(
+    trainer = AttributeClassifierTrainer(
         source,
-        pick(RecogniserConfig, settings, image_size=source.image_size),
-        pick(RecogniserTraining, settings),
+        pick(AttributeClassifierConfig, settings, image_size=source.image_size),
+        pick(AttributeClassifierTraining, settings),
         params.seed,
     )
-    history = run_training(trainer, settings["num_steps"], name="recogniser", checkpoint=checkpoint)
+    history = run_training(trainer, settings["num_steps"], name="attribute_classifier", checkpoint=checkpoint)
     model, indices = trainer.model.eval(), range(settings["num_eval"])
     report = {
-        split: evaluate_recogniser(model, source.images(split, indices), source.scenes(split, indices))
+        split: evaluate_attribute_classifier(model, source.images(split, indices), source.scenes(split, indices))
         for split in ("val", "unseen")
     }
     save_model(snakemake.output.model, model, report)

@@ -4,10 +4,10 @@ import torch
 
 from lantern.io import write_json
 from lantern_pipeline.metrics.registry import Workbench
-from lantern_pipeline.metrics.ruler_check import check_rulers
+from lantern_pipeline.metrics.ruler_check import check_metric_weights
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
-    hashes = check_rulers(Workbench(snakemake.input, snakemake.params.settings, torch.device("cpu")))
+    hashes = check_metric_weights(Workbench(snakemake.input, snakemake.params.settings, torch.device("cpu")))
     write_json(snakemake.output[0], hashes)
     log.info("the rulers can be loaded: %s", hashes)

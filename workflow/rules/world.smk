@@ -1,12 +1,12 @@
-"""What images are measured with: the recogniser of attributes and the CLIP model."""
+"""What images are measured with: the attribute classifier and the CLIP model."""
 
 
-rule train_recogniser:
+rule train_attribute_classifier:
     output:
-        model=stage("recogniser", "model.safetensors"),
-        report=stage("recogniser", "report.json"),
+        model=stage("attribute_classifier", "model.safetensors"),
+        report=stage("attribute_classifier", "report.json"),
     log:
-        log_of("train_recogniser"),
+        log_of("train_attribute_classifier"),
     conda:
         ENVIRONMENT
     threads: 1
@@ -14,14 +14,14 @@ rule train_recogniser:
         mem_mb=growing(2000),
         runtime=growing(60),
     params:
-        code=code("train_recogniser.py"),
-        settings=config["recogniser"],
+        code=code("train_attribute_classifier.py"),
+        settings=config["attribute_classifier"],
         data={key: config["data"][key] for key in ("image_size", "num_train")},
         seed=SEED,
     message:
-        "Training the recogniser"
+        "Training the attribute classifier"
     script:
-        "../scripts/train_recogniser.py"
+        "../scripts/train_attribute_classifier.py"
 
 
 rule train_clip:
