@@ -91,4 +91,4 @@ def test_in_the_real_workflow_acceptance_reaches_generation_and_not_training():
         "encode_images",
     ):
         assert "acceptance.py" not in used[script], script
-        assert not {"decoding.py", "methods.py", "config.py"} & used[script], script
+        assert not {"decoding.py", "methods.py", "validate.py"} & used[script], script
