@@ -38,7 +38,8 @@ from lantern.methods import PRESETS, MethodSpec
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.target import TargetConfig, TargetModel, cast_target
 from lantern.models.vq16 import VQ16, VQ16Config
-from lantern.sampling import NoiseField, SamplingConfig
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig
 from lantern_pipeline.training.drafter import new_draft_model
 
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern.draft_tree import DraftTree, StaticTree, slide_window, static_tree, window_table
+from lantern.attention_mask import additive, prefix_mask, slide_window, window_table
+from lantern.draft_tree import DraftTree, StaticTree, static_tree
 from lantern.drafting import Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, additive, prefix_mask
-from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
+from lantern.models.target import TargetModel
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig, filter_logits, guide
 from lantern.verification import Verifier, first_leaf, longest_path
 
 

@@ -204,29 +204,3 @@ def _check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         if path[-1] and (*path[:-1], path[-1] - 1) not in known:
             raise ValueError(f"tree choice {list(path)} lacks its sibling {[*path[:-1], path[-1] - 1]}; list it too")
     return sorted(paths, key=lambda path: (len(path), path))
-
-
-def window_table(visible: torch.Tensor, num_slots: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `slide_window` slides over: [prefix, all visible | the nodes | behind them, nothing visible].
-
-    Args:
-        visible: bool, (rows or 1, queries, nodes).
-        num_slots: slots of the cache.
-        dtype: of the result.
-
-    Returns:
-        Additive, (rows or 1, queries, num_slots + nodes + num_slots).
-    """
-    shape = (*visible.shape[:2], num_slots)
-    hidden = torch.full(shape, float("-inf"), dtype=dtype, device=visible.device)
-    nodes = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
-    return torch.cat([torch.zeros_like(hidden), nodes, hidden], dim=2)
-
-
-def slide_window(table: torch.Tensor, begin: torch.Tensor, num_slots: int) -> torch.Tensor:
-    """The part of `window_table` that puts the nodes of row b at slot begin[b]; (batch, queries, num_slots)."""
-    columns = torch.arange(num_slots, 2 * num_slots, device=begin.device) - begin[:, None]  # (batch, slots)
-    if table.shape[0] == 1:
-        batch, queries = begin.shape[0], table.shape[1]
-        return table[0].index_select(1, columns.flatten()).view(queries, batch, num_slots).transpose(0, 1)
-    return table.gather(2, columns[:, None, :].expand(-1, table.shape[1], -1))

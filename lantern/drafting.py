@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern.draft_tree import DraftTree, StaticTree, slide_window, tree_from_parents, window_table
+from lantern.attention_mask import additive, prefix_mask, slide_window, window_table
+from lantern.draft_tree import DraftTree, StaticTree, tree_from_parents
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, additive, prefix_mask
+from lantern.models.target import TargetModel
 from lantern.models.transformer import OVERSHOOT
-from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig, filter_logits, guide
 
 _LEVEL_COST = 1e-6  # nats per level: breaks ties so that a parent always outranks its children
 

@@ -22,9 +22,10 @@ from lantern.methods import MethodSpec
 from lantern.models.draft import load_draft
 from lantern.models.target import cast_target, load_target
 from lantern.models.text import TextEncoder
+from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
-from lantern.sampling import NoiseField, SamplingConfig
+from lantern.sampling import SamplingConfig
 
 log = logging.getLogger(__name__)
 

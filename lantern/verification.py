@@ -10,7 +10,8 @@ from lantern import acceptance, relaxation
 from lantern.draft_tree import DraftTree
 from lantern.drafting import Drafts
 from lantern.methods import MethodSpec
-from lantern.sampling import NoiseField, SamplingConfig
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig
 
 
 def longest_path(

@@ -13,7 +13,8 @@ from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import PRESETS, MethodSpec
 from lantern.models.target import cast_target
-from lantern.sampling import NoiseField, SamplingConfig
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig
 from lantern.verification import longest_path
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 

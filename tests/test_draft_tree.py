@@ -1,11 +1,11 @@
-"""Structures of draft trees that can be checked by eye, and their attention masks."""
+"""Structures of draft trees that can be checked by eye."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lantern.draft_tree import slide_window, static_tree, tree_choices, tree_from_parents, window_table
+from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
 from lantern.drafting import DynamicTreeOptions
 
 
@@ -57,14 +57,6 @@ def test_bad_choices_are_named(choices, message):
 def test_unknown_tree_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"naive_extend_57, mc_sim_7b_63, mine, got 'bushy'"):
         tree_choices("bushy", {"mine": [[0]]})
-
-
-def test_window_slides_to_each_rows_length():
-    tree = static_tree([(0,), (1,)])
-    mask = slide_window(window_table(tree.ancestors, 6, torch.float32), torch.tensor([1, 3]), 6)
-    visible = (mask == 0).int().tolist()
-    assert visible[0] == [[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0]]
-    assert visible[1] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1]]
 
 
 def test_dynamic_options_bound_the_number_of_nodes():

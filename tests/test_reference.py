@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from conftest import DATA
 from lantern import acceptance, decoding, verification
+from lantern.attention_mask import additive
 from lantern.checkpoints.layouts import convert_draft, convert_target
 from lantern.checkpoints.native import load_weights
 from lantern.codebook import nearest_codes
@@ -25,8 +26,9 @@ from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
 from lantern.drafting import Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetConfig, TargetModel, additive
-from lantern.sampling import NoiseField, SamplingConfig, filter_logits, guide
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig, filter_logits, guide
 from lantern.verification import Verifier, longest_path
 
 FOLDER = DATA / "reference"

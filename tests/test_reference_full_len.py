@@ -16,14 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import DATA
+from lantern.attention_mask import additive
 from lantern.checkpoints.llamagen import read_draft, read_target
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, additive
-from lantern.sampling import NoiseField, SamplingConfig, guide
+from lantern.models.target import TargetModel
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig, guide
 from published_layouts import CONFIG, as_hugging_face
 
 FOLDER = DATA / "full_len"

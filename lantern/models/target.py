@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lantern.attention_mask import prefix_mask
 from lantern.checkpoints.native import cast_weights, load_checkpoint, load_weights, save_checkpoint
 from lantern.kv_cache import KVCache
 from lantern.models.config import TargetConfig
@@ -148,28 +149,6 @@ def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int)
     batch, nodes = rotary_rows.shape
     rotary = table.index_select(0, rotary_rows.flatten()).view(batch, nodes, 1, 1, -1)
     return rotary if num_rows == batch else rotary.repeat(num_rows // batch, 1, 1, 1, 1)
-
-
-def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Causal mask in which padded caption columns are hidden, except each padded row from itself.
-
-    Args:
-        text_mask: bool, (rows, num_text_tokens), True where a caption token is.
-        length: rows of the sequence, text included.
-        dtype: of the result.
-
-    Returns:
-        Additive mask, (rows, 1, length, length): 0 where visible, -inf elsewhere.
-    """
-    visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
-    visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
-    visible |= torch.eye(length, dtype=torch.bool, device=text_mask.device)
-    return additive(visible, dtype)[:, None]
-
-
-def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where visible, -inf elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 def save_target(path: Path, model: TargetModel, metadata: dict | None = None) -> None:

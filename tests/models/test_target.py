@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny_codes import CONFIG
 
+from lantern.attention_mask import prefix_mask
 from lantern.checkpoints.native import load_weights, save_checkpoint
 from lantern.models.draft import load_draft, save_draft
-from lantern.models.target import TargetModel, additive, load_target, prefix_mask, save_target
+from lantern.models.target import TargetModel, load_target, save_target
 from lantern.models.transformer import RMSNorm, rotary_table
 from lantern_pipeline.training.drafter import new_draft_model
 
@@ -88,10 +89,6 @@ def test_folded_norm_equals_norm_then_linear():
         expected = linear(norm(x))
         norm.fold_into(linear)
         torch.testing.assert_close(linear(norm(x)), expected)
-
-
-def test_additive_mask():
-    assert additive(torch.tensor([True, False]), torch.float32).tolist() == [0.0, float("-inf")]
 
 
 def test_checkpoints_round_trip(model, tmp_path):

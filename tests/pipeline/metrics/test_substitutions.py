@@ -9,9 +9,10 @@ import torch
 from conftest import make_models, make_prompts
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
+from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern.sampling import NoiseField, SamplingConfig
+from lantern.sampling import SamplingConfig
 from lantern_pipeline.metrics import likelihood
 from lantern_pipeline.metrics.substitutions import drawn_tokens, substitution_row
 

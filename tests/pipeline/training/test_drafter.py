@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_codes import make_dataset, make_target
 
-from lantern.draft_tree import slide_window, window_table
-from lantern.models.target import TargetModel, additive
+from lantern.attention_mask import additive, slide_window, window_table
+from lantern.models.target import TargetModel
 from lantern_pipeline.training.distributed import make_accelerator
 from lantern_pipeline.training.drafter import DrafterTrainer, new_draft_model, slot_generator
 from lantern_pipeline.training.drafter_loss import unroll

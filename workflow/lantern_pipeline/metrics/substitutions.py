@@ -9,9 +9,10 @@ import torch
 
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
+from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern.sampling import NoiseField, SamplingConfig, filter_logits
+from lantern.sampling import SamplingConfig, filter_logits
 from lantern_pipeline.metrics.intervals import mean_with_interval
 from lantern_pipeline.metrics.likelihood import walk_logits
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lantern.attention_mask import prefix_mask
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, prefix_mask
+from lantern.models.target import TargetModel
 from lantern.sampling import guide
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
