@@ -129,4 +129,4 @@ def test_what_can_be_looked_at_beforehand_comes_from_elsewhere():
 def test_an_unknown_way_to_measure_is_named():
     metrics = copy.deepcopy(published())
     metrics["fidelity"] = "dino"
-    assert "metrics.fidelity must be one of attribute classifier, inception, null, got 'dino'" in sentence_for(metrics)
+    assert "metrics.fidelity must be one of attribute_classifier, inception, null, got 'dino'" in sentence_for(metrics)

@@ -28,10 +28,9 @@ from lantern_pipeline.metrics.evaluate_images import (
 )
 from lantern_pipeline.metrics.fidelity import Comparison
 from lantern_pipeline.metrics.losslessness import Equality, compare_with_autoregressive
+from lantern_pipeline.metrics.registry import CEILINGS, REAL, RECONSTRUCTION
 from lantern_pipeline.metrics.speed import BASELINE
 
-REAL, RECONSTRUCTION = "real", "reconstruction"
-CEILINGS = (REAL, RECONSTRUCTION)
 MEANS = {
     "nll": "nll",
     "clip_score": "clip_score",
@@ -78,9 +77,9 @@ def measure_quality(
 ) -> Quality:
     """Measures all methods on one prompt set at one temperature, and the two ceilings.
 
-    The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out images of
-    `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The ceilings are as
-    many images as there are prompts: "real" and "reconstruction", with their own captions.
+    The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out
+    images of `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The
+    ceilings are as many images as there are prompts: "real" and "reconstruction", with their own captions.
 
     Args:
         records: method_id -> its records; all of one temperature and guidance scale, of the same prompts.

@@ -1,7 +1,16 @@
-"""The metrics that a config can choose: what each needs, and how it is put together. One entry per choice.
+"""What is measured, one row a metric, for whatever measures, tabulates, compares or draws; and what a config chooses.
 
-Imported while Snakemake reads the workflow, so that a metric without its weights is an error before anything runs: what
-measures is imported where it is built.
+A new metric is a module that measures it and a row of METRICS (and of CHOICES, where a config key switches it on):
+
+- quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
+  the rows alone; both with `_low` and `_high` in the summary. What is switched off is an absent column.
+- summary: the columns follow the order of METRICS. A `is_yes_no` column has an exact interval, a `is_share` interval is
+  cut to [0, 1].
+- comparisons: every metric over images but the yes-or-no ones is paired with autoregressive decoding; `better` says
+  which sign is an improvement, and the values of an `is_distance` metric are differences already.
+- tables and figures: `title` with `digits` after the point, in percent where it is a share.
+
+Read while Snakemake reads the workflow: no torch and no pandas here.
 """
 
 from __future__ import annotations
@@ -20,6 +29,122 @@ if TYPE_CHECKING:
     from lantern_pipeline.metrics.image_rulers import ImageRuler
 
 TRAINED = ("attribute_classifier", "clip")
+IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
+HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which is better
+REAL, RECONSTRUCTION = "real", "reconstruction"
+CEILINGS = (REAL, RECONSTRUCTION)  # rows of images that no method drew
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured quantity, a column of the tables.
+
+    Attributes:
+        column: in the rows of quality and in the summary.
+        unit: of the column's values.
+        title: in tables and on axes, with the unit that a reader sees.
+        over: IMAGES (a mean over them), SETS of images, or DECODING (how the images were drawn).
+        better: HIGHER, LOWER or NEITHER.
+        digits: after the point, in tables; of a share, those of the percentage.
+        key: of config section `metrics`, which switches it on; None where it is always measured.
+        values: those of the key that give it; empty for all.
+        is_share: lies in [0, 1].
+        is_yes_no: of an image it is 0 or 1.
+        is_distance: from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows.
+        image_column: in the table of images; empty where it is `column`.
+    """
+
+    column: str
+    unit: str
+    title: str
+    over: str
+    better: str
+    digits: int
+    key: str | None = None
+    values: tuple[str | bool, ...] = ()
+    is_share: bool = False
+    is_yes_no: bool = False
+    is_distance: bool = False
+    image_column: str = ""
+
+    @property
+    def per_image(self) -> str:
+        """Column of the table of images."""
+        return self.image_column or self.column
+
+    def is_measured(self, metrics: Mapping[str, Any]) -> bool:
+        """Tells whether config section `metrics` switches it on."""
+        value = None if self.key is None else metrics[self.key]
+        return self.key is None or (bool(value) and (not self.values or value in self.values))
+
+
+_TIMES = "times autoregressive decoding"
+METRICS = (
+    Metric("mean_accepted_length", "tokens per forward", "tokens / forward", DECODING, HIGHER, 2),
+    Metric("latency_s", "seconds", "latency (s)", DECODING, LOWER, 2),
+    Metric("speedup", _TIMES, "speed-up", DECODING, HIGHER, 2),
+    Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
+    # likelier tokens are not better ones: greedy images are the likeliest
+    Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
+    Metric("fid", "", "FID", SETS, LOWER, 1, "fidelity"),
+    Metric("kid", "", "KID", SETS, LOWER, 3, "fidelity"),
+    Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, "fidelity", is_share=True),
+    Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, "fidelity", is_share=True),
+    Metric("clip_score", "cosine", "CLIP score", IMAGES, HIGHER, 3, "clip"),
+    Metric("hps", "cosine", "HPS", IMAGES, HIGHER, 4, "hps"),
+    Metric(
+        "prompt_accuracy",
+        "share of attributes",
+        "prompt accuracy (%)",
+        IMAGES,
+        HIGHER,
+        1,
+        "prompt_accuracy",
+        is_share=True,
+    ),
+    Metric(
+        "all_correct",
+        "share of images",
+        "images with every attribute right (%)",
+        IMAGES,
+        HIGHER,
+        1,
+        "prompt_accuracy",
+        is_share=True,
+        is_yes_no=True,
+        image_column="is_all_correct",
+    ),
+    Metric(
+        "tokens_equal_autoregressive",
+        "share of images",
+        "tokens equal to autoregressive (%)",
+        DECODING,
+        NEITHER,
+        0,
+        is_share=True,
+        is_yes_no=True,
+        image_column="is_equal",
+    ),
+    Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
+    Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
+    Metric(
+        "feature_distance",
+        "standard deviations of a feature",
+        "feature distance",
+        IMAGES,
+        NEITHER,
+        2,
+        "fidelity",
+        ("attribute_classifier",),
+        is_distance=True,
+    ),
+)
+
+
+def metrics_over(what: str, metrics: Mapping[str, Any] | None = None) -> tuple[Metric, ...]:
+    """Selects the metrics over IMAGES, SETS or DECODING; of a config section `metrics`, those that it measures."""
+    chosen = [metric for metric in METRICS if metric.over == what]
+    return tuple(metric for metric in chosen if metrics is None or metric.is_measured(metrics))
 
 
 @dataclass(frozen=True)
@@ -220,8 +345,8 @@ def metric_files(
         measured_reference: where rule measure_reference writes the features of a folder of real images.
 
     Returns:
-        Input's name -> path or manifest: of "attribute_classifier", "clip", "inception_weights", "vgg16_weights", "clip_weights",
-            "hps_weights" and "reference" what is needed.
+        Input's name -> path or manifest: of "attribute_classifier", "clip", "inception_weights", "vgg16_weights",
+            "clip_weights", "hps_weights" and "reference" what is needed.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if needs_reference(metrics):
