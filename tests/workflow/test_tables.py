@@ -32,7 +32,7 @@ def test_every_method_is_compared_with_autoregressive_decoding_by_prompt(finishe
     assert set(paired["repeat"]) == {"s0n0", "s0n1", "pooled"}
     exact = paired[paired["method_id"].isin(EXACT) & (paired["metric"] != "speedup")]
     assert (exact[["difference", "difference_low", "difference_high"]] == 0).all(axis=None)
-    assert set(exact.loc[exact["metric"] == "pixel_mse", "verdict"]) == {
+    assert set(exact.loc[exact["metric"] == "pixel_mse", "conclusion"]) == {
         "identical images at n = 4",
         "identical images at n = 4 in 2 repeats",
     }

@@ -1,39 +1,41 @@
-"""Differences from autoregressive decoding, paired by prompt, and what can be said of each at this number of prompts.
+"""Comparisons by prompt: every method with autoregressive decoding, and two ways to relax at equal accepted length.
 
 Methods share their noise, so that two images of one prompt differ by the method alone; a paired difference is known
 far better than the two means are.
 
-Each verdict stands for itself: of true zeros, about one in twenty falls outside its 95 % interval. In a table of many
-rows, expect that share of the verdicts "better" and "worse" to be chance.
+Each conclusion stands for itself: of true zeros, about one in twenty falls outside its 95 % interval. In a table of
+many rows, expect that share of "better" and "worse" to be chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_statistic, median_statistic
+from lantern_pipeline.metrics.intervals import (
+    LEVEL,
+    bootstrap_interval,
+    crossed_resamples,
+    mean_statistic,
+    median_statistic,
+)
 from lantern_pipeline.metrics.repeats import KEYS, repeat_groups, stack_prompts
 from lantern_pipeline.metrics.speed import BASELINE, pair_latency
 
 INTERVAL = ("difference", "difference_low", "difference_high")
-PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "verdict")
+PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
+NUM_LENGTHS = 21  # lengths at which curves are read off
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a metric is compared with autoregressive decoding's.
+    """A metric's difference from autoregressive decoding's: its unit, and words for above, below and around zero.
 
-    Attributes:
-        unit: of the difference.
-        above: what a difference above zero is called.
-        below: what one below zero is called.
-        none: what is said where the interval holds zero.
-        is_distance: the column is a distance from the autoregressive image, thus a difference already.
+    `is_distance`: the column is a distance from the autoregressive image, thus a difference already.
     """
 
     unit: str
@@ -43,6 +45,10 @@ class Comparison:
     is_distance: bool = False
 
 
+def _distance(unit: str) -> Comparison:
+    return Comparison(unit, "different images", "", "identical images", is_distance=True)
+
+
 SPEEDUP = Comparison("times autoregressive decoding, minus 1")
 OF_IMAGES = {
     # likelier tokens are not better ones: greedy images are the likeliest
@@ -50,31 +56,19 @@ OF_IMAGES = {
     "clip_score": Comparison("cosine"),
     "hps": Comparison("cosine"),
     "prompt_accuracy": Comparison("share of attributes"),
-    "pixel_mse": Comparison("squared intensity, of 1", "different images", "", "identical images", is_distance=True),
-    "feature_distance": Comparison(
-        "standard deviations of a feature", "different images", "", "identical images", is_distance=True
-    ),
+    "pixel_mse": _distance("squared intensity, of 1"),
+    "feature_distance": _distance("standard deviations of a feature"),
 }
 
 
 def build_paired(
     images: pd.DataFrame, latency: pd.DataFrame, *, settings: Mapping[str, Any], seed: int
 ) -> pd.DataFrame:
-    """Compares every method with autoregressive decoding of the same prompts, noise and weights.
+    """Compares every method with autoregressive decoding of the same prompts, noise and weights: PAIRED_COLUMNS.
 
-    Args:
-        images: `Quality.images` of all prompt sets, temperatures and repeats; ceilings are left out.
-        latency: as `pair_latency` takes it.
-        settings: config section `metrics`: bootstrap_resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        PAIRED_COLUMNS, one row per KEYS x metric that was measured; pooled rows where there are several repeats.
-            `difference` is a mean over prompts, that of the speed-up a median; with its 95 % interval over prompts and
-            repeats. `num_prompts` counts prompts, in each repeat.
-
-    Raises:
-        ValueError: a method without autoregressive decoding beside it, or as `pair_latency` does.
+    `images` are the per-image tables of `measure_quality`, ceilings left out; `latency` is as `pair_latency` takes it.
+    One row per KEYS x metric that was measured. `difference` is a mean over prompts, that of the speed-up a median,
+    its interval over prompts and repeats; `num_prompts` counts prompts, in each repeat.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
@@ -105,18 +99,17 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
             if not comparison.is_distance:
                 values = values - stack_prompts(groups[BASELINE, *key[1:]], metric)
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
-            if not values.size:
-                continue
-            low, high = bootstrap_interval(mean_statistic, values, **options)
-            yield _row(key, metric, values, (float(values.mean()), low, high), comparison)
+            if values.size:
+                ends = bootstrap_interval(mean_statistic, values, **options)
+                yield _row(key, metric, values, (float(values.mean()), *ends), comparison)
 
 
 def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
     for key, group in repeat_groups(pair_latency(latency)):
         if key[0] != BASELINE:
             ratios = stack_prompts(group, "ratio") - 1
-            low, high = bootstrap_interval(median_statistic, ratios, **options)
-            yield _row(key, "speedup", ratios, (float(np.median(ratios)), low, high), SPEEDUP)
+            ends = bootstrap_interval(median_statistic, ratios, **options)
+            yield _row(key, "speedup", ratios, (float(np.median(ratios)), *ends), SPEEDUP)
 
 
 def _row(
@@ -126,6 +119,83 @@ def _row(
     low, high = interval[1:]
     if comparison.is_distance:  # never negative: one image that differs is a difference, whatever the interval holds
         low = high = float(values.max())
-    verdict = judge(low, high, num_prompts, num_repeats, comparison=comparison)
+    conclusion = judge(low, high, num_prompts, num_repeats, comparison=comparison)
     row = {**dict(zip(KEYS, key, strict=True)), "metric": metric, "num_prompts": num_prompts}
-    return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": comparison.unit, "verdict": verdict}
+    return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": comparison.unit, "conclusion": conclusion}
+
+
+class NoCommonLengthError(ValueError):
+    """Two curves share no accepted length at which to compare them."""
+
+
+@dataclass(frozen=True)
+class EqualLength:
+    """Two curves of negative log-likelihood, nats per token, over the accepted lengths that both reach.
+
+    `shortest` and `longest` are the ends of that range, tokens per target forward; `first` and `second` each curve's
+    mean over it; [`low`, `high`] the 95 % interval of their difference, over prompts.
+    """
+
+    shortest: float
+    longest: float
+    first: float
+    second: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """First minus second, nats per token."""
+        return self.first - self.second
+
+
+def compare_at_equal_length(
+    first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
+) -> EqualLength:
+    """Compares two curves, per-image rows of one ablation on the same prompts, where both are equally fast.
+
+    A curve is piecewise linear through its methods' points, mean negative log-likelihood over tokens per forward.
+    Prompts are resampled for all points together, since methods draw the same prompts; each resample is read off at its
+    own length.
+    """
+    curves = [_stack(rows) for rows in (first, second)]
+    if not np.array_equal(curves[0][0], curves[1][0]):
+        raise ValueError("two curves are compared on the same prompts only; run both in one ablation")
+    lengths = [_lengths(curve, slice(None)) for curve in curves]
+    if max(values.min() for values in lengths) > min(values.max() for values in lengths):
+        spans = " and ".join(f"{values.min():.2f} to {values.max():.2f}" for values in lengths)
+        raise NoCommonLengthError(f"the curves have no accepted length in common ({spans}); widen the ablation's grid")
+    estimate = _read_off(curves, slice(None))
+    differences = []
+    for _, prompts in crossed_resamples(1, len(curves[0][0]), num_resamples, seed):
+        means = [_read_off(curves, chosen)[2:] for chosen in prompts]
+        differences += [mean - other for mean, other in means]
+    low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return EqualLength(*estimate, float(low), float(high))
+
+
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _stack(rows: pd.DataFrame) -> Curve:
+    """(prompt ids, then num_tokens, target_forwards and nll, each (methods, prompts))."""
+    columns = [
+        rows.pivot(index="method_id", columns="prompt_id", values=name)
+        for name in ("num_tokens", "target_forwards", "nll")
+    ]
+    return columns[0].columns.to_numpy(), *(column.to_numpy(float) for column in columns)
+
+
+def _lengths(curve: Curve, prompts: slice | np.ndarray) -> np.ndarray:
+    return curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1)
+
+
+def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float, float]:
+    """(begin and end of the common lengths, mean nats of the first curve there, mean nats of the second)."""
+    lengths = [_lengths(curve, prompts) for curve in curves]
+    shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
+    common, nll = np.linspace(shortest, longest, NUM_LENGTHS), []
+    for curve, values in zip(curves, lengths, strict=True):
+        order = values.argsort()
+        nll.append(float(np.interp(common, values[order], curve[3][:, prompts].mean(1)[order]).mean()))
+    return float(shortest), float(longest), *nll

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lantern_pipeline.analysis.equal_length import EqualLength, NoCommonLengthError, compare_at_equal_length
+from lantern_pipeline.analysis.comparisons import EqualLength, NoCommonLengthError, compare_at_equal_length
 from lantern_pipeline.analysis.verdict import interval, is_lossless, select_headline
 from lantern_pipeline.metrics.speed import BASELINE
 
