@@ -11,11 +11,23 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
+from lantern_pipeline.config.validate import load_yaml, validate_config
 
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"
+
+
+def load_config(paths) -> dict:
+    """The config that Snakemake makes of config files, checked: later ones over earlier ones, key by key."""
+    from snakemake.utils import update_config
+
+    config = {}
+    for path in paths:
+        update_config(config, load_yaml(path))
+    validate_config(config)
+    return config
 
 
 def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0) -> DecodingModels:

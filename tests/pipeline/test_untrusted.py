@@ -16,11 +16,11 @@ from conftest import ROOT
 from lantern.checkpoints.files import read_weights
 from lantern.io import read_prompts, read_table, write_prompts, write_table
 from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt, load_prompts
+from lantern_pipeline.cli_sample import Sample, draw_samples
 from lantern_pipeline.data.image_sources import FolderSource, resize_and_crop, to_rgb
 from lantern_pipeline.data.picture_files import read_pictures
 from lantern_pipeline.downloads.entries import parse_entry
 from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures, wrap_prompt
-from lantern_pipeline.figures.side_by_side import draw_side_by_side
 from lantern_pipeline.figures.style import save_figure
 
 SOURCES = sorted(
@@ -253,7 +253,8 @@ def test_prompts_in_figures_are_text_and_no_formulas(tmp_path):
     assert len(drawn) == len(texts) and not any(text.get_parse_math() for text in drawn)
     save_figure(figure, [tmp_path / "a.png", tmp_path / "a.pdf"], dpi=30)
     for text in ("$\\frac{1}{", "y" * MAX_TEXT_LENGTH, "\0"):
-        save_figure(draw_side_by_side(text, images[:1, 0], ["one"], ["note"]), [tmp_path / "b.png"], dpi=30)
+        sample = Sample("one", torch.from_numpy(images[0, 0]), 1, 1, 1.0)
+        save_figure(draw_samples(text, [sample]), [tmp_path / "b.png"], dpi=30)
 
 
 def test_a_prompt_takes_a_bounded_number_of_lines_and_shows_what_was_cut():

@@ -9,9 +9,9 @@ import sys
 import pandas as pd
 import pytest
 
+from conftest import load_config
 from lantern.io import read_json
 from lantern.methods import expand_ablations, expand_methods
-from lantern_pipeline.cli import load_config
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.machine import memory_bytes
 from tiny_run import (
@@ -129,8 +129,7 @@ def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path)
 
     from lantern_pipeline.cli import app
 
-    options = ["--configfile", str(ROOT / "config.yaml"), "--configfile", str(TINY)]
-    options += ["--results", str(finished.folder / "results"), "--output", str(tmp_path / "sample.png")]
+    options = ["--results", str(finished.folder / "results"), "--output", str(tmp_path / "sample.png")]
     result = CliRunner().invoke(app, ["sample", "a large red circle left of a small blue square on grass", *options])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,16 +29,23 @@ def sample(
         str, typer.Argument(help="What to draw, e.g. 'a large red circle left of a small blue square on grass'.")
     ],
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
-    configfile: Annotated[list[Path] | None, typer.Option(help="Config files, later ones over earlier ones.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
 ) -> None:
-    """Draws one prompt with every configured method side by side; prints target forwards and seconds."""
+    """Draws one prompt with every method of a finished experiment; prints target forwards and seconds."""
+    import torch
+
+    from lantern.io import read_json
+    from lantern_pipeline.archive.provenance import FILE_NAME
+    from lantern_pipeline.cli_sample import FinishedRun, draw_samples, table_of
+    from lantern_pipeline.figures.style import save_figure
+
+    torch.set_num_threads(1)  # one thread decodes faster than two
     with _one_sentence():
-        rows = _draw(prompt, output, configfile or [Path("config.yaml")], results)
-    typer.echo(f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}")
-    for row in rows:
-        typer.echo(f"{row[0]:<32} {row[1]:>16d} {row[2]:>15.2f} {row[3]:>9.3f} {row[4]:>9.2f}")
-    typer.echo(f"wrote {output}")
+        folder = _finished_experiment(results, experiment)
+        samples = FinishedRun(folder, read_json(folder / FILE_NAME)["config"]).sample(prompt)
+        save_figure(draw_samples(prompt, samples), [output])
+    typer.echo(f"{table_of(samples)}\nwrote {output}")
 
 
 @app.command()
@@ -52,7 +58,7 @@ def pack(
     from lantern_pipeline.archive.packing import pack_experiment
 
     with _one_sentence():
-        folder = results / (experiment or _only_experiment(results))
+        folder = _finished_experiment(results, experiment)
         output = output or Path(f"{folder.name}.zip")
         num_files, sha256 = pack_experiment(folder, output)
         typer.echo(f"wrote {output}: {num_files} files, {output.stat().st_size / 1e6:.1f} MB")
@@ -136,67 +142,21 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def _only_experiment(results: Path) -> str:
+def _finished_experiment(results: Path, experiment: str | None) -> Path:
+    """Folder of the experiment asked for, or of the only one."""
     from lantern_pipeline.archive.provenance import FILE_NAME
 
     found = sorted(path.parent.name for path in results.glob(f"*/{FILE_NAME}"))
-    if len(found) == 1:
-        return found[0]
+    if experiment is None and len(found) == 1:
+        return results / found[0]
+    if experiment in found:
+        return results / experiment
     if not found:
-        raise ValueError(f"{results} holds no finished experiment: run `make reproduce` to the end first")
-    raise ValueError(f"{results} holds {len(found)} finished experiments: choose with --experiment {' | '.join(found)}")
-
-
-def _draw(prompt: str, output: Path, configfiles: list[Path], results: Path) -> list[tuple]:
-    """Writes the picture; returns (method, target forwards, tokens per forward, seconds, speed-up) per method."""
-    import numpy as np
-    import torch
-
-    from lantern_pipeline.cli_sample import TrainedRun
-    from lantern_pipeline.figures.side_by_side import draw_side_by_side
-    from lantern_pipeline.figures.style import save_figure
-
-    torch.set_num_threads(1)  # one thread decodes faster than two
-    samples = TrainedRun(load_config(configfiles), results).sample(prompt)
-    figure = draw_side_by_side(
-        prompt,
-        np.stack([sample.pixels.numpy() for sample in samples]),
-        [sample.run.spec.method_id for sample in samples],
-        [f"{sample.target_forwards} forwards, {sample.seconds:.2f} s" for sample in samples],
-    )
-    save_figure(figure, [output])
-    baseline = next(s.seconds for s in samples if s.run.spec.method_id == "autoregressive")
-    return [
-        (
-            sample.run.spec.method_id,
-            sample.target_forwards,
-            sample.num_tokens / sample.target_forwards,
-            sample.seconds,
-            baseline / sample.seconds,
+        raise ValueError(
+            f"{results} holds no finished experiment: run `make reproduce` to the end first, or name the folder of "
+            "its results with --results"
         )
-        for sample in samples
-    ]
-
-
-def load_config(paths: list[Path]) -> dict[str, Any]:
-    """Reads config files, lays later ones over earlier ones key by key (lists as a whole) and checks the result.
-
-    Raises:
-        ValueError: something is wrong with the configuration; one sentence.
-        FileNotFoundError: a file is missing.
-    """
-    from lantern_pipeline.config.validate import load_yaml, validate_config
-
-    config: dict[str, Any] = {}
-    for path in paths:
-        config = _overlay(config, load_yaml(path))
-    validate_config(config)
-    return config
-
-
-def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = copy.deepcopy(below)
-    for key, value in above.items():
-        is_section = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _overlay(merged[key], value) if is_section else copy.deepcopy(value)
-    return merged
+    missing = f"no {experiment} but " if experiment else ""
+    raise ValueError(
+        f"{results} holds {missing}{len(found)} finished experiments: choose with --experiment {' | '.join(found)}"
+    )

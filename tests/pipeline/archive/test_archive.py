@@ -125,7 +125,7 @@ def test_the_report_of_another_experiment_stays_out(experiment, tmp_path):
 
 def test_an_unfinished_or_changed_experiment_is_not_packed(experiment, tmp_path):
     (experiment / "figures" / "fig_b.png").write_text("another")
-    with pytest.raises(ValueError, match=r"fig_b\.png has changed since .* run `make reproduce` again"):
+    with pytest.raises(ValueError, match=r"fig_b\.png has changed since .* delete it and run `make reproduce`, which"):
         pack_experiment(experiment, tmp_path / "mine.zip")
     (experiment / "figures" / "fig_b.png").unlink()
     with pytest.raises(ValueError, match=r"figures/fig_b\.png is named in .* but missing"):
@@ -137,6 +137,16 @@ def test_an_unfinished_or_changed_experiment_is_not_packed(experiment, tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+def test_an_output_that_is_no_archive_is_left_alone(experiment, packed, tmp_path):
+    for name in ("notes.zip", "folder.zip"):
+        other = tmp_path / name
+        other.mkdir() if name.startswith("folder") else other.write_text("not an archive")
+        with pytest.raises(ValueError, match=rf"{name} exists and is no archive of `lantern pack`; choose another"):
+            pack_experiment(experiment, other)
+    assert (tmp_path / "notes.zip").read_text() == "not an archive"
+    pack_experiment(experiment, packed)  # an earlier archive is replaced
+
+
 def test_the_manifest_is_what_sha256sum_reads(packed, tmp_path):
     shutil.unpack_archive(packed, tmp_path / "out")
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", MANIFEST], cwd=tmp_path / "out", check=True)

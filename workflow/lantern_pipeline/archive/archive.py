@@ -37,14 +37,7 @@ def copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
 
 @dataclass(frozen=True)
 class HashReport:
-    """What comparing an archive with its manifest found; names in order.
-
-    Attributes:
-        num_files: files that are as the manifest says.
-        damaged: files with another content.
-        missing: files of the manifest that are not there.
-        foreign: files that the manifest does not know.
-    """
+    """What comparing an archive with its manifest found: `num_files` are whole; names of the others, in order."""
 
     num_files: int
     damaged: list[str]
@@ -61,18 +54,8 @@ class Archive:
     """An archive opened for reading; use it in a `with` block.
 
     Nothing of it is believed before it has been looked at. Names are relative and of letters, digits, ".", "_" and "-";
-    members are plain files, stored uncompressed, so that together they are no larger than the archive.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        manifest: name -> SHA-256, of every file but the manifest.
-        manifest_sha256: of the manifest itself; whoever has it from the author knows that nobody else made the archive.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no archive of ours, or has a member of another kind; names the member.
+    members are plain files, stored uncompressed, so that together they are no larger than the archive. `manifest` is
+    name -> SHA-256 of every other file; whoever has `manifest_sha256` from the author knows who made the archive.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -119,22 +102,14 @@ class Archive:
         )
 
     def read_json(self, name: str) -> Any:
-        """Reads a JSON file of at most MAX_TEXT_BYTES bytes.
-
-        Raises:
-            ValueError: it is missing, larger, damaged or no JSON; names it.
-        """
+        """Reads a JSON file of at most MAX_TEXT_BYTES bytes."""
         try:
             return json.loads(self._read_text(name))
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{self.path}: {name} is not valid JSON ({error})") from error
 
     def extract(self, name: str, folder: Path) -> Path:
-        """Writes one file below a folder, under its own name, and returns its path.
-
-        Raises:
-            ValueError: it is missing or damaged.
-        """
+        """Writes one file below a folder, under its own name, and returns its path."""
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._open(name) as member, open(path, "wb") as file:
@@ -181,14 +156,7 @@ class Archive:
 
 
 def read_provenance(archive: Archive) -> tuple[str, dict[str, Any]]:
-    """Reads the provenance of an archive and compares it with the manifest and with the config.
-
-    Returns:
-        (folder of the experiment in the archive, "results/<experiment>"; the provenance).
-
-    Raises:
-        ValueError: there is none, or the files that it names are others, or the config is.
-    """
+    """Folder of the experiment in the archive, and its provenance, compared with the manifest and the config."""
     found = [name for name in archive.names if re.fullmatch(rf"results/{_PART}/{re.escape(FILE_NAME)}", name)]
     if len(found) != 1:
         raise ValueError(f"{archive.path} must hold one results/<experiment>/{FILE_NAME}, found {len(found)}")

@@ -52,18 +52,9 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
 
 
 def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
-    """Packs a finished experiment.
+    """Packs the experiment in results/<experiment> into a zip file; (packed files, SHA-256 of the manifest).
 
-    Args:
-        folder: results/<experiment>.
-        output: the zip file to write.
-
-    Returns:
-        (packed files, SHA-256 of the manifest, 64 hexadecimal digits).
-
-    Raises:
-        FileNotFoundError: the experiment has no provenance, hence is not finished.
-        ValueError: a file is another one than the provenance says, or is missing.
+    What is missing or differs from the provenance is refused, and so is an output that exists and is no archive.
     """
     folder = Path(folder)
     if not (folder / FILE_NAME).is_file():
@@ -74,6 +65,7 @@ def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
     prefix = f"results/{folder.name}/"
     if lost := sorted({prefix + name for name in expected if not (folder / name).is_file()}):
         raise ValueError(f"{lost[0]} is named in {folder / FILE_NAME} but missing; run `make reproduce` again")
+    _check_output(Path(output))
     lines = []
     with atomic_path(output) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for name, source in sorted([(CONFIG, None), *files.items()]):
@@ -85,11 +77,22 @@ def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
             if sha256 != wanted:
                 raise ValueError(
                     f"{source} has changed since {folder / FILE_NAME} was written: expected sha256 {wanted}, found "
-                    f"{sha256}; run `make reproduce` again"
+                    f"{sha256}; delete it and run `make reproduce`, which makes it again (without deleting, the change "
+                    "would be kept)"
                 )
             lines.append(f"{sha256}  {name}\n")
         sha256 = _write_member(archive, MANIFEST, "".join(lines))
     return len(lines), sha256
+
+
+def _check_output(output: Path) -> None:
+    if not output.exists():
+        return
+    if output.is_file() and zipfile.is_zipfile(output):
+        with zipfile.ZipFile(output) as earlier:
+            if MANIFEST in earlier.namelist():
+                return
+    raise ValueError(f"{output} exists and is no archive of `lantern pack`; choose another --output or remove it")
 
 
 def _files_to_pack(folder: Path, config: dict[str, Any]) -> dict[str, Path]:

@@ -47,27 +47,15 @@ PACKAGES = (
 
 
 def publishable_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies a configuration without what belongs to one machine.
-
-    Args:
-        config: the whole configuration, as it was resolved.
-
-    Returns:
-        The same keys and values, but for the workflow's own entries (left out), paths that are absolute or lead out of
-        the run's folder (their last part remains) and user names and passwords in addresses (left out).
+    """The config without what belongs to one machine: the workflow's own entries, folders of paths that are absolute or
+    lead out of the run's folder, user names and passwords in addresses.
     """
     return {key: _publishable(value) for key, value in config.items() if key not in DERIVED_KEYS}
 
 
 def describe_code(root: Path = ROOT) -> dict[str, Any]:
-    """Names the code: the version of the package, the commit, and a fingerprint of what each script runs.
-
-    Args:
-        root: folder of the project.
-
-    Returns:
-        version; commit (40 hexadecimal digits) and is_modified (whether Snakefile, lantern/ or workflow/ differ from
-        it), both None where the folder is no git repository; fingerprints, script -> 16 hexadecimal digits.
+    """Names the code: version; commit and is_modified (whether Snakefile, lantern/ or workflow/ differ from it), both
+    None where the folder is no git repository; fingerprints, script -> 16 hexadecimal digits.
     """
     commit, is_modified = None, None
     top = _git(root, "rev-parse", "--show-toplevel")
@@ -110,19 +98,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, dict[str, Any]]:
-    """Hashes files, reading each in pieces.
-
-    Args:
-        paths: files below `folder`.
-        folder: what their names are relative to.
-
-    Returns:
-        Name -> sha256 (64 hexadecimal digits) and bytes, in the order of the names.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file does not lie below the folder.
-    """
+    """Name below `folder` -> sha256 and bytes of each file, in the order of the names."""
     return {
         name: _digest_and_size(describe_path(Path(folder, name))[Path(name).name])
         for name in sorted(Path(path).relative_to(folder).as_posix() for path in paths)
@@ -130,14 +106,8 @@ def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, dic
 
 
 def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Any]]:
-    """Describes files from elsewhere, by what a rule takes as input for them; where they lie is left out.
-
-    Args:
-        inputs: manifests of `fetch_resource`, or paths of the user's own files and folders.
-
-    Returns:
-        Name of the entry, of the file or of the folder -> file name -> sha256 and bytes. Fetched files are those of
-        the manifest; they are not read again.
+    """Describes files from elsewhere, given manifests of `fetch_resource` or paths of the user's own files and folders:
+    name -> file name -> sha256 and bytes. Where they lie is left out; fetched files are not read again.
     """
     found = {}
     for given in dict.fromkeys(map(str, inputs)):
@@ -149,11 +119,7 @@ def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Any]
 
 
 def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, Any]]:
-    """Lists on what images were decoded: the distinct devices, GPUs, number formats, threads and versions of torch.
-
-    Args:
-        records: files of generation records.
-    """
+    """Lists on what images were decoded: the distinct devices, GPUs, number formats, threads and versions of torch."""
     from lantern.records import load_records
 
     keys = ("device", "gpu", "dtype", "num_threads", "torch")

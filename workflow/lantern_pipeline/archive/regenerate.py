@@ -79,12 +79,8 @@ def find_records(archive: Archive, folder: str) -> list[RecordFile]:
 
 
 def spread(files: Sequence[RecordFile], num: int, seed: int) -> list[RecordFile]:
-    """Chooses `num` files that between them have as many methods, prompt sets, temperatures and seeds as possible.
-
-    Args:
-        files: to choose from; one may be chosen again when all its likes have been.
-        num: images wanted, one of each chosen file.
-        seed: of the choice.
+    """Chooses `num` files that between them have as many methods, prompt sets, temperatures and seeds as possible; one
+    may be chosen again when all its likes have been.
     """
     waiting = list(files)
     random.Random(seed).shuffle(waiting)
@@ -105,16 +101,9 @@ def _traits(file: RecordFile) -> list[tuple]:
 class Regenerator:
     """Draws images of an archive again.
 
-    Args:
-        archive: opened, its hashes checked.
-        folder: of the experiment in the archive.
-        provenance: of the experiment.
-        workplace: folder for the few files that are needed outside the archive.
-        models: folder with the models that the archive leaves out, results/<experiment>/ of a run that converted them.
-        device: where to decode.
-
-    Raises:
-        ValueError: the config is not valid.
+    `archive` has its hashes checked, `folder` and `provenance` are those of its experiment, `workplace` is a folder for
+    the few files that are needed outside the archive, `models` one with the models that the archive leaves out:
+    results/<experiment>/ of a run that converted them.
     """
 
     def __init__(
@@ -134,18 +123,7 @@ class Regenerator:
         self.specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(self.config)}
 
     def compare(self, num_images: int, seed: int = 0) -> Iterator[Comparison]:
-        """Draws a sample of images again.
-
-        Args:
-            num_images: of the sample.
-            seed: of its choice.
-
-        Yields:
-            One comparison per image.
-
-        Raises:
-            ValueError: a file that is needed is missing, or does not go together with the others.
-        """
+        """Draws a sample of images again, chosen by `seed`; one comparison per image."""
         draw = random.Random(seed)
         for file in spread(find_records(self.archive, self.folder), num_images, seed):
             records = load_records(self._extract(file.name))
@@ -256,12 +234,8 @@ def explains_by_rounding(decoder: Decoder, draw: Callable[[], torch.Tensor], exp
 
     Two devices round the same sum differently. Where two tokens, or a draft's acceptance and its rejection, are a
     near-tie, either may come out. Such a place is found by changing the head's weights by as much as rounding would:
-    the tokens expected must come out of one of a few such changes.
-
-    Args:
-        decoder: in float32; its head is changed and changed back.
-        draw: draws the image with it and returns its codes, (tokens,).
-        expected: the other device's codes up to and including the first difference.
+    the tokens expected, those of the other device up to and including the first difference, must come out of one of a
+    few such changes. The decoder, in float32, has its head changed and changed back.
     """
     weight = decoder.target.head.weight.data
     kept = weight.clone()
