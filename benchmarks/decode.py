@@ -25,13 +25,13 @@ import torch
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.generation import load_decoding_models, load_tables, make_tree
-from lantern.io import read_prompts
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import load_yaml, table_file, tree_settings
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
 from lantern_pipeline.training.drafter import new_draft_model

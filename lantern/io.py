@@ -1,4 +1,4 @@
-"""Reading and writing of every file between two stages. Whatever is written appears whole or not at all."""
+"""Reading and writing of tensors and JSON. Whatever is written appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-
-if TYPE_CHECKING:
-    from lantern.prompts import Prompt
 
 METADATA_KEY = "lantern"
 CHECKSUM_KEY = "content_sha256"  # in the metadata: of several entries, safetensors writes now one first, now the other
@@ -176,56 +171,12 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, _to_json(path, value, indent=1) + "\n")
 
 
-def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Reads a CSV table.
-
-    Args:
-        path: the file.
-        text_columns: columns that stay text although they look like numbers or, as "NA" does, like a missing value;
-            prompt ids always do.
+def check_last_line(path: Path | str) -> None:
+    """Makes sure that a text file of lines was not cut off within one: text has no place for a checksum.
 
     Raises:
-        DamagedFileError: the file is empty, ends in the middle of a row, or is not a table.
+        DamagedFileError: it was.
     """
-    _check_last_line(path)
-    try:
-        frame = pd.read_csv(path)
-        texts = [name for name in (*text_columns, "prompt_id") if name in frame]
-        if texts:  # read apart: pandas has no way to keep "NA" in some columns and empty cells missing in the others
-            frame[texts] = pd.read_csv(path, usecols=texts, dtype=str, keep_default_na=False)[texts]
-        return frame
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise DamagedFileError(path, f"is not a CSV table ({error})") from error
-
-
-def write_table(path: Path | str, frame: pd.DataFrame) -> None:
-    """Writes a CSV table without its index, floats with six significant digits, atomically."""
-    with atomic_path(path) as temporary:
-        frame.to_csv(temporary, index=False, float_format="%.6g")
-
-
-def read_prompts(path: Path | str) -> list[Prompt]:
-    """Reads what `write_prompts` wrote.
-
-    Raises:
-        DamagedFileError: the file ends in the middle of a line or holds something else.
-    """
-    from lantern.prompts import load_prompts
-
-    _check_last_line(path)
-    try:
-        return load_prompts(Path(path))
-    except ValueError as error:
-        raise DamagedFileError(path, f"holds no prompts ({error})") from error
-
-
-def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
-    """Writes prompts as JSON lines (id, text, scene), atomically."""
-    write_text(path, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
-
-
-def _check_last_line(path: Path | str) -> None:
-    """Makes sure that a text file of lines was not cut off within one: text has no place for a checksum."""
     with open(path, "rb") as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)

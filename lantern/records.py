@@ -115,3 +115,24 @@ def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str]
     rows = torch.tensor([place[i] for i in order], dtype=torch.int64)
     joined = {name: torch.cat([getattr(part, name) for part in parts])[rows] for name in _TENSORS}
     return GenerationRecords(order, **joined, metadata=parts[0].metadata)
+
+
+def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[str, GenerationRecords]:
+    """Reads the shards of many methods.
+
+    Args:
+        paths: record files of one prompt set and temperature.
+        prompt_ids: the prompt set, in the order wanted.
+
+    Returns:
+        Method id -> records of all prompts, in the order in which the methods first appear.
+
+    Raises:
+        ValueError: a file that is damaged, or shards that do not hold exactly these prompts.
+    """
+    parts: dict[str, list[GenerationRecords]] = {}
+    for path in paths:
+        records = load_records(Path(path))
+        parts.setdefault(records.metadata["method"]["method_id"], []).append(records)
+    # method by method, so that no more than one is held twice
+    return {method_id: concatenate_records(parts.pop(method_id), prompt_ids) for method_id in list(parts)}

@@ -1,29 +1,15 @@
 """Files appear whole or not at all, and unreadable ones are named."""
 
 import errno
-import json
 import os
 
-import pandas as pd
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lantern import io
-from lantern.io import (
-    DamagedFileError,
-    atomic_path,
-    load_tensors,
-    read_json,
-    read_prompts,
-    read_table,
-    save_tensors,
-    write_json,
-    write_prompts,
-    write_table,
-    write_text,
-)
+from lantern.io import DamagedFileError, atomic_path, load_tensors, read_json, save_tensors, write_json, write_text
 
 
 def test_atomic_path_creates_folders_and_leaves_only_the_file(tmp_path):
@@ -156,49 +142,6 @@ def test_json_keeps_insertion_order(tmp_path):
     write_text(tmp_path / "v.json", '{"b": 1')
     with pytest.raises(ValueError, match=r"v\.json is not valid JSON"):
         read_json(tmp_path / "v.json")
-
-
-def test_tables_keep_the_word_none_and_six_digits(tmp_path):
-    frame = pd.DataFrame({"relaxation": ["none", "additive"], "nll": [3.14159265, None]})
-    write_table(tmp_path / "t.csv", frame)
-    assert (tmp_path / "t.csv").read_text() == "relaxation,nll\nnone,3.14159\nadditive,\n"
-    assert list(read_table(tmp_path / "t.csv")["relaxation"]) == ["none", "additive"]
-
-
-def test_an_empty_table_is_named(tmp_path):
-    (tmp_path / "t.csv").write_text("")
-    with pytest.raises(ValueError, match=r"t\.csv is not a CSV table"):
-        read_table(tmp_path / "t.csv")
-
-
-@pytest.mark.parametrize("name", ["t.csv", "p.jsonl"])
-def test_a_text_file_cut_off_within_a_line_is_named(tmp_path, name):
-    from lantern.prompts import Prompt
-
-    read, write = {"t.csv": (read_table, write_table), "p.jsonl": (read_prompts, write_prompts)}[name]
-    write(tmp_path / name, pd.DataFrame({"nll": [3.25, 2.5]}) if name == "t.csv" else [Prompt("p0", "a", None)])
-    read(tmp_path / name)
-    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2])
-    with pytest.raises(DamagedFileError, match=rf"{name} is truncated: its last line has no end; delete it"):
-        read(tmp_path / name)
-
-
-def test_prompts_that_are_none_are_a_damaged_file(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"id": "p0"\n')
-    with pytest.raises(DamagedFileError, match=r"p\.jsonl holds no prompts"):
-        read_prompts(tmp_path / "p.jsonl")
-
-
-def test_prompts_come_back(tmp_path):
-    prompts = pytest.importorskip("lantern.prompts")
-    caption = "a large red circle on grass"
-    written = [
-        prompts.Prompt("seen-00000", caption, prompts.scene_of(caption)),
-        prompts.Prompt("x", "“quotes” <b>"),
-    ]
-    write_prompts(tmp_path / "p.jsonl", written)
-    assert [json.loads(line)["id"] for line in (tmp_path / "p.jsonl").read_text().splitlines()] == ["seen-00000", "x"]
-    assert read_prompts(tmp_path / "p.jsonl") == written
 
 
 def test_metadata_may_hold_hashes_of_their_own(tmp_path):

@@ -5,10 +5,10 @@ Read while Snakemake builds the workflow: no torch here.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
-from lantern.settings import pick
+T = TypeVar("T")
 
 # Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. Released for text to image: XL. B to XXXL
 # were made for classes, 1B to 7B for text.
@@ -43,6 +43,21 @@ def resolve_size(settings: dict[str, Any]) -> dict[str, Any]:
     if str(name) not in LLAMAGEN_SIZES:
         raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {name!r}")
     return {**settings, **LLAMAGEN_SIZES[str(name)], "ffn_multiple": FFN_MULTIPLE}
+
+
+def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
+    """Builds a settings dataclass from a config section, which may hold keys of other dataclasses as well.
+
+    Args:
+        cls: the dataclass.
+        settings: config section.
+        more: fields that come from elsewhere.
+
+    Returns:
+        The instance; fields in neither keep their default.
+    """
+    names = {field.name for field in fields(cls)}
+    return cls(**{key: value for key, value in settings.items() if key in names}, **more)
 
 
 def find_multiple(n: int, k: int) -> int:

@@ -14,11 +14,12 @@ from PIL import Image
 
 from conftest import ROOT
 from lantern.checkpoints.files import read_weights
-from lantern.io import read_prompts, read_table, write_prompts, write_table
-from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt, load_prompts
+from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt
 from lantern_pipeline.cli_sample import Sample, draw_samples
 from lantern_pipeline.data.image_sources import FolderSource, resize_and_crop, to_rgb
 from lantern_pipeline.data.picture_files import read_pictures
+from lantern_pipeline.data.prompt_files import load_prompts, read_prompts, write_prompts
+from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.downloads.entries import parse_entry
 from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures, wrap_prompt
 from lantern_pipeline.figures.style import save_figure
@@ -239,7 +240,7 @@ def test_json_of_the_wrong_form_is_one_sentence(tmp_path, content, words):
 
 def test_a_scene_in_a_prompt_file_is_not_believed(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "x", "text": "a cat", "scene": {"objects": "none"}}\n')
-    assert load_prompts(tmp_path / "a.jsonl") == [Prompt("x", "a cat", None)]
+    assert load_prompts(tmp_path / "a.jsonl") == [Prompt("x", "a cat")]
 
 
 # --- figures --------------------------------------------------------------------------------------

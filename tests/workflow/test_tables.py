@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 import torch
 
-from lantern.io import load_tensors, read_json, read_table
+from lantern.io import load_tensors, read_json
 from lantern_pipeline.analysis.total_variation import RULES
+from lantern_pipeline.data.tables import read_table
 from tiny_run import EXACT, METHODS, planned
 
 

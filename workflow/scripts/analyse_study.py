@@ -1,6 +1,7 @@
 """Turns the readers' answer files into preference rates with intervals and a verdict."""
 
-from lantern.io import write_table, write_text
+from lantern.io import write_text
+from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.study.analysis import analyse_answers, render_verdict
 from lantern_pipeline.study.answers import read_key

@@ -1,7 +1,8 @@
 """Writes the page of the perceptual study and its key."""
 
-from lantern.io import read_prompts, write_json, write_text
-from lantern.shards import load_shards
+from lantern.io import write_json, write_text
+from lantern.records import load_shards
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.study.page import build_page
 from lantern_pipeline.study.trials import select_trials

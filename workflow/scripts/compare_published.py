@@ -1,7 +1,7 @@
 """Writes published numbers with this run's beside them."""
 
-from lantern.io import read_table, write_table
 from lantern_pipeline.analysis.published_results import compare_with_published
+from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):

@@ -2,9 +2,8 @@
 
 from lantern.checkpoints.llamagen import describe_conversion, read_target
 from lantern.io import write_json
-from lantern.models.config import FFN_MULTIPLE, resolve_size
+from lantern.models.config import FFN_MULTIPLE, pick, resolve_size
 from lantern.models.target import TargetConfig, save_target
-from lantern.settings import pick
 from lantern_pipeline.downloads.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
 

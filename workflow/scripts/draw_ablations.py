@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lantern.io import read_table
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.ablations import draw_ablations
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.runtime.job import job_log

@@ -1,7 +1,7 @@
 """Draws figure (i): where in the image drafts are accepted, of the first method of every speculative preset."""
 
-from lantern.io import read_prompts
-from lantern.shards import load_shards
+from lantern.records import load_shards
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.figures.acceptance_map import draw_acceptance_map
 from lantern_pipeline.figures.parts import column_titles, first_of_each_preset
 from lantern_pipeline.figures.style import save_figure

@@ -1,6 +1,6 @@
 """Draws figure (m): where images part from the autoregressive ones, and what that costs from there on."""
 
-from lantern.io import read_table
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.divergence import draw_divergence
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.runtime.job import job_log

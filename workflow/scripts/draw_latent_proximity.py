@@ -1,8 +1,8 @@
 """Draws figure (e): images with every token replaced by its n-th nearest code, or by a random one."""
 
 from lantern.generation import load_nearest_codes
-from lantern.io import read_prompts
-from lantern.shards import load_shards
+from lantern.records import load_shards
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.latent_proximity import select_proximity
 from lantern_pipeline.figures.style import save_figure

@@ -1,7 +1,7 @@
 """Draws figure (k): autoregressive, exact and relaxed images of the same noise, and what differs."""
 
-from lantern.io import read_prompts
-from lantern.shards import load_shards
+from lantern.records import load_shards
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.pairs import select_pairs
 from lantern_pipeline.figures.style import save_figure

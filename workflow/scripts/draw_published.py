@@ -1,6 +1,6 @@
 """Draws figure (l): published numbers beside this run's."""
 
-from lantern.io import read_table
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.published import draw_published
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.runtime.job import job_log

@@ -1,7 +1,7 @@
 """Draws figure (a): one row per prompt, one column per method, all from the same noise."""
 
-from lantern.io import read_prompts
-from lantern.shards import load_shards
+from lantern.records import load_shards
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.samples import select_samples
 from lantern_pipeline.figures.style import save_figure

@@ -1,6 +1,6 @@
 """Draws figure (j): where a decoding step's time goes."""
 
-from lantern.io import read_table
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.step_time import draw_step_time
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.runtime.job import job_log

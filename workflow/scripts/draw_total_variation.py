@@ -1,6 +1,6 @@
 """Draws figure (h): total variation from the target against the bound delta."""
 
-from lantern.io import read_table
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.figures.total_variation import draw_total_variation
 from lantern_pipeline.runtime.job import job_log

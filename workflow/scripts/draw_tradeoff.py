@@ -1,6 +1,6 @@
 """Draws figure (b): speed against quality, one curve per method over its grid."""
 
-from lantern.io import read_table
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.figures.tradeoff import draw_tradeoff
 from lantern_pipeline.runtime.job import job_log

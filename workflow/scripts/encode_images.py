@@ -3,10 +3,10 @@
 import torch
 from tqdm import tqdm
 
-from lantern.io import read_prompts, save_tensors
-from lantern.shards import select_shard
+from lantern.io import save_tensors
 from lantern_pipeline.data.image_sources import make_source
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.runtime.job import job_log, resolve_device, select_shard
 from lantern_pipeline.world.tokenizer import load_model
 
 with job_log(snakemake) as log, torch.inference_mode():

@@ -4,13 +4,12 @@ from pathlib import Path
 
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed, generate_records, load_decoding_models, make_tree
-from lantern.io import read_prompts
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
-from lantern.shards import select_shard
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import job_log, partial_records, resolve_device
+from lantern_pipeline.runtime.job import job_log, partial_records, resolve_device, select_shard
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)

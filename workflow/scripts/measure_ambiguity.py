@@ -1,8 +1,9 @@
 """Measures how much probability the target's best one and best ten next tokens hold."""
 
-from lantern.io import read_prompts, write_table
 from lantern.models.target import load_target
-from lantern.shards import load_shards
+from lantern.records import load_shards
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
 from lantern_pipeline.metrics.ambiguity import measure_ambiguity
 from lantern_pipeline.runtime.job import job_log, resolve_device

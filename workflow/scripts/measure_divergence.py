@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from lantern.io import load_tensors, read_table, write_table
+from lantern.io import load_tensors
+from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.metrics.image_divergence import measure_divergence
 from lantern_pipeline.runtime.job import job_log
 

@@ -4,7 +4,8 @@ import pandas as pd
 import torch
 
 from lantern.generation import load_decoders
-from lantern.io import read_prompts, write_table
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.latency import measure_latency
 from lantern_pipeline.runtime.job import job_log, resolve_device

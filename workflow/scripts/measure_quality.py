@@ -1,8 +1,10 @@
 """Measures the images of all methods on one prompt set at one temperature, and the ceilings."""
 
-from lantern.io import read_prompts, save_tensors, write_table
-from lantern.shards import load_shards
+from lantern.io import save_tensors
+from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.metrics.evaluate_images import load_rulers
 from lantern_pipeline.metrics.quality import measure_quality
 from lantern_pipeline.runtime.job import job_log, resolve_device

@@ -5,10 +5,11 @@ acceptance.
 import torch.nn.functional as F
 
 from lantern.generation import load_decoders, load_nearest_codes
-from lantern.io import read_prompts, write_table
 from lantern.models.target import load_target
-from lantern.shards import load_shards
+from lantern.records import load_shards
 from lantern_pipeline.analysis.total_variation import LawStudy
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.speed import BASELINE
 from lantern_pipeline.runtime.job import job_log, resolve_device

@@ -1,9 +1,10 @@
 """Draws and measures all points of one ablation."""
 
 from lantern.generation import load_decoding_models, load_tables, make_tree
-from lantern.io import read_prompts, write_table
 from lantern.methods import AblationPoint, MethodSpec
 from lantern_pipeline.analysis.ablations import AblationStudy
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.metrics.evaluate_images import load_rulers
 from lantern_pipeline.runtime.job import job_log, resolve_device
 

@@ -4,12 +4,12 @@ import torch
 
 from lantern.decoding import Decoder
 from lantern.generation import generate_records, load_decoding_models
-from lantern.io import read_prompts, save_tensors
+from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
-from lantern.shards import select_shard
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import job_log, partial_records, resolve_device
+from lantern_pipeline.runtime.job import job_log, partial_records, resolve_device, select_shard
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files = snakemake.params, snakemake.input

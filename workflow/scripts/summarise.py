@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lantern.io import read_json, read_table, write_json, write_table, write_text
+from lantern.io import read_json, write_json, write_text
 from lantern_pipeline.analysis.comparisons import build_paired
 from lantern_pipeline.analysis.findings import describe_findings
 from lantern_pipeline.analysis.markdown import render_markdown
 from lantern_pipeline.analysis.summary import Measurements, build_summary
 from lantern_pipeline.analysis.verdict import compute_verdict
+from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
 
 

@@ -1,7 +1,7 @@
 """Trains the attribute classifier on scenes of the embedded world, also where the run's images come from a folder."""
 
 from lantern.io import write_json
-from lantern.settings import pick
+from lantern.models.config import pick
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.attribute_classifier import AttributeClassifierTrainer, AttributeClassifierTraining

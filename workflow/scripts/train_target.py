@@ -3,9 +3,8 @@
 import torch
 
 from lantern.io import write_json
-from lantern.models.config import resolve_size
+from lantern.models.config import pick, resolve_size
 from lantern.models.target import TargetConfig, TargetModel, save_target
-from lantern.settings import pick
 from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
 from lantern_pipeline.training.loop import run_training

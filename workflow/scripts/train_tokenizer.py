@@ -1,7 +1,7 @@
 """Trains the image tokenizer and measures its reconstructions of held-out images."""
 
 from lantern.io import write_json
-from lantern.settings import pick
+from lantern.models.config import pick
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training

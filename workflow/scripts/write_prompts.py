@@ -1,9 +1,8 @@
 """Writes one prompt set. Each prompt is encoded once: an unknown word or a long prompt stops the run at its start."""
 
-from lantern.io import write_prompts
-from lantern.prompts import load_prompt_set
-from lantern.settings import check_prompt_count
+from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
+from lantern_pipeline.data.prompt_files import load_prompt_set, write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.downloads.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log

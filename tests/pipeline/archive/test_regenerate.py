@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from conftest import ROOT, load_config
 from lantern.decoding import Decoder
 from lantern.generation import generate_records, load_decoding_models, make_tree
-from lantern.io import load_tensors, save_tensors, write_prompts
+from lantern.io import load_tensors, save_tensors
 from lantern.methods import expand_methods
 from lantern.models.draft import DraftConfig, DraftModel, save_draft
 from lantern.models.target import TargetConfig, TargetModel, save_target
@@ -21,6 +21,7 @@ from lantern_pipeline.archive.packing import pack_experiment
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern_pipeline.archive.regenerate import RecordFile, explains_by_rounding, spread
 from lantern_pipeline.cli import app
+from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 
 PROMPTS = [Prompt(f"seen-{n}", text) for n, text in enumerate(["a red circle on grass", "a blue square on sand"])]

@@ -7,7 +7,7 @@ import pytest
 
 from conftest import ROOT
 from lantern.methods import MethodSpec
-from lantern.settings import pick
+from lantern.models.config import pick
 from lantern_pipeline.config.validate import (
     SCHEMA_PATH,
     closest,

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
-from lantern.io import save_tensors, write_prompts
+from lantern.io import save_tensors
 from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
 from lantern_pipeline.data.captions import training_captions
+from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import load_codes
 
 ENCODER = WordEmbeddingEncoder(None, 8, 4, 0)

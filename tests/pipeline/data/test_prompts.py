@@ -6,7 +6,15 @@ import zipfile
 
 import pytest
 
-from lantern.prompts import Prompt, choose_prompts, load_prompt_set, load_prompts
+from lantern.io import DamagedFileError
+from lantern.prompts import Prompt
+from lantern_pipeline.data.prompt_files import (
+    choose_prompts,
+    load_prompt_set,
+    load_prompts,
+    read_prompts,
+    write_prompts,
+)
 
 CAPTION = "a large red circle on grass"
 
@@ -21,10 +29,10 @@ def pairs(prompts):
     return [(prompt.id, prompt.text) for prompt in prompts]
 
 
-def test_text_file_gets_ids_and_scenes(tmp_path):
+def test_text_file_gets_ids(tmp_path):
     first, second = load_prompts(write(tmp_path, "mine.txt", f"{CAPTION}\na cat\n"))
-    assert first.id == "mine-00000" and first.scene["objects"] == [["large", "red", "circle"]]
-    assert second == Prompt("mine-00001", "a cat", None)
+    assert first == Prompt("mine-00000", CAPTION)
+    assert second == Prompt("mine-00001", "a cat")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
@@ -217,3 +225,25 @@ def test_a_prompt_set_takes_the_first_or_draws(tmp_path, caplog):
     assert set(few) != set(choose_prompts(everything, 10, is_drawn=True, seed=6))
     assert load_prompt_set(file, {"num": 101, "draw": True}, 5) == everything
     assert "only 100 of the 101 prompts asked for" in caplog.text
+
+
+def test_prompts_cut_off_within_a_line_are_named(tmp_path):
+    write_prompts(tmp_path / "p.jsonl", [Prompt("p0", "a")])
+    read_prompts(tmp_path / "p.jsonl")
+    (tmp_path / "p.jsonl").write_bytes((tmp_path / "p.jsonl").read_bytes()[:-2])
+    with pytest.raises(DamagedFileError, match=r"p.jsonl is truncated: its last line has no end; delete it"):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_prompts_that_are_none_are_a_damaged_file(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"id": "p0"\n')
+    with pytest.raises(DamagedFileError, match=r"p\.jsonl holds no prompts"):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_prompts_come_back(tmp_path):
+    written = [Prompt("seen-00000", CAPTION), Prompt("x", "“quotes” <b>")]
+    write_prompts(tmp_path / "p.jsonl", written)
+    rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert rows[0] == {"id": "seen-00000", "text": CAPTION} and rows[1]["id"] == "x"
+    assert read_prompts(tmp_path / "p.jsonl") == written

@@ -6,8 +6,8 @@ import pytest
 
 import lantern_pipeline.analysis
 from figure_tables import SETTINGS, assert_legible, make_summary
-from lantern.io import read_table
 from lantern.methods import PRESETS
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.published import draw_published
 
 FILE = Path(lantern_pipeline.analysis.__file__).parent / "published_results.csv"

@@ -16,10 +16,11 @@ import pytest
 import torch
 from tiny_codes import CONFIG, make_dataset, make_target
 
-from lantern.io import load_tensors, read_json, save_tensors, write_json, write_prompts
+from lantern.io import load_tensors, read_json, save_tensors, write_json
 from lantern.models.draft import load_draft
 from lantern.models.target import load_target, save_target
 from lantern.prompts import Prompt
+from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.training.distributed import run_processes
 from lantern_pipeline.training.drafter_job import DrafterJob, launch
 

@@ -14,7 +14,6 @@ import torch
 
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed, load_decoding_models, make_tree
-from lantern.io import read_prompts
 from lantern.methods import MethodSpec, expand_methods
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.prompts import Prompt
@@ -23,6 +22,7 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.archive.archive import Archive
 from lantern_pipeline.archive.size_check import check_model_size
 from lantern_pipeline.config.validate import SCHEMA_PATH, load_yaml, table_file, tree_settings, validate_config
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.downloads.manifest import describe_file
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.methods import expand_ablations, expand_methods
 from lantern.models.config import resolve_size
-from lantern.settings import check_prompt_count
+from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.downloads.entries import check_reference, parse_entries
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ def _check_source(config: dict[str, Any]) -> None:
         )
     if config["text"]["encoder"] == "t5" and config["metrics"]["fidelity"] == "attribute_classifier":
         raise ValueError(
-            "config key metrics.fidelity must be inception or null where text.encoder is t5: attribute classifier compares with "
-            "held-out images of the embedded world or of a folder whose captions are read word by word"
+            "config key metrics.fidelity must be inception or null where text.encoder is t5: the attribute "
+            "classifier compares with held-out images of the embedded world or of a folder whose captions are "
+            "read word by word"
         )
     if source in ("captions", "none"):
         _check_without_images(config, source)

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lantern.models.config import TargetConfig, draft_parameters, resolve_size, target_parameters
-from lantern.settings import pick
+from lantern.models.config import TargetConfig, draft_parameters, pick, resolve_size, target_parameters
 
 # Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
 # cluster's job; rounded up.

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lantern.prompts import Prompt, load_prompt_set
+from lantern.prompts import Prompt
 from lantern_pipeline.data.image_sources import hold_out, make_source
+from lantern_pipeline.data.prompt_files import load_prompt_set
 
 
 def training_captions(

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from lantern.models.text import split_words
-from lantern.prompts import Prompt, scene_of
+from lantern.prompts import Prompt
 from lantern_pipeline.world.scenes import VOCABULARY, Scene, caption, render, sample_scene
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class SceneSource:
     def prompts(self, split: str, num: int) -> list[Prompt]:
         """See `ImageSource.prompts`; ids are "<split>-00000" and so on."""
         scenes = self.scenes(split, range(num))
-        return [Prompt(f"{split}-{i:05d}", caption(scene), scene.to_dict()) for i, scene in enumerate(scenes)]
+        return [Prompt(f"{split}-{i:05d}", caption(scene)) for i, scene in enumerate(scenes)]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
         offset = _split_number(split) * _SPLIT_STRIDE
@@ -149,7 +149,7 @@ class FolderSource:
             suffix = f"-r{turn}" if turn else ""
             text = self._captions[file]
             try:
-                prompts.append(Prompt(f"{split}-{self._name(file)}{suffix}", text, scene_of(text)))
+                prompts.append(Prompt(f"{split}-{self._name(file)}{suffix}", text))
             except ValueError as error:  # the id is the file's name
                 raise ValueError(f"image {str(file)!r}: {error}") from error
         return prompts

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from lantern.io import load_tensors, read_prompts
+from lantern.io import load_tensors
 from lantern.models.text import TextEncoder, WordEmbeddingEncoder
 from lantern_pipeline.data.code_dataset import CodeDataset
+from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.world.scenes import VOCABULARY
 

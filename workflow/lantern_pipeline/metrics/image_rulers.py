@@ -13,6 +13,7 @@ from lantern.prompts import Prompt
 from lantern_pipeline.metrics.prompt_accuracy import score_prompts
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.clip import ClipScorer
+from lantern_pipeline.world.scenes import scene_of
 
 # Columns that every table of images has; what is not measured is nan.
 IMAGE_COLUMNS = ("clip_score", "prompt_accuracy", "is_all_correct")
@@ -91,7 +92,7 @@ class AccuracyRuler:
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """See `ImageRuler.score`."""
-        found = score_prompts(self.attribute_classifier, images, [prompt.scene for prompt in prompts])
+        found = score_prompts(self.attribute_classifier, images, [scene_of(prompt.text) for prompt in prompts])
         return {"prompt_accuracy": found.per_prompt, "is_all_correct": found.is_all_correct}
 
 

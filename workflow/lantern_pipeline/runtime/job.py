@@ -7,16 +7,18 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import torch
 
 from lantern.io import DamagedFileError
 from lantern_pipeline.runtime.gpus import hold_gpus
 from lantern_pipeline.runtime.run_lock import try_lock, wait_until, write_holder
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -161,6 +163,17 @@ def resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iter
         stale.unlink()
     yield path
     path.unlink(missing_ok=True)
+
+
+def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
+    """The items of one shard: "2-of-4" takes every fourth, beginning with the second."""
+    number, total = (int(word) for word in scatteritem.split("-of-"))
+    if total > len(items):
+        raise ValueError(
+            f"there are {total} shards for {len(items)} prompts or images; ask for fewer (config keys "
+            "generation.num_shards, text.num_shards, data.num_shards)"
+        )
+    return list(items[number - 1 :: total])
 
 
 def resolve_device(name: str) -> torch.device:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lantern.io import read_json, write_json
+from lantern.models.config import pick
 from lantern.models.draft import save_draft
 from lantern.models.target import load_target
 from lantern.sampling import SamplingConfig
-from lantern.settings import pick
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
 from lantern_pipeline.runtime.job import resolve_device

@@ -128,6 +128,14 @@ def parse_caption(text: str) -> Scene:
     return Scene(rest[1], tuple(objects), relation)
 
 
+def scene_of(text: str) -> dict | None:
+    """Return `Scene.to_dict()` of a caption of the embedded world, None for any other text."""
+    try:
+        return parse_caption(text).to_dict()
+    except ValueError:
+        return None
+
+
 def _take_object(words: list[str], text: str) -> SceneObject:
     """Remove "a {size} {colour} {shape}" from the front of `words`."""
     taken = words[:4]

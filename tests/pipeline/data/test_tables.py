@@ -1,0 +1,28 @@
+"""Tables come back as they were, and unreadable ones are named."""
+
+import pandas as pd
+import pytest
+
+from lantern.io import DamagedFileError
+from lantern_pipeline.data.tables import read_table, write_table
+
+
+def test_tables_keep_the_word_none_and_six_digits(tmp_path):
+    frame = pd.DataFrame({"relaxation": ["none", "additive"], "nll": [3.14159265, None]})
+    write_table(tmp_path / "t.csv", frame)
+    assert (tmp_path / "t.csv").read_text() == "relaxation,nll\nnone,3.14159\nadditive,\n"
+    assert list(read_table(tmp_path / "t.csv")["relaxation"]) == ["none", "additive"]
+
+
+def test_an_empty_table_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("")
+    with pytest.raises(ValueError, match=r"t\.csv is not a CSV table"):
+        read_table(tmp_path / "t.csv")
+
+
+def test_a_table_cut_off_within_a_line_is_named(tmp_path):
+    write_table(tmp_path / "t.csv", pd.DataFrame({"nll": [3.25, 2.5]}))
+    read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_bytes((tmp_path / "t.csv").read_bytes()[:-2])
+    with pytest.raises(DamagedFileError, match=r"t.csv is truncated: its last line has no end; delete it"):
+        read_table(tmp_path / "t.csv")
