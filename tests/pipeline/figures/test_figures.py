@@ -10,11 +10,11 @@ from torch import nn
 from lantern.methods import PRESETS, MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.analysis.method_labels import method_columns
+from lantern_pipeline.analysis.method_labels import METHODS, method_columns
 from lantern_pipeline.figures.ambiguity import draw_ambiguity
 from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
 from lantern_pipeline.figures.samples import select_samples
-from lantern_pipeline.figures.style import METHOD_COLOURS, save_figure
+from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.figures.tradeoff import draw_tradeoff, split_curves
 
 SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
@@ -92,7 +92,7 @@ def test_text_is_large_enough_to_read(summary, grid, ambiguity):
 
 
 def test_every_preset_has_a_colour_of_its_own():
-    colours = [to_rgb(METHOD_COLOURS[name]) for name in PRESETS]
+    colours = [to_rgb(METHODS[name].colour) for name in PRESETS]
     assert len(set(colours)) == len(PRESETS)
 
 

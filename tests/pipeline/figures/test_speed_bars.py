@@ -6,8 +6,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from figure_tables import SETTINGS, assert_legible, make_summary
+from lantern_pipeline.analysis.method_labels import METHODS
 from lantern_pipeline.figures.speed_bars import draw_speed_bars
-from lantern_pipeline.figures.style import METHOD_COLOURS
 
 
 def test_bars_and_intervals_per_temperature():
@@ -20,7 +20,7 @@ def test_bars_and_intervals_per_temperature():
         "temperature 1; target: cross-entropy 3.25 nats / token, prompt accuracy 75 %"
     )
     assert [bar.get_width() for bar in axes.patches] == [1, 2, 3, 4]
-    assert to_rgb(axes.patches[1].get_facecolor()[:3]) == pytest.approx(to_rgb(METHOD_COLOURS["coupled"]))
+    assert to_rgb(axes.patches[1].get_facecolor()[:3]) == pytest.approx(to_rgb(METHODS["coupled"].colour))
     bars = next(container.lines[2][0] for container in axes.containers if hasattr(container, "lines"))
     assert bars.get_segments()[1][:, 0].tolist() == [1.75, 2.5]
     labels = [label.get_text() for label in axes.get_yticklabels()]

@@ -1,21 +1,36 @@
-"""Names of methods for human readers, made from the columns of a table."""
+"""How methods look to human readers: their names in words, made from the columns of a table, colours and markers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+_FALLBACK_COLOURS = ("#882255", "#44AA99", "#999933", "#332288")
+
+
+class Look(NamedTuple):
+    """A method's name, colour and marker, the same in every table and figure."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+# Colours of Okabe and Ito (2008), as in figures/style.py.
+METHODS = {
+    "autoregressive": Look("autoregressive", "#000000", "*"),
+    "eagle1": Look("EAGLE-1", "#7F7F7F", "s"),
+    "eagle2": Look("EAGLE-2", "#56B4E9", "D"),
+    "coupled": Look("coupled", "#0072B2", "P"),
+    "lantern": Look("LANTERN", "#D55E00", "o"),
+    "lantern_pp": Look("LANTERN++", "#E69F00", "^"),
+    "proximity": Look("proximity", "#009E73", "v"),
+    "bounded": Look("bounded", "#CC79A7", "X"),
+}
 NAMES = {
-    "autoregressive": "autoregressive",
-    "eagle1": "EAGLE-1",
-    "eagle2": "EAGLE-2",
-    "lantern": "LANTERN",
-    "lantern_pp": "LANTERN++",
-    "coupled": "coupled",
-    "proximity": "proximity",
-    "bounded": "bounded",
+    **{method: look.name for method, look in METHODS.items()},
     "real": "real images",
     "reconstruction": "reconstructions",
 }
@@ -28,11 +43,26 @@ def method_columns(method: Mapping[str, Any]) -> dict[str, Any]:
     return {("method" if name == "name" else name): value for name, value in method.items()}
 
 
-def _name(method: str) -> str:
-    """A preset's name; a method of the config's own that begins like a preset keeps the preset's spelling."""
+def preset_of(method: str) -> str:
+    """The preset that a name is or begins with ("lantern" of "lantern_chain"); the name itself where there is none."""
     known = [name for name in NAMES if method == name or method.startswith(f"{name}_")]
-    preset = max(known, key=len, default="")
-    return (NAMES.get(preset, "") + method.removeprefix(preset).replace("_", " ")).strip()
+    return max(known, key=len, default=method)
+
+
+def method_name(method: str) -> str:
+    """A method's name in words; one of the config's own that begins like a preset keeps the preset's spelling."""
+    preset = preset_of(method)
+    return NAMES.get(preset, preset.replace("_", " ")) + method.removeprefix(preset).replace("_", " ")
+
+
+def method_colour(method: str) -> str:
+    """The colour of a method, the same in every figure; a method of the user's own gets one by its name."""
+    return METHODS[method].colour if method in METHODS else _FALLBACK_COLOURS[sum(method.encode()) % 4]
+
+
+def method_marker(method: str) -> str:
+    """The marker of a method, so that colour is not the only sign."""
+    return METHODS[method].marker if method in METHODS else "h"
 
 
 def describe_parameters(row: Mapping[str, Any]) -> str:
@@ -42,25 +72,17 @@ def describe_parameters(row: Mapping[str, Any]) -> str:
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Names the family of each row: the method without its grid of k, delta and lambda.
+    """Names the family of each row, the method without its grid of k, delta and lambda, on the table's index.
 
-    Rows that share a preset but differ in their parts (tree, drafts, neighbours, ...) are told apart by the parts that
-    differ.
-
-    Args:
-        table: columns method and PARTS, one row per method.
-
-    Returns:
-        Names, on the table's index: "LANTERN", or "LANTERN (chain5, sampled)".
+    Rows that share a method but differ in their parts are told apart by these: "LANTERN (chain5, sampled)".
     """
     parts = table[list(PARTS)].astype(object).where(table[list(PARTS)].notna(), "")
     labels = pd.Series("", index=table.index, dtype=object)
     for method, rows in table.groupby("method", sort=False).groups.items():
-        name = _name(str(method))
         differing = [part for part in PARTS if parts.loc[rows, part].nunique() > 1]
         for row in rows:
             shown = [str(parts.loc[row, part]) for part in differing if parts.loc[row, part] != ""]
-            labels[row] = f"{name} ({', '.join(shown)})" if shown else name
+            labels[row] = method_name(str(method)) + (f" ({', '.join(shown)})" if shown else "")
     return labels
 
 

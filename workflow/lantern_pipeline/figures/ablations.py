@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from lantern_pipeline.analysis.method_labels import NAMES, PARTS, SYMBOLS
+from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, method_colour, method_marker, method_name
 from lantern_pipeline.figures.parts import half_widths, require_columns
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, method_colour, method_marker, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
 from lantern_pipeline.metrics.speed import BASELINE
 
 MEASURES = {"mean_accepted_length": "tokens / forward", "nll_change": "NLL change\n(nats / token)"}
@@ -70,10 +70,10 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
     is_alone = shown["method"].nunique() == 1
     labels = []
     for _, row in shown.iterrows():
-        words, varying = [] if is_alone else [_name(row["method"])], differing.loc[row["method"]]
+        words, varying = [] if is_alone else [method_name(row["method"])], differing.loc[row["method"]]
         words += [str(row[part]).replace("_", " ") for part in PARTS if varying[part]]
         words += [NUMBERS[name](row[name]) for name in NUMBERS if varying[name] and _is_told(name, row[name])]
-        labels.append(textwrap.fill(", ".join(words) or _name(row["method"]), WRAP))
+        labels.append(textwrap.fill(", ".join(words) or method_name(row["method"]), WRAP))
     return shown.assign(label=labels)
 
 
@@ -87,13 +87,9 @@ def _is_told(name: str, value: float) -> bool:
     return name == "drafter_steps" or not pd.isna(value)
 
 
-def _name(method: str) -> str:
-    return NAMES.get(method, method.replace("_", " "))
-
-
 def _title(name: str, rows: pd.DataFrame) -> str:
     methods = rows["method"].unique()
-    of = f" ({_name(methods[0])})" if len(methods) == 1 else ""
+    of = f" ({method_name(methods[0])})" if len(methods) == 1 else ""
     return name.replace("_", " ") + of
 
 

@@ -9,10 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lantern_pipeline.analysis.method_labels import method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
 from lantern_pipeline.analysis.verdict import select_headline
 from lantern_pipeline.figures.parts import draw_band, first_of_families, require_columns
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, method_colour, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
 
 MEASURES = {"share_identical": "images without a difference so far (%)", "nll_excess": "NLL excess so far (nats)"}
 FACTORS = {"share_identical": 100.0}

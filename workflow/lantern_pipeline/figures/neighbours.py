@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from lantern_pipeline.analysis.method_labels import NAMES
+from lantern_pipeline.analysis.method_labels import method_name
 from lantern_pipeline.figures.parts import half_widths, require_columns
 from lantern_pipeline.figures.style import (
     BLUE,
@@ -61,7 +61,7 @@ def draw_neighbours(table: pd.DataFrame) -> Figure:
             for (kind, *_), curve in rows.groupby(["neighbours", *BOUNDS], sort=False, dropna=False):
                 _draw_curve(axes, str(kind), curve.sort_values("k"))
             axes.axhline(0, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-            axes.set_title(NAMES.get(method, method.replace("_", " ")), loc="left")
+            axes.set_title(method_name(method), loc="left")
             axes.set_xlabel("mean accepted length (tokens / forward)")
             axes.margins(0.1)
         panels[0].set_ylabel("NLL change from autoregressive\n(nats / token)")

@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.method_labels import NAMES
+from lantern_pipeline.analysis.method_labels import method_colour, method_marker, method_name
 from lantern_pipeline.analysis.verdict import select_headline
 from lantern_pipeline.figures.parts import half_widths, require_columns
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, method_colour, method_marker, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
 from lantern_pipeline.metrics.speed import BASELINE
 
 COLUMNS = ("source", "gpu", "model", "temperature", "method", "speedup", "note")
@@ -65,7 +65,7 @@ def _draw_published(axes: Axes, rows: pd.DataFrame) -> None:
     for method, dots in rows.assign(setting=settings).groupby("method", sort=False):
         places = [lines.index(setting) for setting in dots["setting"]]
         look = {"color": method_colour(str(method)), "marker": method_marker(str(method)), "markersize": 5.5}
-        axes.plot(dots["speedup"], places, linestyle="none", label=NAMES[method], **look)
+        axes.plot(dots["speedup"], places, linestyle="none", label=method_name(str(method)), **look)
     _finish(axes, lines, "published (other models and GPUs)")
 
 

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from lantern_pipeline.analysis.method_labels import PARTS, label_rows
+from lantern_pipeline.analysis.method_labels import PARTS, label_rows, method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
 from lantern_pipeline.figures.parts import half_widths, require_columns
-from lantern_pipeline.figures.style import BLACK, GREY, PAGE_WIDTH, method_colour, new_figure, paper_style
+from lantern_pipeline.figures.style import BLACK, GREY, PAGE_WIDTH, new_figure, paper_style
 from lantern_pipeline.metrics.speed import BASELINE
 
 MEASURES = {

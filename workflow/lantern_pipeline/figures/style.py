@@ -24,27 +24,6 @@ BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#CC79A7",
     "#7F7F7F",
 )
-METHOD_COLOURS = {
-    "autoregressive": BLACK,
-    "eagle1": GREY,
-    "eagle2": SKY_BLUE,
-    "coupled": BLUE,
-    "lantern": VERMILLION,
-    "lantern_pp": ORANGE,
-    "proximity": GREEN,
-    "bounded": PURPLE,
-}
-METHOD_MARKERS = {
-    "autoregressive": "*",
-    "eagle1": "s",
-    "eagle2": "D",
-    "coupled": "P",
-    "lantern": "o",
-    "lantern_pp": "^",
-    "proximity": "v",
-    "bounded": "X",
-}
-_FALLBACK_COLOURS = ("#882255", "#44AA99", "#999933", "#332288")
 _STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same glyphs on every machine
@@ -78,16 +57,6 @@ def paper_style() -> Iterator[None]:
     """Applies the style within a `with` block; the caller's matplotlib settings come back after it."""
     with mpl.rc_context({**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}):
         yield
-
-
-def method_colour(method: str) -> str:
-    """The colour of a method, the same in every figure; a method of the user's own gets one by its name."""
-    return METHOD_COLOURS.get(method) or _FALLBACK_COLOURS[sum(method.encode()) % len(_FALLBACK_COLOURS)]
-
-
-def method_marker(method: str) -> str:
-    """The marker of a method, so that colour is not the only sign."""
-    return METHOD_MARKERS.get(method, "h")
 
 
 def new_figure(width: float, height: float) -> Figure:

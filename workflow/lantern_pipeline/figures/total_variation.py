@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from lantern_pipeline.analysis.method_labels import method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
 from lantern_pipeline.analysis.verdict import select_headline
 from lantern_pipeline.figures.parts import draw_band, half_widths, require_columns
@@ -25,7 +26,6 @@ from lantern_pipeline.figures.style import (
     PAGE_WIDTH,
     PURPLE,
     VERMILLION,
-    method_colour,
     new_figure,
     paper_style,
 )

@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families
+from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families, method_colour, method_marker
 from lantern_pipeline.analysis.verdict import ACCURACY_TOLERANCE, select_headline
 from lantern_pipeline.figures.parts import half_widths
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, method_colour, method_marker, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
 from lantern_pipeline.metrics.speed import BASELINE
 
 SPEEDS = {"speedup": "speed-up over autoregressive", "mean_accepted_length": "mean accepted length (tokens / forward)"}
