@@ -26,6 +26,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.generation import load_decoding_models, load_tables, make_tree
 from lantern.methods import MethodSpec, expand_methods
+from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
@@ -34,7 +35,6 @@ from lantern_pipeline.config.validate import load_yaml, table_file, tree_setting
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
-from lantern_pipeline.training.drafter import new_draft_model
 
 BASELINE = MethodSpec(name="autoregressive", method_id="autoregressive")
 
@@ -64,7 +64,7 @@ def make_random_models(config: dict[str, Any]) -> tuple[DecodingModels, dict[str
     codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
     text = {"num_text_tokens": config["text"]["max_tokens"], "caption_dim": config["text"]["caption_dim"]}
     target = TargetModel(TargetConfig(**sizes, **codes, **text))
-    draft = new_draft_model(target, 0)
+    draft = DraftModel.from_target(target, 0)
     table = nearest_codes(torch.randn(target.config.vocab_size, 8), config["codebook"]["num_neighbours"])
     models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
     return models, defaultdict(lambda: table)

@@ -29,18 +29,18 @@ import torch
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern.checkpoints.native import cast_weights
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.drafting import DynamicTreeOptions
 from lantern.generation import make_tree, synchronise
 from lantern.methods import PRESETS, MethodSpec
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
+from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel, cast_target
+from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.training.drafter import new_draft_model
 
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
 TREES = {"static": "naive_extend_57", "dynamic": DynamicTreeOptions()}
@@ -133,7 +133,7 @@ def make_models(options: argparse.Namespace, seconds: dict[str, float]) -> Model
     with Clock(seconds, "make_models_s", device):
         with torch.device(device):
             target = cast_target(TargetModel(config).eval(), dtype)
-        draft = cast_weights(new_draft_model(target, 0).eval(), dtype)
+        draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)
         # The published drafters also look at padded caption rows.
         draft.config = replace(draft.config, masks_text_padding=False)
         with torch.device(device):

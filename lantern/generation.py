@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from lantern.checkpoints.native import cast_weights
+from lantern.checkpoints.native import load_model
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.io import load_tensors
 from lantern.methods import MethodSpec
-from lantern.models.draft import load_draft
-from lantern.models.target import cast_target, load_target
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel, cast_target
 from lantern.models.text import TextEncoder
+from lantern.models.transformer import cast_weights
 from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
@@ -53,9 +54,10 @@ def load_decoding_models(
         ValueError: a foreign or truncated file, or a draft model that does not fit the target.
     """
     number_format = getattr(torch, dtype)
-    models = DecodingModels(cast_target(load_target(target), number_format).to(device).prepare_for_decoding())
+    model = cast_target(load_model(target, TargetModel), number_format).to(device)
+    models = DecodingModels(model.prepare_for_decoding())
     if draft is not None:
-        models.draft = cast_weights(load_draft(draft), number_format).to(device).prepare_for_decoding()
+        models.draft = cast_weights(load_model(draft, DraftModel), number_format).to(device).prepare_for_decoding()
         for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
             expected, found = getattr(models.target.config, name), getattr(models.draft.config, name)
             if expected != found:

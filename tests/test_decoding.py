@@ -7,12 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_models, make_prompts
-from lantern.checkpoints.native import cast_weights
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import PRESETS, MethodSpec
 from lantern.models.target import cast_target
+from lantern.models.transformer import cast_weights
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.verification import longest_path

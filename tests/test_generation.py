@@ -9,6 +9,7 @@ import torch
 
 from conftest import make_models
 from lantern import generation
+from lantern.checkpoints.native import save_model
 from lantern.decoding import Decoder
 from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
@@ -22,13 +23,12 @@ from lantern.generation import (
 )
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
-from lantern.models.draft import save_draft
-from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
 from lantern.records import load_records
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.training.drafter import new_draft_model
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
 CHAIN = tree_choices("chain3")
@@ -46,8 +46,8 @@ def files(tmp_path):
     """Checkpoints of an untrained run with two tables."""
     config = {"dim": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 12, "grid": 4}
     target = TargetModel(TargetConfig(**config, num_text_tokens=5, caption_dim=16, ffn_multiple=16))
-    save_target(tmp_path / "target.safetensors", target)
-    save_draft(tmp_path / "drafter.safetensors", new_draft_model(target, 0))
+    save_model(tmp_path / "target.safetensors", target)
+    save_model(tmp_path / "drafter.safetensors", DraftModel.from_target(target, 0))
     return SimpleNamespace(
         target=tmp_path / "target.safetensors",
         drafter=tmp_path / "drafter.safetensors",
@@ -100,7 +100,7 @@ def test_a_draft_model_of_another_target_is_refused(files, tmp_path):
     other = TargetModel(
         TargetConfig(dim=32, num_layers=1, num_heads=2, vocab_size=12, grid=2, num_text_tokens=5, caption_dim=16)
     )
-    save_draft(tmp_path / "other.safetensors", new_draft_model(other, 0))
+    save_model(tmp_path / "other.safetensors", DraftModel.from_target(other, 0))
     with pytest.raises(
         ValueError, match=r"other\.safetensors: grid should be 4 as in .*found 2; train the drafter again"
     ):

@@ -8,16 +8,13 @@ Source: key lists of FoundationVision/LlamaGen@ce98ec4 and jadohu/LANTERN@3a56e4
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from lantern.io import METADATA_KEY
 from lantern.models.vq16 import VQ16Config
 
 if TYPE_CHECKING:
@@ -135,23 +132,6 @@ def _convert_layer(parts: dict[str, torch.Tensor], index: int) -> dict[str, torc
     if left:
         raise ValueError(f"foreign tensor {sorted(left)[0]} in layer {index}: no known layout has it")
     return converted
-
-
-def own_metadata(path: Path) -> dict[str, Any] | None:
-    """Metadata of a file in our own layout, without reading its tensors.
-
-    Args:
-        path: any file.
-
-    Returns:
-        The metadata; None where the file is of another layout, or is no safetensors file at all.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-    except (SafetensorError, OSError):
-        return None
-    return json.loads(header[METADATA_KEY]) if METADATA_KEY in header else None
 
 
 def target_layout(names: Mapping[str, Any]) -> str:

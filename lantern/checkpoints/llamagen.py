@@ -20,16 +20,15 @@ from lantern.checkpoints.layouts import (
     convert_draft,
     convert_target,
     draft_shapes,
-    own_metadata,
     target_layout,
     target_shapes,
     vq16_config,
 )
-from lantern.checkpoints.native import load_weights
+from lantern.checkpoints.native import load_model, load_weights, read_metadata
 from lantern.checkpoints.original_target import check_original
 from lantern.models.config import find_multiple
-from lantern.models.draft import DraftConfig, DraftModel, load_draft
-from lantern.models.target import TargetConfig, TargetModel, load_target
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16
 from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
 from lantern_pipeline.world import tokenizer
@@ -67,8 +66,8 @@ def read_target(path: Path, expected: TargetConfig) -> TargetModel:
         ValueError: the file is damaged, holds another model, or has other sizes than expected.
     """
     file = find_weights(path)
-    if own_metadata(file) is not None:
-        model = load_target(file)
+    if read_metadata(file) is not None:
+        model = load_model(file, TargetModel)
         for name, (config_key, _) in _CONFIG_KEYS.items():
             compare_with_config(file, name, getattr(expected, name), getattr(model.config, name), config_key)
         return model
@@ -101,8 +100,8 @@ def read_draft(path: Path, target: TargetConfig) -> DraftModel:
         ValueError: the file is damaged, or drafts for another target.
     """
     file = find_weights(path)
-    if own_metadata(file) is not None:
-        model = load_draft(file)
+    if read_metadata(file) is not None:
+        model = load_model(file, DraftModel)
         for name in ("dim", "num_heads", "vocab_size", "grid", "num_text_tokens"):
             compare_with_config(
                 file, name, getattr(target, name), getattr(model.config, name), f"{_CONFIG_KEYS[name][0]}"
@@ -133,8 +132,8 @@ def read_tokenizer(path: Path, *, image_size: int, grid: int, codebook_size: int
         ValueError: the file is damaged, holds something else, or has other sizes than expected.
     """
     file = find_weights(path)
-    if own_metadata(file) is not None:
-        model = tokenizer.load_model(file)
+    if read_metadata(file) is not None:
+        model = tokenizer.load_tokenizer(file)
     else:
         weights = read_weights(file)
         codebook = (codebook_size, code_dim)

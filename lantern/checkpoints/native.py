@@ -1,83 +1,118 @@
 """Our own checkpoint layout: one safetensors file with the weights, the model's config and what kind of model it is.
 
-Layouts of other projects (LlamaGen, the LANTERN authors' drafters) are converted into this one by
-`lantern.checkpoints.layouts`.
+Layouts of other projects are read by `lantern.checkpoints.llamagen` and `lantern.checkpoints.drafter`.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from lantern.checkpoints.files import check_finite
-from lantern.io import load_tensors, save_tensors
+from lantern.io import METADATA_KEY, load_tensors, save_tensors
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+_OTHER_MODEL = "it belongs to another model or to other sizes than the config's"
 
 
-def save_checkpoint(path: Path, model: torch.nn.Module, kind: str, metadata: dict[str, Any] | None = None) -> None:
-    """Writes a model's weights and its config dataclass into one file, atomically.
+def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any] | None = None) -> None:
+    """Writes a model's weights and its config into one file, atomically.
 
     Args:
         path: target file, by habit `model.safetensors`.
-        model: module whose `config` attribute is a dataclass of plain values.
-        kind: what the file holds, for example "target_model"; checked on loading.
+        model: module whose `config` is a dataclass of plain values and whose class says its `kind`, for example
+            "target_model".
         metadata: further JSON values to keep beside the weights (training record, accuracies).
     """
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_tensors(path, state, {**(metadata or {}), "kind": kind, "config": asdict(model.config)})
+    save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
 
-def load_checkpoint(path: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Reads a checkpoint written by `save_checkpoint`.
+def load_model(path: Path | str, cls: type[Model]) -> Model:
+    """Reads a model that `save_model` wrote.
 
     Args:
         path: the file.
-        kind: the kind of model that the caller expects.
+        cls: class of the model; says its `kind` and its `config_class`.
 
     Returns:
-        (weights by name, metadata; metadata["config"] holds the config's fields).
+        The model in evaluation mode, on the CPU.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, holds another kind of model, or weights that are not finite.
+        ValueError: the file is damaged, holds another kind of model, weights that are not finite, or tensors that do
+            not fit its config.
     """
     state, metadata = load_tensors(path)
     check_finite(path, state)
     found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
-    if found != kind:
-        raise ValueError(f"{path} should hold a {kind}, found {found}; delete it and run its rule again")
-    return state, metadata
+    if found != cls.kind:
+        raise ValueError(f"{path} should hold a {cls.kind}, found {found}; delete it and run its rule again")
+    return load_weights(cls(cls.config_class(**metadata["config"])), state, path)
 
 
-def load_weights(model: torch.nn.Module, state: dict[str, torch.Tensor], path: Path) -> torch.nn.Module:
+def read_metadata(path: Path | str) -> dict[str, Any] | None:
+    """Metadata of a file in our own layout, without reading its tensors.
+
+    Args:
+        path: any file.
+
+    Returns:
+        The metadata; None where the file is of another layout, or is no safetensors file at all.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+    except (SafetensorError, OSError, ValueError):
+        return None
+    return metadata if isinstance(metadata, dict) else None
+
+
+def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:
     """Copies weights into a model after comparing names and shapes; puts it into evaluation mode.
 
     Raises:
-        ValueError: a missing or foreign key, or a shape that differs; names the file, the key, what was expected and
-        found.
+        ValueError: see `copy_tensors`.
     """
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, shape in expected.items():
-        if name not in state:
-            raise ValueError(f"{path} lacks the tensor {name} of shape {shape}; it belongs to another model")
-        if tuple(state[name].shape) != shape:
-            raise ValueError(f"{path}: tensor {name} should have shape {shape}, found {tuple(state[name].shape)}")
-    foreign = sorted(set(state) - set(expected))
-    if foreign:
-        raise ValueError(
-            f"{path} holds the foreign tensor {foreign[0]} ({len(foreign)} such); it belongs to another model"
-        )
-    model.load_state_dict(state)
+    copy_tensors(state, model.state_dict(), path)
     return model.eval()
 
 
-def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Casts parameters and real buffers in place; the rotary table is complex and stays, which `Module.to` would not
-    let it.
+def copy_tensors(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor], path: Path | str) -> None:
+    """Copies a file's tensors to their places in a model, once all of them fit.
+
+    Args:
+        state: tensors by the file's names.
+        places: tensors, or parts of tensors, of a model by the same names; written to.
+        path: the file, for the sentence.
+
+    Raises:
+        ValueError: a tensor of another shape, a missing or a foreign one, or one that holds no floating-point numbers;
+            one sentence with file, name, what was expected and found.
     """
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)
-    return model
+    shapes = {name: tuple(place.shape) for name, place in places.items()}
+    missing = [name for name in places if name not in state]
+    foreign = [name for name in state if name not in places]
+    for name in [name for name in places if name in state]:
+        if (found := tuple(state[name].shape)) != shapes[name]:
+            raise ValueError(f"{path}: tensor {name} should have shape {shapes[name]}, found {found}; {_OTHER_MODEL}")
+        if places[name].is_floating_point() and not state[name].is_floating_point():
+            raise ValueError(
+                f"{path}: tensor {name} should hold floating-point numbers, found {state[name].dtype}; "
+                "quantised weights cannot be read"
+            )
+    parts = [f"lacks the tensor {missing[0]} of shape {shapes[missing[0]]} ({len(missing)} such)"] if missing else []
+    parts += [f"holds the foreign tensor {foreign[0]} ({len(foreign)} such)"] if foreign else []
+    if parts:
+        counts = f"expected {len(places)} tensors, found {len(state)}"
+        raise ValueError(f"{path} {' and '.join(parts)}; {counts}; {_OTHER_MODEL}")
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(state[name])

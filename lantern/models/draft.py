@@ -6,16 +6,13 @@ predicts token n + 1, in the space that the target's own head reads.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
 from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
-from lantern.models.target import gather_rotary
+from lantern.models.target import TargetModel, gather_rotary
 from lantern.models.transformer import Layer, rotary_table, store_column_major
 
 
@@ -29,6 +26,9 @@ class DraftModel(nn.Module):
     weights.
     """
 
+    kind = "draft_model"  # of its checkpoints
+    config_class = DraftConfig
+
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
@@ -40,6 +40,26 @@ class DraftModel(nn.Module):
         table = rotary_table(config.num_text_tokens - 1, config.grid, config.dim // config.num_heads, config.rope_base)
         self.register_buffer("rotary", table, persistent=False)
         self.token_table: torch.Tensor | None = None  # from_token of every code, once prepared for decoding
+
+    @classmethod
+    def from_target(cls, target: TargetModel, seed: int) -> DraftModel:
+        """A draft model to be trained for a target, on the target's device.
+
+        It has the target's token embedding, and its fc layer starts by passing the hidden state through; the other
+        weights are normal numbers of the seed.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft = cls(DraftConfig.of(target.config))
+            for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
+                nn.init.normal_(part.weight, std=0.02)
+            for part in (draft.layer.attention_out, draft.layer.down):
+                nn.init.normal_(part.weight, std=0.01)
+        with torch.no_grad():
+            draft.from_hidden.weight.copy_(torch.eye(target.config.dim))
+            draft.from_token.bias.zero_()
+            draft.token_embedding.weight.copy_(target.token_embedding.weight)
+        return draft.to(target.head.weight.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The token half of the fc layer: int64 (...) -> (..., dim)."""
@@ -100,18 +120,3 @@ class DraftModel(nn.Module):
         c, weight = self.config, self.from_hidden.weight
         head_dim = c.dim // c.num_heads
         return KVCache(1, num_rows, num_slots, c.num_heads, head_dim, device=weight.device, dtype=weight.dtype)
-
-
-def save_draft(path: Path, model: DraftModel, metadata: dict | None = None) -> None:
-    """Writes a draft model; metadata (training record) is kept beside the weights."""
-    save_checkpoint(path, model, "draft_model", metadata)
-
-
-def load_draft(path: Path) -> DraftModel:
-    """Reads a draft model written by `save_draft`, in evaluation mode.
-
-    Raises:
-        ValueError: the file is truncated, foreign, or its tensors do not fit its config.
-    """
-    state, metadata = load_checkpoint(path, "draft_model")
-    return load_weights(DraftModel(DraftConfig(**metadata["config"])), state, path)

@@ -6,25 +6,25 @@ Sequence: `num_text_tokens` caption rows (left-padded), then the image tokens in
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lantern.attention_mask import prefix_mask
-from lantern.checkpoints.native import cast_weights, load_checkpoint, load_weights, save_checkpoint
 from lantern.kv_cache import KVCache
 from lantern.models.config import TargetConfig
-from lantern.models.transformer import Layer, RMSNorm, rotary_table, store_column_major
+from lantern.models.transformer import Layer, RMSNorm, cast_weights, rotary_table, store_column_major
 
 
 class TargetModel(nn.Module):
     """Decoder-only transformer over caption rows and image tokens.
 
     Source: LlamaGen autoregressive/models/gpt.py; weights of its checkpoints load through
-    `lantern.checkpoints.layouts`.
+    `lantern.checkpoints.llamagen`.
     """
+
+    kind = "target_model"  # of its checkpoints
+    config_class = TargetConfig
 
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
@@ -149,18 +149,3 @@ def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int)
     batch, nodes = rotary_rows.shape
     rotary = table.index_select(0, rotary_rows.flatten()).view(batch, nodes, 1, 1, -1)
     return rotary if num_rows == batch else rotary.repeat(num_rows // batch, 1, 1, 1, 1)
-
-
-def save_target(path: Path, model: TargetModel, metadata: dict | None = None) -> None:
-    """Writes a target model; metadata (training record) is kept beside the weights."""
-    save_checkpoint(path, model, "target_model", metadata)
-
-
-def load_target(path: Path) -> TargetModel:
-    """Reads a target model written by `save_target`, in evaluation mode.
-
-    Raises:
-        ValueError: the file is truncated, foreign, or its tensors do not fit its config.
-    """
-    state, metadata = load_checkpoint(path, "target_model")
-    return load_weights(TargetModel(TargetConfig(**metadata["config"])), state, path)

@@ -149,3 +149,13 @@ def store_column_major(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Linear):
             part.weight.data = part.weight.data.t().contiguous().t()
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Casts parameters and real buffers in place; the rotary table is complex and stays, which `Module.to` would not
+    let it.
+    """
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return module

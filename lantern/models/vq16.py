@@ -7,17 +7,11 @@ published names, so that a published file needs no translation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
-from lantern.models.image_codes import check_codes, check_images
-
-KIND = "vq16"
 _GROUPS = 32
 _PIXELS = 8 * 256 * 256  # of the images that run together; more would need gigabytes for activations
 
@@ -65,6 +59,9 @@ class VQ16(nn.Module):
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: architecture and what is
     normalised where.
     """
+
+    kind = "vq16"  # of its checkpoints
+    config_class = VQ16Config
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -260,12 +257,26 @@ def middle(width: int) -> nn.ModuleList:
     return nn.ModuleList([ResidualBlock(width, width), AttentionBlock(width), ResidualBlock(width, width)])
 
 
-def save_vq16(path: Path, model: VQ16, metadata: dict[str, Any] | None = None) -> None:
-    """Write a VQ-16 in our layout; see `save_checkpoint`."""
-    save_checkpoint(path, model, KIND, metadata)
+def check_images(images: Tensor, size: int) -> None:
+    """Checks that images are (n, 3, size, size).
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    if images.ndim != 4 or images.shape[1:] != (3, size, size):
+        raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
 
 
-def load_vq16(path: Path) -> VQ16:
-    """Read a VQ-16 written by `save_vq16`, in eval mode; ValueError names a truncated or foreign file."""
-    state, metadata = load_checkpoint(path, KIND)
-    return load_weights(VQ16(VQ16Config(**metadata["config"])), state, path)
+def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
+    """Checks that codes are (n, grid * grid) integers in [0, codebook_size).
+
+    Raises:
+        ValueError: wrong number of codes an image, or a code out of range.
+    """
+    if codes.ndim != 2 or codes.shape[1] != grid**2:
+        raise ValueError(f"codes must have shape (n, {grid**2}), got {tuple(codes.shape)}")
+    if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < codebook_size:
+        raise ValueError(
+            f"codes must be in [0, {codebook_size}), got {int(codes.min())} to {int(codes.max())}; "
+            "were they made with another tokenizer?"
+        )

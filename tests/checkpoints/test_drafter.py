@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from lantern.checkpoints.draft_embedding import find_embedding
 from lantern.checkpoints.llamagen import read_draft, read_target
-from lantern.models.target import save_target
+from lantern.checkpoints.native import save_model
 from published_layouts import CONFIG, ORIGINAL, read_drafter_state, read_original, write_drafter, write_hugging_face
 
 
@@ -53,5 +53,5 @@ def test_the_matrix_that_a_drafters_embedding_was_copied_from(tmp_path, copied, 
     torch.manual_seed(0)
     source = torch.randn_like(original["output.weight"]) if copied is None else original[copied]
     drafter = write_drafter(tmp_path / "drafter", {**state, "embed_tokens.weight": source.to(dtype)})
-    save_target(tmp_path / "target.safetensors", read_target(ORIGINAL, CONFIG))
+    save_model(tmp_path / "target.safetensors", read_target(ORIGINAL, CONFIG))
     assert find_embedding(read_draft(drafter, CONFIG), tmp_path / "target.safetensors") == expected

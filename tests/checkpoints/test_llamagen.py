@@ -21,11 +21,12 @@ from safetensors.torch import load_file, save_file
 from conftest import DATA
 from lantern.checkpoints.layouts import draft_shapes, target_shapes
 from lantern.checkpoints.llamagen import describe_conversion, read_draft, read_target, read_tokenizer
+from lantern.checkpoints.native import save_model
 from lantern.models.config import LLAMAGEN_SIZES
-from lantern.models.draft import DraftConfig, save_draft
-from lantern.models.target import TargetConfig, save_target
+from lantern.models.draft import DraftConfig
+from lantern.models.target import TargetConfig
 from lantern.models.vq16 import VQ16, VQ16Config
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig, save_model
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 from published_layouts import (
     CONFIG,
     FOLDER,
@@ -90,7 +91,7 @@ def test_all_layouts_give_the_same_target(tmp_path, kind):
     same = read_target(folder, CONFIG)
     assert same.config == original.config
     assert all(torch.equal(a, b) for a, b in zip(original.parameters(), same.parameters(), strict=True))
-    save_target(tmp_path / "own.safetensors", same)
+    save_model(tmp_path / "own.safetensors", same)
     own = read_target(tmp_path / "own.safetensors", CONFIG)
     assert all(torch.equal(a, b) for a, b in zip(original.parameters(), own.parameters(), strict=True))
 
@@ -151,7 +152,7 @@ def test_drafter_from_a_folder_and_from_a_file(tmp_path):
     (folder / "pytorch_model.bin").rename(folder / "anything.bin")
     again = read_draft(folder / "anything.bin", CONFIG)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    save_draft(tmp_path / "own.safetensors", model)
+    save_model(tmp_path / "own.safetensors", model)
     assert read_draft(tmp_path / "own.safetensors", CONFIG).config == model.config
 
 
@@ -371,7 +372,7 @@ def test_wrong_image_tokenizers(tmp_path):
 
 def test_wrong_files_of_our_own_layout(tmp_path):
     model = read_target(ORIGINAL, CONFIG)
-    save_target(tmp_path / "model.safetensors", model)
+    save_model(tmp_path / "model.safetensors", model)
     sentence = refusal(lambda: read_target(tmp_path / "model.safetensors", replace(CONFIG, grid=32)))
     assert "grid should be 32 as config key tokenizer.grid says, found 16" in sentence
     sentence = refusal(lambda: read_draft(tmp_path / "model.safetensors", CONFIG))

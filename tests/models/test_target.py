@@ -9,11 +9,10 @@ import torch
 from tiny_codes import CONFIG
 
 from lantern.attention_mask import prefix_mask
-from lantern.checkpoints.native import load_weights, save_checkpoint
-from lantern.models.draft import load_draft, save_draft
-from lantern.models.target import TargetModel, load_target, save_target
+from lantern.checkpoints.native import load_model, load_weights, save_model
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, rotary_table
-from lantern_pipeline.training.drafter import new_draft_model
 
 
 @pytest.fixture(scope="module")
@@ -92,26 +91,26 @@ def test_folded_norm_equals_norm_then_linear():
 
 
 def test_checkpoints_round_trip(model, tmp_path):
-    save_target(tmp_path / "t.safetensors", model, {"note": 1})
-    loaded = load_target(tmp_path / "t.safetensors")
+    save_model(tmp_path / "t.safetensors", model, {"note": 1})
+    loaded = load_model(tmp_path / "t.safetensors", TargetModel)
     assert loaded.config == model.config
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name])
-    draft = new_draft_model(model, 0)
-    save_draft(tmp_path / "d.safetensors", draft)
-    assert load_draft(tmp_path / "d.safetensors").config == draft.config
+    draft = DraftModel.from_target(model, 0)
+    save_model(tmp_path / "d.safetensors", draft)
+    assert load_model(tmp_path / "d.safetensors", DraftModel).config == draft.config
 
 
 def test_wrong_files_are_named(model, tmp_path):
     path = tmp_path / "t.safetensors"
-    save_target(path, model)
+    save_model(path, model)
     with pytest.raises(ValueError, match=r"t\.safetensors should hold a draft_model, found target_model"):
-        load_draft(path)
+        load_model(path, DraftModel)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"t\.safetensors"):
-        load_target(path)
+        load_model(path, TargetModel)
     with pytest.raises(FileNotFoundError, match=r"absent\.safetensors"):
-        load_target(tmp_path / "absent.safetensors")
+        load_model(tmp_path / "absent.safetensors", TargetModel)
 
 
 def test_wrong_weights_name_file_key_expected_and_found(model, tmp_path):
@@ -131,5 +130,5 @@ def test_nothing_is_left_of_a_checkpoint_that_failed_to_write(model, tmp_path, m
         "lantern.io.save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left"))
     )
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(tmp_path / "t.safetensors", model, "target_model")
+        save_model(tmp_path / "t.safetensors", model)
     assert list(tmp_path.iterdir()) == []

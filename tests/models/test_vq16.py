@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from conftest import DATA
-from lantern.checkpoints.native import load_weights
+from lantern.checkpoints.native import load_model, load_weights, save_model
 from lantern.codebook import nearest_codes
-from lantern.models.vq16 import VQ16, VQ16Config, load_vq16, save_vq16
+from lantern.models.vq16 import VQ16, VQ16Config
 from lantern_pipeline.world import tokenizer
 
 FOLDER = DATA / "vq"
@@ -114,16 +114,16 @@ def test_codebook_is_the_stored_one_and_decoding_normalises_it(small):
 def test_round_trip_of_a_checkpoint(small, tmp_path):
     """Also through the loader that the rules call, which tells the kinds apart."""
     path = tmp_path / "model.safetensors"
-    save_vq16(path, small, {"checkpoint": "vq_small.pt"})
+    save_model(path, small, {"checkpoint": "vq_small.pt"})
     codes = torch.arange(16)[None] + 7
-    for loaded in (load_vq16(path), tokenizer.load_model(path)):
+    for loaded in (load_model(path, VQ16), tokenizer.load_tokenizer(path)):
         assert loaded.config == small.config
         assert torch.equal(loaded.decode(codes), small.decode(codes))
     own = tokenizer.ImageTokenizer(tokenizer.TokenizerConfig(codebook_size=16))
-    tokenizer.save_model(tmp_path / "own.safetensors", own)
-    assert isinstance(tokenizer.load_model(tmp_path / "own.safetensors"), tokenizer.ImageTokenizer)
+    save_model(tmp_path / "own.safetensors", own)
+    assert isinstance(tokenizer.load_tokenizer(tmp_path / "own.safetensors"), tokenizer.ImageTokenizer)
     with pytest.raises(ValueError, match="should hold a vq16, found image_tokenizer"):
-        load_vq16(tmp_path / "own.safetensors")
+        load_model(tmp_path / "own.safetensors", VQ16)
 
 
 def test_images_and_codes_in_several_chunks_are_the_same(small, monkeypatch):

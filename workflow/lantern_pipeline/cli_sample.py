@@ -21,7 +21,7 @@ from lantern_pipeline.config.validate import table_file, tree_settings
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.figures.image_grid import wrap_prompt
 from lantern_pipeline.figures.style import PAGE_WIDTH, new_figure, paper_style
-from lantern_pipeline.world.tokenizer import load_model as load_tokenizer
+from lantern_pipeline.world.tokenizer import load_tokenizer
 
 COLUMNS = 6
 CELL_HEIGHT = 1.65  # inches, titles included

@@ -3,11 +3,11 @@
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import load_model
+from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log:
     params, neighbours = snakemake.params, snakemake.wildcards.neighbours
-    codebook = load_model(snakemake.input.tokenizer).codebook.detach()
+    codebook = load_tokenizer(snakemake.input.tokenizer).codebook.detach()
     table = nearest_codes(codebook, params.settings["num_neighbours"], neighbours, params.seed)
     metadata = {"neighbours": neighbours, "codebook_size": len(codebook), "seed": params.seed}
     save_tensors(snakemake.output[0], {"nearest_codes": table}, metadata)

@@ -1,19 +1,16 @@
 """Converts a published drafter into our layout, after comparing it with its target."""
 
-from pathlib import Path
-
 from lantern.checkpoints.draft_embedding import find_embedding
-from lantern.checkpoints.layouts import own_metadata
 from lantern.checkpoints.llamagen import describe_conversion, read_draft
+from lantern.checkpoints.native import read_metadata, save_model
 from lantern.io import write_json
-from lantern.models.draft import save_draft
 from lantern.models.target import TargetConfig
 from lantern_pipeline.downloads.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)
-    target = TargetConfig(**own_metadata(Path(snakemake.input.target))["config"])
+    target = TargetConfig(**read_metadata(snakemake.input.target)["config"])
     model = read_draft(path, target)
     embedding = find_embedding(model, snakemake.input.target)
     if embedding is None:
@@ -24,6 +21,6 @@ with job_log(snakemake) as log:
             snakemake.input.target,
         )
     report = {**describe_conversion(snakemake.input.checkpoint, model), "embedding_copied_from": embedding}
-    save_draft(snakemake.output.model, model, report)
+    save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)

@@ -1,9 +1,10 @@
 """Converts a published target model into our layout, after comparing it with the config."""
 
 from lantern.checkpoints.llamagen import describe_conversion, read_target
+from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import FFN_MULTIPLE, pick, resolve_size
-from lantern.models.target import TargetConfig, save_target
+from lantern.models.target import TargetConfig
 from lantern_pipeline.downloads.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
 
@@ -14,6 +15,6 @@ with job_log(snakemake) as log:
     text = {"num_text_tokens": params.text["max_tokens"], "caption_dim": params.text["caption_dim"]}
     model = read_target(path, pick(TargetConfig, settings, **text))
     report = describe_conversion(snakemake.input.checkpoint, model)
-    save_target(snakemake.output.model, model, report)
+    save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)

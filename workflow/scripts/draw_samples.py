@@ -6,11 +6,11 @@ from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.samples import select_samples
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import load_model
+from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake):
     settings = snakemake.params.settings
     prompts = read_prompts(snakemake.input.prompts)
     records = load_shards(snakemake.input.records, [prompt.id for prompt in prompts])
-    grid = select_samples(records, prompts, load_model(snakemake.input.tokenizer), settings=settings)
+    grid = select_samples(records, prompts, load_tokenizer(snakemake.input.tokenizer), settings=settings)
     save_figure(draw_pictures(grid), [snakemake.output.png, snakemake.output.pdf], dpi=settings["dpi"])

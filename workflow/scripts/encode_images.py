@@ -7,13 +7,13 @@ from lantern.io import save_tensors
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.runtime.job import job_log, resolve_device, select_shard
-from lantern_pipeline.world.tokenizer import load_model
+from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
     source, device = make_source(params.source["data"], params.seed), resolve_device(params.device)
     chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; larger chunks page-fault, or fill a GPU
-    tokenizer = load_model(snakemake.input.tokenizer).to(device)
+    tokenizer = load_tokenizer(snakemake.input.tokenizer).to(device)
     for split in ("train", "val"):
         captions = read_prompts(snakemake.input[f"{split}_captions"])
         shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)

@@ -1,6 +1,7 @@
 """Measures how much probability the target's best one and best ten next tokens hold."""
 
-from lantern.models.target import load_target
+from lantern.checkpoints.native import load_model
+from lantern.models.target import TargetModel
 from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
@@ -19,7 +20,7 @@ with job_log(snakemake):
     else:
         held_out = load_codes(files.codes, files.captions, encoder)
         codes, texts = held_out.codes, held_out.captions
-    target = load_target(files.target).to(resolve_device(params.device))
+    target = load_model(files.target, TargetModel).to(resolve_device(params.device))
     scales, batch_size = (1.0, params.cfg_scale), settings["batch_size"]
     frame = measure_ambiguity(
         target, encoder, codes[:num_images], texts[:num_images], cfg_scales=scales, batch_size=batch_size

@@ -4,8 +4,9 @@ acceptance.
 
 import torch.nn.functional as F
 
+from lantern.checkpoints.native import load_model
 from lantern.generation import load_decoders, load_nearest_codes
-from lantern.models.target import load_target
+from lantern.models.target import TargetModel
 from lantern.records import load_shards
 from lantern_pipeline.analysis.total_variation import LawStudy
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -13,14 +14,14 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.speed import BASELINE
 from lantern_pipeline.runtime.job import job_log, resolve_device
-from lantern_pipeline.world.tokenizer import load_model
+from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     prompts = read_prompts(files.prompts)
     records = load_shards(files.records, [prompt.id for prompt in prompts])
     study = LawStudy(
-        target_model=load_target(files.target).to(device),
+        target_model=load_model(files.target, TargetModel).to(device),
         encoder=make_text_encoder(params.text, params.source, params.seed, files.text),
         prompts=prompts[: params.settings["num_images"]],
         settings=params.settings,
@@ -29,7 +30,7 @@ with job_log(snakemake):
         batch_size=records[BASELINE].metadata["batch_size"],  # what fitted into memory there fits here
     )
     decoders = load_decoders(files, params.runs, params.sampling, device, params.dtype)
-    codebook = F.normalize(load_model(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
+    codebook = F.normalize(load_tokenizer(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
     write_table(snakemake.output.law, study.measure_methods(decoders, records, codebook).assign(**params.place))
     tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
     nodes = study.common_nodes(decoders[0])

@@ -1,16 +1,13 @@
 """Trains the attribute classifier on scenes of the embedded world, also where the run's images come from a folder."""
 
+from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.attribute_classifier import AttributeClassifierTrainer, AttributeClassifierTraining
 from lantern_pipeline.training.loop import run_training
-from lantern_pipeline.world.attribute_classifier import (
-    AttributeClassifierConfig,
-    evaluate_attribute_classifier,
-    save_model,
-)
+from lantern_pipeline.world.attribute_classifier import AttributeClassifierConfig, evaluate_attribute_classifier
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings

@@ -2,9 +2,10 @@
 
 import torch
 
+from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import pick, resolve_size
-from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
 from lantern_pipeline.training.loop import run_training
@@ -21,5 +22,5 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)
     history = run_training(trainer, settings["num_steps"], name="target", checkpoint=checkpoint)
     report = {"val_cross_entropy": evaluate_target(model.eval(), held_out)}
-    save_target(snakemake.output.model, model, report)
+    save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, {**report, "history": history})

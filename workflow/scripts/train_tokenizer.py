@@ -1,18 +1,19 @@
 """Trains the image tokenizer and measures its reconstructions of held-out images."""
 
+from lantern.checkpoints.native import load_model, save_model
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.tokenizer import TokenizerTrainer, TokenizerTraining
-from lantern_pipeline.world.attribute_classifier import load_model as load_attribute_classifier
-from lantern_pipeline.world.tokenizer import TokenizerConfig, evaluate_tokenizer, save_model
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier
+from lantern_pipeline.world.tokenizer import TokenizerConfig, evaluate_tokenizer
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings
     source = make_source(params.source["data"], params.seed)
-    attribute_classifier = load_attribute_classifier(snakemake.input.attribute_classifier)
+    attribute_classifier = load_model(snakemake.input.attribute_classifier, AttributeClassifier)
     trainer = TokenizerTrainer(
         source,
         attribute_classifier,

@@ -15,6 +15,7 @@ from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import expand_ablations
+from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
@@ -24,7 +25,6 @@ from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.metrics.evaluate_images import Rulers
 from lantern_pipeline.metrics.fidelity import NoSetRuler
 from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
-from lantern_pipeline.training.drafter import new_draft_model
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
@@ -57,7 +57,7 @@ def study():
     )
 
     def models(seed):
-        draft = new_draft_model(target, seed).prepare_for_decoding()
+        draft = DraftModel.from_target(target, seed).prepare_for_decoding()
         return DecodingModels(copy.deepcopy(target).prepare_for_decoding(), draft)
 
     codebook = torch.randn(VOCAB, 4)

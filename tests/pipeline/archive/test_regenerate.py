@@ -8,12 +8,13 @@ import torch
 from typer.testing import CliRunner
 
 from conftest import ROOT, load_config
+from lantern.checkpoints.native import save_model
 from lantern.decoding import Decoder
 from lantern.generation import generate_records, load_decoding_models, make_tree
 from lantern.io import load_tensors, save_tensors
 from lantern.methods import expand_methods
-from lantern.models.draft import DraftConfig, DraftModel, save_draft
-from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
@@ -57,9 +58,9 @@ def make_target(config, twins=False):
 def make_experiment(folder, config, *, dtype="float32", twins=False):
     target = make_target(config, twins)
     sizes = target.config
-    save_target(folder / "target/s0/model.safetensors", target)
+    save_model(folder / "target/s0/model.safetensors", target)
     draft = DraftModel(DraftConfig.of(sizes))
-    save_draft(folder / "drafter/s0/model.safetensors", draft)
+    save_model(folder / "drafter/s0/model.safetensors", draft)
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
     config["generation"]["dtype"] = dtype
     encoder = make_text_encoder(config["text"], "scenes", config["seed"])

@@ -3,16 +3,17 @@
 import pytest
 import torch
 
+from lantern.checkpoints.native import save_model
 from lantern.io import load_tensors, save_tensors
 from lantern.models.config import target_parameters
-from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.archive.size_check import check_model_size
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     path = tmp_path / "model.safetensors"
-    save_target(path, TargetModel(TargetConfig(32, 2, 2, 32, 4, 5, 16, ffn_multiple=16)))
+    save_model(path, TargetModel(TargetConfig(32, 2, 2, 32, 4, 5, 16, ffn_multiple=16)))
     return path
 
 

@@ -8,8 +8,9 @@ import torch
 from snakemake.utils import update_config
 
 from conftest import ROOT
-from lantern.models.draft import DraftConfig, DraftModel, save_draft
-from lantern.models.target import TargetModel, save_target
+from lantern.checkpoints.native import save_model
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetModel
 from lantern_pipeline.config.resources import BASE_DISK_MB, JobSizes, disk_mb, growing, target_sizes
 from lantern_pipeline.config.validate import load_yaml
 
@@ -57,8 +58,8 @@ def test_time_follows_images_tokens_and_batch():
 
 def test_disk_is_what_the_files_take(tmp_path):
     sizes, config = JobSizes(DEFAULT, has_gpu=False), target_sizes(DEFAULT)
-    save_target(tmp_path / "target", TargetModel(config))
-    save_draft(tmp_path / "draft", DraftModel(DraftConfig.of(config)))
+    save_model(tmp_path / "target", TargetModel(config))
+    save_model(tmp_path / "draft", DraftModel(DraftConfig.of(config)))
     asked = {"target": sizes.target_disk_mb(is_trained=False), "draft": sizes.drafter_disk_mb(is_trained=False)}
     assert asked == {name: disk_mb((tmp_path / name).stat().st_size) for name in asked}
     # Measured: 70,792 bytes for 96 autoregressive images of 64 tokens. The partial records beside them are as many.
@@ -72,7 +73,7 @@ def test_training_needs_room_for_two_states_and_the_weights(tmp_path):
     sum(value.sum() for value in model.parameters()).backward()
     optimiser.step()
     torch.save([model.state_dict(), optimiser.state_dict()], tmp_path / "state")
-    save_draft(tmp_path / "draft", model)
+    save_model(tmp_path / "draft", model)
     taken = 2 * (tmp_path / "state").stat().st_size + (tmp_path / "draft").stat().st_size
     assert abs(JobSizes(DEFAULT, has_gpu=False).drafter_disk_mb(is_trained=True) - disk_mb(taken)) <= 1
 

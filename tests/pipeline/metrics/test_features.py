@@ -3,6 +3,7 @@ import torch
 from feature_sets import gaussian
 from torch_fidelity import calculate_metrics
 
+from lantern.checkpoints.native import save_model
 from lantern_pipeline.metrics.features import (
     EXTRACTOR_NAME,
     ImageTensors,
@@ -13,7 +14,7 @@ from lantern_pipeline.metrics.features import (
     to_uint8,
 )
 from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
-from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig, save_model
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 
 SETTINGS = {"kid_subset_size": 20, "kid_subsets": 5, "prc_neighbours": 3, "fidelity_resamples": 5}
 

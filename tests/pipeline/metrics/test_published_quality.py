@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from lantern.checkpoints.native import load_model, save_model
 from lantern.methods import MethodSpec
-from lantern.models.target import TargetConfig, TargetModel, save_target
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -31,9 +32,8 @@ from lantern_pipeline.metrics.quality import hash_prompts, measure_quality
 from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
 from lantern_pipeline.metrics.registry import Workbench, build_rulers
 from lantern_pipeline.world import attribute_classifier as attribute_classifier
-from lantern_pipeline.world import tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
-from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, save_clip
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
@@ -236,20 +236,18 @@ def test_chosen_rulers_of_the_embedded_world_are_those_put_together_by_hand(tmp_
     source = SceneSource(0, image_size=48, num_train=16)
     torch.manual_seed(0)
     paths = {name: tmp_path / f"{name}.safetensors" for name in ("tokenizer", "attribute_classifier", "clip", "target")}
-    tokenizer.save_model(paths["tokenizer"], models["tokenizer"])
-    attribute_classifier.save_model(
-        paths["attribute_classifier"], AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8))
-    )
+    save_model(paths["tokenizer"], models["tokenizer"])
+    save_model(paths["attribute_classifier"], AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)))
     clip = ClipModel(ClipConfig(source.vocabulary, True, embed_dim=8, width=4, text_width=32, text_layers=1))
-    save_clip(paths["clip"], clip, {"num_steps": 1})
-    save_target(paths["target"], models["target_model"])
+    save_model(paths["clip"], clip, {"num_steps": 1})
+    save_model(paths["target"], models["target_model"])
     files, text = SimpleNamespace(**paths, text=[]), {"encoder": "words", "caption_dim": 8, "max_tokens": 16}
     place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     metrics = {**OFF, "fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
     chosen = load_rulers(files, text, "folder", 0, torch.device("cpu"), metrics)
     parts = {name: getattr(chosen, name) for name in ("tokenizer", "target_model", "text_encoder")}
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
-    reader = attribute_classifier.load_model(paths["attribute_classifier"])
+    reader = load_model(paths["attribute_classifier"], attribute_classifier.AttributeClassifier)
     direct = Rulers(
         **parts, of_images=(ClipRuler(scorer), AccuracyRuler(reader)), of_sets=AttributeClassifierRuler(reader)
     )

@@ -11,9 +11,10 @@ import torch
 from tiny_codes import make_dataset, make_target
 
 from lantern.attention_mask import additive, slide_window, window_table
+from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern_pipeline.training.distributed import make_accelerator
-from lantern_pipeline.training.drafter import DrafterTrainer, new_draft_model, slot_generator
+from lantern_pipeline.training.drafter import DrafterTrainer, slot_generator
 from lantern_pipeline.training.drafter_loss import unroll
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.loop import Pace, run_training
@@ -34,12 +35,12 @@ def make_trainer(target, seed=0, **settings) -> DrafterTrainer:
     target = copy.deepcopy(target)  # a recipe in bfloat16 casts it
     recipe = DrafterTraining(**{"num_steps": 6, "batch_size": 8, "warmup": 2, **settings})
     accelerator = make_accelerator(torch.device("cpu"))
-    return DrafterTrainer(new_draft_model(target, 0), target, make_dataset(), recipe, seed, accelerator)
+    return DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, seed, accelerator)
 
 
 def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
     """Row 2 of pass 3: tokens 0 with the target's hidden state, then tokens 1 and 2 with the draft model's own."""
-    draft = new_draft_model(target, 0).eval()
+    draft = DraftModel.from_target(target, 0).eval()
     torch.nn.init.normal_(draft.layer.attention_out.weight, std=0.5)
     codes = torch.tensor([[3, 1, 4, 1]])
     mask = torch.tensor([[False, True, True]])
@@ -193,7 +194,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(target):
     message = r"drafter\.batch_size must be a multiple of the number of processes, 3, got 8"
     with pytest.raises(ValueError, match=message):
         DrafterTrainer(
-            new_draft_model(target, 0), target, make_dataset(), DrafterTraining(batch_size=8), 0, accelerator
+            DraftModel.from_target(target, 0), target, make_dataset(), DrafterTraining(batch_size=8), 0, accelerator
         )
 
 
@@ -205,6 +206,6 @@ def test_a_gpu_gives_the_first_losses_of_the_cpu_and_learns_in_bfloat16(target):
     for precision, tolerance in (("float32", 1e-4), ("bfloat16", 0.02)):
         recipe = DrafterTraining(num_steps=6, batch_size=8, warmup=2, precision=precision)
         model = copy.deepcopy(target)
-        trainer = DrafterTrainer(new_draft_model(model, 0), model, make_dataset(), recipe, 0, accelerator)
+        trainer = DrafterTrainer(DraftModel.from_target(model, 0), model, make_dataset(), recipe, 0, accelerator)
         assert trainer.step(0)["loss"] == pytest.approx(FORMER_LOSSES["guided"][0], rel=tolerance)
         assert trainer.draft.from_token.weight.device.type == "cuda"

@@ -16,9 +16,10 @@ import pytest
 import torch
 from tiny_codes import CONFIG, make_dataset, make_target
 
+from lantern.checkpoints.native import load_model, save_model
 from lantern.io import load_tensors, read_json, save_tensors, write_json
-from lantern.models.draft import load_draft
-from lantern.models.target import load_target, save_target
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
 from lantern.prompts import Prompt
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.training.distributed import run_processes
@@ -46,7 +47,7 @@ def write_split(folder: Path, name: str, num: int, num_shards: int) -> tuple[lis
 
 @pytest.fixture
 def job(tmp_path) -> DrafterJob:
-    save_target(tmp_path / "target.safetensors", make_target())
+    save_model(tmp_path / "target.safetensors", make_target())
     codes, captions = write_split(tmp_path, "train", 32, 2)
     val_codes, val_captions = write_split(tmp_path, "val", 7, 1)
     settings = {
@@ -107,7 +108,7 @@ def test_the_report_and_the_model_hold_losses_and_acceptance(job):
     report = read_json(job.report)
     for key in ("loss", "overlap_1", "overlap_3", "val_loss", "val_acceptance_3", "val_expected_length", "num_steps"):
         assert key in report
-    assert load_draft(Path(job.model)).token_embedding.weight.dtype == torch.float32
+    assert load_model(Path(job.model), DraftModel).token_embedding.weight.dtype == torch.float32
 
 
 def test_a_job_is_json(job):
@@ -123,7 +124,8 @@ def test_an_interrupted_run_goes_on_as_if_undisturbed_on_any_number_of_processes
         run_processes("interrupted_job", [str(tmp_path / "job.json")], 2, torch.device("cpu"))
     saved = torch.load(job.checkpoint, weights_only=True)
     assert saved["next_step"] == 2
-    assert set(saved["trainer"]["model"]) == set(load_draft(Path(job.model)).state_dict())  # no wrapper's names
+    names = set(load_model(Path(job.model), DraftModel).state_dict())
+    assert set(saved["trainer"]["model"]) == names  # no wrapper's names
     for num_processes in (1, 2):
         resumed = run(job, num_processes)
         assert [entry["step"] for entry in resumed] == list(range(STEPS))
@@ -133,9 +135,9 @@ def test_an_interrupted_run_goes_on_as_if_undisturbed_on_any_number_of_processes
 
 def test_a_loss_that_is_not_finite_in_one_process_stops_both_at_its_step(job, tmp_path):
     """Code 7 is fed to the models in one training image only, and its embedding is too large to count with."""
-    target = load_target(Path(job.target))
+    target = load_model(Path(job.target), TargetModel)
     target.token_embedding.weight.data[7] = 3e38  # files with nan are refused before
-    save_target(Path(job.target), target)
+    save_model(Path(job.target), target)
     tensors, metadata = load_tensors(job.codes[0])
     tensors["codes"][5, 0] = 7
     save_tensors(job.codes[0], tensors, metadata)

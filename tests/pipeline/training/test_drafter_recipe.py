@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_codes import make_target
 
-from lantern_pipeline.training.drafter import make_optimiser, new_draft_model
+from lantern.models.draft import DraftModel
+from lantern_pipeline.training.drafter import make_optimiser
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
 
@@ -31,7 +32,7 @@ def test_the_rate_follows_the_schedule():
 
 
 def test_adamw_takes_every_parameter_and_muon_the_layer_s_matrices():
-    draft = new_draft_model(make_target(), 0)
+    draft = DraftModel.from_target(make_target(), 0)
     count = sum(1 for _ in draft.parameters())
     adamw = make_optimiser(draft, DrafterTraining(optimiser="adamw", weight_decay=0.01, learning_rate=1e-4))
     assert len(adamw.parts) == 1 and len(adamw.parameters) == count

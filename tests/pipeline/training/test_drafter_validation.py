@@ -6,9 +6,10 @@ import pytest
 import torch
 from tiny_codes import make_dataset, make_target
 
+from lantern.models.draft import DraftModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.training.distributed import make_accelerator
-from lantern_pipeline.training.drafter import DrafterTrainer, new_draft_model, run_target
+from lantern_pipeline.training.drafter import DrafterTrainer, run_target
 from lantern_pipeline.training.drafter_loss import unroll
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.drafter_validation import DrafterValidation
@@ -20,7 +21,7 @@ SAMPLING = SamplingConfig(temperature=0.0, top_k=3, cfg_scale=2.0)
 def make_parts(sampling=SAMPLING, num_held_out=5, **settings) -> tuple[DrafterTrainer, DrafterValidation]:
     target, accelerator = make_target(), make_accelerator(torch.device("cpu"))
     recipe = DrafterTraining(**{"num_steps": 60, "batch_size": 2, "warmup": 5, "cfg_scale": 2.0, **settings})
-    trainer = DrafterTrainer(new_draft_model(target, 0), target, make_dataset(), recipe, 0, accelerator)
+    trainer = DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, 0, accelerator)
     return trainer, DrafterValidation(trainer.loss, target, make_dataset(num_held_out), sampling, accelerator)
 
 

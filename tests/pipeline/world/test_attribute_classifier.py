@@ -1,8 +1,9 @@
-"""The attribute classifier: canonical targets, accuracies that can be counted by eye, features independent of the batch."""
+"""The attribute classifier: canonical targets, accuracies counted by eye, features independent of the batch."""
 
 import pytest
 import torch
 
+from lantern.checkpoints.native import load_model, save_model
 from lantern_pipeline.world.attribute_classifier import (
     HEADS,
     AttributeClassifier,
@@ -10,8 +11,6 @@ from lantern_pipeline.world.attribute_classifier import (
     attribute_matches,
     attribute_targets,
     evaluate_attribute_classifier,
-    load_model,
-    save_model,
 )
 from lantern_pipeline.world.scenes import Scene, parse_caption, render, sample_scene
 
@@ -83,6 +82,5 @@ def test_features_and_readings_do_not_depend_on_the_batch(attribute_classifier):
 def test_saved_model_reads_the_same(attribute_classifier, tmp_path):
     save_model(tmp_path / "model.safetensors", attribute_classifier)
     images = torch.rand(3, 3, 48, 48)
-    assert torch.equal(
-        load_model(tmp_path / "model.safetensors").features(images), attribute_classifier.features(images)
-    )
+    loaded = load_model(tmp_path / "model.safetensors", AttributeClassifier)
+    assert torch.equal(loaded.features(images), attribute_classifier.features(images))

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, WordTokenizer, save_clip
+from lantern.checkpoints.native import save_model
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, WordTokenizer
 
 WORDS = ("a", "red", "blue", "ring", "on", "grass")
 CONFIG = ClipConfig(WORDS, context_length=8, embed_dim=8, width=4, text_width=32, text_layers=1, input_size=32)
@@ -55,14 +56,14 @@ def test_one_text_per_image(model):
 
 
 def test_checkpoint_round_trip(model, tmp_path):
-    save_clip(tmp_path / "clip.safetensors", model, {"num_steps": 3})
+    save_model(tmp_path / "clip.safetensors", model, {"num_steps": 3})
     images, texts = torch.rand(2, 3, 48, 48) * 2 - 1, ["a red ring", "grass"]
     before = ClipScorer.from_model(model).score(images, texts)
     assert torch.equal(ClipScorer.from_checkpoint(tmp_path / "clip.safetensors").score(images, texts), before)
 
 
 def test_random_weights_are_refused(model, tmp_path):
-    save_clip(tmp_path / "clip.safetensors", model)
+    save_model(tmp_path / "clip.safetensors", model)
     with pytest.raises(ValueError, match="refusing to score with random weights"):
         ClipScorer.from_checkpoint(tmp_path / "clip.safetensors")
 

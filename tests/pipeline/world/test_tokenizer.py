@@ -4,15 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lantern.checkpoints.native import save_model
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.scenes import render, sample_scene
 from lantern_pipeline.world.tokenizer import (
     ImageTokenizer,
     TokenizerConfig,
     evaluate_tokenizer,
-    load_model,
+    load_tokenizer,
     nearest_rows,
-    save_model,
 )
 
 SMALL = TokenizerConfig(codebook_size=64, encoder_width=16, decoder_width=16, decoder_blocks=1)
@@ -97,7 +97,7 @@ def test_bad_sizes_and_codes_are_rejected(tokenizer):
 def test_saved_model_is_the_same_and_foreign_files_are_named(tokenizer, images, tmp_path):
     path = tmp_path / "tokenizer.safetensors"
     save_model(path, tokenizer)
-    assert torch.equal(load_model(path).encode(images), tokenizer.encode(images))
+    assert torch.equal(load_tokenizer(path).encode(images), tokenizer.encode(images))
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"tokenizer.safetensors"):
-        load_model(path)
+        load_tokenizer(path)

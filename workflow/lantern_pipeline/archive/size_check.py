@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from lantern.io import METADATA_KEY
+from lantern.checkpoints.native import read_metadata
 
 MAX_SIZE = 2**17  # of any number in a model's config
 
@@ -27,12 +24,10 @@ def check_model_size(path: Path, config_class: type, count: Callable[[Any], int]
     Raises:
         ValueError: a size that is missing, no number or no positive one, another grid, or a file that is too small.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or is not a safetensors file ({error})") from error
-    sizes = metadata.get("config") if isinstance(metadata, dict) else None
+    metadata = read_metadata(path)
+    if metadata is None:
+        raise ValueError(f"{path} is truncated or is not a safetensors file of ours")
+    sizes = metadata.get("config")
     names = {field.name for field in fields(config_class)}
     if not isinstance(sizes, dict) or set(sizes) - names or not all(_is_size(value) for value in sizes.values()):
         raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(names))}")

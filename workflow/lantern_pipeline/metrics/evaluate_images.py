@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lantern.models.target import TargetModel, load_target
+from lantern.checkpoints.native import load_model
+from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -24,7 +25,7 @@ from lantern_pipeline.metrics.image_rulers import ImageRuler, score_with_all
 from lantern_pipeline.metrics.likelihood import score_tokens
 from lantern_pipeline.metrics.registry import Workbench, build_rulers
 from lantern_pipeline.metrics.speed import BASELINE
-from lantern_pipeline.world.tokenizer import load_model as load_tokenizer
+from lantern_pipeline.world.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def load_rulers(
     """
     models = {
         "tokenizer": load_tokenizer(files.tokenizer).to(device),
-        "target_model": load_target(files.target).to(device),
+        "target_model": load_model(files.target, TargetModel).to(device),
         "text_encoder": make_text_encoder(text, data_source, seed, files.text),
     }
     found = build_rulers(Workbench(files, metrics, device))

@@ -12,14 +12,15 @@ from torch.utils.data import Dataset
 from torch_fidelity import FeatureExtractorBase, register_feature_extractor
 from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
-from lantern_pipeline.world.attribute_classifier import AttributeClassifier, load_model
+from lantern.checkpoints.native import load_model
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 EXTRACTOR_NAME = "attribute_classifier"
 LAYER = "features"
 
 
 class AttributeClassifierExtractor(FeatureExtractorBase):
-    """The attribute classifier as torch-fidelity knows an extractor: uint8 images in, one tuple of feature tensors out."""
+    """The attribute classifier as torch-fidelity knows an extractor: uint8 images in, one tuple of tensors out."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class AttributeClassifierExtractor(FeatureExtractorBase):
             name: EXTRACTOR_NAME.
             features_list: [LAYER].
             feature_extractor_weights_path: a attribute classifier checkpoint; or
-            attribute classifier: the loaded model.
+            attribute_classifier: the loaded model.
             feature_mean: (num_features,) subtracted from the features; None for zero.
             feature_std: (num_features,) by which they are then divided; None for one.
             kwargs: torch-fidelity's further options, none of which apply.
@@ -48,10 +49,13 @@ class AttributeClassifierExtractor(FeatureExtractorBase):
         super().__init__(name, features_list)
         if attribute_classifier is None and feature_extractor_weights_path is None:
             raise ValueError(
-                f"{EXTRACTOR_NAME} needs feature_extractor_weights_path, the checkpoint of a trained attribute classifier"
+                f"{EXTRACTOR_NAME} needs feature_extractor_weights_path, the checkpoint of a trained "
+                "attribute classifier"
             )
         self.attribute_classifier = (
-            attribute_classifier if attribute_classifier is not None else load_model(feature_extractor_weights_path)
+            attribute_classifier
+            if attribute_classifier is not None
+            else load_model(feature_extractor_weights_path, AttributeClassifier)
         )
         width = self.attribute_classifier.config.num_features
         self.register_buffer("mean", torch.zeros(width) if feature_mean is None else feature_mean)
@@ -112,7 +116,7 @@ def extract_features(attribute_classifier: AttributeClassifier, images: Tensor, 
     """Extracts raw attribute classifier features through the registered extractor.
 
     Args:
-        attribute classifier: in evaluation mode.
+        attribute_classifier: in evaluation mode.
         images: (n, 3, S, S), float32 in [-1, 1] or uint8.
         batch_size: images per forward.
 

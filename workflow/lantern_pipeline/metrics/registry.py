@@ -188,9 +188,10 @@ class Workbench:
     @cached_property
     def attribute_classifier(self) -> Any:
         """The attribute classifier, read once for all that use it."""
-        from lantern_pipeline.world.attribute_classifier import load_model
+        from lantern.checkpoints.native import load_model
+        from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
-        return load_model(self.files.attribute_classifier).to(self.device)
+        return load_model(self.files.attribute_classifier, AttributeClassifier).to(self.device)
 
     @cached_property
     def scorer(self) -> Any:

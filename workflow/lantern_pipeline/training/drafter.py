@@ -13,31 +13,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, cast_target
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
 from lantern_pipeline.training.distributed import share
 from lantern_pipeline.training.drafter_loss import DraftLoss
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.optimisers import AdamW, ClippedOptimiser, MuonAdamW
-
-
-def new_draft_model(target: TargetModel, seed: int) -> DraftModel:
-    """A draft model that fits the target: its token embedding, and an fc layer that starts by passing the hidden state
-    through.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        draft = DraftModel(DraftConfig.of(target.config))
-        for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
-            torch.nn.init.normal_(part.weight, std=0.02)
-        for part in (draft.layer.attention_out, draft.layer.down):
-            torch.nn.init.normal_(part.weight, std=0.01)
-    with torch.no_grad():
-        draft.from_hidden.weight.copy_(torch.eye(target.config.dim))
-        draft.from_token.bias.zero_()
-        draft.token_embedding.weight.copy_(target.token_embedding.weight)
-    return draft.to(target.head.weight.device)
 
 
 class DrafterTrainer:

@@ -14,16 +14,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lantern.checkpoints.native import load_model, save_model
 from lantern.io import read_json, write_json
 from lantern.models.config import pick
-from lantern.models.draft import save_draft
-from lantern.models.target import load_target
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
 from lantern_pipeline.runtime.job import resolve_device
 from lantern_pipeline.training.distributed import make_accelerator, report_errors, run_processes
-from lantern_pipeline.training.drafter import DrafterTrainer, new_draft_model
+from lantern_pipeline.training.drafter import DrafterTrainer
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.drafter_validation import DrafterValidation
 from lantern_pipeline.training.loop import Pace, run_training
@@ -100,12 +101,12 @@ def launch(job: DrafterJob, num_processes: int) -> None:
 def train_drafter(job: DrafterJob) -> None:
     """Trains and validates a draft model on the processes that are running; the first one writes model and report."""
     accelerator = make_accelerator(resolve_device(job.device))
-    target = load_target(Path(job.target))
+    target = load_model(Path(job.target), TargetModel)
     dataset = _load(job, job.codes, job.captions, job.features)
     held_out = _load(job, job.val_codes, job.val_captions, job.val_features)
     sampling = pick(SamplingConfig, job.sampling)
     recipe = pick(DrafterTraining, job.settings, cfg_scale=sampling.cfg_scale).resolve(len(dataset))
-    draft = new_draft_model(target, job.training_seed)
+    draft = DraftModel.from_target(target, job.training_seed)
     trainer = DrafterTrainer(draft, target, dataset, recipe, job.training_seed, accelerator)
     history = run_training(
         trainer,
@@ -117,7 +118,7 @@ def train_drafter(job: DrafterJob) -> None:
     )
     if accelerator.is_main_process:
         report = {name: value for name, value in history[-1].items() if name.startswith(REPORTED)}
-        save_draft(Path(job.model), draft, report)
+        save_model(Path(job.model), draft, report)
         report |= {"num_steps": recipe.num_steps, "num_processes": accelerator.num_processes}
         write_json(job.report, {**report, "history": history})
     accelerator.wait_for_everyone()

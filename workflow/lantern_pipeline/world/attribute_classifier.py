@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene
 
 LAYOUTS = ("single", "horizontal", "vertical")
@@ -25,7 +22,6 @@ HEADS: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS,
     **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
 }
-_KIND = "attribute_classifier"
 _BATCH = 256  # images; bounds the memory of whole-set calls
 
 
@@ -49,6 +45,9 @@ class AttributeClassifier(nn.Module):
 
     Heads are canonical: slot 0 is the left or top object. Slot 1 means nothing where the layout is "single".
     """
+
+    kind = "attribute_classifier"  # of its checkpoints
+    config_class = AttributeClassifierConfig
 
     def __init__(self, config: AttributeClassifierConfig) -> None:
         super().__init__()
@@ -160,7 +159,7 @@ def evaluate_attribute_classifier(
     """Measure how often the attribute classifier reads an attribute as the scene has it.
 
     Args:
-        attribute classifier: in eval mode.
+        attribute_classifier: in eval mode.
         images: (images, 3, size, size) in [-1, 1].
         scenes: of the same images.
 
@@ -175,14 +174,3 @@ def evaluate_attribute_classifier(
     result["accuracy"] = float(is_match.sum() / is_applicable.sum())
     result["accuracy_all"] = float((is_match | ~is_applicable).all(1).float().mean())
     return result
-
-
-def save_model(path: Path, model: AttributeClassifier, extra_metadata: dict[str, Any] | None = None) -> None:
-    """Write the attribute classifier with its config; see `save_checkpoint`."""
-    save_checkpoint(path, model, _KIND, extra_metadata)
-
-
-def load_model(path: Path) -> AttributeClassifier:
-    """Read a attribute classifier in eval mode; ValueError names a truncated or foreign file."""
-    state, metadata = load_checkpoint(path, _KIND)
-    return load_weights(AttributeClassifier(AttributeClassifierConfig(**metadata["config"])), state, path)

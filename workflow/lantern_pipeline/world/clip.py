@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
+from lantern.checkpoints.native import load_model, read_metadata
 from lantern.models.text import split_words
 
-KIND = "clip"
 PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 
@@ -94,6 +93,9 @@ class WordTokenizer:
 class ClipModel(nn.Module):
     """A small CLIP of open_clip's parts: ModifiedResNet image tower, causal text transformer, learned temperature."""
 
+    kind = "clip"  # of its checkpoints
+    config_class = ClipConfig
+
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
         # Imported here: open_clip takes seconds to import, and only CLIP stages need it.
@@ -133,11 +135,6 @@ class ClipModel(nn.Module):
         return self.clip(self.preprocess(images), tokens)
 
 
-def save_clip(path: Path, model: ClipModel, metadata: dict[str, Any] | None = None) -> None:
-    """Writes a trained CLIP model; metadata (the retrieval report) is kept beside the weights."""
-    save_checkpoint(path, model, KIND, metadata)
-
-
 class ClipScorer:
     """Scores how well images fit texts.
 
@@ -171,18 +168,18 @@ class ClipScorer:
 
     @classmethod
     def from_checkpoint(cls, path: Path, device: torch.device | str = "cpu") -> ClipScorer:
-        """Reads a model that `save_clip` wrote after training, onto a device.
+        """Reads a model that was saved after training, onto a device.
 
         Raises:
             ValueError: the file is truncated or foreign, or holds a model without a training report: random weights
                 give plausible-looking scores.
         """
-        state, metadata = load_checkpoint(path, KIND)
-        if not metadata.get("num_steps"):
+        model = load_model(path, ClipModel)
+        if not (read_metadata(path) or {}).get("num_steps"):
             raise ValueError(
                 f"{path} holds a CLIP model without a training report; refusing to score with random weights"
             )
-        return cls.from_model(load_weights(ClipModel(ClipConfig(**metadata["config"])), state, path)).to(device)
+        return cls.from_model(model).to(device)
 
     @property
     def device(self) -> torch.device:

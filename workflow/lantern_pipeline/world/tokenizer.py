@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lantern.checkpoints.layouts import own_metadata
-from lantern.checkpoints.native import load_checkpoint, load_weights, save_checkpoint
-from lantern.models import vq16
-from lantern.models.image_codes import check_codes, check_images
+from lantern.checkpoints.native import load_model, read_metadata
+from lantern.models.vq16 import VQ16, check_codes, check_images
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
 from lantern_pipeline.world.scenes import Scene
 
-_KIND = "image_tokenizer"
 _BATCH = 32  # images; larger batches leave the cache
 _GROUPS = 8
 
@@ -60,6 +56,9 @@ class ImageTokenizer(nn.Module):
     normalised per position. Codes are the nearest rows of the l2-normalised codebook.
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: what is normalised where.
     """
+
+    kind = "image_tokenizer"  # of its checkpoints
+    config_class = TokenizerConfig
 
     def __init__(self, config: TokenizerConfig) -> None:
         super().__init__()
@@ -183,7 +182,7 @@ def evaluate_tokenizer(
 
     Args:
         tokenizer: in eval mode.
-        attribute classifier: in eval mode; None (with scenes None) where images have no known attributes.
+        attribute_classifier: in eval mode; None (with scenes None) where images have no known attributes.
         images: (images, 3, size, size) in [-1, 1].
         scenes: of the same images.
 
@@ -206,19 +205,7 @@ def evaluate_tokenizer(
     return result
 
 
-def save_model(path: Path, model: ImageTokenizer, extra_metadata: dict[str, Any] | None = None) -> None:
-    """Write the tokenizer with its config; see `save_checkpoint`."""
-    save_checkpoint(path, model, _KIND, extra_metadata)
-
-
-def load_model(path: Path) -> ImageTokenizer | vq16.VQ16:
-    """Read a tokenizer in eval mode, the embedded world's or a published one, whichever the file holds.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a truncated or foreign file; names it.
-    """
-    if (own_metadata(path) or {}).get("kind") == vq16.KIND:
-        return vq16.load_vq16(path)
-    state, metadata = load_checkpoint(path, _KIND)
-    return load_weights(ImageTokenizer(TokenizerConfig(**metadata["config"])), state, path)
+def load_tokenizer(path: Path | str) -> ImageTokenizer | VQ16:
+    """Reads a tokenizer in evaluation mode, the embedded world's or a published one, whichever the file holds."""
+    is_published = (read_metadata(path) or {}).get("kind") == VQ16.kind
+    return load_model(path, VQ16 if is_published else ImageTokenizer)
