@@ -20,7 +20,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits, guide
-from lantern.verification import Verifier, first_leaf, longest_path
+from lantern.verification import Outcome, Verifier
 
 
 @dataclass
@@ -215,10 +215,10 @@ class Decoder:
         hidden = self._run_target(drafts.tokens, drafts.tree, state.lengths)
         positions = state.lengths[:, None] + drafts.tree.depths
         keys, weights, logits = self._score(hidden, positions)
-        is_accepted, drawn = self.verifier.verify(keys, weights, logits, drafts, self.noise, positions)
+        outcome = self.verifier.verify(keys, weights, logits, drafts, self.noise, positions)
         if self.observer is not None:
-            self.observer(weights, drafts, is_accepted, positions)
-        return self._commit_path(state, drafts, hidden, is_accepted, drawn)
+            self.observer(weights, drafts, outcome.is_accepted, positions)
+        return self._commit_path(state, hidden, outcome)
 
     def _run_target(self, tokens: torch.Tensor, tree: DraftTree | None, lengths: torch.Tensor) -> torch.Tensor:
         """Target hidden states of a tree's nodes, (rows, nodes, dim); the root sits at image position lengths - 1."""
@@ -251,28 +251,20 @@ class Decoder:
         state.lengths = (state.lengths + 1).clamp(max=self.num_tokens)
         return is_running.long() - 1
 
-    def _commit_path(
-        self, state: DecodingState, drafts: Drafts, hidden: torch.Tensor, is_accepted: torch.Tensor, drawn: torch.Tensor
-    ) -> torch.Tensor:
-        """Emits the longest path of accepted nodes and the target's token behind it; keeps its keys and values."""
-        tree = drafts.tree
-        order = first_leaf(tree) if self.verifier.follows_first_leaf else None
-        path, counts = longest_path(tree, is_accepted, order)  # (batch, max_depth + 1), (batch,)
+    def _commit_path(self, state: DecodingState, hidden: torch.Tensor, outcome: Outcome) -> torch.Tensor:
+        """Emits what verification found and keeps the path's keys and values."""
+        path, counts = outcome.path, outcome.num_accepted
         steps = torch.arange(self.max_depth + 1, device=self.device)
-        along = drawn.gather(1, path)  # the target's own tokens on the path
-        drafted = torch.nn.functional.pad(drafts.tokens.gather(1, path[:, 1:]), (0, 1))
-        emitted = torch.where(steps == counts[:, None], along, drafted)
         is_running = state.lengths < self.num_tokens
         columns = state.lengths[:, None] + steps
-        state.tokens.scatter_(1, columns, emitted)
-        if self.verifier.draws_target_tokens:
-            state.is_substituted.scatter_(1, columns, emitted != along)
+        state.tokens.scatter_(1, columns, outcome.emitted)
+        state.is_substituted.scatter_(1, columns, outcome.is_substituted)
         if not self._is_chain:
             root_slot = state.lengths[:, None] + (self.num_text - 1)
             self.cache.move(root_slot + path, root_slot + steps)
             index = path.repeat(self.rows // len(path), 1)[..., None].expand(-1, -1, hidden.shape[2])
             hidden = hidden.gather(1, index)
-        state.pending = PendingTokens(emitted, hidden, counts + 1)
+        state.pending = PendingTokens(outcome.emitted, hidden, counts + 1)
         state.lengths = (state.lengths + counts + 1).clamp(max=self.num_tokens)
         return torch.where(is_running, counts, -1)
 

@@ -4,6 +4,8 @@ taken.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from lantern import acceptance, relaxation
@@ -62,8 +64,28 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
     return torch.where(below, node[None, :, None], tree.num_nodes - 1).amin(dim=1)
 
 
+@dataclass
+class Outcome:
+    """What verification makes of a tree.
+
+    Attributes:
+        is_accepted: bool, (batch, nodes): accepted by its parent.
+        path: int64, (batch, max_depth + 1): the nodes that are taken, root first, padded with the last.
+        num_accepted: int64, (batch,): drafts on the path.
+        emitted: int64, (batch, max_depth + 1): the accepted drafts, then the token behind them; the rest has no
+            meaning.
+        is_substituted: bool, like emitted: differs from the target's own token; False where the method draws none.
+    """
+
+    is_accepted: torch.Tensor
+    path: torch.Tensor
+    num_accepted: torch.Tensor
+    emitted: torch.Tensor
+    is_substituted: torch.Tensor
+
+
 class Verifier:
-    """Decides which nodes of a tree are accepted, by the parts that a method is made of.
+    """Decides which nodes of a tree are accepted and which path is taken, by the parts that a method is made of.
 
     Args:
         nearest_codes: int64, (vocab, columns), or None without relaxation.
@@ -97,8 +119,8 @@ class Verifier:
         drafts: Drafts,
         noise: NoiseField,
         positions: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Verifies all nodes at once.
+    ) -> Outcome:
+        """Verifies all nodes at once and takes the longest path of accepted ones.
 
         Args:
             keys: log-weights with the target's noise, (batch, nodes, vocab).
@@ -107,6 +129,30 @@ class Verifier:
             drafts: the tree.
             noise: for the decisions of verification by rejection.
             positions: int64, (batch, nodes): image position that each node predicts.
+
+        Returns:
+            See `Outcome`.
+        """
+        is_accepted, drawn = self.decide(keys, weights, logits, drafts, noise, positions)
+        order = first_leaf(drafts.tree) if self.follows_first_leaf else None
+        path, num_accepted = longest_path(drafts.tree, is_accepted, order)
+        own = drawn.gather(1, path)
+        drafted = torch.nn.functional.pad(drafts.tokens.gather(1, path[:, 1:]), (0, 1))
+        steps = torch.arange(path.shape[1], device=path.device)
+        emitted = torch.where(steps == num_accepted[:, None], own, drafted)
+        is_substituted = emitted != own if self.draws_target_tokens else torch.zeros_like(emitted, dtype=torch.bool)
+        return Outcome(is_accepted, path, num_accepted, emitted, is_substituted)
+
+    def decide(
+        self,
+        keys: torch.Tensor,
+        weights: torch.Tensor,
+        logits: torch.Tensor,
+        drafts: Drafts,
+        noise: NoiseField,
+        positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Applies the method's rule at every node; arguments as in `verify`.
 
         Returns:
             (bool (batch, nodes): accepted by its parent; int64 (batch, nodes): the token emitted if no child is

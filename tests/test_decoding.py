@@ -15,7 +15,7 @@ from lantern.models.target import cast_target
 from lantern.models.transformer import cast_weights
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
-from lantern.verification import longest_path
+from lantern.verification import Verifier, longest_path
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 
 TREES = {
@@ -201,15 +201,13 @@ def test_a_step_does_not_synchronise(models, name, temperature):
                 decoder.step(state)
 
 
-class Always:
-    """A verifier that accepts every draft, none, or the first level only."""
+class AcceptsByDepth(Verifier):
+    """Accepts every draft down to a depth, whatever it is."""
 
-    def __init__(self, verifier, depths: int) -> None:
-        self.verifier, self.depths = verifier, depths
-        self.follows_first_leaf, self.draws_target_tokens = False, True
+    depths: int
 
-    def verify(self, keys, weights, logits, drafts, noise, positions):
-        _, drawn = self.verifier.verify(keys, weights, logits, drafts, noise, positions)
+    def decide(self, keys, weights, logits, drafts, noise, positions):
+        _, drawn = super().decide(keys, weights, logits, drafts, noise, positions)
         return (drafts.tree.depths <= self.depths).expand(drafts.tokens.shape), drawn
 
 
@@ -218,8 +216,10 @@ def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths
     """16 tokens on a chain of 3: the prefill emits one, each step one more than it accepts."""
     features, mask = make_prompts(models, 2)
     noise = NoiseField(0, ["a", "b"], 16, models.target.config.vocab_size)
-    decoder = Decoder(models, method(tree="chain3", drafts="coupled"), SamplingConfig(cfg_scale=2.0), TREES["chain3"])
-    decoder.verifier = Always(decoder.verifier, depths)
+    spec, sampling = method(tree="chain3", drafts="coupled"), SamplingConfig(cfg_scale=2.0)
+    decoder = Decoder(models, spec, sampling, TREES["chain3"])
+    decoder.verifier = AcceptsByDepth(None, spec, sampling)
+    decoder.verifier.depths = depths
     generation = decoder.generate(features, mask, noise)
     assert generation.target_forwards.tolist() == [forwards, forwards]
     assert generation.step_lengths.sum(1).tolist() == [16, 16]

@@ -305,7 +305,7 @@ def test_posterior(reference, case):
     weights = filter_logits(logits, sampling)
     drafts = Drafts(tokens, tree, draft_probs)
     if case["mode"] == "greedy":
-        accepted, drawn = verifier.verify(logits, logits, logits, drafts, None, None)
+        accepted, drawn = verifier.decide(logits, logits, logits, drafts, None, None)
         path, counts = longest_path(tree, accepted)
         assert int(counts) == case["accept"]
         expected_path = candidates[case["best"], : case["accept"] + 1]
