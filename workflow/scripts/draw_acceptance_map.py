@@ -3,8 +3,7 @@
 from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.figures.acceptance_map import draw_acceptance_map
-from lantern_pipeline.figures.parts import column_titles, first_of_each_preset
-from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.figures.style import column_titles, first_of_each_preset, save_figure
 from lantern_pipeline.metrics.acceptance_map import map_accepted
 from lantern_pipeline.metrics.speed import BASELINE
 from lantern_pipeline.runtime.job import job_log

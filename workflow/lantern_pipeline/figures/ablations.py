@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, method_colour, method_marker, method_name
-from lantern_pipeline.figures.parts import half_widths, require_columns
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, half_widths, new_figure, paper_style, require_columns
 from lantern_pipeline.metrics.speed import BASELINE
 
 MEASURES = {"mean_accepted_length": "tokens / forward", "nll_change": "NLL change\n(nats / token)"}
@@ -38,14 +37,8 @@ Panel = tuple[str, pd.DataFrame]  # an ablation's name and its variants
 def draw_ablations(table: pd.DataFrame) -> Figure:
     """Draws one panel per ablation in two columns: accepted length left and NLL change right, a line per variant.
 
-    Args:
-        table: the tables ablations/*.csv, one below the other; autoregressive rows, which are 1 and 0, are left out.
-
-    Returns:
-        A figure of page width. Bars are 95 % intervals; all panels share their scales.
-
-    Raises:
-        ValueError: no rows, or a missing column.
+    A figure of page width. Bars are 95 % intervals; all panels share their scales. `table`: the tables ablations/*.csv,
+    one below the other; autoregressive rows, which are 1 and 0, are left out.
     """
     require_columns(table, COLUMNS, "ablations/*.csv")
     variants = table[table["method"] != BASELINE]

@@ -22,16 +22,9 @@ TITLE_LINE = 0.14  # inches
 def draw_acceptance_map(maps: Sequence[AcceptanceMap], titles: Sequence[str]) -> Figure:
     """Draws two rows of heat maps, one column per method, with one colour bar per row.
 
-    Args:
-        maps: one per method, of equal grids.
-        titles: methods, lines separated by a newline.
-
-    Returns:
-        A figure of page width at most. Cells without a value are grey: the first and the last token, and those where no
-            step begins. The number under a map is the mean of its cells.
-
-    Raises:
-        ValueError: no maps, other titles than maps, or grids that differ.
+    A figure of page width at most. Cells without a value are grey: the first and the last token, and those where no
+    step begins. The number under a map is the mean of its cells. `maps`: one per method, of equal grids. `titles`:
+    methods, lines separated by a newline.
     """
     shapes = {found.accepted_share.shape for found in maps}
     if len(shapes) != 1 or len(maps) != len(titles):

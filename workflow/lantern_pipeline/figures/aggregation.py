@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lantern_pipeline.figures.parts import draw_band, require_columns
 from lantern_pipeline.figures.style import (
     BLACK,
     BLUE,
@@ -18,8 +17,10 @@ from lantern_pipeline.figures.style import (
     PURPLE,
     SKY_BLUE,
     VERMILLION,
+    draw_band,
     new_figure,
     paper_style,
+    require_columns,
 )
 
 COLUMNS = ("drafts", "neighbours", "k", "delta", "acceptance", "acceptance_low", "acceptance_high")
@@ -32,15 +33,9 @@ UNBOUNDED = float("inf")
 def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
     """Draws acceptance against k, sampled drafts left and top drafts right; a colour per bound delta.
 
-    Args:
-        acceptance: total_variation/acceptance.csv; k = 0 is the acceptance before aggregation, an empty delta is no bound.
-
-    Returns:
-        A figure of page width. Solid lines count the nearest codes, dashed lines random ones; bands are 95 % intervals;
-        the grey line is the acceptance before aggregation.
-
-    Raises:
-        ValueError: no rows, or a missing column.
+    A figure of page width. Solid lines count the nearest codes, dashed lines random ones; bands are 95 % intervals; the
+    grey line is the acceptance before aggregation. `acceptance`: total_variation/acceptance.csv; k = 0 is the
+    acceptance before aggregation, an empty delta is no bound.
     """
     require_columns(acceptance, COLUMNS, "total_variation/acceptance.csv")
     rows = acceptance.assign(delta=acceptance["delta"].fillna(UNBOUNDED))

@@ -30,14 +30,8 @@ LINES = ("-", "--", "-.", ":")
 def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
     """Draws one panel for the best token and one for the ten best, one outline per guidance scale.
 
-    Args:
-        ambiguity: columns cfg_scale, top1, top10 (probabilities), one row per guidance scale x image x position.
-
-    Returns:
-        A figure of column width; vertical lines and the line above each panel give the means.
-
-    Raises:
-        ValueError: a missing column or an empty table.
+    A figure of column width; vertical lines and the line above each panel give the means. `ambiguity`: columns
+    cfg_scale, top1, top10 (probabilities), one row per guidance scale x image x position.
     """
     missing = [name for name in ("cfg_scale", *COLUMNS) if name not in ambiguity.columns]
     if missing or ambiguity.empty:

@@ -12,8 +12,15 @@ from matplotlib.figure import Figure
 from lantern_pipeline.analysis.method_labels import method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
 from lantern_pipeline.analysis.verdict import select_headline
-from lantern_pipeline.figures.parts import draw_band, first_of_families, require_columns
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.figures.style import (
+    GREY,
+    PAGE_WIDTH,
+    draw_band,
+    first_of_families,
+    new_figure,
+    paper_style,
+    require_columns,
+)
 
 MEASURES = {"share_identical": "images without a difference so far (%)", "nll_excess": "NLL excess so far (nats)"}
 FACTORS = {"share_identical": 100.0}
@@ -31,16 +38,8 @@ LINES = ("-", "--", "-.", ":")
 def draw_divergence(divergence: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws the share of images still identical (left) and the cumulative NLL excess (right) over the position.
 
-    Args:
-        divergence: total_variation/divergence.csv, one row per method and position.
-        summary: table of results, for the methods' names.
-        settings: config section `metrics`: the headline prompt set and temperature choose the rows.
-
-    Returns:
-        A figure of page width: the first method of each family; bands are 95 % intervals over prompts.
-
-    Raises:
-        ValueError: no rows, or a missing column.
+    A figure of page width: the first method of each family; bands are 95 % intervals over prompts. `divergence`:
+    total_variation/divergence.csv, one row per method and position.
     """
     require_columns(divergence, COLUMNS, "total_variation/divergence.csv")
     headline = select_headline(summary, settings)

@@ -37,9 +37,6 @@ class PictureGrid:
         notes: text under each image, rows x columns; may be empty.
         note_title: what the notes say, written left of the last row's.
         marks: (rows, columns, tokens) bool, tokens to outline, row by row of a square grid; None for none.
-
-    Raises:
-        ValueError: images, notes or marks that do not fit the titles.
     """
 
     images: np.ndarray
@@ -84,11 +81,7 @@ def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str
 def draw_pictures(grid: PictureGrid) -> Figure:
     """Draws a grid of images.
 
-    Args:
-        grid: what to show.
-
-    Returns:
-        A figure of page width at most, unless there are more than eight columns.
+    A figure of page width at most, unless there are more than eight columns.
     """
     rows, columns = len(grid.row_titles), len(grid.column_titles)
     cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))

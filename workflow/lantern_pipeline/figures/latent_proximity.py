@@ -27,22 +27,11 @@ def select_proximity(
 ) -> PictureGrid:
     """Replaces every token of autoregressive images and decodes them.
 
-    Args:
-        codes: (images, tokens), autoregressive decoding's, in the order of `prompts`; the first ones, MOST_TOKENS in
-            all, are used.
-        prompts: the prompt set.
-        tokenizer: image tokenizer with `decode`.
-        nearest_codes: (vocab, columns), nearest first.
-        num_rows: rows shown, the first so many prompts (not a choice).
-        seed: of the random codes.
-
-    Returns:
-        A grid: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table
-        has), every token replaced by a random other code. The last line's notes are the mean PSNR to the original over
-        the images used, in dB.
-
-    Raises:
-        ValueError: codes that the table does not know.
+    A grid: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table has),
+    every token replaced by a random other code. The last line's notes are the mean PSNR to the original over the images
+    used, in dB. `codes`: (images, tokens), autoregressive decoding's, in the order of `prompts`; the first ones,
+    MOST_TOKENS in all, are used. `tokenizer`: image tokenizer with `decode`. `nearest_codes`: (vocab, columns), nearest
+    first. `num_rows`: rows shown, the first so many prompts (not a choice). `seed`: of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape
     codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from lantern_pipeline.analysis.method_labels import method_name
-from lantern_pipeline.figures.parts import half_widths, require_columns
 from lantern_pipeline.figures.style import (
     BLUE,
     COLUMN_WIDTH,
@@ -19,8 +18,10 @@ from lantern_pipeline.figures.style import (
     PURPLE,
     SKY_BLUE,
     VERMILLION,
+    half_widths,
     new_figure,
     paper_style,
+    require_columns,
 )
 
 AXES = ("mean_accepted_length", "nll_change")
@@ -40,14 +41,8 @@ OTHER = (PURPLE, "^", 6.0)
 def draw_neighbours(table: pd.DataFrame) -> Figure:
     """Draws NLL change against accepted length: a curve over k per kind of neighbours, a panel per method.
 
-    Args:
-        table: ablations/neighbours.csv; rows without neighbours (exact methods) are left out.
-
-    Returns:
-        A figure of column width, or of page width where there is more than one method. Bars are 95 % intervals.
-
-    Raises:
-        ValueError: no relaxed rows, or a missing column.
+    A figure of column width, or of page width where there is more than one method. Bars are 95 % intervals. `table`:
+    ablations/neighbours.csv; rows without neighbours (exact methods) are left out.
     """
     require_columns(table, COLUMNS, "ablations/neighbours.csv")
     relaxed = table[table["neighbours"].notna()]

@@ -12,7 +12,7 @@ from torch import nn
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, to_pixels
-from lantern_pipeline.figures.parts import column_titles
+from lantern_pipeline.figures.style import column_titles
 from lantern_pipeline.metrics.speed import BASELINE
 
 AMPLIFIED = 2  # times the difference of two images
@@ -28,19 +28,8 @@ def select_pairs(
 ) -> PictureGrid:
     """Decodes the first prompts' autoregressive, exact and relaxed images, and what the relaxed ones differ by.
 
-    Args:
-        records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
-        prompts: the prompt set.
-        tokenizer: image tokenizer with `decode`.
-        settings: config section `figures`: sample_prompts, rows (the first so many prompts, not a choice);
-            pair_methods, the ids of the exact and of the relaxed method (None takes the first exact coupled method, and
-            the relaxed coupled method with most substitutions).
-
-    Returns:
-        A grid of four columns; substituted tokens are outlined on the relaxed images.
-
-    Raises:
-        ValueError: a method without records, or one that does not record its substitutions.
+    A grid of four columns; substituted tokens are outlined on the relaxed images. `records`: method_id -> records of
+    one prompt set and temperature, in the order of `prompts`. `tokenizer`: image tokenizer with `decode`.
     """
     exact, relaxed = settings["pair_methods"] or _choose(records)
     for method_id in (BASELINE, exact, relaxed):

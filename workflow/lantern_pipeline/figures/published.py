@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.method_labels import method_colour, method_marker, method_name
 from lantern_pipeline.analysis.verdict import select_headline
-from lantern_pipeline.figures.parts import half_widths, require_columns
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, half_widths, new_figure, paper_style, require_columns
 from lantern_pipeline.metrics.speed import BASELINE
 
 COLUMNS = ("source", "gpu", "model", "temperature", "method", "speedup", "note")
@@ -27,17 +26,9 @@ ROW_HEIGHT = 0.17  # inches
 def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws speed-ups as dots: published ones left, one line per number; this run's right, one line per family.
 
-    Args:
-        published: published_results.csv, one row per paper, model and method.
-        summary: table of results.
-        settings: config section `metrics`: the headline prompt set and temperature choose the rows of the summary.
-
-    Returns:
-        A figure of page width; bars are 95 % intervals, which published numbers lack. Autoregressive decoding, 1 by
-            definition, is the dashed line; nothing joins the panels.
-
-    Raises:
-        ValueError: a table lacks rows or a column.
+    A figure of page width; bars are 95 % intervals, which published numbers lack. Autoregressive decoding, 1 by
+    definition, is the dashed line; nothing joins the panels. `published`: published_results.csv, one row per paper,
+    model and method.
     """
     require_columns(published, COLUMNS, "published_results.csv")
     theirs = published[published["speedup"].notna() & (published["method"] != BASELINE)].reset_index(drop=True)

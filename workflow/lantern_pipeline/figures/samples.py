@@ -11,7 +11,7 @@ from torch import nn
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, to_pixels
-from lantern_pipeline.figures.parts import column_titles, first_of_each_preset
+from lantern_pipeline.figures.style import column_titles, first_of_each_preset
 
 
 def select_samples(
@@ -23,18 +23,8 @@ def select_samples(
 ) -> PictureGrid:
     """Decodes the first prompts' images of some methods.
 
-    Args:
-        records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
-        prompts: the prompt set.
-        tokenizer: image tokenizer with `decode`.
-        settings: config section `figures`: sample_prompts, rows (the first so many prompts, not a choice);
-            sample_methods, columns as method ids (None takes autoregressive and then the first method of every preset).
-
-    Returns:
-        A grid of images; the notes are tokens per target forward.
-
-    Raises:
-        ValueError: a method without records; names the known ones.
+    A grid of images; the notes are tokens per target forward. `records`: method_id -> records of one prompt set and
+    temperature, in the order of `prompts`. `tokenizer`: image tokenizer with `decode`.
     """
     num_prompts = settings["sample_prompts"]
     chosen = settings["sample_methods"] or first_of_each_preset(records)

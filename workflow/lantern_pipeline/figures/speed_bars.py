@@ -12,8 +12,15 @@ from matplotlib.patheffects import withStroke
 
 from lantern_pipeline.analysis.method_labels import PARTS, label_rows, method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
-from lantern_pipeline.figures.parts import half_widths, require_columns
-from lantern_pipeline.figures.style import BLACK, GREY, PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.figures.style import (
+    BLACK,
+    GREY,
+    PAGE_WIDTH,
+    half_widths,
+    new_figure,
+    paper_style,
+    require_columns,
+)
 from lantern_pipeline.metrics.speed import BASELINE
 
 MEASURES = {
@@ -37,16 +44,7 @@ ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.175, 0.55, 0.2  # inches
 def draw_speed_bars(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws horizontal bars: a row of panels per temperature, speed-up left, mean accepted length right.
 
-    Args:
-        summary: table of results; of each temperature the pooled rows, or the first repeat's.
-        settings: config section `metrics`: headline_prompt_set chooses the rows.
-
-    Returns:
-        A figure of page width. Bars start at 0; thin lines are 95 % intervals; the dashed line is autoregressive
-        decoding.
-
-    Raises:
-        ValueError: no rows of the headline prompt set, or a missing column.
+    A figure of page width. Bars start at 0; thin lines are 95 % intervals; the dashed line is autoregressive decoding.
     """
     require_columns(summary, COLUMNS, "summary.csv")
     rows = summary[summary["prompt_set"] == settings["headline_prompt_set"]]

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.verdict import select_headline
-from lantern_pipeline.figures.parts import half_widths, require_columns
 from lantern_pipeline.figures.style import (
     BLACK,
     BLUE,
@@ -21,8 +20,10 @@ from lantern_pipeline.figures.style import (
     PAGE_WIDTH,
     PURPLE,
     SKY_BLUE,
+    half_widths,
     new_figure,
     paper_style,
+    require_columns,
 )
 from lantern_pipeline.metrics.speed import BASELINE
 
@@ -41,17 +42,8 @@ ROW_HEIGHT = 0.2  # inches
 def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws the mean milliseconds of a step at batch 1, stacked over its parts.
 
-    Args:
-        steps: latency/steps.csv, one row per method and part.
-        summary: table of results, for the methods' names.
-        settings: config section `metrics`: the headline prompt set and temperature, at which steps were timed.
-
-    Returns:
-        A figure of page width. The text behind a bar is its length in ms and in steps of autoregressive decoding; thin
-        lines are 95 % intervals of the part that ends there.
-
-    Raises:
-        ValueError: no rows, a missing column, or a part that the figure does not know.
+    A figure of page width. The text behind a bar is its length in ms and in steps of autoregressive decoding; thin
+    lines are 95 % intervals of the part that ends there. `steps`: latency/steps.csv, one row per method and part.
     """
     require_columns(steps, COLUMNS, "latency/steps.csv")
     unknown = sorted(set(steps["part"]) - set(PARTS))

@@ -16,7 +16,6 @@ from matplotlib.ticker import FuncFormatter
 from lantern_pipeline.analysis.method_labels import method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
 from lantern_pipeline.analysis.verdict import select_headline
-from lantern_pipeline.figures.parts import draw_band, half_widths, require_columns
 from lantern_pipeline.figures.style import (
     BLACK,
     BLUE,
@@ -26,8 +25,11 @@ from lantern_pipeline.figures.style import (
     PAGE_WIDTH,
     PURPLE,
     VERMILLION,
+    draw_band,
+    half_widths,
     new_figure,
     paper_style,
+    require_columns,
 )
 
 CURVE_COLUMNS = ("rule", "label", "delta", "tv_mean", "tv_mean_low", "tv_mean_high", "tv_p95")
@@ -61,17 +63,9 @@ def draw_total_variation(
 ) -> Figure:
     """Draws TV against delta for every rule (top), and the TV of this run's relaxed methods (bottom).
 
-    Args:
-        curves: total_variation/curves.csv: every rule and delta at the same nodes.
-        law: total_variation/methods.csv: one row per method, prompt set, temperature and repeat.
-        summary: table of results, for the methods' names and deltas.
-        settings: config section `metrics`: the headline prompt set and temperature choose the rows of `law`.
-
-    Returns:
-        A figure of page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes.
-
-    Raises:
-        ValueError: a table lacks rows or a column.
+    A figure of page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes. `curves`:
+    total_variation/curves.csv: every rule and delta at the same nodes. `law`: total_variation/methods.csv: one row per
+    method, prompt set, temperature and repeat.
     """
     require_columns(curves, CURVE_COLUMNS, "total_variation/curves.csv")
     require_columns(law, LAW_COLUMNS, "total_variation/methods.csv")

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families, method_colour, method_marker
 from lantern_pipeline.analysis.verdict import ACCURACY_TOLERANCE, select_headline
-from lantern_pipeline.figures.parts import half_widths
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, half_widths, new_figure, paper_style
 from lantern_pipeline.metrics.speed import BASELINE
 
 SPEEDS = {"speedup": "speed-up over autoregressive", "mean_accepted_length": "mean accepted length (tokens / forward)"}
@@ -47,15 +46,8 @@ class Curve:
 def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws 2 x 2 panels: columns are measures of speed, rows measures of quality.
 
-    Args:
-        summary: table of `lantern_pipeline.analysis.summary.build_summary`.
-        settings: config section `metrics`: headline_prompt_set and headline_temperature choose the rows.
-
-    Returns:
-        A figure of page width. Bars are 95 % intervals; methods without a grid are single points.
-
-    Raises:
-        ValueError: the table has no autoregressive row for the headline.
+    A figure of page width. Bars are 95 % intervals; methods without a grid are single points. `summary`: table of
+    `lantern_pipeline.analysis.summary.build_summary`.
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)

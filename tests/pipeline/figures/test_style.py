@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, make_records, make_summary
-from lantern_pipeline.figures.parts import (
+from lantern_pipeline.figures.style import (
     column_titles,
     first_of_each_preset,
     first_of_families,
