@@ -15,7 +15,7 @@ from lantern_pipeline.runtime.machine import memory_bytes
 from lantern.methods import expand_ablations, expand_methods
 from lantern_pipeline.metrics.registry import check_choices, metric_files, published_files, trained_models
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
-from lantern_pipeline.runtime.run_lock import RunLock
+from lantern_pipeline.runtime.locks import RunLock
 
 RUN_LOCK = RunLock()
 try:

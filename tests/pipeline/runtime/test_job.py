@@ -12,7 +12,7 @@ import pytest
 
 from lantern.io import load_tensors
 from lantern_pipeline.runtime.job import job_log, select_shard
-from lantern_pipeline.runtime.run_lock import try_lock
+from lantern_pipeline.runtime.locks import try_lock
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from typing import Any, TextIO, TypeVar
 import torch
 
 from lantern.io import DamagedFileError
-from lantern_pipeline.runtime.gpus import hold_gpus
-from lantern_pipeline.runtime.run_lock import try_lock, wait_until, write_holder
+from lantern_pipeline.runtime.locks import hold_gpus, hold_job
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     path = Path(snakemake.log[0])
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        _only_process(snakemake.rule, path, terminal),
+        hold_job(snakemake.rule, path, terminal),
         hold_gpus(int(snakemake.resources.get("gpu", 0)), snakemake.rule, terminal),
         open(path, "w", encoding="utf-8", buffering=1) as file,
     ):
@@ -61,24 +60,6 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
         finally:
             sys.stdout, sys.stderr = stdout, terminal
             logging.basicConfig(stream=terminal, force=True)
-
-
-@contextmanager
-def _only_process(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
-    """Lets one process at a time work on the job that writes this log file."""
-    # Not the log file itself: Snakemake removes it before a job starts.
-    path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8") as file:
-
-        def reason() -> str:
-            file.seek(0)
-            other = f"{file.readline().strip()}, which a killed run left at the same job; kill it to go on"
-            return f"{rule}: waiting for {other}"
-
-        wait_until(lambda: try_lock(file), reason, terminal)
-        write_holder(file)
-        yield
 
 
 def _describe(error: Exception) -> str:

@@ -1,0 +1,177 @@
+"""One run at a time in a folder, and GPUs of its own for every job; nothing here needs a GPU."""
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import filelock
+import pytest
+import torch
+
+from lantern_pipeline.runtime.locks import VISIBLE_GPUS, RunLock, hold_gpus, try_lock, visible_gpus
+
+HOLDER = """
+import sys, time
+from lantern_pipeline.runtime.locks import RunLock
+lock = RunLock(sys.argv[1])
+lock.hold()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / ".snakemake" / "lantern.lock"
+
+
+@pytest.fixture
+def holder(path):
+    """Another process that holds the lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_folder_without_a_run_lets_everything_in_and_stays_as_it_is(path, tmp_path):
+    RunLock(path).check(["snakemake", "--unlock"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--cores", "2"], ["--unlock"], []])
+def test_a_second_run_is_refused_with_the_first_ones_process(path, holder, tmp_path, arguments):
+    with pytest.raises(ValueError, match=f"a run goes on in {tmp_path} .process {holder.pid} on .*wait for it or stop"):
+        RunLock(path).check(arguments)
+    with pytest.raises(ValueError, match=f"process {holder.pid} on"):
+        RunLock(path).hold()
+
+
+@pytest.mark.parametrize("word", ["-n", "--dry-run", "--lint"])
+def test_commands_that_change_nothing_pass(path, holder, word):
+    RunLock(path).check(["--cores", "2", word])
+
+
+def test_a_lock_ends_with_its_process(path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    RunLock(path).check(["--unlock"])
+    lock = RunLock(path)
+    lock.hold()
+    with pytest.raises(ValueError, match="a run goes on"):
+        RunLock(path).hold()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_where_the_file_system_knows_no_locks_nothing_is_locked(monkeypatch, path, number):
+    refuse_with(monkeypatch, number)
+    RunLock(path).hold()
+    RunLock(path).check(["--cores", "2"])
+
+
+def test_a_file_system_that_fails_is_an_error(monkeypatch, path, tmp_path):
+    refuse_with(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"), open(tmp_path / "lock", "a") as file:
+        try_lock(file)
+    with pytest.raises(OSError, match="Input/output error"):
+        RunLock(path).hold()
+
+
+def refuse_with(monkeypatch, number):
+    def lock(descriptor, *, blocking):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(filelock, "lock_descriptor", lock)
+
+
+JOB = """
+import os, sys
+from pathlib import Path
+from lantern_pipeline.runtime.locks import hold_gpus
+with hold_gpus(int(sys.argv[1]), "generate_images", sys.stderr, Path(sys.argv[2])):
+    print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def four(monkeypatch):
+    monkeypatch.setenv(VISIBLE_GPUS, "0,1,2,GPU-5e/7")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def hold(num, folder):
+    return hold_gpus(num, "generate_images", io.StringIO(), folder)
+
+
+def start(num, folder):
+    command = [sys.executable, "-c", JOB, str(num), str(folder)]
+    job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return job, job.stdout.readline().strip()
+
+
+def test_jobs_side_by_side_have_different_gpus_and_a_killed_one_gives_its_own_back(four, tmp_path):
+    first, its_gpu = start(1, tmp_path)
+    second, its_gpus = start(2, tmp_path)
+    assert (its_gpu, its_gpus) == ("0", "1,2")
+    with hold(1, tmp_path):
+        assert os.environ[VISIBLE_GPUS] == "GPU-5e/7"
+    first.kill()
+    first.wait()
+    with hold(2, tmp_path):
+        assert os.environ[VISIBLE_GPUS] == "0,GPU-5e/7"
+    assert os.environ[VISIBLE_GPUS] == "0,1,2,GPU-5e/7"
+    second.communicate("")
+
+
+def test_a_job_waits_until_gpus_are_free_and_says_so_once(four, tmp_path):
+    first, _ = start(2, tmp_path)
+    terminal, ran = io.StringIO(), threading.Event()
+
+    def work():
+        with hold_gpus(3, "train_drafter", terminal, tmp_path):
+            ran.set()
+
+    waiting = threading.Thread(target=work)
+    waiting.start()
+    while not terminal.getvalue():  # the thread has tried, and waits
+        assert not ran.wait(timeout=0.05)
+    assert not ran.wait(timeout=1.5)  # a second attempt at least
+    # What it cannot have together it does not keep from others.
+    second, its_gpus = start(2, tmp_path)
+    assert its_gpus == "2,GPU-5e/7" and not ran.is_set()
+    first.communicate("")
+    second.communicate("")
+    waiting.join(timeout=60)
+    assert ran.is_set()
+    assert terminal.getvalue() == "train_drafter: waiting for 3 of 4 GPUs, which other jobs have\n"
+
+
+def test_without_gpus_or_with_too_few_nothing_changes(monkeypatch, tmp_path):
+    monkeypatch.setenv(VISIBLE_GPUS, "3")
+    for num in (0, 2):
+        with hold(num, tmp_path):
+            assert os.environ[VISIBLE_GPUS] == "3"
+    monkeypatch.setenv(VISIBLE_GPUS, "")
+    assert visible_gpus() == []
+    monkeypatch.delenv(VISIBLE_GPUS)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert visible_gpus() == ["0", "1"]
+    with hold(1, tmp_path):
+        assert os.environ[VISIBLE_GPUS] == "0"
+    assert VISIBLE_GPUS not in os.environ
+
+
+def test_jobs_of_a_cluster_count_their_gpus_each_from_zero(four, monkeypatch, tmp_path):
+    monkeypatch.setenv(VISIBLE_GPUS, "0")
+    monkeypatch.setenv("SLURM_JOB_ID", "11")
+    job, gpu = start(1, tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with hold(1, tmp_path):
+        assert gpu == os.environ[VISIBLE_GPUS] == "0"
+    job.communicate("")

@@ -1,0 +1,157 @@
+"""Locks of the operating system, which end with their process however that ends: of a run, of a job, of GPUs.
+
+Snakemake's own lock is a file that outlives a killed run and that `--unlock` removes without asking whether a run goes
+on. Read while Snakemake builds the workflow: torch and filelock are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TextIO, TypeVar
+
+T = TypeVar("T")
+LOCK_FILE = Path(".snakemake", "lantern.lock")
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+# What Snakemake may be asked beside a run, since it changes nothing.
+_HARMLESS = {"-n", "--dry-run", "--dryrun", "--lint", "--summary", "--detailed-summary", "--dag", "--rulegraph"}
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # some network file systems
+
+
+def try_lock(file: IO[str]) -> bool:
+    """Locks an open file for this process alone, without waiting; False where another process has it locked.
+
+    Where the file system or the system knows no locks, nothing is locked and the answer is True.
+    """
+    from filelock import lock_descriptor
+
+    try:
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    return True
+
+
+class RunLock:
+    """The lock of a folder in which the workflow runs; its file stays, what counts is whether a process holds it."""
+
+    def __init__(self, path: Path | str = LOCK_FILE) -> None:
+        self._path = Path(path)
+        self._file: IO[str] | None = None
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """Refuses a Snakemake command line that would get into the way of a run that goes on, and names its process."""
+        if self._path.exists() and not _HARMLESS & set(arguments):
+            with open(self._path, "a+", encoding="utf-8") as file:
+                self._take(file)
+
+    def hold(self) -> None:
+        """Takes the lock until the process ends; refused where another process holds it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 (stays open: closing gives the lock back)
+        self._take(self._file)
+        _write_holder(self._file)
+
+    def _take(self, file: IO[str]) -> None:
+        if not try_lock(file):
+            raise ValueError(
+                f"a run goes on in {self._path.resolve().parents[1]} ({_read_holder(file) or 'just started'}) and this "
+                "one was not started: wait for it or stop it, then run again"
+            )
+
+
+@contextmanager
+def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
+    """Lets one process at a time work on the job that writes this log file: a killed Snakemake leaves jobs behind."""
+    # Not the log file itself: Snakemake removes it before a job starts.
+    path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as file:
+        left = "which a killed run left at the same job; kill it to go on"
+        _wait_until(lambda: try_lock(file), lambda: f"{rule}: waiting for {_read_holder(file)}, {left}", terminal)
+        _write_holder(file)
+        yield
+
+
+@contextmanager
+def hold_gpus(num: int, rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
+    """Gives a job `num` GPUs that no other job of this user on this machine has, and makes it see no others.
+
+    Snakemake counts how many are in use, this decides which. Where none is free the job waits and says so once. Without
+    a GPU, or where fewer are visible than are asked for, nothing happens: what uses them says so. The lock files lie in
+    `folder`, by default one of this user among the machine's temporary files.
+    """
+    visible = visible_gpus() if num else []
+    if not 0 < num <= len(visible):
+        yield
+        return
+    user = os.getuid() if hasattr(os, "getuid") else "user"  # a container's user may have no name
+    folder = folder or Path(tempfile.gettempdir(), f"lantern-gpus-{user}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with ExitStack() as stack:
+        reason = f"{rule}: waiting for {num} of {len(visible)} GPUs, which other jobs have"
+        mine = _wait_until(lambda: _take_gpus(visible, num, folder, stack), lambda: reason, terminal)
+        before = os.environ.get(VISIBLE_GPUS)
+        os.environ[VISIBLE_GPUS] = ",".join(mine)  # read when CUDA starts, and by processes that the job starts
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[VISIBLE_GPUS]
+            else:
+                os.environ[VISIBLE_GPUS] = before
+
+
+def visible_gpus() -> list[str]:
+    """GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    names = os.environ.get(VISIBLE_GPUS)
+    if names is not None:
+        return [name.strip() for name in names.split(",") if name.strip()]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _take_gpus(names: list[str], num: int, folder: Path, stack: ExitStack) -> list[str]:
+    """Locks `num` of the GPUs until `stack` ends; where fewer are free, none of them."""
+    taken = []
+    with ExitStack() as attempt:
+        for name in names:
+            # In a container of a cluster's job, 0 is the job's own first GPU.
+            key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
+            if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):
+                taken.append(name)
+            if len(taken) == num:
+                stack.enter_context(attempt.pop_all())
+                return taken
+    return []
+
+
+def _wait_until(attempt: Callable[[], T], reason: Callable[[], str], terminal: TextIO) -> T:
+    """Tries once a second until it gives something true, which is returned; says once why it has to wait."""
+    if not (found := attempt()):
+        print(reason(), file=terminal, flush=True)
+        while not (found := attempt()):
+            time.sleep(1.0)
+    return found
+
+
+def _write_holder(file: IO[str]) -> None:
+    """Empties a locked file and writes who holds it: "process 123 on a host"."""
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.flush()
+
+
+def _read_holder(file: IO[str]) -> str:
+    file.seek(0)
+    return file.readline().strip()
