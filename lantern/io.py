@@ -105,7 +105,10 @@ def save_tensors(path: Path | str, tensors: dict[str, torch.Tensor], metadata: d
     metadata = {**metadata, CHECKSUM_KEY: _checksum(ready, _to_json(path, metadata))}
     header = {METADATA_KEY: _to_json(path, metadata)}
     with atomic_path(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the umask has it; safetensors would leave the file to its owner alone
         save_file(ready, temporary, metadata=header)
+        temporary.chmod(mode)
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -12,6 +12,17 @@ from lantern import io
 from lantern.io import DamagedFileError, atomic_path, load_tensors, read_json, save_tensors, write_json, write_text
 
 
+@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o007, 0o660), (0o077, 0o600)])
+def test_files_have_the_mode_that_the_umask_leaves(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        save_tensors(tmp_path / "codes.safetensors", {"codes": torch.zeros(2)})
+        write_text(tmp_path / "table.csv", "a")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {mode}
+
+
 def test_atomic_path_creates_folders_and_leaves_only_the_file(tmp_path):
     target = tmp_path / "a" / "b" / "codes.npy"
     with atomic_path(target) as temporary:
