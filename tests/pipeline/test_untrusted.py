@@ -16,8 +16,8 @@ from conftest import ROOT
 from lantern.checkpoints.files import read_weights
 from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt
 from lantern_pipeline.cli_sample import Sample, draw_samples
-from lantern_pipeline.data.image_sources import FolderSource, resize_and_crop, to_rgb
-from lantern_pipeline.data.picture_files import read_pictures
+from lantern_pipeline.data.image_files import read_images, resize_and_crop, to_rgb
+from lantern_pipeline.data.image_sources import FolderSource
 from lantern_pipeline.data.prompt_files import load_prompts, read_prompts, write_prompts
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.downloads.entries import parse_entry
@@ -254,7 +254,7 @@ def test_prompts_in_figures_are_text_and_no_formulas(tmp_path):
     assert len(drawn) == len(texts) and not any(text.get_parse_math() for text in drawn)
     save_figure(figure, [tmp_path / "a.png", tmp_path / "a.pdf"], dpi=30)
     for text in ("$\\frac{1}{", "y" * MAX_TEXT_LENGTH, "\0"):
-        sample = Sample("one", torch.from_numpy(images[0, 0]), 1, 1, 1.0)
+        sample = Sample("one", images[0, 0], 1, 1, 1.0)
         save_figure(draw_samples(text, [sample]), [tmp_path / "b.png"], dpi=30)
 
 
@@ -282,19 +282,19 @@ def test_members_of_archives_stay_in_memory_whatever_their_names(tmp_path):
     Image.new("RGB", (4, 4)).save(picture, "PNG")
     names = ["/escaped.png", "b//odd.png", "c/odd$(x)\n.png", "../../left_out_as_hidden.png"]
     path = zip_of(tmp_path / "deep" / "a.zip", dict.fromkeys(names, picture.getvalue()) | {"../b.txt": "a cat\n"})
-    assert len(list(read_pictures(path))) == 3
+    assert len(list(read_images(path))) == 3
     assert [prompt.text for prompt in load_prompts(path)] == ["a cat"]
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["a.zip", "deep"]
 
 
 def test_a_member_that_unpacks_into_too_much_is_refused_by_its_size(tmp_path, monkeypatch):
     monkeypatch.setattr("lantern_pipeline.data.prompt_files.MAX_MEMBER_BYTES", 1000)
-    monkeypatch.setattr("lantern_pipeline.data.picture_files.MAX_PICTURE_BYTES", 1000)
+    monkeypatch.setattr("lantern_pipeline.data.image_files.MAX_ARCHIVED_BYTES", 1000)
     path = zip_of(tmp_path / "a.zip", {"a.txt": b"a" * 1001, "a.png": b"a" * 1001, "b.png": b""})
     with pytest.raises(ValueError, match=r"a\.txt must be at most 1000 bytes when unpacked, got 1001"):
         load_prompts(path)
     with pytest.raises(ValueError, match=r"'a\.png' in .*a\.zip must be at most 1000 bytes when unpacked, got 1001"):
-        list(read_pictures(path))
+        list(read_images(path))
 
 
 def test_a_member_that_lies_about_its_size_gives_no_more_than_it_says(tmp_path):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from matplotlib.figure import Figure
-from torch import Tensor
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
@@ -18,6 +17,7 @@ from lantern.methods import MethodSpec, expand_methods
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import table_file, tree_settings
+from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.figures.image_grid import wrap_prompt
 from lantern_pipeline.figures.style import PAGE_WIDTH, new_figure, paper_style
@@ -32,7 +32,7 @@ class Sample:
     """One prompt's image by one method: pixels are (S, S, 3) uint8, seconds those of a second decoding."""
 
     method_id: str
-    pixels: Tensor
+    pixels: np.ndarray
     target_forwards: int
     num_tokens: int
     seconds: float
@@ -57,9 +57,7 @@ class FinishedRun:
         decoder, noise_seed = self._make_decoder(spec), self.config["repeats"]["noise_seeds"][0]
         for _ in range(2):  # the first warms up
             generation, seconds = decode_timed(decoder, [prompt], self.encoder, noise_seed)
-        with torch.inference_mode():
-            image = self.tokenizer.decode(generation.codes)[0]
-        pixels = ((image + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
+        pixels = to_pixels(decode_images(self.tokenizer, generation.codes))[0]
         return Sample(spec.method_id, pixels, int(generation.target_forwards[0]), decoder.num_tokens, seconds)
 
     def _make_decoder(self, spec: MethodSpec) -> Decoder:
@@ -88,7 +86,7 @@ def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
         figure.suptitle(wrap_prompt(prompt, 90, 4), fontsize=9, parse_math=False)
         for number, sample in enumerate(samples, start=1):
             axes = figure.add_subplot(rows, COLUMNS, number)
-            axes.imshow(sample.pixels.numpy(), interpolation="nearest")
+            axes.imshow(sample.pixels, interpolation="nearest")
             axes.grid(False)
             axes.set(xticks=[], yticks=[])
             axes.set_title(textwrap.fill(sample.method_id.replace("-", " "), 17), fontsize=7, pad=2)

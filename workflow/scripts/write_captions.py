@@ -1,6 +1,6 @@
 """Writes the captions of the training images and of held-out ones, with ids; every later stage reads these."""
 
-from lantern_pipeline.data.captions import training_captions
+from lantern_pipeline.data.image_sources import training_captions
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.downloads.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log

@@ -337,6 +337,16 @@ def test_captions_alone_train_a_drafter_on_samples_and_nothing_else():
     assert "target.checkpoint must be set" in sentence_for(config)
 
 
+def test_a_folder_has_no_unseen_prompts():
+    config = changed("data.source", "folder")
+    config["data"]["folder"] = "images"
+    sentence = sentence_for(config)
+    assert "prompts.unseen.split must be seen where data.source is folder, got 'unseen'" in sentence
+    assert "set prompts.unseen to null" in sentence
+    config["prompts"]["unseen"] = None
+    validate_config(config)
+
+
 def test_t5_goes_with_published_fidelity_only():
     config = changed("text.encoder", "t5")
     config["text"]["checkpoint"] = "flan_t5_xl"

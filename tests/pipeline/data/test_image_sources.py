@@ -1,11 +1,20 @@
 """Image sources: splits, folders, and the data of a training step."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from lantern_pipeline.data.image_sources import FolderSource, SceneSource, batch_indices, hold_out, make_source
+from lantern_pipeline.data.image_sources import (
+    FolderSource,
+    SceneSource,
+    batch_indices,
+    hold_out,
+    make_source,
+    training_captions,
+)
 from lantern_pipeline.world.scenes import HELD_OUT
 
 
@@ -41,11 +50,31 @@ def test_folder_holds_out_a_tenth_deterministically(folder):
     source = FolderSource(folder, image_size=24, seed=1)
     assert source.num_train == 18 and source.vocabulary is None
     held_out = source.captions("val", range(2))
-    assert held_out == source.captions("unseen", range(2)) == FolderSource(folder, 24, 1).captions("seen", range(2))
+    assert held_out == FolderSource(folder, 24, 1).captions("seen", range(2))
     assert not set(held_out) & set(source.captions("train", range(18)))
     prompts = source.prompts("seen", 3)
     assert prompts[0].text == prompts[2].text and prompts[2].id == prompts[0].id + "-r1"
     assert len({prompt.id for prompt in prompts}) == 3
+
+
+def test_a_folder_has_no_unseen_combinations(folder):
+    source = FolderSource(folder, 24)
+    assert "unseen" in SceneSource(0).splits and "unseen" not in source.splits
+    for ask in (source.images, source.captions):
+        with pytest.raises(ValueError, match="split must be one of train, val, seen, got 'unseen'"):
+            ask("unseen", [0])
+    with pytest.raises(ValueError, match="got 'unseen'"):
+        source.prompts("unseen", 1)
+
+
+def test_images_that_come_again_are_said_aloud_once(folder, caplog):
+    source = FolderSource(folder, 24)
+    source.images("val", range(2)), source.captions("train", range(18)), source.prompts("seen", 2)
+    assert caplog.text == ""
+    assert torch.equal(source.images("val", [2, 6])[0], source.images("val", [0])[0])
+    source.prompts("seen", 9)
+    assert caplog.text.count("come again") == 1
+    assert "held-out image 7 was asked for, but there are 2" in caplog.text
 
 
 def test_folder_images_are_scaled_and_cropped_at_the_centre(tmp_path):
@@ -128,3 +157,25 @@ def test_step_data_are_a_pure_function_of_seed_and_step():
     assert batch_indices(0, 5, 8, 1000) == batch_indices(0, 5, 8, 1000)
     assert batch_indices(0, 5, 8, 1000) != batch_indices(0, 6, 8, 1000)
     assert all(0 <= index < 10 for index in batch_indices(1, 0, 200, 10))
+
+
+def test_captions_of_scenes_are_those_of_the_images():
+    data = {"source": "scenes", "image_size": 24, "num_train": 9}
+    captions = training_captions(data, 4, seed=1)
+    assert [prompt.id for prompt in captions["val"]] == [f"val-{i:05d}" for i in range(4)]
+    assert len(captions["train"]) == 9
+
+
+def test_captions_from_a_file_hold_out_a_tenth(tmp_path):
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps([{"id": i, "text": f"caption {i}"} for i in range(40)]))
+    data = {"source": "captions", "captions": {"file": "captions", "num": 30, "draw": True}}
+    captions = training_captions(data, 2, seed=1, path=path)
+    assert len(captions["train"]) == 27 and len(captions["val"]) == 2
+    ids = [prompt.id for prompts in captions.values() for prompt in prompts]
+    assert len(set(ids)) == 29
+
+
+def test_without_images_or_captions_there_is_nothing_to_train_on():
+    with pytest.raises(ValueError, match=r"data\.source none has no captions"):
+        training_captions({"source": "none"}, 2, seed=1)

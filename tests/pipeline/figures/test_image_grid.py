@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.patches import Rectangle
 
-from figure_tables import Mosaic, assert_legible
-from lantern_pipeline.figures import image_grid as picture_grid
-from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, draw_pictures, to_pixels
+from figure_tables import assert_legible
+from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
 
 
 def make_grid(**changes):
@@ -30,23 +28,6 @@ def test_titles_notes_and_images_are_drawn():
     assert "PSNR" in [text.get_text() for text in figure.texts]
 
 
-def test_few_images_are_decoded_at_a_time(monkeypatch):
-    codes = torch.arange(28).reshape(7, 4) % 8
-    whole, sizes = decode_images(Mosaic(), codes), []
-
-    class Counting(Mosaic):
-        def decode(self, codes):
-            sizes.append(len(codes))
-            return super().decode(codes)
-
-    monkeypatch.setattr(picture_grid, "TOKENS_AT_ONCE", 15)
-    assert torch.equal(decode_images(Counting(), codes), whole)
-    assert sizes == [3, 3, 1]
-    monkeypatch.setattr(picture_grid, "TOKENS_AT_ONCE", 3)
-    assert torch.equal(decode_images(Counting(), codes[:2]), whole[:2])
-    assert sizes[3:] == [1, 1]
-
-
 @pytest.mark.parametrize(("side", "interpolation"), [(48, "nearest"), (256, "antialiased")])
 def test_images_larger_than_their_cell_are_smoothed(side, interpolation):
     figure = draw_pictures(make_grid(images=np.zeros((2, 3, side, side, 3), dtype=np.uint8)))
@@ -60,11 +41,6 @@ def test_marked_tokens_are_outlined():
     boxes = [[patch for patch in axes.patches if isinstance(patch, Rectangle)] for axes in figure.axes]
     assert [len(found) for found in boxes] == [0, 0, 0, 0, 0, 2]
     assert boxes[5][0].get_bbox().bounds == (1.5, -0.5, 2, 2)
-
-
-def test_pixels_are_rounded_and_clamped():
-    images = torch.tensor([-1.0, 0.0, 1.0, 1.5]).expand(1, 3, 1, 4)
-    assert to_pixels(images)[0, 0, :, 0].tolist() == [0, 128, 255, 255]
 
 
 def test_what_does_not_fit_is_rejected():

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lantern_pipeline.data.preprocessing import map_pictures
+from lantern_pipeline.data.image_files import map_images
 from lantern_pipeline.metrics.clip_score import OPENAI_VIT_B_32, load_open_clip, read_architecture
 from lantern_pipeline.metrics.hps import HPS_ARCHITECTURE, load_hps
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
@@ -124,4 +124,4 @@ def test_scores_are_cosines(architecture, weights, drawn):
 def test_input_keeps_its_device_and_form(architecture, weights, drawn):
     prepared = load_open_clip(architecture, weights).preprocess(drawn)
     assert prepared.shape == (3, 3, 32, 32) and prepared.dtype == torch.float32
-    assert map_pictures(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), lambda p: torch.ones(1)).shape == (1, 1)
+    assert map_images(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), lambda p: torch.ones(1)).shape == (1, 1)

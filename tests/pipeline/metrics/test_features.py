@@ -10,8 +10,6 @@ from lantern_pipeline.metrics.features import (
     extract_features,
     feature_scale,
     register_attribute_classifier,
-    to_float,
-    to_uint8,
 )
 from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
@@ -38,11 +36,6 @@ def test_standardised_features_have_mean_zero_and_spread_one():
     assert scaled.mean(0).abs().max() < 1e-5
     assert scaled[:, :-1].std(0).tolist() == pytest.approx([1.0] * 6, abs=1e-5)
     assert scaled[:, -1].abs().max() == 0  # a constant feature says nothing, and breaks nothing
-
-
-def test_images_survive_the_way_to_8_bits():
-    levels = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(to_uint8(to_float(levels)), levels)
 
 
 def test_the_registered_extractor_gives_the_same_numbers_through_torch_fidelity_itself(

@@ -18,6 +18,7 @@ class FlatColours:
     image_size: int = 32
     num_train: int = 64
     vocabulary: tuple[str, ...] | None = (*COLOURS, "over")
+    splits: tuple[str, ...] = ("train", "val", "unseen")
 
     def _pair(self, index):
         names = list(COLOURS)
@@ -61,6 +62,11 @@ def test_training_lowers_the_loss_and_beats_chance():
         FlatColours().images("val", range(8)), FlatColours().captions("val", range(5, 13))
     )
     assert matching.mean() > other.mean() + 0.2
+
+
+def test_a_source_without_unseen_combinations_is_not_measured_on_them():
+    _, report = train_clip(FlatColours(splits=("train", "val", "seen")), {**SETTINGS, "num_steps": 1}, seed=0)
+    assert {key.split("_")[0] for key in report if key.endswith("accuracy")} == {"val"}
 
 
 def test_a_caption_stands_once_in_a_batch():

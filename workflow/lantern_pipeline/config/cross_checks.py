@@ -93,6 +93,12 @@ def _check_source(config: dict[str, Any]) -> None:
             "classifier compares with held-out images of the embedded world or of a folder whose captions are "
             "read word by word"
         )
+    for name, entry in config["prompts"].items():
+        if source == "folder" and entry and entry.get("split") == "unseen":
+            raise ValueError(
+                f"config key prompts.{name}.split must be seen where data.source is folder, got 'unseen': a folder "
+                f"knows no combinations held out of training; set prompts.{name} to null"
+            )
     if source in ("captions", "none"):
         _check_without_images(config, source)
 

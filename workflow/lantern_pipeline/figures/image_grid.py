@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from unicodedata import category
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from torch import nn
 
 from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
 
@@ -23,7 +21,6 @@ MAX_LINES = 8  # of prompt text; more would reach the next row
 MIN_CELL, MAX_CELL = 0.7, 1.1  # inches; a grid of many columns grows wider than the page
 NOTE_HEIGHT, GAP = 0.17, 0.03  # inches under a row of images, with notes and without
 SHARP = 128  # pixels a side up to which images are enlarged, pixel by pixel; larger ones are shrunk, hence smoothed
-TOKENS_AT_ONCE = 1024  # of images that are decoded together: four of 256 pixels or one of 512 take about 1 GiB
 
 
 @dataclass(frozen=True)
@@ -56,19 +53,6 @@ class PictureGrid:
         marked = (rows, columns, 1) if self.marks is None else self.marks.shape
         if marked[:2] != (rows, columns) or math.isqrt(marked[2]) ** 2 != marked[2]:
             raise ValueError(f"marks of {rows} x {columns} images must be square grids of tokens, got shape {marked}")
-
-
-def decode_images(tokenizer: nn.Module, codes: torch.Tensor) -> torch.Tensor:
-    """Decodes codes (images, tokens) into float32 images (images, 3, S, S) in [-1, 1], on the CPU."""
-    device, size = next(tokenizer.parameters()).device, max(1, TOKENS_AT_ONCE // codes.shape[1])
-    with torch.inference_mode():
-        return torch.cat([tokenizer.decode(part.long().to(device)).float().cpu() for part in codes.split(size)])
-
-
-def to_pixels(images: torch.Tensor) -> np.ndarray:
-    """Turns images (..., 3, S, S) in [-1, 1] into pixels (..., S, S, 3) uint8."""
-    pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return pixels.movedim(-3, -1).numpy()
 
 
 def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str:

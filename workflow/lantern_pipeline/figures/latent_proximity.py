@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from lantern.prompts import Prompt
-from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, to_pixels
+from lantern_pipeline.data.image_files import decode_images, to_pixels
+from lantern_pipeline.figures.image_grid import PictureGrid
 
 RANKS = (1, 10, 100)
 MOST_TOKENS = 6144  # of the images that are decoded, five times each: a VQ-16 takes 5 s for 256 tokens on a CPU core

@@ -11,7 +11,8 @@ from torch import nn
 
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.figures.image_grid import PictureGrid, decode_images, to_pixels
+from lantern_pipeline.data.image_files import decode_images, to_pixels
+from lantern_pipeline.figures.image_grid import PictureGrid
 from lantern_pipeline.figures.style import column_titles
 from lantern_pipeline.metrics.speed import BASELINE
 

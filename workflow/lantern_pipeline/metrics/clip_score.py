@@ -14,8 +14,7 @@ from torch import Tensor
 
 from lantern.checkpoints.native import load_weights
 from lantern.io import read_json
-from lantern_pipeline.data.preprocessing import NONE, Preprocessing, map_pictures
-from lantern_pipeline.metrics.features import to_uint8
+from lantern_pipeline.data.image_files import NONE, Preprocessing, map_images, to_uint8
 from lantern_pipeline.metrics.published_weights import load_published
 from lantern_pipeline.world.clip import ClipScorer
 
@@ -78,7 +77,7 @@ class OpenClipInput:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Prepares images (n, 3, height, width), float32 in [-1, 1]: (n, 3, S, S) float32, on their device."""
-        return map_pictures(self.preprocessing.prepare(to_uint8(images)), self.transform)
+        return map_images(self.preprocessing.prepare(to_uint8(images)), self.transform)
 
 
 def read_architecture(architecture: str) -> dict[str, Any]:

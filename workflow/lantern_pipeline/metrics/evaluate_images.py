@@ -19,6 +19,7 @@ from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
+from lantern_pipeline.data.image_files import decode_images
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.fidelity import SetRuler
 from lantern_pipeline.metrics.image_rulers import ImageRuler, score_with_all
@@ -207,11 +208,6 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
     )
 
 
-def decode_images(tokenizer: nn.Module, codes: Tensor) -> Tensor:
-    """Decodes codes (images, tokens) to images (images, 3, S, S) float32 in [-1, 1], on the codes' device."""
-    return tokenizer.decode(codes.long()).float()
-
-
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
     """Ranges of at most `size` numbers that cover [first, last), with a progress bar."""
     ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
@@ -246,7 +242,7 @@ def _score_decoded(
     token_nll = score_tokens(
         rulers.target_model, rulers.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
     )
-    images = decode_images(rulers.tokenizer, codes)
+    images = decode_images(rulers.tokenizer, codes, len(codes))
     return score_images(images, prompts, rulers, token_nll), (images.clamp(-1, 1) + 1) / 2
 
 

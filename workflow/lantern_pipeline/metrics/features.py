@@ -13,6 +13,7 @@ from torch_fidelity import FeatureExtractorBase, register_feature_extractor
 from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
 from lantern.checkpoints.native import load_model
+from lantern_pipeline.data.image_files import to_float, to_uint8
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 EXTRACTOR_NAME = "attribute_classifier"
@@ -93,16 +94,6 @@ class ImageTensors(Dataset):
 
     def __getitem__(self, index: int) -> Tensor:
         return self.images[index]
-
-
-def to_uint8(images: Tensor) -> Tensor:
-    """Rounds images in [-1, 1] to 256 levels, as a stored PNG would."""
-    return images.add(1.0).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
-
-
-def to_float(images: Tensor) -> Tensor:
-    """Maps uint8 images back to float32 in [-1, 1]."""
-    return images.float() / 127.5 - 1.0
 
 
 def register_attribute_classifier() -> str:

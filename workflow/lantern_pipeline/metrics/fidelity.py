@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lantern_pipeline.data.preprocessing import Preprocessing
+from lantern_pipeline.data.image_files import Preprocessing
 from lantern_pipeline.metrics.feature_extractors import Extractor
 from lantern_pipeline.metrics.features import EXTRACTOR_NAME, LAYER, extract_features, feature_scale
 from lantern_pipeline.metrics.image_rulers import Instrument

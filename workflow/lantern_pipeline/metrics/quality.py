@@ -15,13 +15,13 @@ from torch import Tensor
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.method_labels import method_columns
+from lantern_pipeline.data.image_files import decode_images
 from lantern_pipeline.data.image_sources import ImageSource
 from lantern_pipeline.metrics.evaluate_images import (
     ImageScores,
     Rulers,
     chunks,
     concatenate_scores,
-    decode_images,
     score_codes,
     score_images,
     score_records,
@@ -176,7 +176,7 @@ def _reconstruct(
         )
     for indices in chunks(first, first + settings["num_reference"], settings["batch_size"], "reference"):
         codes = rulers.tokenizer.encode(source.images(split, indices).to(rulers.device))
-        yield decode_images(rulers.tokenizer, codes)
+        yield decode_images(rulers.tokenizer, codes, len(codes))
 
 
 def _score_ceilings(

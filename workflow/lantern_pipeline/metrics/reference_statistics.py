@@ -19,8 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lantern.io import load_tensors, save_tensors
-from lantern_pipeline.data.picture_files import read_pictures
-from lantern_pipeline.data.preprocessing import NONE, Preprocessing
+from lantern_pipeline.data.image_files import NONE, Preprocessing, read_images
 from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
 from lantern_pipeline.metrics.feature_extractors import Extractor
 from lantern_pipeline.metrics.set_distance import Gaussian
@@ -74,7 +73,7 @@ def measure_reference(
     """
     prepare, digest, num_images, shape = Preprocessing(preprocessing), hashlib.sha256(), 0, None
     parts: dict[str, list[Tensor]] = {key: [] for key in extractors}
-    files = iter(tqdm(read_pictures(place), desc="reference", disable=None, leave=False))
+    files = iter(tqdm(read_images(place), desc="reference", disable=None, leave=False))
     while batch := list(itertools.islice(files, batch_size)):
         for file, content in batch:
             digest.update(f"{file} {hashlib.sha256(content).hexdigest()}\n".encode())
@@ -101,7 +100,7 @@ def check_images(place: Path | str, preprocessing: str, num: int = 8) -> None:
     Raises:
         ValueError: no such place, fewer than two images, an unreadable one, or sizes that differ without preprocessing.
     """
-    prepare, files = Preprocessing(preprocessing), itertools.islice(read_pictures(place), num)
+    prepare, files = Preprocessing(preprocessing), itertools.islice(read_images(place), num)
     pictures = [prepare.read(file, content) for file, content in files]
     _check_shapes(pictures, pictures[0].shape, place)
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.method_labels import label_rows
-from lantern_pipeline.metrics.features import to_uint8
-from lantern_pipeline.metrics.quality import decode_images
+from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.metrics.speed import BASELINE
 from lantern_pipeline.study.page import CHECK, PAIR, Trial
 
@@ -113,14 +112,12 @@ def _make_trials(kind: str, method_id: str, prompts: Sequence[Prompt], images: n
     return [Trial(kind, prompt.text, prompt.id, method_id, pair) for prompt, pair in zip(prompts, images, strict=True)]
 
 
-@torch.inference_mode()
 def _decode(tokenizer: nn.Module, codes: Tensor) -> np.ndarray:
     """Codes (pairs, 2, tokens) -> pixels (pairs, 2, S, S, 3) uint8."""
     if not len(codes):
         return np.zeros((0, 2, 1, 1, 3), np.uint8)
-    device = next(tokenizer.parameters()).device
-    pixels = to_uint8(decode_images(tokenizer, codes.flatten(0, 1).to(device))).cpu()
-    return pixels.permute(0, 2, 3, 1).unflatten(0, (-1, 2)).numpy()
+    pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))
+    return pixels.reshape(-1, 2, *pixels.shape[1:])
 
 
 def _check_counts(settings: Mapping[str, Any], num_prompts: int) -> None:

@@ -108,7 +108,7 @@ def train_clip(
     trainer = ClipTrainer(model, source, settings, seed)
     history = run_training(trainer, settings["num_steps"], name="clip", checkpoint=checkpoint)
     report = {"num_steps": settings["num_steps"], "final_loss": history[-1]["loss"]}
-    for split in ("val", "unseen"):
+    for split in [split for split in ("val", "unseen") if split in source.splits]:
         accuracy = retrieval_accuracy(ClipScorer.from_model(model), source, split, settings["num_eval"])
         report |= {f"{split}_{name}": value for name, value in accuracy.items()}
     return model.eval(), {

@@ -1,6 +1,4 @@
-"""Captions of the images that models learn from."""
-
-import json
+"""Codes and their captions."""
 
 import pytest
 import torch
@@ -8,33 +6,10 @@ import torch
 from lantern.io import save_tensors
 from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
-from lantern_pipeline.data.captions import training_captions
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import load_codes
 
 ENCODER = WordEmbeddingEncoder(None, 8, 4, 0)
-
-
-def test_captions_of_scenes_are_those_of_the_images():
-    data = {"source": "scenes", "image_size": 24, "num_train": 9}
-    captions = training_captions(data, 4, seed=1)
-    assert [prompt.id for prompt in captions["val"]] == [f"val-{i:05d}" for i in range(4)]
-    assert len(captions["train"]) == 9
-
-
-def test_captions_from_a_file_hold_out_a_tenth(tmp_path):
-    path = tmp_path / "captions.json"
-    path.write_text(json.dumps([{"id": i, "text": f"caption {i}"} for i in range(40)]))
-    data = {"source": "captions", "captions": {"file": "captions", "num": 30, "draw": True}}
-    captions = training_captions(data, 2, seed=1, path=path)
-    assert len(captions["train"]) == 27 and len(captions["val"]) == 2
-    ids = [prompt.id for prompts in captions.values() for prompt in prompts]
-    assert len(set(ids)) == 29
-
-
-def test_without_images_or_captions_there_is_nothing_to_train_on():
-    with pytest.raises(ValueError, match=r"data\.source none has no captions"):
-        training_captions({"source": "none"}, 2, seed=1)
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""Images as files, tensors and codes."""
+
 import io
 
 import numpy as np
@@ -5,8 +7,17 @@ import pytest
 import torch
 from PIL import Image
 
-from lantern_pipeline.data.picture_files import read_pictures
-from lantern_pipeline.data.preprocessing import Preprocessing, map_pictures
+from figure_tables import Mosaic
+from lantern_pipeline.data import image_files
+from lantern_pipeline.data.image_files import (
+    Preprocessing,
+    decode_images,
+    map_images,
+    read_images,
+    to_float,
+    to_pixels,
+    to_uint8,
+)
 
 
 def picture(width, height, seed=0):
@@ -65,7 +76,7 @@ def test_an_unreadable_image_is_named():
 
 def test_pictures_are_stacked_in_their_order():
     pixels = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).view(2, 3, 4, 4)
-    assert torch.equal(map_pictures(pixels, tensor), pixels)
+    assert torch.equal(map_images(pixels, tensor), pixels)
 
 
 def test_a_folder_and_its_archive_give_the_same_images(tmp_path):
@@ -79,14 +90,46 @@ def test_a_folder_and_its_archive_give_the_same_images(tmp_path):
         for file in sorted(folder.rglob("*"), reverse=True):
             archive.write(file, file.relative_to(folder))
         archive.writestr("__MACOSX/b.png", "no image")
-    found = list(read_pictures(folder))
+    found = list(read_images(folder))
     assert [name for name, _ in found] == ["b.png", "c.jpeg", "deep/a.JPG"]
-    assert found == list(read_pictures(tmp_path / "images.zip"))
+    assert found == list(read_images(tmp_path / "images.zip"))
 
 
 def test_a_place_without_images_is_named(tmp_path):
     with pytest.raises(ValueError, match="is neither a folder of images nor a zip archive"):
-        list(read_pictures(tmp_path / "nowhere"))
+        list(read_images(tmp_path / "nowhere"))
     (tmp_path / "one.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"holds 1 images \(.png, .jpg, .jpeg\); need at least 2"):
-        list(read_pictures(tmp_path))
+        list(read_images(tmp_path))
+
+
+def test_few_images_are_decoded_at_a_time(monkeypatch):
+    codes = torch.arange(28).reshape(7, 4) % 8
+    whole, sizes = decode_images(Mosaic(), codes), []
+
+    class Counting(Mosaic):
+        def decode(self, codes):
+            sizes.append(len(codes))
+            return super().decode(codes)
+
+    monkeypatch.setattr(image_files, "TOKENS_AT_ONCE", 15)
+    assert torch.equal(decode_images(Counting(), codes), whole)
+    assert sizes == [3, 3, 1]
+    monkeypatch.setattr(image_files, "TOKENS_AT_ONCE", 3)
+    assert torch.equal(decode_images(Counting(), codes[:2]), whole[:2])
+    assert sizes[3:] == [1, 1]
+
+
+def test_pixels_are_rounded_and_clamped():
+    images = torch.tensor([-1.0, 0.0, 1.0, 1.5]).expand(1, 3, 1, 4)
+    assert to_pixels(images)[0, 0, :, 0].tolist() == [0, 128, 255, 255]
+
+
+def test_images_survive_the_way_to_8_bits():
+    levels = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(to_uint8(to_float(levels)), levels)
+
+
+def test_grey_images_of_16_bits_are_scaled_as_those_of_a_folder_are():
+    grey = Image.fromarray(np.array([[0, 32768, 65535]] * 3, np.uint16))
+    assert Preprocessing("none").read("a.png", content(grey))[0, 0].tolist() == [0, 127, 255]
