@@ -1,4 +1,4 @@
-"""What measures whole sets of images (FID, KID, precision, recall): the attribute classifier, the published nets, or nothing."""
+"""What measures whole sets of images (FID, KID, precision, recall): a trained net, published ones, or nothing."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class KnownFeatures:
 
 
 class AttributeClassifierRuler:
-    """FID and the others on the attribute classifier's features, standardised; reference: the tokenizer's reconstructions.
+    """FID and the others on the attribute classifier's features, standardised; reference: reconstructions.
 
     Not the held-out images themselves: what the tokenizer cannot draw is no fault of the decoder.
 
     Args:
-        attribute classifier: in evaluation mode.
+        attribute_classifier: in evaluation mode.
         sha256: of its weights.
     """
 
