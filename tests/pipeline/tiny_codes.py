@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.text import WordEmbeddingEncoder
 from lantern_pipeline.data.code_dataset import CodeDataset
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 CONFIG = TargetConfig(
     dim=32, num_layers=2, num_heads=2, vocab_size=8, grid=2, num_text_tokens=3, caption_dim=16, ffn_multiple=16

@@ -6,7 +6,8 @@ from lantern.checkpoints.native import load_model
 from lantern.codebook import co_varying_codes
 from lantern.io import save_tensors
 from lantern.models.target import TargetModel
-from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
+from lantern_pipeline.data.code_dataset import load_codes
+from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.likelihood import teacher_forced_logits
 from lantern_pipeline.runtime.job import job_log, resolve_device
 

@@ -6,7 +6,8 @@ from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import pick, resolve_size
 from lantern.models.target import TargetConfig, TargetModel
-from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
+from lantern_pipeline.data.code_dataset import load_codes
+from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target

@@ -17,11 +17,11 @@ from lantern.drafting import DynamicTreeOptions
 from lantern.methods import expand_ablations
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
 from lantern_pipeline.analysis import ablations
 from lantern_pipeline.analysis.ablations import AblationStudy
 from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.evaluate_images import Rulers
 from lantern_pipeline.metrics.fidelity import NoSetRuler
 from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler

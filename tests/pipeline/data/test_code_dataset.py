@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lantern.io import save_tensors
-from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
+from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.prompt_files import write_prompts
-from lantern_pipeline.data.text_encoders import load_codes
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 ENCODER = WordEmbeddingEncoder(None, 8, 4, 0)
 

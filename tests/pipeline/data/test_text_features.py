@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from lantern.io import save_tensors
-from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.data.text_features import StoredTextEncoder, hash_text, write_text_features
 
 TEXTS = ["a red cat", "a blue dog on the grass", "night", "a red cat"]
@@ -59,15 +59,6 @@ def test_a_text_that_is_not_stored_is_named(shards):
         StoredTextEncoder(shards).encode([TEXTS[0], "a purple cow"])
     with pytest.raises(ValueError, match="'A red cat'"):
         StoredTextEncoder(shards).encode(["A red cat"])
-
-
-def test_prompts_are_checked_by_id_and_text(shards):
-    stored = StoredTextEncoder(shards)
-    stored.check(PROMPTS)
-    with pytest.raises(ValueError, match="prompt p-0: text features are stored for another text"):
-        stored.check([Prompt("p-0", "night")])
-    with pytest.raises(ValueError, match="prompt q: text features are stored under another id only"):
-        stored.check([Prompt("q", "night")])
 
 
 def test_no_features_are_read_before_they_are_asked_for(shards, monkeypatch):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.text import WordEmbeddingEncoder
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.ambiguity import measure_ambiguity, top_masses
 
 

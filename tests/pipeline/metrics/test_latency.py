@@ -13,9 +13,9 @@ from lantern.decoding import Decoder
 from lantern.draft_tree import tree_choices
 from lantern.drafting import DynamicTreeOptions
 from lantern.methods import MethodSpec
-from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
 from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.text import WordEmbeddingEncoder
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import likelihood
 from lantern_pipeline.metrics.likelihood import (
     score_tokens,

@@ -14,7 +14,6 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
 from lantern.draft_tree import tree_choices
 from lantern.methods import MethodSpec
-from lantern.models.text import WordEmbeddingEncoder
 from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
@@ -22,6 +21,7 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.analysis import aggregation
 from lantern_pipeline.analysis.aggregation import acceptance_table
 from lantern_pipeline.analysis.total_variation import RULES, law_curves, law_of_method, law_row
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.output_distribution import (
     NodeRecorder,
     VerifiedNodes,

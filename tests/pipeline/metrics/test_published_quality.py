@@ -14,7 +14,6 @@ from torch import nn
 from lantern.checkpoints.native import load_model, save_model
 from lantern.methods import MethodSpec
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.text import WordEmbeddingEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.comparisons import build_paired
@@ -22,6 +21,7 @@ from lantern_pipeline.analysis.markdown import render_markdown
 from lantern_pipeline.analysis.summary import LAW_INTERVALS, LAW_VALUES, Measurements, build_summary
 from lantern_pipeline.analysis.verdict import compute_verdict
 from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import registry as choices
 from lantern_pipeline.metrics.clip_score import load_open_clip
 from lantern_pipeline.metrics.evaluate_images import Rulers, load_rulers

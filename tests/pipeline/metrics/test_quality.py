@@ -9,9 +9,9 @@ import torch
 
 from lantern.methods import MethodSpec
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.text import WordEmbeddingEncoder
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.evaluate_images import Rulers, _number_distinct, score_records
 from lantern_pipeline.metrics.features import extract_features, feature_scale
 from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler

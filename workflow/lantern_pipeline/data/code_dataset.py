@@ -1,28 +1,23 @@
-"""Codes and captions in batches that are pure functions of (seed, step), so that a resumed training repeats an
-undisturbed one.
-"""
+"""Codes with their captions, in batches that are pure functions of (seed, step): a resumed training repeats itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from lantern.io import load_tensors
 from lantern.models.text import TextEncoder
+from lantern_pipeline.data.prompt_files import read_prompts
 
 
 @dataclass
 class CodeDataset:
-    """Tokenised images with their captions.
+    """Tokenised images with one caption each."""
 
-    Attributes:
-        codes: integer, (images, tokens).
-        captions: one per image.
-        encoder: turns captions into features.
-    """
-
-    codes: torch.Tensor
+    codes: torch.Tensor  # integer, (images, tokens)
     captions: Sequence[str]
     encoder: TextEncoder
 
@@ -34,11 +29,28 @@ class CodeDataset:
         return len(self.codes)
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes int64 (batch, tokens), caption features (batch, num_text_tokens, caption_dim) and mask of some
-        images.
-        """
+        """Codes int64 (batch, tokens), caption features (batch, num_text_tokens, caption_dim) and their mask."""
         features, mask = self.encoder.encode([self.captions[i] for i in indices.tolist()])
         return self.codes[indices].long(), features, mask
+
+
+def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
+    """Joins codes with their captions by id, in the order of the captions, however the codes were sharded.
+
+    A file of codes holds the tensor `codes`, (images, tokens), and the ids in its metadata; captions without codes are
+    left out.
+    """
+    rows: dict[str, torch.Tensor] = {}
+    for path in codes:
+        tensors, metadata = load_tensors(path)
+        rows |= zip(metadata["ids"], tensors["codes"], strict=True)
+    texts = {prompt.id: prompt.text for prompt in read_prompts(captions)}
+    if foreign := next((id for id in rows if id not in texts), None):
+        raise ValueError(
+            f"{captions} has no caption for the image {foreign} of {codes[0]}; run rule write_captions again"
+        )
+    ids = [id for id in texts if id in rows]
+    return CodeDataset(torch.stack([rows[id] for id in ids]), [texts[id] for id in ids], encoder)
 
 
 def step_indices(num_images: int, batch_size: int, seed: int, i: int) -> torch.Tensor:

@@ -1,61 +1,78 @@
-"""Puts together what several scripts and the command line need from the config's sections."""
+"""The text encoder of a run: fixed random word embeddings, or stored features of T5."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lantern.io import load_tensors
-from lantern.models.text import TextEncoder, WordEmbeddingEncoder
-from lantern_pipeline.data.code_dataset import CodeDataset
-from lantern_pipeline.data.prompt_files import read_prompts
+from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.world.scenes import VOCABULARY
 
 
-def make_text_encoder(
-    text: dict[str, Any], data_source: str, seed: int, features: str | Sequence[str] = ()
-) -> TextEncoder:
-    """Builds the text encoder of a run.
+class WordEmbeddingEncoder:
+    """Fixed random word embeddings of width `caption_dim`, bound to their position in the text.
 
-    Args:
-        text: config section `text`: caption_dim (channels), max_tokens (words).
-        data_source: config key data.source; the embedded world's words are known, a folder's captions may hold any.
-        seed: run seed, of the embeddings.
-        features: files of stored features, where text.encoder is t5.
+    The feature of a word is E[word] * S[position]: E a random normal row keyed by the word's letters, S a random row of
+    signs. LlamaGen's attention is uniform over text tokens, so it sees the mean of their features; multiplying by the
+    signs keeps (word, position) pairs separable in that mean ("red left of blue" is not "blue left of red"). A
+    vocabulary of None allows any word.
+    """
+
+    def __init__(
+        self, vocabulary: Sequence[str] | None, caption_dim: int = 256, max_tokens: int = 16, seed: int = 0
+    ) -> None:
+        self.vocabulary = None if vocabulary is None else tuple(vocabulary)
+        self.caption_dim, self.max_tokens, self.seed = caption_dim, max_tokens, seed
+        signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
+        self._signs = torch.where(signs < 0.5, -1.0, 1.0)
+        self._rows: dict[str, Tensor] = {}
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """See `TextEncoder.encode`; a text without words, with too many or with an unknown one is an error."""
+        features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
+        mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
+        for row, text in enumerate(texts):
+            words = self._check(text)
+            rows = torch.stack([self._row(word) for word in words]) * self._signs[: len(words)]
+            features[row, -len(words) :] = rows
+            mask[row, -len(words) :] = True
+        return features, mask
+
+    def _check(self, text: str) -> list[str]:
+        words = split_words(text)
+        if not 1 <= len(words) <= self.max_tokens:
+            raise ValueError(
+                f"prompt {text!r:.80} has {len(words)} words; between 1 and {self.max_tokens} are possible "
+                "(shorten it, or raise the text encoder's max_tokens and train again)"
+            )
+        for word in words:
+            if self.vocabulary is not None and word not in self.vocabulary:
+                known = ", ".join(self.vocabulary)
+                raise ValueError(f"prompt {text!r:.80} holds the unknown word {word!r:.80}; known words: {known}")
+        return words
+
+    def _row(self, word: str) -> Tensor:
+        if word not in self._rows:
+            self._rows[word] = torch.randn(self.caption_dim, generator=self._generator(f"word {word}"))
+        return self._rows[word]
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
+
+
+def make_text_encoder(
+    text: Mapping[str, Any], data_source: str, seed: int, features: str | Sequence[str] = ()
+) -> TextEncoder:
+    """Builds the encoder that the config section `text` names; `features` are the files of T5's stored ones.
+
+    The embedded world's words are known, a folder's captions may hold any.
     """
     if text["encoder"] == "t5":
         return StoredTextEncoder([features] if isinstance(features, str) else features)
     vocabulary = VOCABULARY if data_source == "scenes" else None
     return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], seed)
-
-
-def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
-    """Joins codes with their captions by id.
-
-    Args:
-        codes: files with the tensor `codes`, (images, tokens), and the images' ids in the metadata; the shards of one
-            split in any order.
-        captions: prompt file with the ids and captions of that split; captions without codes are left out.
-        encoder: of captions.
-
-    Returns:
-        The images in the order of the captions, however they were sharded.
-
-    Raises:
-        ValueError: an image without a caption; names its id.
-    """
-    rows: dict[str, torch.Tensor] = {}
-    for path in codes:
-        tensors, metadata = load_tensors(path)
-        rows |= zip(metadata["ids"], tensors["codes"], strict=True)
-    texts = {prompt.id: prompt.text for prompt in read_prompts(captions)}
-    if foreign := next((id for id in rows if id not in texts), None):
-        raise ValueError(
-            f"{captions} has no caption for the image {foreign} of {codes[0]}; run rule write_captions again"
-        )
-    ids = [id for id in texts if id in rows]
-    return CodeDataset(torch.stack([rows[id] for id in ids]), [texts[id] for id in ids], encoder)

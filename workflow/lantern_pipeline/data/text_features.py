@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -42,17 +41,9 @@ def write_text_features(
     batch_size: int,
     description: dict[str, Any] | None = None,
 ) -> None:
-    """Encode prompts and store the features of their valid tokens, atomically.
+    """Encodes prompts, `batch_size` together, and stores the features of their valid tokens, atomically.
 
-    Args:
-        path: file to write, *.safetensors.
-        prompts: unique ids.
-        encoder: what encodes them.
-        batch_size: prompts encoded together.
-        description: of the encoder, JSON values; files with different ones are not read together.
-
-    Raises:
-        ValueError: no prompts, or a feature that is not a number.
+    Files of encoders with different descriptions (JSON values) are not read together.
     """
     if not prompts:
         raise ValueError(f"{path}: there are no prompts to encode; ask for fewer shards (config key text.num_shards)")
@@ -79,8 +70,7 @@ def write_text_features(
     save_tensors(path, {"features": torch.cat(rows), "lengths": torch.cat(lengths)}, metadata)
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a text's features lie: rows begin to end of the tensor in a file."""
 
     path: Path
@@ -89,21 +79,9 @@ class _Place:
 
 
 class StoredTextEncoder:
-    """Reads stored features; a `lantern.models.text.TextEncoder` that holds no model and no features.
+    """A `TextEncoder` that reads what `write_text_features` wrote, for one prompt set or several.
 
-    The files are checked and the index is read at once, features when asked for. Files may be those of several prompt
-    sets.
-
-    Args:
-        paths: files of `write_text_features`.
-
-    Attributes:
-        caption_dim: width of a feature.
-        max_tokens: rows of a text's features.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: no file, a damaged or foreign file, files of different encoders, or an id with two texts.
+    The files are checked and their index is read at once, features when they are asked for.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
@@ -119,11 +97,7 @@ class StoredTextEncoder:
         self.max_tokens: int = self._common["max_tokens"]
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Read the features of texts; see `lantern.models.text.TextEncoder.encode`.
-
-        Raises:
-            ValueError: a text has no stored features; names it.
-        """
+        """See `TextEncoder.encode`; a text without stored features is an error that names it."""
         places = [self._find(text) for text in texts]
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
@@ -133,23 +107,12 @@ class StoredTextEncoder:
             stored = self._files[path].get_slice("features")
             for row, place in enumerate(places):
                 if place.path == path:
-                    features[row, self.max_tokens - (place.end - place.begin) :] = stored[place.begin : place.end]
-                    mask[row, self.max_tokens - (place.end - place.begin) :] = True
+                    first = self.max_tokens - (place.end - place.begin)
+                    features[row, first:], mask[row, first:] = stored[place.begin : place.end], True
         return features, mask
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise ValueError unless every prompt's features are stored under its id, for the text that it has."""
-        for prompt in prompts:
-            self._find(prompt.text)
-            if self._hashes.get(prompt.id) != hash_text(prompt.text):
-                found = "for another text" if prompt.id in self._hashes else "under another id only"
-                raise ValueError(
-                    f"prompt {prompt.id}: text features are stored {found}; run the rule encode_prompts again"
-                )
-
     def _find(self, text: str) -> _Place:
-        place = self._places.get(hash_text(text))
-        if place is None:
+        if (place := self._places.get(hash_text(text))) is None:
             raise ValueError(
                 f"no text features are stored for {text!r:.200} ({len(self._places)} texts are); add it to a prompt "
                 "set and run the rule encode_prompts"
@@ -157,16 +120,19 @@ class StoredTextEncoder:
         return place
 
     def _read_index(self, path: Path) -> None:
-        metadata, ends = _read_header(path)
-        common = {key: metadata[key] for key in _COMMON}
-        self._common = self._common or common
+        tensors, metadata = load_tensors(path)  # the whole file is compared with its checksum
+        if metadata.get("kind") != KIND:
+            raise ValueError(
+                f"{path} should hold {KIND}, found {metadata.get('kind', 'no kind at all')}; delete it and run the "
+                "rule encode_prompts"
+            )
         for key in _COMMON:
-            if common[key] != self._common[key]:
+            if self._common.setdefault(key, metadata[key]) != metadata[key]:
                 raise ValueError(
-                    f"{path}: {key} should be {self._common[key]} as in the other text features, found {common[key]}; "
-                    "run the rule encode_prompts again for all prompt sets"
+                    f"{path}: {key} should be {self._common[key]} as in the other text features, found "
+                    f"{metadata[key]}; run the rule encode_prompts again for all prompt sets"
                 )
-        begin = 0
+        begin, ends = 0, tensors["lengths"].long().cumsum(0).tolist()
         for id, text_hash, end in zip(metadata["ids"], metadata["hashes"], ends, strict=True):
             if self._hashes.setdefault(id, text_hash) != text_hash:
                 raise ValueError(
@@ -174,14 +140,3 @@ class StoredTextEncoder:
                 )
             self._places[text_hash] = _Place(path, begin, end)
             begin = end
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], list[int]]:
-    """Metadata, and where each prompt's rows end; the whole file is compared with its checksum, none of it is kept."""
-    tensors, metadata = load_tensors(path)
-    if metadata.get("kind") != KIND:
-        raise ValueError(
-            f"{path} should hold {KIND}, found {metadata.get('kind', 'no kind at all')}; delete it and run the rule "
-            "encode_prompts"
-        )
-    return metadata, tensors["lengths"].long().cumsum(0).tolist()

@@ -20,8 +20,8 @@ from lantern.models.config import pick
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.data.code_dataset import CodeDataset
-from lantern_pipeline.data.text_encoders import load_codes, make_text_encoder
+from lantern_pipeline.data.code_dataset import CodeDataset, load_codes
+from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import resolve_device
 from lantern_pipeline.training.distributed import make_accelerator, report_errors, run_processes
 from lantern_pipeline.training.drafter import DrafterTrainer

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lantern.models.text import WordEmbeddingEncoder
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.world.scenes import VOCABULARY
 
 
