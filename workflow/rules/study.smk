@@ -39,7 +39,7 @@ rule analyse_study:
         key=ancient(rules.build_study.output.key),
     output:
         table=stage("study", "preferences.csv"),
-        verdict=stage("study", "verdict.md"),
+        conclusion=stage("study", "conclusion.md"),
     log:
         log_of("analyse_study"),
     conda:

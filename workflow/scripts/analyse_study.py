@@ -1,9 +1,9 @@
-"""Turns the readers' answer files into preference rates with intervals and a verdict."""
+"""Turns the readers' answer files into preference rates with intervals and a conclusion."""
 
 from lantern.io import write_text
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.study.analysis import analyse_answers, render_verdict
+from lantern_pipeline.study.analysis import analyse_answers, render_conclusion
 from lantern_pipeline.study.answers import read_key
 
 with job_log(snakemake):
@@ -16,4 +16,4 @@ with job_log(snakemake):
         seed=params.seed,
     )
     write_table(snakemake.output.table, preferences.table)
-    write_text(snakemake.output.verdict, render_verdict(preferences))
+    write_text(snakemake.output.conclusion, render_conclusion(preferences))

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from lantern_pipeline.study.analysis import analyse_answers, exact_interval, preference_interval, render_verdict
+from lantern_pipeline.metrics.intervals import share_interval
+from lantern_pipeline.study.analysis import analyse_answers, preference_interval, render_conclusion
 from lantern_pipeline.study.answers import read_answers, read_key
 from lantern_pipeline.study.folder import find_answers
 from lantern_pipeline.study.page import CHECK, PAIR
@@ -73,7 +74,7 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     assert far["share_relaxed_low"] == pytest.approx(1 - far["share_autoregressive_high"])
     assert (far["num_pairs"], far["num_ties"], far["num_shown"]) == (18, 2, 16)
     assert (far["num_readers"], far["num_judgements"], far["interval"]) == (12, 192, "crossed_bootstrap")
-    text = render_verdict(result)
+    text = render_conclusion(result)
     assert "no detectable preference at n = 192 judgements" in text
     assert "readers prefer the autoregressive images" in text and "2 of 18 pairs were equal" in text
     assert "12 readers counted, from 12 files" in text
@@ -83,7 +84,7 @@ def test_a_preference_for_the_relaxed_images_is_said_so(tmp_path):
     key = make_key(methods=["far"])
     result = analyse_answers(write_readers(tmp_path, key, 12, {"far": 0.25}), key, min_checks=0.8)
     assert result.table["preferred"].tolist() == ["relaxed"]
-    assert "readers prefer the relaxed images" in render_verdict(result)
+    assert "readers prefer the relaxed images" in render_conclusion(result)
 
 
 def simulate(generator, num_readers, num_prompts, shift, reader_scatter, prompt_scatter):
@@ -135,8 +136,8 @@ def test_one_reader_or_one_prompt_has_the_exact_binomial_interval():
         low, high, kind = preference_interval(one)
         assert kind == "clopper_pearson"
         assert (low, high) == (pytest.approx(0.45721, abs=1e-5), pytest.approx(0.88107, abs=1e-5))
-    assert exact_interval(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
-    assert exact_interval(10, 10) == (pytest.approx(0.025**0.1), 1.0)
+    assert share_interval(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
+    assert share_interval(10, 10) == (pytest.approx(0.025**0.1), 1.0)
     assert preference_interval(np.ones((4, 5), bool)) == (pytest.approx(0.025**0.05), 1.0, "clopper_pearson")
 
 
@@ -145,7 +146,7 @@ def test_an_interval_is_never_narrower_than_of_independent_choices():
     for _ in range(50):
         chosen = generator.random((4, 6)) < 0.5
         low, high, _ = preference_interval(chosen, num_resamples=200)
-        exact_low, exact_high = exact_interval(int(chosen.sum()), chosen.size)
+        exact_low, exact_high = share_interval(chosen.sum(), chosen.size)
         assert 0 <= low <= exact_low and exact_high <= high <= 1
 
 
@@ -203,7 +204,7 @@ def test_a_method_whose_pairs_were_all_equal_has_no_share(tmp_path):
     result = analyse_answers(write_readers(tmp_path, key, 2, {"far": 0.5}), key, min_checks=0.8)
     near = result.table.iloc[0]
     assert np.isnan(near["share_autoregressive"]) and near["num_judgements"] == 0 and near["preferred"] == "none"
-    assert "no pair to judge (2 of 18 pairs were equal" in render_verdict(result)
+    assert "no pair to judge (2 of 18 pairs were equal" in render_conclusion(result)
 
 
 def test_readers_who_always_press_left_show_up(tmp_path):
@@ -212,7 +213,7 @@ def test_readers_who_always_press_left_show_up(tmp_path):
     for answer in file["answers"]:
         answer["choice"] = "left"
     result = analyse_answers([write(tmp_path, "r", file)], key, min_checks=0)
-    assert result.left[0] == 1 and "The left image was chosen in 100%" in render_verdict(result)
+    assert result.left[0] == 1 and "The left image was chosen in 100%" in render_conclusion(result)
 
 
 def test_the_same_files_give_the_same_numbers(tmp_path):

@@ -296,6 +296,22 @@ def test_spoilt_storage_starts_afresh(browser, study, stored):
         assert visit.place == 1 and visit.errors == []
 
 
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_a_double_click_answers_no_pair_that_was_not_seen(browser, study, size):
+    address, _ = study
+    with Visit(browser, address, viewport={"width": size[0], "height": size[1]}) as visit:
+        box = visit.page.locator("#start").bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        # The left image comes to lie under the pointer, as it may in another window.
+        place = {"position": "fixed", "left": f"{x - 40}px", "top": f"{y - 40}px", "width": "80px", "height": "80px"}
+        visit.page.evaluate("(place) => Object.assign(document.getElementById('left').style, place)", place)
+        visit.page.mouse.dblclick(x, y)
+        assert visit.place == 1
+        visit.page.wait_for_timeout(700)  # longer than any double click
+        visit.page.mouse.click(x, y)
+        assert visit.place == 2
+
+
 def test_a_phone_shows_both_images_side_by_side_without_scrolling_sideways(browser, study):
     phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
     with Visit(browser, study[0], **phone) as visit:

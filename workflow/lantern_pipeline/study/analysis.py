@@ -1,4 +1,4 @@
-"""What readers preferred: rates with intervals over readers and prompts, and a verdict against one half."""
+"""What readers preferred: rates with intervals over readers and prompts, and what follows against one half."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import beta, t
+from scipy.stats import t
 
+from lantern_pipeline.metrics.intervals import share_interval
 from lantern_pipeline.study.answers import Reader, last_of_each_reader, read_answers
 from lantern_pipeline.study.page import CHECK, PAIR
 
@@ -54,21 +55,11 @@ def analyse_answers(
     Of a reader who saved more than once the last file counts. A reader who passes a smaller share of the attention
     checks than `min_checks` is left out.
 
-    Args:
-        paths: answer files.
-        key: key of the study.
-        min_checks: share, in [0, 1].
-        num_resamples: bootstrap resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        `Preferences`; its table has method_id, label, num_pairs, num_ties (pairs that were equal and not shown),
-        num_shown, num_readers, num_judgements, share_autoregressive (+_low, _high), share_relaxed (+_low, _high),
-        interval (crossed_bootstrap, clopper_pearson or none) and preferred (autoregressive, relaxed or none). Shares
-        are of the judgements; shares and bounds are empty where no pair was shown.
-
-    Raises:
-        ValueError: no file, a bad file (named), or no reader left.
+    `Preferences`; its table has method_id, label, num_pairs, num_ties (pairs that were equal and not shown), num_shown,
+    num_readers, num_judgements, share_autoregressive (+_low, _high), share_relaxed (+_low, _high), interval
+    (crossed_bootstrap, clopper_pearson or none) and preferred (autoregressive, relaxed or none). Shares are of the
+    judgements; shares and bounds are empty where no pair was shown. `paths`: answer files. `key`: key of the study.
+    `min_checks`: share, in [0, 1]. `num_resamples`: bootstrap resamples.
     """
     if not paths:
         raise ValueError("the answers folder holds no .json file; put the files that readers saved into study.answers")
@@ -91,7 +82,7 @@ def analyse_answers(
         num_readers=len(counted),
         min_checks=min_checks,
         num_checks=len(checks),
-        left=(float(is_left.mean()), *exact_interval(int(is_left.sum()), is_left.size)),
+        left=(float(is_left.mean()), *map(float, share_interval(is_left.sum(), is_left.size))),
         seconds=float(np.median([reader.seconds for reader in counted])),
     )
 
@@ -104,13 +95,8 @@ def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: 
     once, and from the normal's tails to Student's for the degrees of freedom that this variance has. The interval is
     never narrower than the exact one of as many independent choices, which is also the answer for one reader or prompt.
 
-    Args:
-        chosen: (readers, prompts) bool.
-        num_resamples: bootstrap resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        (low, high, "crossed_bootstrap" or "clopper_pearson").
+    (low, high, "crossed_bootstrap" or "clopper_pearson"). `chosen`: (readers, prompts) bool. `num_resamples`: bootstrap
+    resamples.
 
     Source:
         Owen (2007), The pigeonhole bootstrap, Annals of Applied Statistics 1(2), for the factor of three; Cameron,
@@ -118,7 +104,7 @@ def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: 
         its degrees of freedom.
     """
     chosen = np.asarray(chosen, dtype=np.float64)
-    exact_low, exact_high = exact_interval(int(chosen.sum()), chosen.size)
+    exact_low, exact_high = map(float, share_interval(chosen.sum(), chosen.size))
     if min(chosen.shape) < 2 or chosen.min() == chosen.max():
         return exact_low, exact_high, "clopper_pearson"
     num_readers, num_prompts = chosen.shape
@@ -131,15 +117,7 @@ def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: 
     return max(0.0, min(float(low), exact_low)), min(1.0, max(float(high), exact_high)), "crossed_bootstrap"
 
 
-def exact_interval(num_chosen: int, num_choices: int) -> tuple[float, float]:
-    """The 95 % Clopper-Pearson interval of a share of independent choices."""
-    rest = num_choices - num_chosen
-    low = float(beta.ppf(TAILS[0], num_chosen, rest + 1)) if num_chosen else 0.0
-    high = float(beta.ppf(TAILS[1], num_chosen + 1, rest)) if rest else 1.0
-    return low, high
-
-
-def render_verdict(preferences: Preferences) -> str:
+def render_conclusion(preferences: Preferences) -> str:
     """Writes the outcome as Markdown: who read, a sentence for each method, what the numbers rest on."""
     readers = f"{preferences.num_readers} reader" + ("s" if preferences.num_readers != 1 else "")
     share, low, high = preferences.left

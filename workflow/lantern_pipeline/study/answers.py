@@ -63,11 +63,7 @@ class Reader:
 
 
 def read_key(path: Path | str) -> dict[str, Any]:
-    """Reads the key of a study.
-
-    Raises:
-        ValueError: the file is no key.
-    """
+    """Reads the key of a study."""
     key = read_json(path)
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
         raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
@@ -75,19 +71,7 @@ def read_key(path: Path | str) -> dict[str, Any]:
 
 
 def read_answers(path: Path | str, key: Mapping[str, Any]) -> Reader:
-    """Reads one reader's file.
-
-    Args:
-        path: file that the page saved.
-        key: key of the same study.
-
-    Returns:
-        A `Reader`.
-
-    Raises:
-        ValueError: the file is truncated, is not an answer file, belongs to another study, or does not answer each
-            pair of the study exactly once; names the file and what is wrong.
-    """
+    """Reads one reader's file with the key of the same study."""
     path = Path(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
@@ -115,11 +99,7 @@ def read_answers(path: Path | str, key: Mapping[str, Any]) -> Reader:
 
 
 def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
-    """Keeps, of each reader, the file saved last, in the order in which the readers first appear.
-
-    Raises:
-        ValueError: two files of the same save differ; names them.
-    """
+    """Keeps, of each reader, the file saved last, in the order in which the readers first appear."""
     last: dict[str, Reader] = {}
     for file in files:
         other = last.setdefault(file.reader, file)

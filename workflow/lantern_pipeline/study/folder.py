@@ -8,15 +8,8 @@ from pathlib import Path
 def find_answers(folder: Path | str, page: Path | str) -> list[str]:
     """Lists the answer files of a study.
 
-    Args:
-        folder: of the files that readers saved.
-        page: the study's page, for the sentence below.
-
-    Returns:
-        Paths of its *.json files, sorted.
-
-    Raises:
-        ValueError: there is none; says how to get some.
+    Paths of its *.json files, sorted. `folder`: of the files that readers saved. `page`: the study's page, for the
+    sentence below.
     """
     files = sorted(file.as_posix() for file in Path(folder).glob("*.json"))
     if not files:

@@ -56,19 +56,12 @@ def build_page(
 ) -> tuple[str, dict[str, Any]]:
     """Builds the page and its key.
 
-    Args:
-        trials: what is shown, in any order; images of one size.
-        methods: about each method compared, JSON values: method_id, label, num_pairs, num_ties; goes into the key.
-        question: asked at each pair.
-        seed: of the order of the pairs in the page and of the order of the two images in each.
-
-    Returns:
-        (html, key). Both carry the study's id, a hash of all that the page shows and of the key, so that answers to one
-        page are never read with the key of another. The key's `trials` map a pair's number to its kind, method_id,
-        prompt_id and `baseline`, the position (0 or 1) of the autoregressive image in the page's data.
-
-    Raises:
-        ValueError: no trial of kind "pair", or images of several sizes.
+    (html, key). Both carry the study's id, a hash of all that the page shows and of the key, so that answers to one
+    page are never read with the key of another. The key's `trials` map a pair's number to its kind, method_id,
+    prompt_id and `baseline`, the position (0 or 1) of the autoregressive image in the page's data. `trials`: what is
+    shown, in any order; images of one size. `methods`: about each method compared, JSON values: method_id, label,
+    num_pairs, num_ties; goes into the key. `question`: asked at each pair. `seed`: of the order of the pairs in the
+    page and of the order of the two images in each.
     """
     _check_trials(trials)
     generator = np.random.Generator(np.random.PCG64(seed))

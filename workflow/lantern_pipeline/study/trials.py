@@ -45,18 +45,8 @@ def select_trials(
     Each method takes the next `num_trials` prompts of the set, so that no autoregressive image comes back while the
     prompts last: an image seen twice would be known as the autoregressive one. Past the end it begins again.
 
-    Args:
-        records: method_id -> records of one prompt set and temperature, in the order of `prompts`.
-        prompts: the prompt set.
-        tokenizer: image tokenizer with `decode`.
-        settings: config section `study`: methods (None takes the first of each relaxed name), num_trials (pairs per
-            method) and num_checks.
-
-    Returns:
-        A `Selection`.
-
-    Raises:
-        ValueError: a method without records, autoregressive compared with itself, or more trials than prompts.
+    A `Selection`. `records`: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+    `tokenizer`: image tokenizer with `decode`.
     """
     _check_counts(settings, len(prompts))
     compared = _choose_methods(records, settings["methods"])
@@ -78,14 +68,9 @@ def select_trials(
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
     """Finds, for each attention check, a prompt whose image clearly does not fit.
 
-    Args:
-        texts: captions of the prompt set.
-        right: positions of the captions shown.
-        used: positions whose images are shown in other trials; avoided while others are left.
-
-    Returns:
-        For each of `right` the other position whose caption shares the smallest part of its words; among equals the one
-        taken least often.
+    For each of `right` the other position whose caption shares the smallest part of its words; among equals the one
+    taken least often. `texts`: captions of the prompt set. `right`: positions of the captions shown. `used`: positions
+    whose images are shown in other trials; avoided while others are left.
     """
     words = [set(text.lower().split()) for text in texts]
     times, chosen = [0] * len(texts), []
