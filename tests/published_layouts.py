@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from conftest import DATA
 from lantern.models.target import TargetConfig
+from lantern.models.vq16 import VQ16, VQ16Config
 
 FOLDER = DATA / "full_len"
 STORED = json.loads((FOLDER / "config.json").read_text())
@@ -84,6 +85,17 @@ def read_drafter_state() -> dict[str, torch.Tensor]:
 
 def write_drafter(folder: Path, state: dict[str, torch.Tensor] | None = None, **changes: object) -> Path:
     return write_hugging_face(folder, state or read_drafter_state(), "bin", "drafter_config", **changes)
+
+
+def vq_state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = VQ16(VQ16Config(4, 16, 8, 32, (1, 2), 2, 32))
+    return {**model.state_dict(), "quantize.codebook_used": torch.zeros(65536)}
+
+
+def write_vq(path: Path, **changes: object) -> Path:
+    torch.save({"model": {**vq_state(), **changes}}, path)
+    return path
 
 
 def refusal(call: object, kind: type[Exception] = ValueError) -> str:

@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from conftest import DATA
 from lantern import acceptance, decoding, verification
 from lantern.attention_mask import additive
-from lantern.checkpoints.layouts import convert_draft, convert_target
-from lantern.checkpoints.native import load_weights
+from lantern.checkpoints.drafter import fill_draft
+from lantern.checkpoints.llamagen import target_places
+from lantern.checkpoints.native import copy_tensors
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
@@ -53,13 +54,15 @@ def load_reference_target() -> TargetModel:
         norm_eps=SIZES["eps"],
     )
     path = FOLDER / "target_llamagen.safetensors"
-    return load_weights(TargetModel(config), convert_target(load_file(path), SIZES["cls"]), path)
+    target = TargetModel(config)
+    copy_tensors(load_file(path), target_places(target, is_hugging_face=False), path)
+    return target.eval()
 
 
 def load_reference_draft(target: TargetModel) -> DraftModel:
     config = replace(DraftConfig.of(target.config), masks_text_padding=False)
     path = FOLDER / "drafter.safetensors"
-    return load_weights(DraftModel(config), convert_draft(load_file(path)), path)
+    return fill_draft(DraftModel(config), load_file(path), path, has_bias=True)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from conftest import DATA
 from lantern.attention_mask import additive
-from lantern.checkpoints.llamagen import read_draft, read_target
+from lantern.checkpoints.drafter import read_draft
+from lantern.checkpoints.llamagen import read_target
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_choices
 from lantern.drafting import DynamicTreeOptions, PendingTokens, TreeDrafter

@@ -136,14 +136,7 @@ def find_weights(path: Path) -> Path:
 
 
 def compare_with_config(path: Path, key: str, expected: Any, found: Any, config_key: str) -> None:
-    """Compares what a file says of itself with what the config says.
-
-    Args:
-        path: the file.
-        key: name of the value in the file.
-        expected: the config's value.
-        found: the file's.
-        config_key: name of the value in the config.
+    """Compares what a file says of itself under `key` with what the config says under `config_key`.
 
     Raises:
         ValueError: they differ.
@@ -156,11 +149,7 @@ def compare_with_config(path: Path, key: str, expected: Any, found: Any, config_
 
 
 def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Makes sure that weights are numbers.
-
-    Args:
-        path: where they come from, for the sentence.
-        tensors: by name.
+    """Makes sure that weights by name, read from `path`, are numbers.
 
     Raises:
         ValueError: a tensor holds nan or infinity; names it and says how many.

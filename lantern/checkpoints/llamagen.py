@@ -1,40 +1,30 @@
-"""Published checkpoints as our models: LlamaGen's targets, the LANTERN authors' targets and drafters, VQ-16.
+"""Published checkpoints as our models: targets in LlamaGen's original and in the LANTERN authors' layout, and VQ-16.
 
-A file is compared with what the config says before it is converted; a mismatch of any kind is one sentence with the
-file, the key, what was expected and what was found. Files in our own layout are read as well.
+A file is compared with what the config says before it is read into a model; a mismatch of any kind is one sentence with
+the file, the key, what was expected and what was found. Files in our own layout are read as well.
+
+Source: key lists of FoundationVision/LlamaGen@ce98ec4 and jadohu/LANTERN@3a56e45.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from torch import nn
+import torch
 
 from lantern.checkpoints.files import WeightFile, compare_with_config, find_weights, read_weights
-from lantern.checkpoints.layouts import (
-    NULL_CAPTION_ROWS,
-    check_tensors,
-    convert_draft,
-    convert_target,
-    draft_shapes,
-    target_layout,
-    target_shapes,
-    vq16_config,
-)
-from lantern.checkpoints.native import load_model, load_weights, read_metadata
-from lantern.checkpoints.original_target import check_original
-from lantern.models.config import find_multiple
-from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.vq16 import VQ16
-from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
-from lantern_pipeline.world import tokenizer
+from lantern.checkpoints.native import Model, copy_tensors, load_model, load_weights, read_metadata
+from lantern.models.config import LLAMAGEN_SIZES, TargetConfig, find_multiple
+from lantern.models.target import TargetModel
+from lantern.models.vq16 import VQ16, VQ16Config
 
 # Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
-_CONFIG_KEYS = {
+CONFIG_KEYS = {
     "dim": ("target.dim", "hidden_size"),
     "num_layers": ("target.num_layers", "num_hidden_layers"),
     "num_heads": ("target.num_heads", "num_attention_heads"),
@@ -43,11 +33,26 @@ _CONFIG_KEYS = {
     "num_text_tokens": ("text.max_tokens", "cls_token_num"),
     "caption_dim": ("text.caption_dim", "caption_dim"),
 }
-# What the authors' drafter hard-codes by its input_type, whatever else config.json says: side of the grid.
-# Source: jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.
-_DRAFTER_GRIDS = {"t2i": 16, "t2i2": 32}
-_DRAFTER_TEXT_ROWS = 119  # its position table has one caption row fewer than the target's
-_DRAFTER_ROPE_BASE = 10000.0
+NULL_CAPTION_ROWS = 120  # rows of LlamaGen's null caption, whatever the model's number of caption rows
+# The matrices of a layer: our name, and the published ones that ours holds below each other.
+_ORIGINAL_LAYER = {
+    "qkv": ("attention.wqkv",),
+    "attention_out": ("attention.wo",),
+    "gate_up": ("feed_forward.w1", "feed_forward.w3"),
+    "down": ("feed_forward.w2",),
+    "attention_norm": ("attention_norm",),
+    "ffn_norm": ("ffn_norm",),
+}
+LLAMA_LAYER = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention_out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+    "attention_norm": ("input_layernorm",),
+    "ffn_norm": ("post_attention_layernorm",),
+}
+
+log = logging.getLogger(__name__)
 
 
 def read_target(path: Path, expected: TargetConfig) -> TargetModel:
@@ -67,150 +72,171 @@ def read_target(path: Path, expected: TargetConfig) -> TargetModel:
     """
     file = find_weights(path)
     if read_metadata(file) is not None:
-        model = load_model(file, TargetModel)
-        for name, (config_key, _) in _CONFIG_KEYS.items():
-            compare_with_config(file, name, getattr(expected, name), getattr(model.config, name), config_key)
-        return model
+        return load_own(file, TargetModel, expected)
     weights = read_weights(file)
-    layout = target_layout(weights.tensors)
-    if layout == "hugging_face":
-        config = _config_of_target(weights, expected)
+    is_hugging_face = "lm_head.weight" in weights.tensors or any(name.startswith("model.") for name in weights.tensors)
+    if is_hugging_face:
+        config = _read_config(weights, expected)
+        _cut_null_caption(weights.tensors, config)
     else:
         check_original(weights, expected)
         config = expected
-    shapes = target_shapes(config, layout, _null_rows(weights, config, layout))
-    check_tensors(weights.path, weights.tensors, shapes)
-    state = convert_target(weights.tensors, config.num_text_tokens)
-    weights.tensors.clear()  # stacked matrices were copied
-    return load_weights(TargetModel(config), state, weights.path)
+        if "cls_token_num" in weights.args:
+            _cut_null_caption(weights.tensors, config)
+    model = TargetModel(config)
+    copy_tensors(weights.tensors, target_places(model, is_hugging_face), weights.path)
+    return model.eval()
 
 
-def read_draft(path: Path, target: TargetConfig) -> DraftModel:
-    """Reads a drafter of the LANTERN authors, or one of our own.
-
-    Args:
-        path: `pytorch_model.bin` or safetensors with config.json beside it, or their folder.
-        target: sizes of the target that it drafts for.
-
-    Returns:
-        The model in evaluation mode, float32, with the file's own token embedding.
+def load_own(file: Path, cls: type[Model], target: TargetConfig) -> Model:
+    """Reads a target or a drafter in our own layout.
 
     Raises:
-        FileNotFoundError: a missing file; names it.
-        ValueError: the file is damaged, or drafts for another target.
+        ValueError: its sizes are not those of the target; see also `load_model`.
     """
-    file = find_weights(path)
-    if read_metadata(file) is not None:
-        model = load_model(file, DraftModel)
-        for name in ("dim", "num_heads", "vocab_size", "grid", "num_text_tokens"):
-            compare_with_config(
-                file, name, getattr(target, name), getattr(model.config, name), f"{_CONFIG_KEYS[name][0]}"
-            )
-        return model
-    weights = read_weights(file)
-    config = _config_of_draft(weights, target)
-    has_bias = bool(weights.require_settings().get("bias", True))
-    check_tensors(weights.path, weights.tensors, draft_shapes(config, has_bias=has_bias))
-    return load_weights(DraftModel(config), convert_draft(weights.tensors), weights.path)
-
-
-def read_tokenizer(path: Path, *, image_size: int, grid: int, codebook_size: int, code_dim: int) -> nn.Module:
-    """Reads a VQ-16 image tokenizer, or a tokenizer in our own layout. A VQ-16's widths are read off its tensors.
-
-    Args:
-        path: file or folder.
-        image_size: side of the images in pixels, as config key data.image_size says.
-        grid: tokens a side, as config key tokenizer.grid says.
-        codebook_size: number of codes, as config key tokenizer.codebook_size says.
-        code_dim: length of a code, as config key tokenizer.code_dim says.
-
-    Returns:
-        A `VQ16` or an `ImageTokenizer` in evaluation mode.
-
-    Raises:
-        FileNotFoundError: a missing file; names it.
-        ValueError: the file is damaged, holds something else, or has other sizes than expected.
-    """
-    file = find_weights(path)
-    if read_metadata(file) is not None:
-        model = tokenizer.load_tokenizer(file)
-    else:
-        weights = read_weights(file)
-        codebook = (codebook_size, code_dim)
-        model = VQ16(vq16_config(weights.path, weights.tensors, image_size=image_size, codebook=codebook))
-        weights.tensors.pop("quantize.codebook_used", None)  # a statistic of training
-        load_weights(model, weights.tensors, weights.path)
-    compare_with_config(file, "image_size", image_size, model.config.image_size, "data.image_size")
-    wanted = {"grid": grid, "codebook_size": codebook_size, "code_dim": code_dim}
-    for name, value in wanted.items():
-        compare_with_config(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
+    model = load_model(file, cls)
+    for name, (config_key, _) in CONFIG_KEYS.items():
+        if hasattr(model.config, name):
+            compare_with_config(file, name, getattr(target, name), getattr(model.config, name), config_key)
     return model
 
 
-def describe_conversion(given: Path | str, model: nn.Module) -> dict[str, Any]:
-    """Says which file a model was converted from: the report in place of a training's.
+def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.Tensor]:
+    """Where each tensor of a published target goes: part of a model's weights by published name."""
+    prefix, table, head = ("model.", "embed_tokens", "lm_head") if is_hugging_face else ("", "tok_embeddings", "output")
+    own = model.state_dict()
+    places = {
+        f"{prefix}{table}.weight": own["token_embedding.weight"],
+        f"{prefix}cls_embedding.uncond_embedding": own["null_caption"],
+        f"{prefix}cls_embedding.cap_proj.fc1.weight": own["caption_in.weight"],
+        f"{prefix}cls_embedding.cap_proj.fc2.weight": own["caption_out.weight"],
+        f"{prefix}norm.weight": own["final_norm.weight"],
+        f"{head}.weight": own["head.weight"],
+    }
+    for index, layer in enumerate(model.layers):
+        places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else _ORIGINAL_LAYER)
+    return places
+
+
+def layer_places(layer: torch.nn.Module, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
+    """Where each tensor of a published layer goes, by published name; `names` as in LLAMA_LAYER."""
+    places: dict[str, torch.Tensor] = {}
+    for name, weight in layer.state_dict().items():
+        parts = names[name.removesuffix(".weight")]
+        places |= zip((f"{prefix}.{part}.weight" for part in parts), weight.chunk(len(parts)), strict=True)
+    return places
+
+
+def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
+    """Reads a published VQ-16, whose widths and depths are read off its tensors.
 
     Args:
-        given: the file or folder, or the manifest of a resource.
-        model: what it became.
+        path: file or folder.
+        image_size: side of the images in pixels, as config key data.image_size says; the weights are the same for all.
+        codebook: number of codes and length of a code that the config gives.
 
     Returns:
-        checkpoint (name of file or folder), sha256, num_parameters and, of a transformer, norm_eps.
+        The model in evaluation mode, float32.
+
+    Raises:
+        FileNotFoundError: a missing file; names it.
+        ValueError: the file is damaged, holds something else, has another codebook, or the image size is no multiple of
+            the model's factor.
     """
-    report = {
-        "checkpoint": resource_path(given).name,
-        "sha256": resource_sha256(given),
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
-    return {**report, "norm_eps": model.config.norm_eps} if hasattr(model.config, "norm_eps") else report
+    weights = read_weights(path)
+    config = _vq16_config(weights, image_size, codebook)
+    weights.tensors.pop("quantize.codebook_used", None)  # a statistic of training
+    return load_weights(VQ16(config), weights.tensors, weights.path)
 
 
-def _null_rows(weights: WeightFile, config: TargetConfig, layout: str) -> int:
-    """Rows that the stored null caption must have: LlamaGen keeps 120 even for a model of fewer caption rows, which is
-    believed only where the file says how many the model has.
+def check_original(weights: WeightFile, expected: TargetConfig) -> None:
+    """Compares stage and number of heads with the config, as far as an original file tells; logs what it does not tell.
+
+    Stages, and models of any number of heads, have tensors of the same names and shapes.
+
+    Args:
+        weights: the original file.
+        expected: sizes that the config gives.
+
+    Raises:
+        ValueError: the file is of another stage, or the named size has another number of heads.
     """
-    says_rows = layout == "hugging_face" or "cls_token_num" in weights.args
-    rows = {len(tensor) for name, tensor in weights.tensors.items() if name.endswith("uncond_embedding")}
-    return NULL_CAPTION_ROWS if says_rows and rows == {NULL_CAPTION_ROWS} else config.num_text_tokens
+    # Stage 1 (256 pixels) and stage 2 (512) have the same tensors: only the file's name and training args tell.
+    pixels = 16 * expected.grid
+    args = weights.args
+    named = re.fullmatch(r"[ct]2i_.*_(256|384|512)\.pth?", weights.path.name)
+    if "cls_token_num" in args:
+        found = args["cls_token_num"]
+        compare_with_config(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "text.max_tokens")
+    if "image_size" in args:
+        wanted = expected.grid * args.get("downsample_size", 16)
+        compare_with_config(weights.path, "args.image_size", wanted, args["image_size"], "tokenizer.grid")
+    elif named and pixels in (256, 384, 512):
+        compare_with_config(weights.path, "the image size in the file's name", pixels, int(named[1]), "tokenizer.grid")
+    else:
+        log.warning(
+            "%s: neither the file's name nor its training's arguments say whether it is of stage 1 or 2; that it draws "
+            "images of %d x %d tokens, as config key tokenizer.grid says, was not checked",
+            weights.path,
+            expected.grid,
+            expected.grid,
+        )
+    _check_heads_of_size(weights.path, expected)
 
 
-def _grid_of(weights: WeightFile) -> int:
+def read_grid(weights: WeightFile) -> int:
+    """Side of the image in tokens that config.json gives.
+
+    Raises:
+        ValueError: its block_size is no square.
+    """
     tokens = weights.setting("block_size")
     if math.isqrt(tokens) ** 2 != tokens:
         raise ValueError(f"{weights.settings_path}: block_size should be a square number of tokens, found {tokens}")
     return math.isqrt(tokens)
 
 
-def _config_of_target(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
-    """Sizes that config.json gives, compared with the expected ones."""
-    input_type = weights.setting("input_type", str)
-    if input_type != "t2i":
-        raise ValueError(
-            f"{weights.settings_path}: input_type should be t2i (a target that reads captions), found {input_type}"
-        )
-    _check_heads(weights)
-    config = expected
-    for name, (config_key, key) in _CONFIG_KEYS.items():
-        found, wanted = weights.setting(key), getattr(expected, name)
-        if name == "grid":
-            found, wanted = _grid_of(weights) ** 2, wanted**2
-        compare_with_config(weights.settings_path, key, wanted, found, config_key)
-    has_base = "rope_base" in weights.require_settings()
-    return replace(
-        config,
-        ffn_multiple=_ffn_multiple(weights, config.dim),
-        norm_eps=weights.setting("rms_norm_eps", float),
-        rope_base=weights.setting("rope_base", float) if has_base else config.rope_base,
-    )
+def check_heads(weights: WeightFile) -> None:
+    """Makes sure that config.json gives every head keys and values of its own.
 
-
-def _check_heads(weights: WeightFile) -> None:
+    Raises:
+        ValueError: it does not.
+    """
     heads = weights.setting("num_attention_heads")
     groups = weights.require_settings().get("num_key_value_heads") or heads
     if groups != heads:
         raise ValueError(
             f"{weights.settings_path}: num_key_value_heads should be num_attention_heads = {heads}, found {groups}"
         )
+
+
+def _cut_null_caption(tensors: dict[str, torch.Tensor], config: TargetConfig) -> None:
+    """LlamaGen keeps 120 rows even for a model of fewer caption rows; believed only where the file says how many."""
+    for name in [name for name in tensors if name.endswith("uncond_embedding")]:
+        if len(tensors[name]) == NULL_CAPTION_ROWS:
+            tensors[name] = tensors[name][: config.num_text_tokens]
+
+
+def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
+    """Sizes that config.json gives, compared with the expected ones."""
+    input_type = weights.setting("input_type", str)
+    if input_type != "t2i":
+        raise ValueError(
+            f"{weights.settings_path}: input_type should be t2i (a target that reads captions), found {input_type}"
+        )
+    check_heads(weights)
+    for name, (config_key, key) in CONFIG_KEYS.items():
+        found, wanted = weights.setting(key), getattr(expected, name)
+        if name == "grid":
+            found, wanted = read_grid(weights) ** 2, wanted**2
+        compare_with_config(weights.settings_path, key, wanted, found, config_key)
+    has_base = "rope_base" in weights.require_settings()
+    return replace(
+        expected,
+        ffn_multiple=_ffn_multiple(weights, expected.dim),
+        norm_eps=weights.setting("rms_norm_eps", float),
+        rope_base=weights.setting("rope_base", float) if has_base else expected.rope_base,
+    )
 
 
 def _ffn_multiple(weights: WeightFile, dim: int) -> int:
@@ -224,41 +250,54 @@ def _ffn_multiple(weights: WeightFile, dim: int) -> int:
     )
 
 
-def _config_of_draft(weights: WeightFile, target: TargetConfig) -> DraftConfig:
-    """Sizes that config.json gives, compared with the target's."""
-    file = weights.settings_path
-    input_type = weights.setting("input_type", str)
-    if input_type == "c2i":
-        raise ValueError(f"{file}: input_type should be t2i or t2i2, found c2i: a drafter for classes")
-    _check_heads(weights)
-    _compare_target(file, "num_hidden_layers", 1, weights.setting("num_hidden_layers"))
-    for name in ("dim", "num_heads", "vocab_size"):
-        key = _CONFIG_KEYS[name][1]
-        _compare_target(file, key, getattr(target, name), weights.setting(key))
-    if input_type in _DRAFTER_GRIDS:
-        grid, text_rows = _DRAFTER_GRIDS[input_type], _DRAFTER_TEXT_ROWS
-        wanted = {side: name for name, side in _DRAFTER_GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
-        _compare_target(file, "input_type", wanted, input_type)
-    else:
-        grid, text_rows = _grid_of(weights), weights.setting("cls_token_num")
-        _compare_target(file, "block_size", target.grid**2, grid**2)
-    _compare_target(file, "cls_token_num (position offset)", target.num_text_tokens - 1, text_rows)
-    return DraftConfig(
-        dim=target.dim,
-        num_heads=target.num_heads,
-        ffn_hidden=weights.setting("intermediate_size"),
-        vocab_size=target.vocab_size,
-        grid=grid,
-        num_text_tokens=text_rows + 1,
-        norm_eps=weights.setting("rms_norm_eps", float),
-        rope_base=_DRAFTER_ROPE_BASE,
-        masks_text_padding=False,
+def _check_heads_of_size(path: Path, expected: TargetConfig) -> None:
+    """An original file's tensors do not tell the number of heads; width and depth of a named size do."""
+    for name, size in LLAMAGEN_SIZES.items():
+        if (size["dim"], size["num_layers"]) != (expected.dim, expected.num_layers):
+            continue
+        if expected.num_heads != size["num_heads"]:
+            raise ValueError(
+                f"{path}: num_heads should be {size['num_heads']}, which LlamaGen-{name} has, found "
+                f"{expected.num_heads} in config key target.num_heads; set target.size to {name}"
+            )
+        return
+    log.warning(
+        "%s: width %d and depth %d are of no named size of LlamaGen; the %d heads of config key target.num_heads were "
+        "not checked",
+        path,
+        expected.dim,
+        expected.num_layers,
+        expected.num_heads,
     )
 
 
-def _compare_target(path: Path, key: str, expected: Any, found: Any) -> None:
-    if expected != found:
+def _vq16_config(weights: WeightFile, image_size: int, codebook: tuple[int, int]) -> VQ16Config:
+    path, state = weights.path, weights.tensors
+
+    def tensor(name: str) -> torch.Tensor:
+        if name not in state:
+            raise ValueError(f"{path} lacks the tensor {name}; found {len(state)} tensors of no VQ-16")
+        return state[name]
+
+    if (found := tuple(tensor("quantize.embedding.weight").shape)) != codebook:
         raise ValueError(
-            f"{path}: {key} should be {expected} to draft for this target, found {found}; "
-            "choose the drafter that was published with the target"
+            f"{path}: tensor quantize.embedding.weight should have shape {codebook} as config keys "
+            f"tokenizer.codebook_size and tokenizer.code_dim say, found {found}"
         )
+    places = [re.match(r"encoder\.conv_blocks\.(\d+)\.res\.(\d+)\.conv1\.weight", name) for name in state]
+    blocks = [(int(place[1]), int(place[2])) for place in places if place]
+    num_levels, num_blocks = (1 + max((block[axis] for block in blocks), default=0) for axis in (0, 1))
+    channels = len(tensor("encoder.conv_in.weight"))
+    widths = [len(tensor(f"encoder.conv_blocks.{level}.res.0.conv1.weight")) for level in range(num_levels)]
+    factor = 2 ** (num_levels - 1)
+    if image_size % factor:
+        raise ValueError(f"{path}: config key data.image_size should be a multiple of {factor}, got {image_size}")
+    return VQ16Config(
+        grid=image_size // factor,
+        codebook_size=codebook[0],
+        code_dim=codebook[1],
+        channels=channels,
+        channel_multipliers=tuple(width // channels for width in widths),
+        num_blocks=num_blocks,
+        latent_channels=len(tensor("encoder.conv_out.weight")),
+    )

@@ -1,7 +1,6 @@
 """The T5 encoder behind LlamaGen's captions: flan-t5-xl, read from a local folder in its published layout.
 
-Used by the rule `encode_prompts` only; everything else reads the features that it stored
-(`lantern_pipeline.data.text_features`).
+Encoding is slow, so a run encodes its prompts once and reads the stored features everywhere else.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import logging
+import os
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from lantern.checkpoints.files import read_weights
-from published_layouts import refusal
+from published_layouts import FOLDER, as_hugging_face, read_original, refusal
 
 STATE = {"a.weight": torch.arange(40000.0), "b.weight": torch.ones(3, 2)}
 
@@ -92,3 +94,72 @@ def test_what_training_keeps_beside_the_weights_is_no_obstacle(tmp_path, is_new_
 def test_numbers_of_numpy_are_no_weights(tmp_path):
     torch.save({"model": {"a.weight": np.ones(3)}}, tmp_path / "weights.pt")
     assert "found something else under 'a.weight'" in refusal(lambda: read_weights(tmp_path / "weights.pt"))
+
+
+class Malice:
+    """Unpickled carelessly, this makes a file."""
+
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.function, self.arguments
+
+
+@pytest.mark.parametrize("is_new_format", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("function", [os.system, exec, eval, print])
+def test_code_in_a_pickle_is_not_run(tmp_path, function, is_new_format):
+    trace = tmp_path / "trace"
+    order = f"touch {trace}" if function is os.system else f"open({str(trace)!r}, 'w').close()"
+    path = tmp_path / "t2i_tiny.pt"
+    whole = {"model": read_original(), "args": Malice(function, order)}
+    torch.save(whole, path, _use_new_zipfile_serialization=is_new_format)
+    sentence = refusal(lambda: read_weights(path))
+    assert not trace.exists()
+    for word in [str(path), "wants to run", function.__name__, "do not trust"]:
+        assert word in sentence, sentence
+
+
+def test_bare_pickles_are_not_run(tmp_path):
+    trace, path = tmp_path / "trace", tmp_path / "pytorch_model.bin"
+    path.write_bytes(pickle.dumps(Malice(os.system, f"touch {trace}")))
+    assert "pytorch_model.bin" in refusal(lambda: read_weights(path))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, 0.3, 0.98])
+@pytest.mark.parametrize("name", ["target_llamagen.pt", "drafter_pytorch_model.bin", "model.safetensors", "legacy.pt"])
+def test_truncated_files(tmp_path, name, kept):
+    whole = tmp_path / "whole"
+    if name == "model.safetensors":
+        save_file(as_hugging_face(read_original()), whole)
+    elif name == "legacy.pt":
+        torch.save({"model": read_original()}, whole, _use_new_zipfile_serialization=False)
+    else:
+        whole.write_bytes((FOLDER / name).read_bytes())
+    content = whole.read_bytes()
+    path = tmp_path / name
+    path.write_bytes(content[: int(kept if kept >= 1 or kept == 0 else kept * len(content))])
+    sentence = refusal(lambda: read_weights(path))
+    assert str(path) in sentence
+    assert "fetch it again" in sentence
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"<!DOCTYPE html><html>sign in</html>", "looks like a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file"),
+    ],
+)
+def test_what_was_fetched_is_no_weight_file(tmp_path, content, hint):
+    path = tmp_path / "t2i_XL_stage1_256.pt"
+    path.write_bytes(content)
+    assert hint in refusal(lambda: read_weights(path))
+
+
+def test_missing_files_and_empty_folders(tmp_path):
+    sentence = refusal(lambda: read_weights(tmp_path / "t2i_XL_stage1_256.pt"), FileNotFoundError)
+    assert "there is no file or folder" in sentence
+    (tmp_path / "README.md").write_text("")
+    assert "found README.md" in refusal(lambda: read_weights(tmp_path), FileNotFoundError)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import DATA
-from lantern.checkpoints.layouts import draft_shapes, target_shapes
-from lantern.checkpoints.llamagen import describe_conversion, read_draft, read_target, read_tokenizer
-from lantern.checkpoints.native import save_model
+from lantern.checkpoints.drafter import draft_places, read_draft
+from lantern.checkpoints.files import WeightFile
+from lantern.checkpoints.llamagen import check_original, read_target, target_places
+from lantern.checkpoints.native import copy_tensors, save_model
 from lantern.models.config import LLAMAGEN_SIZES
-from lantern.models.draft import DraftConfig
-from lantern.models.target import TargetConfig
-from lantern.models.vq16 import VQ16, VQ16Config
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 from published_layouts import (
     CONFIG,
     FOLDER,
@@ -35,23 +33,9 @@ from published_layouts import (
     read_drafter_state,
     read_original,
     refusal,
-    write_drafter,
+    vq_state,
     write_hugging_face,
 )
-
-VQ_SIZES = {"image_size": 8, "grid": 4, "codebook_size": 16, "code_dim": 8}
-
-
-def vq_state() -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    model = VQ16(VQ16Config(4, 16, 8, 32, (1, 2), 2, 32))
-    return {**model.state_dict(), "quantize.codebook_used": torch.zeros(65536)}
-
-
-def write_vq(path: Path, **changes: object) -> Path:
-    torch.save({"model": {**vq_state(), **changes}}, path)
-    return path
-
 
 # --- what is right is read ------------------------------------------------------------------------------------------
 
@@ -72,16 +56,17 @@ def test_layouts_list_the_published_tensors_of_xl():
     config = TargetConfig(
         **LLAMAGEN_SIZES["XL"], vocab_size=16384, grid=16, num_text_tokens=120, caption_dim=2048, ffn_multiple=256
     )
-    draft = DraftConfig(1280, 20, 3584, 16384, 16, 120)
+    with torch.device("meta"):
+        target, draft = TargetModel(config), DraftModel(DraftConfig(1280, 20, 3584, 16384, 16, 120))
     mine = {
-        "llamagen_t2i_XL": target_shapes(config, "llamagen", 120),
-        "lantern_hf": target_shapes(config, "hugging_face", 120),
-        "drafter": draft_shapes(draft, has_bias=True),
+        "llamagen_t2i_XL": target_places(target, is_hugging_face=False),
+        "lantern_hf": target_places(target, is_hugging_face=True),
+        "drafter": draft_places(draft, has_bias=True),
     }
-    for name, shapes in mine.items():
-        assert len(shapes) == published[name]["count"]
+    for name, places in mine.items():
+        assert len(places) == published[name]["count"]
         for key, shape in published[name]["shapes"].items():
-            assert shapes[key] == tuple(shape), key
+            assert places[key].shape == tuple(shape), key
 
 
 @pytest.mark.parametrize("kind", ["single", "sharded", "bin"])
@@ -139,52 +124,6 @@ def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
     assert "args.cls_token_num should be 120" in refusal(lambda: read_target(path, CONFIG))
     folder = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), cls_token_num=77)
     assert read_target(folder, small).null_caption.shape == (77, 16)
-
-
-def test_drafter_from_a_folder_and_from_a_file(tmp_path):
-    folder = write_drafter(tmp_path / "drafter")
-    model = read_draft(folder, CONFIG)
-    assert model.config.num_text_tokens == 120
-    assert not model.config.masks_text_padding
-    assert len(model.rotary) == 119 + 256 + 32
-    assert (model.rotary[:119] == 0).all() and (model.rotary[119] == 1).all()
-    assert torch.equal(model.token_embedding.weight, read_drafter_state()["embed_tokens.weight"])
-    (folder / "pytorch_model.bin").rename(folder / "anything.bin")
-    again = read_draft(folder / "anything.bin", CONFIG)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    save_model(tmp_path / "own.safetensors", model)
-    assert read_draft(tmp_path / "own.safetensors", CONFIG).config == model.config
-
-
-def test_drafter_without_bias_and_of_another_input_type(tmp_path):
-    state = read_drafter_state()
-    state.pop("fc.bias")
-    folder = write_drafter(tmp_path / "drafter", state, bias=False, input_type="other", cls_token_num=119)
-    model = read_draft(folder, CONFIG)
-    assert (model.from_token.bias == 0).all()
-
-
-def test_vq16_and_own_tokenizers(tmp_path):
-    state = vq_state()
-    model = read_tokenizer(write_vq(tmp_path / "vq_ds16_t2i.pt"), **VQ_SIZES)
-    assert isinstance(model, VQ16)
-    assert torch.equal(model.codebook, state["quantize.embedding.weight"])
-    assert not model.training
-    own = ImageTokenizer(TokenizerConfig(image_size=8, grid=4, codebook_size=16))
-    save_model(tmp_path / "own.safetensors", own)
-    assert isinstance(read_tokenizer(tmp_path / "own.safetensors", **VQ_SIZES), ImageTokenizer)
-
-
-def test_what_was_converted_is_described():
-    target = read_target(ORIGINAL, CONFIG)
-    assert describe_conversion(ORIGINAL, target) == {
-        "checkpoint": "target_llamagen.pt",
-        "sha256": hashlib.sha256(ORIGINAL.read_bytes()).hexdigest(),
-        "num_parameters": sum(parameter.numel() for parameter in target.parameters()),
-        "norm_eps": CONFIG.norm_eps,
-    }
-    drawing = ImageTokenizer(TokenizerConfig(encoder_width=8, decoder_width=8, decoder_blocks=1))
-    assert set(describe_conversion(ORIGINAL, drawing)) == {"checkpoint", "sha256", "num_parameters"}
 
 
 def test_the_one_file_of_a_folder(tmp_path):
@@ -306,70 +245,6 @@ def test_damaged_hugging_face_folders(tmp_path):
     assert "lacks the tensor lm_head.weight of shape (128, 48)" in refusal(lambda: read_target(folder, CONFIG))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"input_type": "t2i2"}, ["input_type should be t2i to draft for this target, found t2i2"]),
-        ({"input_type": "c2i"}, ["input_type should be t2i or t2i2, found c2i"]),
-        ({"hidden_size": 64}, ["hidden_size should be 48", "found 64"]),
-        ({"vocab_size": 64}, ["vocab_size should be 128", "found 64"]),
-        ({"num_hidden_layers": 2}, ["num_hidden_layers should be 1", "found 2"]),
-        ({"bias": False}, ["foreign tensor fc.bias", "expected 10 tensors, found 11"]),
-        ({"input_type": "other", "block_size": 1024}, ["block_size should be 256", "found 1024"]),
-        ({"input_type": "other", "cls_token_num": 7}, ["position offset", "should be 119", "found 7"]),
-    ],
-    ids=str,
-)
-def test_wrong_drafters(tmp_path, changes, words):
-    folder = write_drafter(tmp_path / "drafter", **changes)
-    sentence = refusal(lambda: read_draft(folder, CONFIG))
-    for word in [str(folder), *words]:
-        assert word in sentence, sentence
-
-
-def test_drafter_of_another_stage_bias_and_files(tmp_path):
-    stage_2 = replace(CONFIG, grid=32)
-    folder = write_drafter(tmp_path / "drafter")
-    assert "input_type should be t2i2" in refusal(lambda: read_draft(folder, stage_2))
-    state = read_drafter_state()
-    state.pop("fc.bias")
-    without = write_drafter(tmp_path / "without", state)
-    assert "lacks the tensor fc.bias of shape (48,)" in refusal(lambda: read_draft(without, CONFIG))
-    target = write_hugging_face(tmp_path / "target", as_hugging_face(read_original()), "bin")
-    assert "num_hidden_layers should be 1" in refusal(lambda: read_draft(target, CONFIG))
-    (folder / "config.json").unlink()
-    sentence = refusal(lambda: read_draft(folder, CONFIG), FileNotFoundError)
-    assert "config.json: pytorch_model.bin needs the config.json" in sentence
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ({"codebook_size": 16384}, ["quantize.embedding.weight", "(16384, 8)", "codebook_size", "found (16, 8)"]),
-        ({"code_dim": 4}, ["should have shape (16, 4)", "tokenizer.code_dim", "found (16, 8)"]),
-        ({"image_size": 16}, ["grid should be 4", "tokenizer.grid", "found 8"]),
-        ({"image_size": 9}, ["data.image_size should be a multiple of 2, got 9"]),
-    ],
-    ids=str,
-)
-def test_wrong_sizes_of_image_tokenizers(tmp_path, sizes, words):
-    path = write_vq(tmp_path / "vq.pt")
-    sentence = refusal(lambda: read_tokenizer(path, **{**VQ_SIZES, **sizes}))
-    for word in ["vq.pt", *words]:
-        assert word in sentence, sentence
-
-
-def test_wrong_image_tokenizers(tmp_path):
-    path = write_vq(tmp_path / "vq.pt", **{"decoder.mid.3.conv1.weight": torch.zeros(1)})
-    assert "foreign tensor decoder.mid.3.conv1.weight" in refusal(lambda: read_tokenizer(path, **VQ_SIZES))
-    state = vq_state()
-    state.pop("decoder.conv_out.bias")
-    torch.save({"model": state}, path)
-    assert "lacks the tensor decoder.conv_out.bias of shape (3,)" in refusal(lambda: read_tokenizer(path, **VQ_SIZES))
-    sentence = refusal(lambda: read_tokenizer(ORIGINAL, **VQ_SIZES))
-    assert "lacks the tensor quantize.embedding.weight; found 20 tensors of no VQ-16" in sentence
-
-
 def test_wrong_files_of_our_own_layout(tmp_path):
     model = read_target(ORIGINAL, CONFIG)
     save_model(tmp_path / "model.safetensors", model)
@@ -379,78 +254,64 @@ def test_wrong_files_of_our_own_layout(tmp_path):
     assert "should hold a draft_model, found target_model" in sentence
 
 
-class Malice:
-    """Unpickled carelessly, this makes a file."""
-
-    def __init__(self, function: object, *arguments: object) -> None:
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self) -> tuple:
-        return self.function, self.arguments
-
-
-@pytest.mark.parametrize("is_new_format", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("function", [os.system, exec, eval, print])
-def test_code_in_a_pickle_is_not_run(tmp_path, function, is_new_format):
-    trace = tmp_path / "trace"
-    order = f"touch {trace}" if function is os.system else f"open({str(trace)!r}, 'w').close()"
-    path = tmp_path / "t2i_tiny.pt"
-    whole = {"model": read_original(), "args": Malice(function, order)}
-    torch.save(whole, path, _use_new_zipfile_serialization=is_new_format)
-    sentence = refusal(lambda: read_target(path, CONFIG))
-    assert not trace.exists()
-    for word in [str(path), "wants to run", function.__name__, "do not trust"]:
-        assert word in sentence, sentence
-
-
-def test_bare_pickles_are_not_run(tmp_path):
-    trace, path = tmp_path / "trace", tmp_path / "pytorch_model.bin"
-    path.write_bytes(pickle.dumps(Malice(os.system, f"touch {trace}")))
-    assert "pytorch_model.bin" in refusal(lambda: read_target(path, CONFIG))
-    assert not trace.exists()
-
-
-@pytest.mark.parametrize("kept", [0, 3, 100, 0.3, 0.98])
-@pytest.mark.parametrize("name", ["target_llamagen.pt", "drafter_pytorch_model.bin", "model.safetensors", "legacy.pt"])
-def test_truncated_files(tmp_path, name, kept):
-    whole = tmp_path / "whole"
-    if name == "model.safetensors":
-        save_file(as_hugging_face(read_original()), whole)
-    elif name == "legacy.pt":
-        torch.save({"model": read_original()}, whole, _use_new_zipfile_serialization=False)
-    else:
-        whole.write_bytes((FOLDER / name).read_bytes())
-    content = whole.read_bytes()
-    path = tmp_path / name
-    path.write_bytes(content[: int(kept if kept >= 1 or kept == 0 else kept * len(content))])
-    sentence = refusal(lambda: read_target(path, CONFIG))
-    assert str(path) in sentence
-    assert "fetch it again" in sentence
-
-
-@pytest.mark.parametrize(
-    ("content", "hint"),
-    [
-        (b"<!DOCTYPE html><html>sign in</html>", "looks like a web page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file"),
-    ],
-)
-def test_what_was_fetched_is_no_weight_file(tmp_path, content, hint):
-    path = tmp_path / "t2i_XL_stage1_256.pt"
-    path.write_bytes(content)
-    assert hint in refusal(lambda: read_target(path, CONFIG))
-
-
-def test_missing_files_and_empty_folders(tmp_path):
-    sentence = refusal(lambda: read_target(tmp_path / "t2i_XL_stage1_256.pt", CONFIG), FileNotFoundError)
-    assert "there is no file or folder" in sentence
-    (tmp_path / "README.md").write_text("")
-    assert "found README.md" in refusal(lambda: read_target(tmp_path, CONFIG), FileNotFoundError)
-
-
 def test_reference_set_in_our_names_is_also_read(tmp_path):
     """The published names in a safetensors file, as some mirrors keep them."""
     path = tmp_path / "mirror.safetensors"
     save_file(load_file(DATA / "reference" / "target_llamagen.safetensors"), path)
     config = TargetConfig(64, 3, 4, 64, 4, 8, 24, 256)
     assert read_target(path, config).config == config
+
+
+def config_of(size: str, **changes: int) -> TargetConfig:
+    sizes = {**LLAMAGEN_SIZES[size], **changes}
+    return TargetConfig(**sizes, vocab_size=16384, grid=16, num_text_tokens=120, caption_dim=2048, ffn_multiple=256)
+
+
+def test_a_renamed_file_is_read_with_the_note_that_its_stage_was_not_checked(tmp_path, caplog):
+    shutil.copy(ORIGINAL, tmp_path / "mine.pt")
+    read_target(tmp_path / "mine.pt", CONFIG)
+    assert "mine.pt: neither the file's name nor its training's arguments say" in caplog.text
+    assert "images of 16 x 16 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["name", "arguments"])
+def test_a_stage_that_was_checked_needs_no_note(tmp_path, caplog, where):
+    path = tmp_path / ("t2i_XL_stage1_256.pt" if where == "name" else "mine.pt")
+    args = argparse.Namespace(image_size=256) if where == "arguments" else None
+    torch.save({"model": read_original(), "args": args}, path)
+    read_target(path, CONFIG)
+    assert "of stage 1 or 2" not in caplog.text
+
+
+def test_heads_follow_from_a_named_size(caplog):
+    weights = WeightFile(Path("t2i_XL_stage1_256.pt"), {})
+    for size in LLAMAGEN_SIZES:
+        check_original(weights, config_of(size))
+    assert not caplog.records
+    sentence = refusal(lambda: check_original(weights, config_of("XL", num_heads=16)))
+    for words in ("t2i_XL_stage1_256.pt: num_heads should be 20", "LlamaGen-XL", "found 16", "target.num_heads"):
+        assert words in sentence
+    check_original(weights, config_of("XL", num_layers=35, num_heads=16))
+    assert "the 16 heads of config key target.num_heads were not checked" in caplog.text
+
+
+def fill(state: dict[str, torch.Tensor], is_hugging_face: bool = False) -> TargetModel:
+    """A model of tests/data/reference with the numbers of `state`."""
+    model = TargetModel(TargetConfig(64, 3, 4, 64, 4, 8, 24, 256))
+    copy_tensors(state, target_places(model, is_hugging_face), Path("target"))
+    return model
+
+
+def test_foreign_and_missing_target_keys_are_named():
+    state = load_file(DATA / "reference" / "target_llamagen.safetensors")
+    assert "foreign tensor visual.proj" in refusal(lambda: fill(state | {"visual.proj": torch.zeros(1)}))
+    sentence = refusal(lambda: fill(state | {"layers.0.attention.bias": torch.zeros(1)}))
+    assert "foreign tensor layers.0.attention.bias" in sentence
+    state.pop("layers.1.feed_forward.w3.weight")
+    assert "lacks the tensor layers.1.feed_forward.w3.weight" in refusal(lambda: fill(state))
+
+
+def test_both_published_layouts_hold_the_same_model():
+    state = load_file(DATA / "reference" / "target_llamagen.safetensors")
+    original, hugging_face = fill(state).state_dict(), fill(as_hugging_face(state), True).state_dict()
+    assert all(torch.equal(original[name], hugging_face[name]) for name in original)

@@ -1,11 +1,10 @@
 """Converts a published drafter into our layout, after comparing it with its target."""
 
-from lantern.checkpoints.draft_embedding import find_embedding
-from lantern.checkpoints.llamagen import describe_conversion, read_draft
+from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import read_metadata, save_model
 from lantern.io import write_json
 from lantern.models.target import TargetConfig
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

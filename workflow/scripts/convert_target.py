@@ -1,11 +1,11 @@
 """Converts a published target model into our layout, after comparing it with the config."""
 
-from lantern.checkpoints.llamagen import describe_conversion, read_target
+from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import FFN_MULTIPLE, pick, resolve_size
 from lantern.models.target import TargetConfig
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

@@ -1,10 +1,10 @@
 """Converts a published image tokenizer into our layout, after comparing it with the config."""
 
-from lantern.checkpoints.llamagen import describe_conversion, read_tokenizer
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world.tokenizer import read_tokenizer
 
 with job_log(snakemake) as log:
     settings, path = snakemake.params.settings, resource_path(snakemake.input.checkpoint)

@@ -16,11 +16,14 @@ from huggingface_hub import close_session, constants, snapshot_download
 
 from conftest import ROOT
 from hub_server import COMMIT, Fault, HubServer
+from lantern.checkpoints.llamagen import read_target
 from lantern_pipeline.downloads import fetch as fetching
 from lantern_pipeline.downloads import locating, network
 from lantern_pipeline.downloads.entries import check_reference, parse_entries, parse_entry, resource_of
 from lantern_pipeline.downloads.fetch import fetch_resource
-from lantern_pipeline.downloads.manifest import read_manifest, resource_path, resource_sha256
+from lantern_pipeline.downloads.manifest import describe_conversion, read_manifest, resource_path, resource_sha256
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+from published_layouts import CONFIG, ORIGINAL
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 OTHER = CONTENT[::-1]
@@ -546,6 +549,18 @@ def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
     with pytest.raises(FileNotFoundError, match="is an empty folder"):
         (tmp_path / "empty").mkdir()
         resource_sha256(tmp_path / "empty")
+
+
+def test_what_was_converted_is_described():
+    target = read_target(ORIGINAL, CONFIG)
+    assert describe_conversion(ORIGINAL, target) == {
+        "checkpoint": "target_llamagen.pt",
+        "sha256": sha256(ORIGINAL.read_bytes()),
+        "num_parameters": sum(parameter.numel() for parameter in target.parameters()),
+        "norm_eps": CONFIG.norm_eps,
+    }
+    drawing = ImageTokenizer(TokenizerConfig(encoder_width=8, decoder_width=8, decoder_blocks=1))
+    assert set(describe_conversion(ORIGINAL, drawing)) == {"checkpoint", "sha256", "num_parameters"}
 
 
 def test_describing_resources_needs_no_heavy_library():

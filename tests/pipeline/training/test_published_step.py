@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from conftest import DATA
-from lantern.checkpoints.layouts import convert_draft, convert_target
-from lantern.checkpoints.native import load_weights
+from lantern.checkpoints.drafter import fill_draft
+from lantern.checkpoints.llamagen import target_places
+from lantern.checkpoints.native import copy_tensors
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.training.drafter import make_optimiser
@@ -30,11 +31,13 @@ def step() -> SimpleNamespace:
     stored = load_file(DATA / "train_step" / "step.safetensors")
     reference = DATA / "reference"
     target = TargetModel(CONFIG)
-    load_weights(target, convert_target(load_file(reference / "target_llamagen.safetensors"), NUM_TEXT), reference)
+    state = load_file(reference / "target_llamagen.safetensors")
+    copy_tensors(state, target_places(target, is_hugging_face=False), reference)
+    target.eval()
     before = {name.removeprefix("before."): part for name, part in stored.items() if name.startswith("before.")}
     before["embed_tokens.weight"] = load_file(reference / "drafter.safetensors")["embed_tokens.weight"]  # frozen
     draft = DraftModel(DraftConfig(64, 4, 256, 64, 4, NUM_TEXT, masks_text_padding=False))
-    load_weights(draft, convert_draft(before), reference)
+    fill_draft(draft, before, reference, has_bias=True)
     draft.token_embedding.requires_grad_(False)
     # Row r of theirs holds hidden state r and token r + 1: 7 zeros, the 16 image tokens, a zero. They also train the
     # hidden state behind the last token, which predicts nothing: for ours, an image of one token more.

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lantern.checkpoints.native import save_model
+from lantern.models.vq16 import VQ16
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.scenes import render, sample_scene
 from lantern_pipeline.world.tokenizer import (
@@ -13,8 +14,11 @@ from lantern_pipeline.world.tokenizer import (
     evaluate_tokenizer,
     load_tokenizer,
     nearest_rows,
+    read_tokenizer,
 )
+from published_layouts import ORIGINAL, refusal, vq_state, write_vq
 
+VQ_SIZES = {"image_size": 8, "grid": 4, "codebook_size": 16, "code_dim": 8}
 SMALL = TokenizerConfig(codebook_size=64, encoder_width=16, decoder_width=16, decoder_blocks=1)
 
 
@@ -101,3 +105,42 @@ def test_saved_model_is_the_same_and_foreign_files_are_named(tokenizer, images, 
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"tokenizer.safetensors"):
         load_tokenizer(path)
+
+
+def test_vq16_and_own_tokenizers(tmp_path):
+    state = vq_state()
+    model = read_tokenizer(write_vq(tmp_path / "vq_ds16_t2i.pt"), **VQ_SIZES)
+    assert isinstance(model, VQ16)
+    assert torch.equal(model.codebook, state["quantize.embedding.weight"])
+    assert not model.training
+    own = ImageTokenizer(TokenizerConfig(image_size=8, grid=4, codebook_size=16))
+    save_model(tmp_path / "own.safetensors", own)
+    assert isinstance(read_tokenizer(tmp_path / "own.safetensors", **VQ_SIZES), ImageTokenizer)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"codebook_size": 16384}, ["quantize.embedding.weight", "(16384, 8)", "codebook_size", "found (16, 8)"]),
+        ({"code_dim": 4}, ["should have shape (16, 4)", "tokenizer.code_dim", "found (16, 8)"]),
+        ({"image_size": 16}, ["grid should be 4", "tokenizer.grid", "found 8"]),
+        ({"image_size": 9}, ["data.image_size should be a multiple of 2, got 9"]),
+    ],
+    ids=str,
+)
+def test_wrong_sizes_of_image_tokenizers(tmp_path, sizes, words):
+    path = write_vq(tmp_path / "vq.pt")
+    sentence = refusal(lambda: read_tokenizer(path, **{**VQ_SIZES, **sizes}))
+    for word in ["vq.pt", *words]:
+        assert word in sentence, sentence
+
+
+def test_wrong_image_tokenizers(tmp_path):
+    path = write_vq(tmp_path / "vq.pt", **{"decoder.mid.3.conv1.weight": torch.zeros(1)})
+    assert "foreign tensor decoder.mid.3.conv1.weight" in refusal(lambda: read_tokenizer(path, **VQ_SIZES))
+    state = vq_state()
+    state.pop("decoder.conv_out.bias")
+    torch.save({"model": state}, path)
+    assert "lacks the tensor decoder.conv_out.bias of shape (3,)" in refusal(lambda: read_tokenizer(path, **VQ_SIZES))
+    sentence = refusal(lambda: read_tokenizer(ORIGINAL, **VQ_SIZES))
+    assert "lacks the tensor quantize.embedding.weight; found 20 tensors of no VQ-16" in sentence

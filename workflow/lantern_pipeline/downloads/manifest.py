@@ -94,6 +94,18 @@ def resource_sha256(given: Path | str) -> str:
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
 
+def describe_conversion(given: Path | str, model: Any) -> dict[str, Any]:
+    """Says which file a model was converted from, in place of a training's report: name, sha256, num_parameters and, of
+    a transformer, norm_eps.
+    """
+    report = {
+        "checkpoint": resource_path(given).name,
+        "sha256": resource_sha256(given),
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    return {**report, "norm_eps": model.config.norm_eps} if hasattr(model.config, "norm_eps") else report
+
+
 def describe_path(path: Path) -> dict[str, dict[str, Any]]:
     """Describes a file, or every file of a folder (hidden ones left out), by name relative to the folder.
 

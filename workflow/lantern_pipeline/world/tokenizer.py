@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lantern.checkpoints.files import compare_with_config, find_weights
+from lantern.checkpoints.llamagen import read_vq16
 from lantern.checkpoints.native import load_model, read_metadata
 from lantern.models.vq16 import VQ16, check_codes, check_images
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
@@ -209,3 +211,17 @@ def load_tokenizer(path: Path | str) -> ImageTokenizer | VQ16:
     """Reads a tokenizer in evaluation mode, the embedded world's or a published one, whichever the file holds."""
     is_published = (read_metadata(path) or {}).get("kind") == VQ16.kind
     return load_model(path, VQ16 if is_published else ImageTokenizer)
+
+
+def read_tokenizer(path: Path, image_size: int, grid: int, codebook_size: int, code_dim: int) -> ImageTokenizer | VQ16:
+    """Reads a published VQ-16, or a tokenizer in our own layout, in evaluation mode.
+
+    A ValueError names a size that is not what config key data.image_size (pixels) or section tokenizer says.
+    """
+    file = find_weights(path)
+    is_own = read_metadata(file) is not None
+    model = load_tokenizer(file) if is_own else read_vq16(file, image_size, (codebook_size, code_dim))
+    compare_with_config(file, "image_size", image_size, model.config.image_size, "data.image_size")
+    for name, value in {"grid": grid, "codebook_size": codebook_size, "code_dim": code_dim}.items():
+        compare_with_config(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
+    return model

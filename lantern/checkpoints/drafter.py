@@ -1,0 +1,146 @@
+"""The LANTERN authors' drafters as our draft models, and whether a drafter belongs to a target.
+
+Source: key lists and modelling code of jadohu/LANTERN@3a56e45.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from lantern.checkpoints.files import WeightFile, find_weights, read_weights
+from lantern.checkpoints.llamagen import CONFIG_KEYS, LLAMA_LAYER, check_heads, layer_places, load_own, read_grid
+from lantern.checkpoints.native import copy_tensors, read_metadata
+from lantern.models.config import DraftConfig, TargetConfig
+from lantern.models.draft import DraftModel
+
+# What the authors' drafter hard-codes by its input_type, whatever else config.json says: side of the grid.
+# Source: models/drafters/cnets_llamagen.py.
+_GRIDS = {"t2i": 16, "t2i2": 32}
+_TEXT_ROWS = 119  # its position table has one caption row fewer than the target's
+_ROPE_BASE = 10000.0
+_TARGET_MATRICES = ("token_embedding.weight", "head.weight")
+_ROUNDING = 0.01  # of the norm; bfloat16 rounds by 0.002
+
+
+def read_draft(path: Path, target: TargetConfig) -> DraftModel:
+    """Reads a drafter of the LANTERN authors, or one of our own.
+
+    Args:
+        path: `pytorch_model.bin` or safetensors with config.json beside it, or their folder.
+        target: sizes of the target that it drafts for.
+
+    Returns:
+        The model in evaluation mode, float32, with the file's own token embedding.
+
+    Raises:
+        FileNotFoundError: a missing file; names it.
+        ValueError: the file is damaged, or drafts for another target.
+    """
+    file = find_weights(path)
+    if read_metadata(file) is not None:
+        return load_own(file, DraftModel, target)
+    weights = read_weights(file)
+    config = _read_config(weights, target)
+    has_bias = bool(weights.require_settings().get("bias", True))
+    return fill_draft(DraftModel(config), weights.tensors, weights.path, has_bias)
+
+
+def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:
+    """Copies the tensors of a published drafter into a model; puts it into evaluation mode.
+
+    Args:
+        model: of the file's sizes.
+        tensors: by published name.
+        path: the file, for the sentence.
+        has_bias: whether the fc layer has a bias; else it becomes 0.
+
+    Raises:
+        ValueError: see `copy_tensors`.
+    """
+    places = draft_places(model, has_bias)
+    copy_tensors(tensors, places, path)
+    with torch.no_grad():
+        from_token, from_hidden = places["fc.weight"].chunk(2, dim=1)  # the token's embedding comes first
+        model.from_token.weight.copy_(from_token)
+        model.from_hidden.weight.copy_(from_hidden)
+        if not has_bias:
+            model.from_token.bias.zero_()
+    return model.eval()
+
+
+def draft_places(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
+    """Where each tensor of a published drafter goes, by published name; fc.weight, our two matrices, into a copy."""
+    own = model.state_dict()
+    places = {
+        "embed_tokens.weight": own["token_embedding.weight"],
+        "fc.weight": torch.cat([own["from_token.weight"], own["from_hidden.weight"]], dim=1),
+    }
+    places |= {"fc.bias": own["from_token.bias"]} if has_bias else {}
+    return places | layer_places(model.layer, "layers.0", LLAMA_LAYER)
+
+
+def find_embedding(model: DraftModel, target: Path | str) -> str | None:
+    """Finds the matrix of the target that a drafter's token embedding was copied from.
+
+    The authors' training copies the head where the target is one file, and the token embedding where it lies in shards
+    (models/drafters/cnets_llamagen.py); a copy of neither is another target's drafter.
+
+    Args:
+        model: drafter.
+        target: file of the target in our own layout, of the same width and vocabulary.
+
+    Returns:
+        "token_embedding.weight" or "head.weight", equal up to the rounding of a half precision; None where neither is.
+    """
+    own = model.token_embedding.weight.detach().float()
+    with safe_open(target, framework="pt") as file:
+        for name in _TARGET_MATRICES:
+            matrix = file.get_tensor(name).float()
+            if torch.linalg.norm(own - matrix) <= _ROUNDING * torch.linalg.norm(matrix):
+                return name
+    return None
+
+
+def _read_config(weights: WeightFile, target: TargetConfig) -> DraftConfig:
+    """Sizes that config.json gives, compared with the target's."""
+    file = weights.settings_path
+    input_type = weights.setting("input_type", str)
+    if input_type == "c2i":
+        raise ValueError(f"{file}: input_type should be t2i or t2i2, found c2i: a drafter for classes")
+    check_heads(weights)
+    _compare(file, "num_hidden_layers", 1, weights.setting("num_hidden_layers"))
+    for name in ("dim", "num_heads", "vocab_size"):
+        key = CONFIG_KEYS[name][1]
+        _compare(file, key, getattr(target, name), weights.setting(key))
+    if input_type in _GRIDS:
+        grid, text_rows = _GRIDS[input_type], _TEXT_ROWS
+        wanted = {side: name for name, side in _GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
+        _compare(file, "input_type", wanted, input_type)
+    else:
+        grid, text_rows = read_grid(weights), weights.setting("cls_token_num")
+        _compare(file, "block_size", target.grid**2, grid**2)
+    _compare(file, "cls_token_num (position offset)", target.num_text_tokens - 1, text_rows)
+    return DraftConfig(
+        dim=target.dim,
+        num_heads=target.num_heads,
+        ffn_hidden=weights.setting("intermediate_size"),
+        vocab_size=target.vocab_size,
+        grid=grid,
+        num_text_tokens=text_rows + 1,
+        norm_eps=weights.setting("rms_norm_eps", float),
+        rope_base=_ROPE_BASE,
+        masks_text_padding=False,
+    )
+
+
+def _compare(path: Path, key: str, expected: Any, found: Any) -> None:
+    if expected != found:
+        raise ValueError(
+            f"{path}: {key} should be {expected} to draft for this target, found {found}; "
+            "choose the drafter that was published with the target"
+        )
