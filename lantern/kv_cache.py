@@ -15,7 +15,7 @@ class KVCache:
 
     Args:
         num_layers: layers.
-        num_rows: rows of the batch, guidance rows included.
+        num_rows: images, or twice as many under guidance: rows of the captions first, then of the null caption.
         num_slots: sequence slots per row.
         num_heads: attention heads.
         head_dim: width of a head.
@@ -39,14 +39,14 @@ class KVCache:
         self.keys = torch.zeros(num_layers, num_rows, num_slots, num_heads, head_dim, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)]
-        self._row_offsets = torch.arange(num_rows, device=device)[:, None] * num_slots  # (rows, 1)
+        self._row_offsets = torch.arange(num_rows, device=device) * num_slots
         self._flat_slots = torch.empty(0, dtype=torch.int64, device=device)
 
     def place(self, slots: torch.Tensor) -> None:
         """Chooses where the next `append` of every layer writes.
 
         Args:
-            slots: int64, (rows, nodes), or (rows / 2, nodes) to use the same slots for both halves of a guided batch.
+            slots: int64, (rows, nodes), or (batch, nodes) to use the same slots for both captions of a guided batch.
         """
         self._flat_slots = self._flatten(slots)
 
@@ -69,7 +69,7 @@ class KVCache:
         """Copies slots of every layer: the slot source[r, j] of row r goes to target[r, j].
 
         Args:
-            source: int64, (rows or rows / 2, n).
+            source: int64, (rows or batch, n).
             target: int64, same shape; no slot twice in a row.
         """
         flat_source, flat_target = self._flatten(source), self._flatten(target)
@@ -78,6 +78,4 @@ class KVCache:
             flat.index_copy_(1, flat_target, flat.index_select(1, flat_source))
 
     def _flatten(self, slots: torch.Tensor) -> torch.Tensor:
-        if slots.shape[0] != self.num_rows:
-            slots = slots.repeat(self.num_rows // slots.shape[0], 1)
-        return (slots + self._row_offsets).flatten()
+        return (slots + self._row_offsets.view(-1, len(slots), 1)).flatten()  # (captions, batch, n), flattened

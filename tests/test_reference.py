@@ -24,7 +24,7 @@ from lantern.checkpoints.native import copy_tensors
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
-from lantern.drafting import Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
+from lantern.drafting import DrafterState, Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
@@ -135,18 +135,15 @@ def test_drafter_hidden_and_logits(reference):
     torch.testing.assert_close(logits, stored["drafter_out_logits"], atol=LOGIT_TOLERANCE, rtol=0)
 
 
-def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tuple[TreeDrafter, PendingTokens]:
+def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tuple[TreeDrafter, DrafterState]:
     """A drafter that has seen the stored caption, and the first emitted token."""
     stored = reference.tree
     drafter = TreeDrafter(reference.draft, reference.target, drafts, tree, sampling)
     noise = NoiseField(0, ["p"], SIZES["block"], SIZES["vocab"])
-    mask = torch.ones(2, SIZES["cls"], dtype=torch.bool)
+    mask = torch.ones(1, SIZES["cls"], dtype=torch.bool)
+    first = stored["input_ids_full"][:1, -1:].long()
     with torch.inference_mode():
-        drafter.start(stored["prefill_hidden"], mask, noise)
-    width = drafter.max_depth + 1
-    tokens = stored["input_ids_full"][:1, -1:].long().expand(1, width)
-    hidden = stored["prefill_hidden"][:, -1:].expand(-1, width, -1)
-    return drafter, PendingTokens(tokens, hidden, torch.ones(1, dtype=torch.int64))
+        return drafter, drafter.start(stored["prefill_hidden"][:, None], mask, noise, first)
 
 
 @pytest.mark.parametrize("shape", [(20, 2, 6), (59, 4, 10)], ids=["tt20_d2_k6", "tt59_d4_k10"])
@@ -158,14 +155,14 @@ def test_dynamic_trees(reference, mode, shape):
         sampling = SamplingConfig(temperature=0.0, cfg_scale=scale)
     else:
         sampling = SamplingConfig(0.8, 20, 0.95, "top_p_first", scale)
-    drafter, pending = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
-    calls = [(pending, 1)]
+    drafter, state = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
+    calls = [(state.pending, 1)]
     # The second call comes after two more tokens, with the hidden states that predicted them.
     two = reference.tree["call2_hidden"].shape[1]
     width = drafter.max_depth + 1
     tokens = torch.nn.functional.pad(reference.tree["call2_input_ids"][:1, -two:].long(), (0, width - two))
     hidden = torch.nn.functional.pad(reference.tree["call2_hidden"], (0, 0, 0, width - two))
-    calls.append((PendingTokens(tokens, hidden, torch.full((1,), two)), 1 + two))
+    calls.append((PendingTokens(tokens, hidden[:, None], torch.full((1,), two)), 1 + two))
     for number, (waiting, length) in enumerate(calls, start=1):
         kept_scores = []
         select = drafter._select
@@ -175,8 +172,9 @@ def test_dynamic_trees(reference, mode, shape):
             return select(root, tokens, scores, parents)
 
         drafter._select = spy
+        state.pending = waiting
         with torch.inference_mode():
-            drafts = drafter.grow(waiting, torch.tensor([length]))
+            drafts = drafter.grow(state, torch.tensor([length]))
         drafter._select = select
         prefix = f"{mode}.tt{nodes}_d{depth}_k{top_k}.call{number}."
         tokens, mask = reference.tree[prefix + "draft_tokens"].long(), reference.tree[prefix + "tree_mask"][0, 0].bool()
@@ -216,9 +214,9 @@ def test_static_tree_structure(name):
 def test_static_drafts_greedy(reference, name):
     scale = float(reference.tree["cfg_scale"])
     sampling = SamplingConfig(temperature=0.0, cfg_scale=scale)
-    drafter, pending = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
+    drafter, state = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
     with torch.inference_mode():
-        drafts = drafter.grow(pending, torch.tensor([1]))
+        drafts = drafter.grow(state, torch.tensor([1]))
     stored = load_file(FOLDER / "static_draft.safetensors")[f"{name.removesuffix('5')}.greedy.tree_candidates"]
     assert torch.equal(drafts.tokens, stored.long())
 
@@ -377,8 +375,9 @@ def generate_reference(reference, run: str, scale: float) -> decoding.Generation
     decoder = Decoder(models, method_of(kind, k, delta), SamplingConfig(temperature=0.0, cfg_scale=scale), tree)
     # The draft model reads padded caption rows as the reference's float32 code computes them (reference/models.md).
     start = decoder.drafter.start
-    decoder.drafter.start = lambda hidden, mask, noise: start(reference.io["prefill_hidden_lantern"], mask, noise)
     features, mask = reference.io["cond_leftpad"], reference.io["mask_leftpad"].bool()
+    stored = reference.io["prefill_hidden_lantern"].unflatten(0, (-1, len(features)))
+    decoder.drafter.start = lambda hidden, *rest: start(stored, *rest)
     ids = [f"p{i}" for i in range(len(features))]
     return decoder.generate(features, mask, NoiseField(0, ids, SIZES["block"], SIZES["vocab"]))
 

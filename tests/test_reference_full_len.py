@@ -110,24 +110,23 @@ def test_drafter_hidden_and_logits(reference):
     torch.testing.assert_close(logits, stored["drafter_out_logits"], atol=LOGIT_TOLERANCE, rtol=0)
 
 
-def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tuple[TreeDrafter, list]:
-    """A drafter that has seen the stored caption, and what it is called with: the first token, then two more."""
+def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig):
+    """A drafter that has seen the stored caption, its state, and what is pending at two calls: the first token, then
+    two more.
+    """
     stored = reference.tree
     drafter = TreeDrafter(reference.draft, reference.target, drafts, tree, sampling)
+    first, noise = stored["input_ids_full"][:1, -1:].long(), NoiseField(0, ["p"], 256, 128)
     with torch.inference_mode():
-        drafter.start(stored["prefill_hidden"], torch.ones(2, 120, dtype=torch.bool), NoiseField(0, ["p"], 256, 128))
+        mask = torch.ones(1, 120, dtype=torch.bool)
+        state = drafter.start(stored["prefill_hidden"][:, None], mask, noise, first)
     width, two = drafter.max_depth + 1, stored["call2_hidden"].shape[1]
-    first = PendingTokens(
-        stored["input_ids_full"][:1, -1:].long().expand(1, width),
-        stored["prefill_hidden"][:, -1:].expand(-1, width, -1),
-        torch.ones(1, dtype=torch.int64),
-    )
     more = PendingTokens(
         torch.nn.functional.pad(stored["call2_input_ids"][:1, -two:].long(), (0, width - two)),
-        torch.nn.functional.pad(stored["call2_hidden"], (0, 0, 0, width - two)),
+        torch.nn.functional.pad(stored["call2_hidden"], (0, 0, 0, width - two))[:, None],
         torch.full((1,), two),
     )
-    return drafter, [(first, 1), (more, 1 + two)]
+    return drafter, state, [(state.pending, 1), (more, 1 + two)]
 
 
 @pytest.mark.parametrize("shape", [(20, 2, 6), (59, 4, 10)], ids=["tt20_d2_k6", "tt59_d4_k10"])
@@ -137,7 +136,7 @@ def test_dynamic_trees_of_both_calls(reference, mode, shape):
     scale = float(reference.tree["cfg_scale"])
     greedy = SamplingConfig(temperature=0.0, cfg_scale=scale)
     sampling = greedy if mode == "greedy" else SamplingConfig(0.8, 20, 0.95, "top_p_first", scale)
-    drafter, calls = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
+    drafter, state, calls = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
     kept_scores = []
     select = drafter._select
 
@@ -146,9 +145,9 @@ def test_dynamic_trees_of_both_calls(reference, mode, shape):
         return select(root, tokens, scores, parents)
 
     drafter._select = spy
-    for number, (pending, length) in enumerate(calls, start=1):
+    for number, (state.pending, length) in enumerate(calls, start=1):
         with torch.inference_mode():
-            drafts = drafter.grow(pending, torch.tensor([length]))
+            drafts = drafter.grow(state, torch.tensor([length]))
         prefix = f"{mode}.tt{nodes}_d{depth}_k{top_k}.call{number}."
         tokens = reference.tree[prefix + "draft_tokens"].long()
         visible = reference.tree[prefix + "tree_mask"][0, 0].bool()
@@ -171,9 +170,9 @@ def token_paths(tokens: torch.Tensor, visible: torch.Tensor) -> set[tuple[int, .
 @pytest.mark.parametrize("name", ["naive_extend_57", "mc_sim_7b_63", "chain5"])
 def test_static_trees_drafted_greedily(reference, name):
     sampling = SamplingConfig(temperature=0.0, cfg_scale=float(reference.tree["cfg_scale"]))
-    drafter, calls = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
+    drafter, state, _ = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
     with torch.inference_mode():
-        drafts = drafter.grow(calls[0][0], torch.tensor([1]))
+        drafts = drafter.grow(state, torch.tensor([1]))
     stored = load_file(FOLDER / "static_draft.safetensors")[f"{name.removesuffix('5')}.greedy.tree_candidates"]
     assert torch.equal(drafts.tokens, stored.long())
 

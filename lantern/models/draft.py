@@ -12,8 +12,8 @@ from torch import nn
 
 from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
-from lantern.models.target import TargetModel, gather_rotary
-from lantern.models.transformer import Layer, rotary_table, store_column_major
+from lantern.models.target import TargetModel
+from lantern.models.transformer import Context, Layer, gather_rotary, repeat_rows, rotary_table, store_column_major
 
 
 class DraftModel(nn.Module):
@@ -82,6 +82,38 @@ class DraftModel(nn.Module):
             self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None, None], mask
         )
 
+    def prefill(self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int) -> Context:
+        """Runs the captions of a batch; `extend` goes on from there.
+
+        Args:
+            hidden: the target's hidden states of the captions, (captions, batch, num_text_tokens - 1, dim).
+            mask: bool, (batch, num_text_tokens - 1), True where a caption token is.
+            num_slots: of the cache.
+        """
+        visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
+        hidden = hidden.flatten(0, 1)
+        context = Context(self.new_cache(len(hidden), num_slots), visible)
+        slots, attention_mask = context.place_text()
+        self.run_cached(torch.zeros_like(slots), hidden, slots, attention_mask, context.cache)
+        return context
+
+    def extend(
+        self,
+        context: Context,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        slots: torch.Tensor,
+        rotary_rows: torch.Tensor,
+        window: torch.Tensor,
+    ) -> torch.Tensor:
+        """Runs new nodes behind what the context holds; arguments and result as in `TargetModel.extend`, but for
+        `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
+        """
+        mask = context.place(slots, window)
+        return self.run_cached(tokens, hidden.flatten(0, 1), rotary_rows, mask, context.cache).unflatten(
+            0, (-1, len(tokens))
+        )
+
     def run_cached(
         self, tokens: torch.Tensor, hidden: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
@@ -89,7 +121,7 @@ class DraftModel(nn.Module):
 
         Args:
             tokens: int64, (batch, nodes).
-            hidden: (rows, nodes, dim); rows = batch, or twice the batch under guidance (both halves draft the same
+            hidden: (rows, nodes, dim); rows = batch, or twice the batch under guidance (both captions draft the same
                 tokens).
             rotary_rows: int64, (batch, nodes).
             mask: additive, (rows, 1, nodes, slots).
@@ -98,10 +130,7 @@ class DraftModel(nn.Module):
         Returns:
             Predicted next hidden states, (rows, nodes, dim).
         """
-        embedded = self.embed(tokens)
-        if hidden.shape[0] != embedded.shape[0]:
-            embedded = embedded.repeat(hidden.shape[0] // embedded.shape[0], 1, 1)
-        x = embedded + self.from_hidden(hidden)
+        x = repeat_rows(self.embed(tokens), len(hidden)) + self.from_hidden(hidden)
         return self.layer(x, gather_rotary(self.rotary, rotary_rows, x.shape[0]), mask, cache)
 
     def prepare_for_decoding(self) -> DraftModel:

@@ -13,7 +13,17 @@ from torch import nn
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache
 from lantern.models.config import TargetConfig
-from lantern.models.transformer import Layer, RMSNorm, cast_weights, rotary_table, store_column_major
+from lantern.models.transformer import (
+    Context,
+    Layer,
+    RMSNorm,
+    cast_weights,
+    gather_rotary,
+    repeat_rows,
+    rotary_table,
+    store_column_major,
+)
+from lantern.sampling import guide
 
 
 class TargetModel(nn.Module):
@@ -66,6 +76,12 @@ class TargetModel(nn.Module):
         """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
         return self.head(hidden.to(self.head.weight.dtype)).float()
 
+    def guided_logits(self, hidden: torch.Tensor, cfg_scale: float) -> torch.Tensor:
+        """Logits of hidden states, guided where the null caption runs along: (captions, ..., dim) -> float32 (...,
+        vocab).
+        """
+        return self.read_logits(guide(hidden.flatten(0, 1), cfg_scale) if len(hidden) == 2 else hidden[0])
+
     def embed_text(self, features: torch.Tensor) -> torch.Tensor:
         """Projects caption features (rows, num_text_tokens, caption_dim) to (rows, num_text_tokens, dim)."""
         return self.caption_out(F.gelu(self.caption_in(features), approximate="tanh"))
@@ -89,6 +105,57 @@ class TargetModel(nn.Module):
         for layer in self.layers:
             x = layer(x, rotary, attention_mask)
         return self.final_norm(x)
+
+    def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """`forward` of images with their captions, then with the null caption under the same masks: (2 images, ...)."""
+        both = torch.cat([features, self.null_features(len(features))])
+        return self(both, repeat_rows(mask, len(both)), repeat_rows(codes, len(both)))
+
+    def prefill(
+        self, features: torch.Tensor, mask: torch.Tensor, num_slots: int, *, is_guided: bool
+    ) -> tuple[torch.Tensor, Context]:
+        """Runs the captions of a batch; `extend` goes on from there.
+
+        Args:
+            features: caption features, (batch, num_text_tokens, caption_dim), left-padded.
+            mask: bool, (batch, num_text_tokens), True where a caption token is.
+            num_slots: of the cache.
+            is_guided: run the null caption along, masked like its prompt, as LlamaGen does.
+
+        Returns:
+            (hidden states after the final norm, (captions, batch, num_text_tokens, dim), captions = 1, or 2 under
+            guidance: the prompt's and the null caption; context).
+        """
+        if is_guided:
+            features = torch.cat([features, self.null_features(len(features)).to(features.dtype)])
+        context = Context(self.new_cache(len(features), num_slots), mask)
+        slots, attention_mask = context.place_text()
+        hidden = self.run_cached(self.embed_text(features), slots, attention_mask, context.cache)
+        return hidden.unflatten(0, (-1, len(mask))), context
+
+    def extend(
+        self,
+        context: Context,
+        tokens: torch.Tensor,
+        slots: torch.Tensor,
+        rotary_rows: torch.Tensor,
+        window: torch.Tensor,
+    ) -> torch.Tensor:
+        """Runs new nodes behind what the context holds.
+
+        Args:
+            context: of the batch; takes their keys and values.
+            tokens: int64, (batch, nodes).
+            slots: int64, (batch, nodes): where their keys and values go.
+            rotary_rows: int64, (batch, nodes): row of the rotary table of each node.
+            window: additive, (batch, nodes, slots): what each node sees, closed caption rows notwithstanding.
+
+        Returns:
+            Hidden states after the final norm, (captions, batch, nodes, dim).
+        """
+        mask = context.place(slots, window)
+        x = repeat_rows(self.token_embedding(tokens), len(mask))
+        return self.run_cached(x, rotary_rows, mask, context.cache).unflatten(0, (-1, len(tokens)))
 
     def null_features(self, num_rows: int) -> torch.Tensor:
         """The learned null caption, (num_rows, num_text_tokens, caption_dim)."""
@@ -140,12 +207,3 @@ def cast_target(model: TargetModel, dtype: torch.dtype) -> TargetModel:
     cast_weights(model, dtype)
     model.head = head
     return model
-
-
-def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Rotary factors of some nodes: table (n, head_dim / 2), rotary_rows (batch, nodes) -> (num_rows, nodes, 1, 1,
-    head_dim / 2).
-    """
-    batch, nodes = rotary_rows.shape
-    rotary = table.index_select(0, rotary_rows.flatten()).view(batch, nodes, 1, 1, -1)
-    return rotary if num_rows == batch else rotary.repeat(num_rows // batch, 1, 1, 1, 1)

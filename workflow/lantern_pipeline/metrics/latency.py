@@ -17,14 +17,7 @@ from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_statistic
 
-# Parts of a step: name -> (attribute of the decoder that holds the method, "" for the decoder itself; method).
-PARTS = {
-    "draft": [("drafter", "grow")],
-    "target": [("", "_run_target")],
-    "score": [("", "_score")],
-    "verify": [("verifier", "verify")],
-    "commit": [("", "_commit_path"), ("", "_commit_one")],
-}
+PARTS = ("draft", "target", "score", "verify", "commit")  # of a step, as `Decoder.timer` is told them
 COLUMNS = ["method_id", "temperature", "prompt_id", "seconds", "target_forwards"]
 
 
@@ -108,33 +101,17 @@ def profile_steps(
 def _clocks(decoder: Decoder) -> Iterator[dict[str, float]]:
     """Seconds spent in each part and in whole steps ("step") while the block runs; the decoder is left as it was."""
     seconds = dict.fromkeys([*PARTS, "step"], 0.0)
-    wrapped, running = [], []
 
-    def wrap(owner: object, name: str, part: str) -> None:
-        inner = getattr(owner, name)
+    @contextmanager
+    def clock(part: str) -> Iterator[None]:
+        synchronise(decoder.device)
+        begun = time.perf_counter()
+        yield
+        synchronise(decoder.device)
+        seconds[part] += time.perf_counter() - begun
 
-        def outer(*args, **kwargs):
-            running.append(part)
-            synchronise(decoder.device)
-            begun = time.perf_counter()
-            result = inner(*args, **kwargs)
-            synchronise(decoder.device)
-            if running[0] == "step":  # the prefill scores as well, but is no step
-                seconds[part] += time.perf_counter() - begun
-            running.pop()
-            return result
-
-        setattr(owner, name, outer)
-        wrapped.append((owner, name))
-
-    wrap(decoder, "step", "step")
-    for part, places in PARTS.items():
-        for attribute, name in places:
-            owner = getattr(decoder, attribute) if attribute else decoder
-            if owner is not None:
-                wrap(owner, name, part)
+    timer, decoder.timer = decoder.timer, clock
     try:
         yield seconds
     finally:
-        for owner, name in wrapped:
-            delattr(owner, name)
+        decoder.timer = timer

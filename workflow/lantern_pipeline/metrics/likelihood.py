@@ -35,9 +35,8 @@ def teacher_forced_logits(
     codes, first = codes.long(), features.shape[1] - 1
     if cfg_scale == 1:
         hidden = target_model(features, mask, codes[:, :-1])[:, first:]
-    else:  # the null caption is masked with the prompt's own mask, as in decoding
-        both = torch.cat([features, target_model.null_features(len(features))])
-        hidden = target_model(both, mask.repeat(2, 1), codes[:, :-1].repeat(2, 1))[:, first:]
+    else:
+        hidden = target_model.forward_with_null(features, mask, codes[:, :-1])[:, first:]
         hidden = guide(hidden, cfg_scale).to(hidden.dtype)  # guidance commutes with the bias-free head
     return target_model.head(hidden).float()
 
