@@ -128,14 +128,13 @@ def run_target(
         with_null: adds the same images with the null caption behind, under their prompts' masks, as guidance has them.
 
     Returns:
-        (codes, mask, hidden states (rows, num_text_tokens + tokens - 1, dim)), rows = images or twice as many.
+        (codes, mask, hidden states (rows, num_text_tokens + tokens - 1, dim)), rows = images or twice as many; codes
+        and mask are given once an image.
     """
     weight = target.null_caption
     codes, mask, features = codes.to(weight.device), mask.to(weight.device), features.to(weight.device, weight.dtype)
-    if with_null:
-        features = torch.cat([features, target.null_features(len(codes))])
-        codes, mask = codes.repeat(2, 1), mask.repeat(2, 1)
-    return codes, mask, target(features, mask, codes[:, :-1])
+    run = target.forward_with_null if with_null else target
+    return codes, mask, run(features, mask, codes[:, :-1])
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:

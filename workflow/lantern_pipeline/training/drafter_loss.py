@@ -12,6 +12,7 @@ from torch import nn
 from lantern.attention_mask import prefix_mask
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
+from lantern.models.transformer import repeat_rows
 from lantern.sampling import guide
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
@@ -39,9 +40,10 @@ class DraftLoss(nn.Module):
         """Loss of a batch and the overlap sum_x min(t(x), p(x)) at each depth of drafting.
 
         Args:
-            codes: int64, (rows, tokens); under the guided loss the second half repeats the first.
-            mask: bool, (rows, num_text_tokens).
-            hidden: the target's hidden states, (rows, num_text_tokens + tokens - 1, dim).
+            codes: int64, (images, tokens).
+            mask: bool, (images, num_text_tokens).
+            hidden: the target's hidden states, (rows, num_text_tokens + tokens - 1, dim); under the guided loss those
+                with the null caption follow.
             noisy_hidden: what the draft model sees of them, same shape.
 
         Returns:
@@ -106,17 +108,18 @@ def unroll(
 
     Args:
         draft: the model.
-        codes: int64, (rows, tokens).
-        mask: bool, (rows, num_text_tokens).
+        codes: int64, (images, tokens).
+        mask: bool, (images, num_text_tokens).
         hidden: target hidden states, (rows, num_text_tokens + tokens - 1, dim); the last row is not read.
         passes: how deep.
 
     Returns:
         Per pass the predicted hidden states, (rows, tokens - 1, dim); row n predicts token n + 1.
     """
-    num_text, n = mask.shape[1] - 1, codes.shape[1] - 1
+    rows, num_text, n = len(hidden), mask.shape[1] - 1, codes.shape[1] - 1
+    codes, mask = repeat_rows(codes, rows), repeat_rows(mask, rows)
     text_mask = mask[:, :-1] if draft.config.masks_text_padding else torch.ones_like(mask[:, :-1])
-    tokens = torch.cat([codes.new_zeros(len(codes), num_text), codes[:, :n]], dim=1)
+    tokens = torch.cat([codes.new_zeros(rows, num_text), codes[:, :n]], dim=1)
     cache = _GrowingCache()
     attention = prefix_mask(text_mask, num_text + n, hidden.dtype)
     rotary = draft.rotary[: num_text + n, None, None]
@@ -128,7 +131,6 @@ def unroll(
         shifted = F.pad(out, (0, 0, 1, 0))[:, :-1]  # row n continues what the draft model predicted at row n - 1
         masks = [attention[:, :, num_text:, :num_text], _band(step, depth, None, hidden.dtype)]
         masks += [_band(step, depth - between, depth - between, hidden.dtype) for between in range(1, depth + 1)]
-        rows = len(codes)
         joined = torch.cat([part.expand(rows, -1, -1, -1) for part in masks], dim=-1)
         x = embedded[:, num_text:] + draft.from_hidden(shifted)
         out = draft.layer(x, rotary[num_text:], joined, cache)
