@@ -6,6 +6,8 @@ min_version("9.0")
 
 
 configfile: "config.yaml"
+# The catalogue of files from elsewhere: beside the workflow, wherever that runs.
+configfile: f"{workflow.basedir}/workflow/resources.yaml"
 
 
 report: "workflow/report/workflow.rst"

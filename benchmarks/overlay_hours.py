@@ -55,7 +55,7 @@ class Estimate:
 def load_config(overlays: list[Path]) -> dict[str, Any]:
     """The default config with overlays, checked."""
     config = load_yaml(ROOT / "config.yaml")
-    for path in overlays:
+    for path in (ROOT / "workflow" / "resources.yaml", *overlays):
         update_config(config, load_yaml(path))
     validate_config(config)
     return config

@@ -20,11 +20,11 @@ DATA = ROOT / "tests" / "data"
 
 
 def load_config(paths) -> dict:
-    """The config that Snakemake makes of config files, checked: later ones over earlier ones, key by key."""
+    """The config that Snakemake makes of config files, checked: later ones over earlier ones."""
     from snakemake.utils import update_config
 
     config = {}
-    for path in paths:
+    for path in (ROOT / "workflow" / "resources.yaml", *paths):
         update_config(config, load_yaml(path))
     validate_config(config)
     return config

@@ -5,13 +5,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from conftest import ROOT
+from conftest import ROOT, load_config
 from lantern.methods import expand_methods
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_sample import FinishedRun
-from lantern_pipeline.config.validate import load_yaml
 
-CONFIG = load_yaml(ROOT / "config.yaml")
+CONFIG = load_config([ROOT / "config.yaml"])
 
 
 def run(*arguments):

@@ -280,7 +280,7 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
     "sections, words",
     [
         ({"sampling": {"topk": 3}}, "config key sampling.topk is unknown; did you mean top_k?"),
-        ({"methods": [{"preset": "autoregresive"}]}, "methods[0]: preset must be one of autoregressive"),
+        ({"methods": [{"preset": "autoregresive"}]}, "methods[0].preset must be one of autoregressive"),
         ({"methods": [{"preset": "eagle1", "tree": "oak"}]}, "methods[0]: tree must be one of"),
         (
             {"codebook": {"num_neighbours": 32}},
@@ -288,7 +288,7 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
         ),
         (
             {"ablations": {"grids": {"mine": {"methods": [{"preset": "lanturn"}]}}}},
-            "ablations.grids.mine.methods[0]: preset must be one of autoregressive",
+            "ablations.grids.mine.methods[0].preset must be one of autoregressive",
         ),
     ],
     ids=["misspelt", "method", "tree", "k", "ablation"],
@@ -298,6 +298,16 @@ def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, sections, words)
     assert code != 0 and words in output and "Traceback" not in output, output
     assert words in output.strip().splitlines()[-1]
     assert not (tmp_path / "results").exists()
+
+
+def test_a_key_given_twice_in_an_overlay_stops_at_once_with_one_sentence(tmp_path):
+    workflow = with_overlay(Workflow(tmp_path), tmp_path)
+    workflow.overlays[0].write_text("prompts:\n  seen:\n    num: 4\n  seen:\n    num: 5\n")
+    code, output = workflow.run()
+    words = (
+        "overlay.yaml, line 4: not valid YAML (the key seen stands twice in one section, first in line 2; remove one)"
+    )
+    assert code != 0 and output.strip().splitlines()[-1].endswith(words), output
 
 
 @pytest.mark.parametrize(

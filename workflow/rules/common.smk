@@ -7,7 +7,14 @@ from pathlib import Path
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
-from lantern_pipeline.config.validate import describe_folder, table_file, tree_settings, uses_gpu, validate_config
+from lantern_pipeline.config.validate import (
+    check_config_files,
+    describe_folder,
+    table_file,
+    tree_settings,
+    uses_gpu,
+    validate_config,
+)
 from lantern_pipeline.runtime.environment import set_job_environment
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
@@ -21,6 +28,7 @@ RUN_LOCK = RunLock()
 try:
     if workflow.is_main_process:
         RUN_LOCK.check(sys.argv)
+        check_config_files(workflow.configfiles)
     validate_config(config)
     RESOURCES = parse_entries(config["resources"])
     check_choices(config["metrics"], RESOURCES)

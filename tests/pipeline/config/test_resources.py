@@ -1,27 +1,21 @@
 """What jobs ask for follows from the config's sizes."""
 
-import copy
 import subprocess
 import sys
 
 import torch
-from snakemake.utils import update_config
 
-from conftest import ROOT
+from conftest import ROOT, load_config
 from lantern.checkpoints.native import save_model
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetModel
 from lantern_pipeline.config.resources import BASE_DISK_MB, JobSizes, disk_mb, growing, target_sizes
-from lantern_pipeline.config.validate import load_yaml
 
-DEFAULT = load_yaml(ROOT / "config.yaml")
+DEFAULT = load_config([ROOT / "config.yaml"])
 
 
 def overlaid(*names):
-    config = copy.deepcopy(DEFAULT)
-    for name in names:
-        update_config(config, load_yaml(ROOT / "experiments" / f"{name}.yaml"))
-    return config
+    return load_config([ROOT / "config.yaml", *(ROOT / "experiments" / f"{name}.yaml" for name in names)])
 
 
 def test_every_attempt_asks_for_twice_as_much():

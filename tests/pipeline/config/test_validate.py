@@ -1,12 +1,13 @@
 """The default config is valid; whatever is wrong with another one is a single sentence that names the key."""
 
 import copy
+import re
 from dataclasses import dataclass
 
 import pytest
 
-from conftest import ROOT
-from lantern.methods import MethodSpec
+from conftest import ROOT, load_config
+from lantern.methods import DRAFTS, NEIGHBOURS, PRESETS, RELAXATIONS, RESIDUALS, MethodSpec
 from lantern.models.config import pick
 from lantern_pipeline.config.validate import (
     SCHEMA_PATH,
@@ -18,7 +19,7 @@ from lantern_pipeline.config.validate import (
     validate_config,
 )
 
-DEFAULT = load_yaml(ROOT / "config.yaml")
+DEFAULT = load_config([ROOT / "config.yaml"])
 
 
 # Overlays that are laid over another one, as their first lines say.
@@ -55,12 +56,7 @@ def test_the_default_config_is_valid():
 
 @pytest.mark.parametrize("overlay", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_overlay_is_valid_on_top_of_the_default(overlay):
-    from snakemake.utils import update_config
-
-    config = copy.deepcopy(DEFAULT)
-    for name in (*BELOW.get(overlay.stem, ()), overlay.stem):
-        update_config(config, load_yaml(overlay.with_stem(name)))
-    validate_config(config)
+    load_config([ROOT / "config.yaml", *(overlay.with_stem(name) for name in BELOW.get(overlay.stem, ())), overlay])
 
 
 @pytest.mark.parametrize(
@@ -79,6 +75,8 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("target.num_layers", 6.5, ["target.num_layers", "whole number", "6.5"]),
         ("target.num_layers", True, ["target.num_layers", "whole number", "True"]),
         ("target.learning_rate", "2e-3", ["target.learning_rate", "write 0.002 without quotes"]),
+        ("target.num_steps", "2e2", ["target.num_steps must be a whole number, got '2e2'; write 200 without quotes"]),
+        ("target.num_steps", "200.5", ["target.num_steps must be a whole number, got '200.5' (optimiser"]),
         ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
         ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
         ("experiment", "", ["experiment"]),
@@ -119,10 +117,10 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ),
         ("total_variation.deltas", [0.1, 1.5], ["total_variation.deltas[1]", "at most 1", "1.5"]),
         ("total_variation.deltas", [], ["total_variation.deltas", "at least 1 entries"]),
-        ("law.num_images", 1, ["total_variation.num_images", "at least 2"]),
-        ("law.num_samples", 1, ["total_variation.num_samples", "at least 2"]),
-        ("law.aggregated", [5, 0], ["total_variation.aggregated[1]", "at least 1"]),
-        ("law.aggregated_deltas", [0.1, 2], ["total_variation.aggregated_deltas[1]", "at most 1"]),
+        ("total_variation.num_images", 1, ["total_variation.num_images", "at least 2"]),
+        ("total_variation.num_samples", 1, ["total_variation.num_samples", "at least 2"]),
+        ("total_variation.aggregated", [5, 0], ["total_variation.aggregated[1]", "at least 1"]),
+        ("total_variation.aggregated_deltas", [0.1, 2], ["total_variation.aggregated_deltas[1]", "at most 1"]),
         ("latency.num_profiled", 0, ["latency.num_profiled", "at least 1"]),
         ("metrics.fidelity_resamples", 1, ["metrics.fidelity_resamples", "at least 2"]),
         ("study.methods", ["proximty-k5"], ["study.methods", "did you mean proximity-k5?"]),
@@ -198,6 +196,66 @@ def test_a_bad_method_is_one_sentence(entry, words):
 def test_a_bad_ablation_is_one_sentence_that_names_its_grid(changes, words):
     sentence = sentence_for(changed("ablations.grids.mine", {"methods": [{"preset": "coupled"}], **changes}))
     assert [word for word in words if word not in sentence] == [], sentence
+
+
+@pytest.mark.parametrize(
+    "path, value, whole",
+    [
+        ("prompts.seen.num", 96.0, 96),
+        ("target.num_steps", 1.0e3, 1000),
+        ("repeats.training_seeds", [3.0], [3]),
+        ("methods.4.k", [5.0, 20], [5, 20]),
+        ("ablations.grids.mine", {"methods": [{"preset": "coupled"}], "drafter_steps": [40.0, None]}, [40, None]),
+    ],
+)
+def test_a_whole_number_with_a_point_is_that_whole_number_everywhere(path, value, whole):
+    config = changed(path, value)
+    validate_config(config)
+    for part in path.split("."):
+        config = config[int(part) if part.isdigit() else part]
+    found = config["drafter_steps"] if isinstance(config, dict) else config
+    assert repr(found) == repr(whole)
+
+
+def test_a_fraction_stays_one():
+    config = changed("sampling.top_p", 1.0)
+    validate_config(config)
+    assert repr(config["sampling"]["top_p"]) == "1.0"
+
+
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
+        ("recogniser", {}, "config key recogniser is now attribute_classifier; rename it"),
+        ("metrics.fidelity", "recogniser", "config key metrics.fidelity: recogniser is now attribute_classifier"),
+        ("methods.4.relaxation", "budget", "config key methods[4].relaxation: budget is now bounded"),
+        ("methods.4.relaxation", ["none", "budget"], "config key methods[4].relaxation[1]: budget is now bounded"),
+    ],
+)
+def test_a_name_of_an_earlier_version_is_told_its_new_one(path, value, words):
+    assert words in sentence_for(changed(path, value))
+
+
+def test_the_schema_names_the_parts_that_methods_have():
+    method = load_yaml(SCHEMA_PATH)["properties"]["methods"]["items"]["properties"]
+    known = {
+        "preset": PRESETS,
+        "drafts": DRAFTS,
+        "relaxation": RELAXATIONS,
+        "residual": RESIDUALS,
+        "neighbours": NEIGHBOURS,
+    }
+    for key, names in known.items():
+        assert method[key]["then"]["enum"] == method[key]["items"]["enum"] == list(names), key
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "workflow/resources.yaml", "experiments"])
+def test_editors_find_the_schema(name):
+    files = [ROOT / name] if name.endswith("yaml") else sorted((ROOT / name).glob("*.yaml"))
+    for file in files:
+        hint = re.match(r"# yaml-language-server: \$schema=(\S+)\n", file.read_text())
+        assert hint and (file.parent / hint[1]).resolve() == SCHEMA_PATH
 
 
 def test_an_ablation_may_be_null():
@@ -305,7 +363,16 @@ def test_a_folder_is_described_by_what_it_holds(tmp_path):
     assert describe_folder(None) is None and describe_folder(str(tmp_path / "none")) is None
 
 
-@pytest.mark.parametrize("text, words", [("a: [1", "not valid YAML"), ("- 1", "must hold keys"), ("a: b: c", "line 1")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("a: [1", "not valid YAML"),
+        ("- 1", "must hold keys"),
+        ("a: b: c", "line 1"),
+        ("a: 1\nb: {c: 2,\n  c: 3}", "line 3: not valid YAML (the key c stands twice in one section, first in line 2;"),
+        ("a:\n  b: 1\nc: 2\na: 3", "line 4: not valid YAML (the key a stands twice in one section, first in line 1;"),
+    ],
+)
 def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"c\.yaml") as caught:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from lantern.methods import MethodSpec
 
 SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
+
+# Names of earlier versions -> today's: sections, and values of a key.
+RENAMED_KEYS = {"law": "total_variation", "recogniser": "attribute_classifier"}
+RENAMED_VALUES = {("fidelity", "recogniser"): "attribute_classifier", ("relaxation", "budget"): "bounded"}
 
 _TYPE_NAMES = {
     "integer": "a whole number",
@@ -40,13 +44,9 @@ _BOUND_WORDS = {
 
 
 def load_yaml(path: Path | str) -> dict[str, Any]:
-    """Reads a YAML file that holds one mapping.
-
-    Raises:
-        ValueError: the file is not YAML or holds something else than keys; names the file and the line.
-    """
+    """Reads a YAML file that holds one mapping; a ValueError names the file and the line of what is wrong."""
     try:
-        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        value = yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -56,26 +56,77 @@ def load_yaml(path: Path | str) -> dict[str, Any]:
     return value
 
 
-def validate_config(config: dict[str, Any], schema: dict[str, Any] | None = None) -> None:
-    """Checks a whole configuration: keys, types and bounds by the schema, then the rules between keys.
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Refuses a key that stands twice in one mapping; YAML's loaders drop the first without a word."""
 
-    Args:
-        config: the merged configuration of a run.
-        schema: JSON schema; by default the one in `workflow/schemas/`.
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if key.value in lines:
+                problem = (
+                    f"the key {key.value} stands twice in one section, first in line {lines[key.value]}; remove one"
+                )
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
 
-    Raises:
-        ValueError: one sentence about the first thing that is wrong.
-    """
+
+def check_config_files(paths: Iterable[Path | str]) -> None:
+    """Reads the files behind a configuration once more, strictly: once merged, a key given twice cannot be seen."""
+    for path in paths:
+        if Path(path).suffix != ".json":
+            load_yaml(path)
+
+
+def validate_config(config: dict[str, Any]) -> None:
+    """Checks a run's whole configuration; whole numbers written 96.0 become 96 in it."""
+    check_keys(config)
+    check_between_keys(config)
+
+
+def check_keys(config: dict[str, Any]) -> None:
+    """Checks keys, types and bounds by the schema; whole numbers written 96.0 or 1.0e+3 become integers in `config`."""
     for path, value in _walk(config, ()):
+        _check_renamed(path, value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"config key {_dotted(path)} must be a finite number, got {value}")
-    errors = list(Draft202012Validator(schema or load_yaml(SCHEMA_PATH)).iter_errors(config))
+    schema = load_yaml(SCHEMA_PATH)
+    _require_all_keys(schema)
+    errors = list(Draft202012Validator(schema).iter_errors(config))
     if errors:
         # A misspelt key also makes its namesake missing: speak about the misspelling.
         unknown = [error for error in errors if error.validator == "additionalProperties"]
         raise ValueError(_sentence(best_match(unknown or errors)))
-    if schema is None:
-        check_between_keys(config)
+    _make_whole(config, schema)
+
+
+def _check_renamed(path: tuple, value: Any) -> None:
+    if len(path) == 1 and path[0] in RENAMED_KEYS:
+        raise ValueError(f"config key {path[0]} is now {RENAMED_KEYS[path[0]]}; rename it")
+    # A value may stand in a list of values to try: methods[2].relaxation[0].
+    key = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if isinstance(value, str) and (key, value) in RENAMED_VALUES:
+        raise ValueError(f"config key {_dotted(path)}: {value} is now {RENAMED_VALUES[key, value]}; rename it")
+
+
+def _require_all_keys(schema: Any) -> None:
+    """Makes every key of a section required where the section itself says nothing about that."""
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _require_all_keys(inner)
+    if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
+        schema.setdefault("required", list(schema["properties"]))
+
+
+def _make_whole(value: Any, schema: Any) -> Any:
+    """Replaces floats by integers where the schema wants whole numbers, in sections and lists themselves."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            value[key] = _make_whole(inner, schema.get("properties", {}).get(key) or schema["additionalProperties"])
+    elif isinstance(value, list):
+        value[:] = [_make_whole(inner, schema["items"]) for inner in value]
+    elif isinstance(value, float) and "integer" in schema.get("type", ()):
+        return int(value)
+    return value
 
 
 def tree_settings(spec: MethodSpec, config: dict[str, Any]) -> dict[str, int] | list | None:
@@ -159,12 +210,14 @@ def _sentence(error: ValidationError) -> str:
 
 def _number_hint(error: ValidationError) -> str:
     """YAML reads 1e-3 as text: say how to write it."""
-    wanted = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
-    if isinstance(error.instance, str) and {"number", "integer"} & set(wanted):
-        try:
-            return f"; write {float(error.instance)!r} without quotes"
-        except ValueError:
-            return ""
+    try:
+        number = float(error.instance) if isinstance(error.instance, str) else math.nan
+    except ValueError:
+        return ""
+    if "number" in error.validator_value and math.isfinite(number):
+        return f"; write {number!r} without quotes"
+    if "integer" in error.validator_value and number.is_integer():
+        return f"; write {int(number)} without quotes"
     return ""
 
 
