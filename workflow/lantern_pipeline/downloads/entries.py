@@ -76,18 +76,7 @@ def hub_endpoint() -> str:
 
 
 def parse_entry(name: str, entry: Mapping[str, Any]) -> Resource:
-    """Checks an entry of the config section `resources`.
-
-    Args:
-        name: the entry's name.
-        entry: keys path, url, repo, revision and files, each of which may be missing or None.
-
-    Returns:
-        The resource.
-
-    Raises:
-        ValueError: one sentence about the first thing that is wrong; names the key.
-    """
+    """Reads an entry, whose keys may be missing or None; a ValueError names the first thing that is wrong."""
     key = f"config key resources.{name}"
     if not _NAME.fullmatch(name):
         raise ValueError(f"{key}: a name may hold only letters, digits, '_' and '-'")
@@ -109,16 +98,7 @@ def parse_entries(entries: Mapping[str, Mapping[str, Any] | None] | None) -> dic
 
 
 def check_reference(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    """Checks a config value that names a resource, such as target.checkpoint.
-
-    Args:
-        key: the config key, for the error.
-        value: name of an entry, path of an existing file or folder, or None.
-        resources: the entries, by name.
-
-    Raises:
-        ValueError: it is neither; suggests the entry whose name is nearest.
-    """
+    """Checks a config value, such as target.checkpoint, that names an entry, an existing file or folder, or None."""
     if value is None or value in resources or Path(value).exists():
         return
     near = difflib.get_close_matches(value, list(resources), n=1, cutoff=0.6)
@@ -127,16 +107,9 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
 
 
 def resource_of(value: str | None, resources: Mapping[str, Resource]) -> str | list[str]:
-    """Finds what a rule takes as input for a config value such as target.checkpoint.
+    """What a rule takes as input for a config value such as target.checkpoint: an entry's manifest, a path, or nothing.
 
     A job gets from that input to the file or folder itself by `lantern_pipeline.downloads.manifest.resource_path`.
-
-    Args:
-        value: name of an entry, or a path.
-        resources: the entries, by name.
-
-    Returns:
-        The manifest that rule `fetch_resource` writes for an entry, the path itself for a path, nothing for None.
     """
     if value is None:
         return []
@@ -163,7 +136,9 @@ def _check_origin(key: str, values: Mapping[str, str | None], files: Mapping[str
     url, repo, revision = values["url"], values["repo"], values["revision"]
     if url is not None:
         parts = urlsplit(url)
-        if not parts.hostname or not (parts.scheme == "https" or (parts.scheme, parts.hostname) in _plain_http()):
+        # Only a server on this very machine may be asked without encryption.
+        is_allowed = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+        if not parts.hostname or not is_allowed:
             raise ValueError(f"{key}.url must start with https://, got {url!r}")
         if len(files) != 1:
             raise ValueError(f"{key}.files must name the one file that the url gives, got {len(files)} names")
@@ -184,11 +159,6 @@ def _check_origin(key: str, values: Mapping[str, str | None], files: Mapping[str
 def how_to_find_commit(repo: str) -> str:
     """End of a sentence: how to look up the commit at which a repository of the hub stands now."""
     return f"`git ls-remote {hub_endpoint()}/{repo} HEAD` prints the newest one"
-
-
-def _plain_http() -> list[tuple[str, str]]:
-    """Only a server on this very machine may be asked without encryption."""
-    return [("http", host) for host in LOOPBACK]
 
 
 def _given(values: Mapping[str, str | None]) -> str:

@@ -23,16 +23,9 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Puts a manifest together.
+    """Puts a manifest together: `place` is the file itself or the folder that holds `files`, `source` is for people.
 
-    Args:
-        name: name of the entry.
-        place: the file itself, or the folder that holds `files`.
-        source: where it comes from, for people.
-        files: file name -> what `describe_file` says of it.
-
-    Returns:
-        Keys kind, name, path, source, sha256 (of the one file, else of the list of all) and files.
+    `sha256` is that of the one file, else of the list of all.
     """
     return {
         "kind": KIND,
@@ -47,17 +40,7 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mappi
 def resource_path(given: Path | str) -> Path:
     """Finds the file or folder behind a rule's input and makes sure that it is still what was fetched.
 
-    Size and date are looked at; only where one differs is the file read and hashed again.
-
-    Args:
-        given: a manifest, or the path of the user's own file or folder.
-
-    Returns:
-        The file or folder; a path that is no manifest comes back as it is.
-
-    Raises:
-        FileNotFoundError: a file of the manifest is gone.
-        ValueError: a file has another content than the manifest says.
+    Only where size or date differ is a file hashed again; a path that is no manifest comes back as it is.
     """
     manifest = read_manifest(given)
     if manifest is None:
@@ -79,17 +62,7 @@ def resource_path(given: Path | str) -> Path:
 
 
 def resource_sha256(given: Path | str) -> str:
-    """Returns the SHA-256 by which results name the weights that they used.
-
-    Args:
-        given: a manifest, or the path of a file or a folder.
-
-    Returns:
-        64 hexadecimal digits: of the file, or of the list of a folder's files and their hashes.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder, or the folder is empty.
-    """
+    """Returns the SHA-256, hexadecimal, by which results name a file or a folder (or manifest) of weights."""
     manifest = read_manifest(given)
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
@@ -107,11 +80,7 @@ def describe_conversion(given: Path | str, model: Any) -> dict[str, Any]:
 
 
 def describe_path(path: Path) -> dict[str, dict[str, Any]]:
-    """Describes a file, or every file of a folder (hidden ones left out), by name relative to the folder.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder, or the folder is empty.
-    """
+    """Describes a file, or every file of a folder (hidden ones left out), by name relative to the folder."""
     if path.is_file():
         return {path.name: describe_file(path)}
     files = {file: describe_file(path / file) for file in _files_below(path)}

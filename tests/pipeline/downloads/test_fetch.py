@@ -1,4 +1,4 @@
-"""Resources: entries are checked, files come whole and with the right content, and every fault is one sentence."""
+"""Fetching: files come whole and with the right content, and every fault is one sentence."""
 
 import hashlib
 import json
@@ -16,14 +16,10 @@ from huggingface_hub import close_session, constants, snapshot_download
 
 from conftest import ROOT
 from hub_server import COMMIT, Fault, HubServer
-from lantern.checkpoints.llamagen import read_target
 from lantern_pipeline.downloads import fetch as fetching
-from lantern_pipeline.downloads import locating, network
-from lantern_pipeline.downloads.entries import check_reference, parse_entries, parse_entry, resource_of
-from lantern_pipeline.downloads.fetch import fetch_resource
-from lantern_pipeline.downloads.manifest import describe_conversion, read_manifest, resource_path, resource_sha256
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
-from published_layouts import CONFIG, ORIGINAL
+from lantern_pipeline.downloads.entries import parse_entry
+from lantern_pipeline.downloads.fetch import fetch_resource, network_allowed
+from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 OTHER = CONTENT[::-1]
@@ -46,7 +42,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-    monkeypatch.setattr(locating, "ANSWER_S", 2)
+    monkeypatch.setattr(fetching, "ANSWER_S", 2)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     server = HubServer()
     monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
@@ -214,56 +210,27 @@ def test_without_network_one_sentence_says_what_to_do(server, monkeypatch, where
     assert "set config key resources.weights.path" in one_sentence(caught)
 
 
-def resolve_to(monkeypatch, *addresses):
-    """Gives every name these addresses."""
-    found = [(None, None, None, "", (address, 443)) for address in addresses]
-    monkeypatch.setattr(network.socket, "getaddrinfo", lambda host, port, type: found)
+@pytest.mark.parametrize("where", ["plain", "hub"])
+def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypatch, where):
+    tried = []
 
+    def swallow(address, timeout, **options):
+        tried.append((address, timeout))
+        raise TimeoutError("timed out")
 
-@pytest.fixture
-def swallowed(monkeypatch):
-    """Addresses that swallow packets; the others accept a connection."""
-    addresses, done = set(), threading.Event()
-
-    def connect(address, timeout):
-        if address[0] in addresses:
-            done.wait(20)
-            raise TimeoutError
-        return socket.socket()
-
-    monkeypatch.setattr(network, "REACH_S", 0.3)
-    monkeypatch.setattr(network.socket, "create_connection", connect)
-    yield addresses
-    done.set()
-
-
-def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypatch, swallowed):
-    resolve_to(monkeypatch, "192.0.2.1", "192.0.2.2")
-    swallowed |= {"192.0.2.1", "192.0.2.2"}
-    with pytest.raises(ConnectionError, match=r"out of reach \(no answer within 0\.3 s\)"):
-        fetch_resource(plain("https://example.invalid/model.pt"))
-
-
-def test_one_address_that_swallows_packets_does_not_hide_the_others(monkeypatch, swallowed):
-    resolve_to(monkeypatch, "2001:db8::1", "192.0.2.2")
-    swallowed.add("2001:db8::1")
-    network.check_reach("https://localhost/model.pt")
-
-
-def test_why_no_address_of_a_server_can_be_reached(monkeypatch):
-    def refuse(address, timeout):
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    resolve_to(monkeypatch, "2001:db8::1", "192.0.2.2")
-    monkeypatch.setattr(network.socket, "create_connection", refuse)
-    with pytest.raises(ConnectionError, match=r"localhost is out of reach \(Connection refused\)"):
-        network.check_reach("https://localhost/model.pt")
+    monkeypatch.setattr(socket, "create_connection", swallow)
+    monkeypatch.setenv("HF_ENDPOINT", "https://example.invalid")
+    resource = on_hub() if where == "hub" else plain("https://example.invalid/model.pt")
+    with pytest.raises(ConnectionError, match=r"example\.invalid is out of reach \(no answer within 3 s\)") as caught:
+        fetch_resource(resource)
+    assert tried == [(("example.invalid", 443), 3)]
+    assert "download it by hand to resources/weights/" in one_sentence(caught)
 
 
 @pytest.mark.parametrize("where", ["plain", "hub", "newest commit"])
 def test_a_server_that_accepts_and_stays_silent_is_asked_once(server, monkeypatch, where):
-    assert network.REACH_S + locating.ANSWER_S < 10
-    monkeypatch.setattr(locating, "ANSWER_S", 0.2)
+    assert fetching.REACH_S + fetching.ANSWER_S < 10
+    monkeypatch.setattr(fetching, "ANSWER_S", 0.2)
     accepted = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
@@ -283,7 +250,7 @@ def test_a_server_that_accepts_and_stays_silent_is_asked_once(server, monkeypatc
             fetch_resource(resource)
         silent.shutdown(socket.SHUT_RDWR)
     assert "within 0.2 s; download it by hand to resources/weights/" in one_sentence(caught)
-    assert len(accepted) == 2  # one to see whether there is a network, one with the question
+    assert len(accepted) == 1
     for connection in accepted:
         connection.close()
 
@@ -291,9 +258,10 @@ def test_a_server_that_accepts_and_stays_silent_is_asked_once(server, monkeypatc
 def test_where_large_files_lie_must_be_in_reach(server, monkeypatch):
     server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
     monkeypatch.setattr(HubServer, "cdn", f"http://127.0.0.1:{closed_port()}")
-    with pytest.raises(ConnectionError, match="out of reach"):
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1 is out of reach \(Connection refused\)") as caught:
         fetch_resource(on_hub())
-    assert not Path("resources/weights").exists()
+    one_sentence(caught)
+    assert not Path("resources/weights/model.safetensors").exists()
 
 
 def test_files_put_there_by_hand_need_no_network(server):
@@ -307,14 +275,19 @@ def test_files_put_there_by_hand_need_no_network(server):
 
 
 def test_behind_a_proxy_the_proxy_must_be_in_reach(server, monkeypatch):
-    asked = []
-    monkeypatch.setenv("https_proxy", "proxy.example:3128")
-    found = [(None, None, None, "", ("192.0.2.1", 0))]
-    monkeypatch.setattr(network.socket, "getaddrinfo", lambda host, port, type: asked.append((host, port)) or found)
-    monkeypatch.setattr(network.socket, "create_connection", lambda address, timeout: socket.socket())
-    network.check_reach("https://example.org/model.pt")
-    network.check_reach("https://localhost/model.pt")
-    assert asked == [("proxy.example", 3128), ("localhost", 443)]
+    tried = []
+
+    def refuse(address, timeout, **options):
+        tried.append(address)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    for host in ("example.org", "localhost"):
+        close_session()
+        with pytest.raises(ConnectionError, match=rf"{host} is out of reach \(Connection refused\)"):
+            fetch_resource(plain(f"https://{host}/model.pt"))
+    assert tried == [("proxy.example", 3128), ("localhost", 443)]
 
 
 # --- the user's own copy -----------------------------------------------------------------------------
@@ -469,60 +442,12 @@ def test_files_of_another_commit_are_not_taken_for_this_one(server):
 
 def test_the_stand_in_speaks_the_hubs_language(server):
     server.add_repository("someone/model", {"config.json": b"{}", "model.safetensors": CONTENT})
-    with network.network_allowed():
+    with network_allowed():
         folder = snapshot_download("someone/model", revision=COMMIT, local_dir="snapshot", endpoint=server.endpoint)
     assert Path(folder, "model.safetensors").read_bytes() == CONTENT
 
 
-# --- entries -----------------------------------------------------------------------------------------
-
-FILE = {"model.pt": None}
-GOOD_URL = {"url": "https://example.org/model.pt", "files": FILE}
-GOOD_REPO = {"repo": "someone/model", "revision": COMMIT, "files": FILE}
-
-
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        ({}, "must have a path (a copy that you have), a url or a repo, got none of them"),
-        ({**GOOD_URL, **GOOD_REPO}, "got url and repo and revision"),
-        ({**GOOD_URL, "url": "http://example.org/model.pt"}, "url must start with https://"),
-        ({**GOOD_URL, "url": "ftp://example.org/model.pt"}, "url must start with https://"),
-        ({**GOOD_URL, "files": {}}, "files must name the one file that the url gives, got 0 names"),
-        ({**GOOD_URL, "revision": COMMIT}, "revision belongs to a repo"),
-        ({**GOOD_REPO, "repo": "model"}, "repo must be owner/name"),
-        ({**GOOD_REPO, "revision": "main"}, "must be a commit of 40 digits, since a branch may change, got 'main'"),
-        ({**GOOD_REPO, "revision": "main"}, "/someone/model HEAD` prints the newest one"),
-        ({**GOOD_REPO, "files": {}}, "files must name the files of someone/model that are wanted"),
-        ({**GOOD_REPO, "files": {"../model.pt": None}}, "got '../model.pt'"),
-        ({**GOOD_REPO, "files": {".record.json": None}}, "got '.record.json'"),
-        ({**GOOD_REPO, "files": {"model.pt": "abc"}}, "resources.weights.files.model.pt must be the file's SHA-256"),
-        ({"path": "nowhere.pt"}, "resources.weights.path: there is no file or folder nowhere.pt"),
-    ],
-)
-def test_a_malformed_entry_is_named(entry, words):
-    with pytest.raises(ValueError, match=r"^config key resources\.weights") as caught:
-        parse_entry("weights", entry)
-    assert words in str(caught.value)
-
-
-def test_well_formed_entries():
-    entries = {"file": GOOD_URL, "repo": GOOD_REPO, "unpinned": {**GOOD_REPO, "revision": None}, "gone": None}
-    assert list(parse_entries(entries)) == ["file", "repo", "unpinned"] and parse_entries(None) == {}
-
-
-def test_a_config_value_is_an_entry_or_a_path(tmp_path):
-    resources = parse_entries({"llamagen": GOOD_REPO})
-    assert resource_of("llamagen", resources) == "resources/llamagen.json"
-    assert resource_of("ckpts/model.pt", resources) == "ckpts/model.pt"
-    assert resource_of(None, resources) == []
-    for value in (None, "llamagen", str(tmp_path)):
-        check_reference("target.checkpoint", value, resources)
-    with pytest.raises(ValueError, match=r"config key target\.checkpoint .* got 'lamagen'; did you mean llamagen\?"):
-        check_reference("target.checkpoint", "lamagen", resources)
-
-
-# --- manifests ---------------------------------------------------------------------------------------
+# --- from the manifest to the file ------------------------------------------------------------------
 
 
 def test_a_job_gets_from_the_manifest_to_the_file(server):
@@ -539,36 +464,6 @@ def test_a_job_gets_from_the_manifest_to_the_file(server):
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"resources/weights/model\.pt is gone; delete resources/weights\.json"):
         resource_path(path)
-
-
-def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
-    captions = tmp_path / "captions.json"
-    captions.write_text('{"images": []}')
-    for path in (captions, tmp_path, tmp_path / "model.pt"):
-        assert resource_path(path) == path and read_manifest(path) is None
-    with pytest.raises(FileNotFoundError, match="is an empty folder"):
-        (tmp_path / "empty").mkdir()
-        resource_sha256(tmp_path / "empty")
-
-
-def test_what_was_converted_is_described():
-    target = read_target(ORIGINAL, CONFIG)
-    assert describe_conversion(ORIGINAL, target) == {
-        "checkpoint": "target_llamagen.pt",
-        "sha256": sha256(ORIGINAL.read_bytes()),
-        "num_parameters": sum(parameter.numel() for parameter in target.parameters()),
-        "norm_eps": CONFIG.norm_eps,
-    }
-    drawing = ImageTokenizer(TokenizerConfig(encoder_width=8, decoder_width=8, decoder_blocks=1))
-    assert set(describe_conversion(ORIGINAL, drawing)) == {"checkpoint", "sha256", "num_parameters"}
-
-
-def test_describing_resources_needs_no_heavy_library():
-    code = (
-        "import sys; import lantern_pipeline.downloads.entries, lantern_pipeline.downloads.manifest; "
-        "sys.exit(bool({'torch', 'pandas', 'huggingface_hub', 'httpx2'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 # --- the rule ----------------------------------------------------------------------------------------

@@ -1,0 +1,43 @@
+"""Manifests: paths that are none, what a conversion says of its file, and how little it takes to read one."""
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from lantern.checkpoints.llamagen import read_target
+from lantern_pipeline.downloads.manifest import describe_conversion, read_manifest, resource_path, resource_sha256
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+from published_layouts import CONFIG, ORIGINAL
+
+
+def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
+    captions = tmp_path / "captions.json"
+    captions.write_text('{"images": []}')
+    for path in (captions, tmp_path, tmp_path / "model.pt"):
+        assert resource_path(path) == path and read_manifest(path) is None
+    with pytest.raises(FileNotFoundError, match="is an empty folder"):
+        (tmp_path / "empty").mkdir()
+        resource_sha256(tmp_path / "empty")
+
+
+def test_what_was_converted_is_described():
+    target = read_target(ORIGINAL, CONFIG)
+    assert describe_conversion(ORIGINAL, target) == {
+        "checkpoint": "target_llamagen.pt",
+        "sha256": hashlib.sha256(ORIGINAL.read_bytes()).hexdigest(),
+        "num_parameters": sum(parameter.numel() for parameter in target.parameters()),
+        "norm_eps": CONFIG.norm_eps,
+    }
+    drawing = ImageTokenizer(TokenizerConfig(encoder_width=8, decoder_width=8, decoder_blocks=1))
+    assert set(describe_conversion(ORIGINAL, drawing)) == {"checkpoint", "sha256", "num_parameters"}
+
+
+def test_describing_resources_needs_no_heavy_library():
+    code = (
+        "import sys; import lantern_pipeline.downloads.entries, lantern_pipeline.downloads.manifest; "
+        "sys.exit(bool({'torch', 'pandas', 'huggingface_hub', 'httpx2'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
