@@ -24,14 +24,16 @@ import torch
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
-from lantern.generation import load_decoding_models, load_tables, make_tree
-from lantern.methods import MethodSpec, expand_methods
+from lantern.generation import load_decoding_models
+from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.validate import load_yaml, table_file, tree_settings
+from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.data.decoders import load_tables
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
@@ -91,7 +93,7 @@ def make_decoders(
     decoders = []
     for spec in specs:
         parts = DecodingModels(models.target, models.draft, tables[spec.neighbours] if spec.is_relaxed else None)
-        decoders.append(Decoder(parts, spec, sampling, make_tree(spec, tree_settings(spec, config))))
+        decoders.append(Decoder(parts, spec, sampling))
     return decoders
 
 

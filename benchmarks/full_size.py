@@ -31,9 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
-from lantern.drafting import DynamicTreeOptions
-from lantern.generation import make_tree, synchronise
-from lantern.methods import PRESETS, MethodSpec
+from lantern.generation import synchronise
+from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel, cast_target
@@ -43,7 +42,6 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
-TREES = {"static": "naive_extend_57", "dynamic": DynamicTreeOptions()}
 
 
 class PeakMemory:
@@ -161,28 +159,18 @@ class Clock:
         self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.begun
 
 
-def make_spec(preset: str) -> MethodSpec:
+def make_spec(name: str) -> MethodSpec:
     """The preset with the parameters that it takes, on the published trees."""
-    parts = dict(PRESETS[preset])
-    wanted = {
-        "additive": ("k", "delta"),
-        "bounded": ("k", "delta"),
-        "multiplicative": ("k", "lambda_"),
-        "proximity": ("k",),
-    }.get(parts["relaxation"], ())
-    parts |= {name: PARAMETERS[name] for name in wanted} | ({"neighbours": "l2"} if wanted else {})
-    if parts["tree"] == "static":
-        parts["tree"] = TREES["static"]
-    return MethodSpec(name=preset, method_id=preset, **parts)
+    wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
+    return make_method(name, **{key: PARAMETERS[key] for key in wanted})
 
 
 def make_decoder(models: Models, preset: str, options: argparse.Namespace) -> Decoder:
     """A decoder of the preset with the papers' sampling settings."""
     spec = make_spec(preset)
-    tree = TREES["dynamic"] if spec.tree == "dynamic" else make_tree(spec, None)
     parts = models.decoding if spec.is_relaxed else replace(models.decoding, nearest_codes=None)
     sampling = SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", options.cfg_scale)
-    return Decoder(parts, spec, sampling, tree)
+    return Decoder(parts, spec, sampling)
 
 
 def run_image(
@@ -220,10 +208,9 @@ def run_image(
 def measure(models: Models, preset: str, options: argparse.Namespace, baseline: int) -> dict[str, float]:
     """One preset: seconds, steps, and memory beside the formula's."""
     decoder = make_decoder(models, preset, options)
-    tree = TREES["dynamic"] if decoder.spec.tree == "dynamic" else make_tree(decoder.spec, None)
     load = DecodingLoad(
         batch=options.batch,
-        num_nodes=nodes_of(tree),
+        num_nodes=nodes_of(decoder.spec.tree_shape),
         bytes_per_value=models.dtype.itemsize,
         is_guided=options.cfg_scale > 1,
         noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),

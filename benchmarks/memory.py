@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern.drafting import DynamicTreeOptions
+from lantern.methods import DynamicTreeOptions
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.models.vq16 import VQ16, VQ16Config
 
@@ -134,7 +134,7 @@ def estimate_memory(
 
 
 def nodes_of(tree: object) -> int:
-    """Nodes that the target verifies at once under a tree as `lantern.generation.make_tree` gives it; 1 for None."""
+    """Nodes that the target verifies at once under a tree as `MethodSpec.tree_shape` gives it; 1 for None."""
     if tree is None:
         return 1
     return 1 + (tree.num_nodes if isinstance(tree, DynamicTreeOptions) else len(tree))

@@ -23,10 +23,9 @@ from typing import Any
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from snakemake.utils import update_config
 
-from lantern.drafting import DynamicTreeOptions
-from lantern.generation import make_tree
-from lantern.methods import MethodSpec, expand_methods
+from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, target_parameters
+from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.config.resources import target_sizes
 from lantern_pipeline.config.validate import load_yaml, validate_config
 
@@ -61,22 +60,15 @@ def load_config(overlays: list[Path]) -> dict[str, Any]:
     return config
 
 
-def tree_of(spec: MethodSpec, config: dict[str, Any]) -> Any:
-    """The method's tree as decoding takes it."""
-    if spec.tree == "dynamic":
-        return DynamicTreeOptions(**config["draft_tree"]["dynamic"])
-    return config["trees"].get(spec.tree) or make_tree(spec, None)
-
-
 def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
     """Peak of a generation job, by the formula."""
     target = target_sizes(config)
     load = DecodingLoad(
         batch=config["generation"]["batch_size"],
-        num_nodes=nodes_of(tree_of(spec, config)),
+        num_nodes=nodes_of(spec.tree_shape),
         bytes_per_value=2 if config["generation"]["dtype"] == "bfloat16" else 4,
         is_guided=config["sampling"]["cfg_scale"] > 1,
-        noise_streams=2 if spec.drafts == "sampled" else 1,
+        noise_streams=2 if spec.verifies_by_rejection else 1,
         table_columns=config["codebook"]["num_neighbours"] if spec.is_relaxed else 0,
     )
     return estimate_memory(target, load, DraftConfig.of(target) if spec.drafts else None).total / GIB
@@ -93,7 +85,7 @@ def method_rows(config: dict[str, Any], measured: dict[str, Any], options: argpa
         row = measured["presets"][
             PRESETS[spec.tree and ("dynamic" if spec.tree == "dynamic" else "static"), spec.drafts]
         ]
-        nodes = nodes_of(tree_of(spec, config))
+        nodes = nodes_of(spec.tree_shape)
         step_s = single_s = row["step_s"]  # a step of one image takes no longer than one of a batch
         prefill_s = row["prefill_s"]
         if options.microseconds:

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from lantern.attention_mask import slide_window, window_table
 from lantern.draft_tree import DraftTree, static_tree
-from lantern.drafting import DrafterState, Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter, pick_nodes
-from lantern.methods import MethodSpec
+from lantern.drafting import DrafterState, Drafts, PendingTokens, TreeDrafter, pick_nodes
+from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.models.transformer import Context
@@ -98,7 +98,6 @@ class Decoder:
         models: prepared models; the draft model and the table may be None where the method needs none.
         spec: the method.
         sampling: temperature, filters, guidance.
-        tree: choices of the static tree, or options of the dynamic one; None for autoregressive decoding.
         records_margins: also record the target's margins (slower; for the autoregressive reference).
 
     Attributes:
@@ -117,7 +116,6 @@ class Decoder:
         models: DecodingModels,
         spec: MethodSpec,
         sampling: SamplingConfig,
-        tree: list | DynamicTreeOptions | None = None,
         *,
         records_margins: bool = False,
     ) -> None:
@@ -129,12 +127,10 @@ class Decoder:
         num_nodes, self.max_depth, self._is_chain = 1, 0, True
         ancestors = torch.ones(1, 1, 1, dtype=torch.bool, device=self.device)  # of the root alone
         if spec.drafts is not None:
-            if models.draft is None or tree is None:
-                raise ValueError(
-                    f"method {spec.method_id or spec.name} drafts and needs a draft model and a tree; got none"
-                )
-            is_dynamic = isinstance(tree, DynamicTreeOptions)
-            tree = tree if is_dynamic else static_tree(tree, self.device)
+            if models.draft is None:
+                raise ValueError(f"method {spec.method_id or spec.name} drafts and needs a draft model; got none")
+            is_dynamic = isinstance(spec.tree_shape, DynamicTreeOptions)
+            tree = spec.tree_shape if is_dynamic else static_tree(spec.tree_shape, self.device)
             self.drafter = TreeDrafter(models.draft, self.target, spec.drafts, tree, sampling)
             num_nodes, self.max_depth = tree.num_nodes + is_dynamic, self.drafter.max_depth
             self._is_chain = not is_dynamic and num_nodes == self.max_depth + 1

@@ -7,41 +7,12 @@ dynamic one (EAGLE-2) is chosen anew in every step from the draft model's probab
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-# Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
-# continuation of the best first token.
-_PUBLISHED = {
-    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 030
-    031 100 101
-        110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002 00010 00011
-        00100 00101 00110 00200""",
-    "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
-}
-
-
-def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Sequence[Sequence[int]]:
-    """Choices of a static tree by its name.
-
-    Args:
-        tree: "chain3" (a chain of three drafts; any length), "naive_extend_57", "mc_sim_7b_63", or a key of `named`.
-        named: further trees of the config.
-
-    Raises:
-        ValueError: unknown name; lists the known ones.
-    """
-    if named and tree in named:
-        return named[tree]
-    if match := re.fullmatch(r"chain([1-9]\d*)", tree):
-        return [(0,) * n for n in range(1, int(match[1]) + 1)]
-    if tree not in _PUBLISHED:
-        known = ["chain1, chain2, ...", *_PUBLISHED, *(named or {})]
-        raise ValueError(f"static tree must be one of {', '.join(known)}, got {tree!r}")
-    return [tuple(int(digit) for digit in word) for word in _PUBLISHED[tree].split()]
+from lantern.methods import check_choices
 
 
 @dataclass
@@ -156,7 +127,7 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
     Raises:
         ValueError: an empty list, a path listed twice, or a path whose parent or lower sibling is missing.
     """
-    ordered = _check_choices(choices)
+    ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
     parents = torch.tensor([[0] + [number[path[:-1]] for path in ordered]], device=device)
     max_depth = max(len(path) for path in ordered)
@@ -185,22 +156,3 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
         level_children=level_children,
         inner_ordinal=ordinal,
     )
-
-
-def _check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    paths = [tuple(int(rank) for rank in path) for path in choices]
-    if not paths:
-        raise ValueError(
-            "tree choices must list at least one path, got none; for no drafts use the autoregressive method"
-        )
-    known = set(paths)
-    if len(known) < len(paths):
-        raise ValueError(f"tree choices list the path {list(max(paths, key=paths.count))} twice; list every path once")
-    for path in paths:
-        if not path or min(path) < 0:
-            raise ValueError(f"tree choices must be non-empty paths of ranks >= 0, got {list(path)}")
-        if path[:-1] and path[:-1] not in known:
-            raise ValueError(f"tree choice {list(path)} lacks its parent {list(path[:-1])}; list it too")
-        if path[-1] and (*path[:-1], path[-1] - 1) not in known:
-            raise ValueError(f"tree choice {list(path)} lacks its sibling {[*path[:-1], path[-1] - 1]}; list it too")
-    return sorted(paths, key=lambda path: (len(path), path))

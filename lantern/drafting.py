@@ -15,39 +15,12 @@ import torch.nn.functional as F
 
 from lantern.attention_mask import slide_window, window_table
 from lantern.draft_tree import DraftTree, StaticTree, tree_from_parents
+from lantern.methods import DynamicTreeOptions
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.models.transformer import OVERSHOOT, Context
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
-
-
-@dataclass(frozen=True)
-class DynamicTreeOptions:
-    """Shape of a dynamic tree (EAGLE-2).
-
-    Args:
-        num_nodes: drafted nodes kept for verification, root not counted.
-        depth: passes of the draft model after the first; paths are up to depth + 1 drafts long.
-        top_k: beam width, and children tried per beam node.
-
-    Raises:
-        ValueError: a value below 1, or more nodes than are drafted.
-    """
-
-    num_nodes: int = 58
-    depth: int = 4
-    top_k: int = 10
-
-    def __post_init__(self) -> None:
-        for name in ("num_nodes", "depth", "top_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"draft_tree.dynamic.{name} must be >= 1, got {getattr(self, name)}")
-        drafted = self.top_k + self.depth * self.top_k**2
-        if self.num_nodes > drafted:
-            raise ValueError(
-                f"draft_tree.dynamic.num_nodes must be <= top_k + depth top_k^2 = {drafted}, got {self.num_nodes}"
-            )
 
 
 @dataclass

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
 from lantern.decoding import Decoder, DecodingModels, Generation
-from lantern.draft_tree import tree_choices
-from lantern.drafting import DynamicTreeOptions
 from lantern.io import load_tensors
-from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, cast_target
 from lantern.models.text import TextEncoder
@@ -26,12 +20,8 @@ from lantern.models.transformer import cast_weights
 from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
-from lantern.sampling import SamplingConfig
 
 log = logging.getLogger(__name__)
-
-# Seconds between two writes of the images finished so far; tests that interrupt jobs of a second ask for fewer.
-PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
 
 
 def load_decoding_models(
@@ -69,41 +59,6 @@ def load_decoding_models(
     return models
 
 
-def load_decoders(
-    files: Any,
-    runs: Sequence[tuple],
-    sampling: dict[str, Any],
-    device: torch.device | str = "cpu",
-    dtype: str = "float32",
-) -> list[Decoder]:
-    """Loads the models once and makes a decoder of every method.
-
-    Args:
-        files: paths as attributes: target, drafter, and nearest_codes, a list of tables as `load_tables` reads them.
-        runs: (fields of the `MethodSpec`, settings of its tree, temperature).
-        sampling: config section `sampling`.
-        device: where to decode.
-        dtype: number format of the weights.
-    """
-    shared = load_decoding_models(files.target, files.drafter, device=device, dtype=dtype)
-    tables = load_tables(files.nearest_codes, device)
-    decoders = []
-    for method, tree, temperature in runs:
-        spec = MethodSpec(**method)
-        models = replace(shared, nearest_codes=tables.get(spec.neighbours))
-        config = SamplingConfig(temperature=temperature, **sampling)
-        decoders.append(Decoder(models, spec, config, make_tree(spec, tree)))
-    return decoders
-
-
-def load_tables(paths: Sequence[str | Path], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """Reads tables of nearest codes; each is named after its file up to the first dot: "l2_normalised",
-    "probability".
-    """
-    paths = [paths] if isinstance(paths, str) else paths
-    return {Path(path).name.partition(".")[0]: load_nearest_codes(path, device) for path in paths}
-
-
 def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.Tensor:
     """Reads a table of nearest codes, int64 (vocab, columns).
 
@@ -118,23 +73,6 @@ def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.
     return tensors["nearest_codes"].long().to(device)
 
 
-def make_tree(
-    spec: MethodSpec, settings: dict[str, int] | Sequence[Sequence[int]] | None
-) -> DynamicTreeOptions | Sequence[Sequence[int]] | None:
-    """The tree that a `Decoder` of this method takes.
-
-    Args:
-        spec: the method.
-        settings: config section `draft_tree.dynamic` for a dynamic tree, choices for a tree of the config's own; None
-            for a tree known by name, and for autoregressive decoding.
-    """
-    if spec.tree is None:
-        return None
-    if spec.tree == "dynamic":
-        return DynamicTreeOptions(**settings)
-    return tree_choices(spec.tree) if settings is None else settings
-
-
 def generate_records(
     decoder: Decoder,
     prompts: Sequence[Prompt],
@@ -143,6 +81,7 @@ def generate_records(
     run_seed: int,
     batch_size: int,
     partial: Path | None = None,
+    partial_every_s: float = 30.0,
 ) -> GenerationRecords:
     """Generates one image per prompt.
 
@@ -154,6 +93,7 @@ def generate_records(
         batch_size: images decoded together.
         partial: file for the images finished so far; where one is left by an interrupted job, its images are not drawn
             again.
+        partial_every_s: seconds between two writes of that file.
 
     Returns:
         Records in the order of the prompts. Seconds exclude text encoding, making the noise, and image decoding; first
@@ -170,7 +110,7 @@ def generate_records(
         parts.append(
             _to_records(decoder, batch, *decode_timed(decoder, batch, encoder, run_seed), run_seed, batch_size)
         )
-        if partial is not None and time.monotonic() - saved > PARTIAL_EVERY_S:
+        if partial is not None and time.monotonic() - saved > partial_every_s:
             save_records(partial, concatenate_records(parts))
             saved = time.monotonic()
     return concatenate_records(parts, [prompt.id for prompt in prompts])

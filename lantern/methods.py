@@ -1,22 +1,20 @@
-"""Decoding methods as combinations of parts: tree x drafts x relaxation, with named presets and grids of parameters.
+"""Decoding methods as combinations of parts: tree x drafts x relaxation, with named presets.
 
 Read while Snakemake builds the workflow: no torch here.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 DRAFTS = ("sampled", "top", "coupled")
-RELAXATIONS = ("none", "additive", "jensen_shannon", "multiplicative", "bounded", "proximity")
 RESIDUALS = ("paper", "official", "official_lumina")
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
 
-# Parts of each preset; "static" stands for the config's draft_tree.static. Source: reference/acceptance.md, last table.
+# Parts of each preset; "static" stands for the config's draft_tree.static.
 PRESETS: dict[str, dict[str, Any]] = {
     "autoregressive": {"tree": None, "drafts": None, "relaxation": "none"},
     "eagle1": {"tree": "static", "drafts": "sampled", "relaxation": "none"},
@@ -27,15 +25,118 @@ PRESETS: dict[str, dict[str, Any]] = {
     "proximity": {"tree": "static", "drafts": "coupled", "relaxation": "proximity"},
     "bounded": {"tree": "dynamic", "drafts": "top", "relaxation": "bounded"},
 }
-# Which parameters a relaxation takes; the others must not be given.
-PARAMETERS = {
-    "none": (),
-    "additive": ("k", "delta"),
-    "jensen_shannon": ("k", "delta"),
-    "multiplicative": ("k", "lambda_"),
-    "bounded": ("k", "delta"),
-    "proximity": ("k",),
+
+
+@dataclass(frozen=True)
+class RelaxationParts:
+    """What a relaxation goes with; the relaxation itself is the class of that name in `lantern.relaxation`.
+
+    Attributes:
+        parameters: those that it takes, of k, delta and lambda_; the others must not be given.
+        drafts: the kinds of drafts that it goes with.
+        has_official: whether the authors' code has it, so that their residuals exist.
+        reason: why other drafts are refused, as the end of a sentence.
+    """
+
+    parameters: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = DRAFTS
+    has_official: bool = True
+    reason: str = ""
+
+
+RELAXATIONS = {
+    "none": RelaxationParts(),
+    "additive": RelaxationParts(("k", "delta")),
+    "jensen_shannon": RelaxationParts(("k", "delta")),
+    "multiplicative": RelaxationParts(("k", "lambda_")),
+    "bounded": RelaxationParts(("k", "delta"), ("top",), has_official=False, reason="; only there delta bounds TV"),
+    "proximity": RelaxationParts(("k",), ("coupled", "top"), has_official=False),
 }
+
+# Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
+# continuation of the best first token.
+_PUBLISHED = {
+    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 030
+    031 100 101
+        110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002 00010 00011
+        00100 00101 00110 00200""",
+    "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
+}
+
+
+@dataclass(frozen=True)
+class DynamicTreeOptions:
+    """Shape of a dynamic tree (EAGLE-2).
+
+    Args:
+        num_nodes: drafted nodes kept for verification, root not counted.
+        depth: passes of the draft model after the first; paths are up to depth + 1 drafts long.
+        top_k: beam width, and children tried per beam node.
+
+    Raises:
+        ValueError: a value below 1, or more nodes than are drafted.
+    """
+
+    num_nodes: int = 58
+    depth: int = 4
+    top_k: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("num_nodes", "depth", "top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"draft_tree.dynamic.{name} must be >= 1, got {getattr(self, name)}")
+        drafted = self.top_k + self.depth * self.top_k**2
+        if self.num_nodes > drafted:
+            raise ValueError(
+                f"draft_tree.dynamic.num_nodes must be <= top_k + depth top_k^2 = {drafted}, got {self.num_nodes}"
+            )
+
+
+TreeShape = tuple[tuple[int, ...], ...] | DynamicTreeOptions
+
+
+def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> tuple[tuple[int, ...], ...]:
+    """Choices of a static tree by its name.
+
+    Args:
+        tree: "chain3" (a chain of three drafts; any length), "naive_extend_57", "mc_sim_7b_63", or a key of `named`.
+        named: further trees, of the config.
+
+    Raises:
+        ValueError: unknown name; lists the known ones.
+    """
+    if named and tree in named:
+        return tuple(tuple(path) for path in named[tree])
+    if match := re.fullmatch(r"chain([1-9]\d*)", tree):
+        return tuple((0,) * n for n in range(1, int(match[1]) + 1))
+    if tree not in _PUBLISHED:
+        known = ["dynamic", "chain1, chain2, ...", *_PUBLISHED, *(named or {})]
+        raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
+    return tuple(tuple(int(digit) for digit in word) for word in _PUBLISHED[tree].split())
+
+
+def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Choices of a static tree by depth, then lexicographically.
+
+    Raises:
+        ValueError: an empty list, a path listed twice, or a path whose parent or lower sibling is missing.
+    """
+    paths = [tuple(int(rank) for rank in path) for path in choices]
+    if not paths:
+        raise ValueError(
+            "tree choices must list at least one path, got none; for no drafts use the autoregressive method"
+        )
+    known = set(paths)
+    if len(known) < len(paths):
+        raise ValueError(f"tree choices list the path {list(max(paths, key=paths.count))} twice; list every path once")
+    for path in paths:
+        if not path or min(path) < 0:
+            raise ValueError(f"tree choices must be non-empty paths of ranks >= 0, got {list(path)}")
+        if path[:-1] and path[:-1] not in known:
+            raise ValueError(f"tree choice {list(path)} lacks its parent {list(path[:-1])}; list it too")
+        if path[-1] and (*path[:-1], path[-1] - 1) not in known:
+            raise ValueError(f"tree choice {list(path)} lacks its sibling {[*path[:-1], path[-1] - 1]}; list it too")
+    return sorted(paths, key=lambda path: (len(path), path))
 
 
 @dataclass(frozen=True)
@@ -53,9 +154,12 @@ class MethodSpec:
         delta: additive bound or budget, probability mass in [0, 1], or Jensen-Shannon bound in bits; None elsewhere.
         lambda_: multiplicative bound, >= 1; None elsewhere.
         method_id: unique within a config, safe as a file name.
+        tree_shape: choices of the static tree, or options of the dynamic one (also as JSON values); by default what
+            the name `tree` stands for. None for autoregressive decoding.
 
     Raises:
-        ValueError: parts that do not go together, a parameter missing, foreign or out of range.
+        ValueError: parts that do not go together, a parameter missing, foreign or out of range, a tree of an unknown
+            name and no shape.
     """
 
     name: str
@@ -68,44 +172,74 @@ class MethodSpec:
     delta: float | None = None
     lambda_: float | None = None
     method_id: str = ""
+    tree_shape: TreeShape | Mapping[str, int] | Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_parameters(self)
+        object.__setattr__(self, "tree_shape", _shape_of(self.tree, self.tree_shape))
 
     @property
     def is_relaxed(self) -> bool:
-        """Whether the law may depart from the target's."""
+        """Whether the output distribution may depart from the target's."""
         return self.relaxation != "none"
 
+    @property
+    def verifies_by_rejection(self) -> bool:
+        """Whether, above temperature 0, children are tried one after the other instead of being compared with a token
+        that the target draws.
+        """
+        return verifies_by_rejection(self.drafts, self.relaxation, self.residual)
+
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
+        """What records and tables keep of a method, as JSON values: all fields but the tree's shape."""
+        fields = asdict(self)
+        del fields["tree_shape"]
+        return fields
 
 
-@dataclass(frozen=True)
-class MethodRun:
-    """A method at a temperature: one line of the table per prompt set."""
+def make_method(name: str, **parts: Any) -> MethodSpec:
+    """A preset of PRESETS as it is published, with naive_extend_57 for its static tree.
 
-    spec: MethodSpec
-    temperature: float
+    Args:
+        name: of the preset, for example "lantern".
+        parts: parameters that it needs and parts that it shall differ in, for example k=100, delta=0.1; the neighbours
+            of a relaxation are l2_normalised unless given.
 
-
-@dataclass(frozen=True)
-class AblationPoint:
-    """A method under changed circumstances: one line of an ablation's table.
-
-    Attributes:
-        spec: the method.
-        temperature: of sampling.
-        sampling: the run's config section `sampling` with this point's changes.
-        drafter_steps: optimiser steps of the draft model; None for the run's own.
+    Raises:
+        ValueError: unknown preset, or as `MethodSpec`.
     """
+    if name not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    parts = {**PRESETS[name], "method_id": name, **parts}
+    if parts["tree"] == "static":
+        parts["tree"] = "naive_extend_57"
+    if parts["relaxation"] != "none":
+        parts.setdefault("neighbours", "l2_normalised")
+    return MethodSpec(name=name, **parts)
 
-    spec: MethodSpec
-    temperature: float
-    sampling: dict[str, Any]
-    drafter_steps: int | None = None
+
+def verifies_by_rejection(drafts: str | None, relaxation: str, residual: str) -> bool:
+    """`MethodSpec.verifies_by_rejection` of a method's parts, as records and tables keep them."""
+    return drafts == "sampled" or (residual != "paper" and relaxation != "none")
+
+
+def draws_target_tokens(method: Mapping[str, Any], temperature: float) -> bool:
+    """Whether the target draws a token of its own at every node; only then is a substitution defined.
+
+    Args:
+        method: its drafts, relaxation and residual, as `MethodSpec.to_dict` names them.
+        temperature: of sampling.
+    """
+    parts = (method["drafts"], method["relaxation"], method["residual"])
+    return temperature == 0 or not verifies_by_rejection(*parts)
+
+
+def keeps_tokens(method: Mapping[str, Any], temperature: float) -> bool:
+    """Whether the images equal autoregressive decoding's token for token, not in distribution alone; arguments as
+    `draws_target_tokens`.
+    """
+    return method["relaxation"] == "none" and draws_target_tokens(method, temperature)
 
 
 def _check_parts(spec: MethodSpec) -> None:
@@ -130,20 +264,20 @@ def _check_drafts(spec: MethodSpec) -> None:
         raise ValueError(
             f"sampled drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
         )
-    if spec.relaxation == "bounded" and spec.drafts != "top":
+    relaxation = RELAXATIONS[spec.relaxation]
+    if spec.drafts not in relaxation.drafts:
         raise ValueError(
-            f"relaxation budget needs drafts top, got {spec.drafts} for {spec.name}; only there delta bounds TV"
+            f"relaxation {spec.relaxation} needs drafts {' or '.join(relaxation.drafts)}, got {spec.drafts} for "
+            f"{spec.name}{relaxation.reason}"
         )
-    if spec.relaxation == "proximity" and spec.drafts == "sampled":
-        raise ValueError(f"relaxation proximity needs drafts coupled or top, got sampled for {spec.name}")
-    if spec.residual != "paper" and (spec.drafts == "coupled" or spec.relaxation in ("bounded", "proximity")):
+    if spec.residual != "paper" and (spec.drafts == "coupled" or not relaxation.has_official):
         raise ValueError(
             f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
         )
 
 
 def _check_parameters(spec: MethodSpec) -> None:
-    wanted = PARAMETERS[spec.relaxation]
+    wanted = RELAXATIONS[spec.relaxation].parameters
     for name in ("k", "delta", "lambda_"):
         value = getattr(spec, name)
         if name in wanted and value is None:
@@ -154,124 +288,31 @@ def _check_parameters(spec: MethodSpec) -> None:
         raise ValueError(
             f"k of {spec.name} must be a whole number >= 1, got {spec.k}; for exact decoding use relaxation none"
         )
-    if spec.delta is not None and not 0 <= spec.delta <= 1:
-        raise ValueError(
-            f"delta of {spec.name} must be in [0, 1], got {spec.delta}; for the multiplicative bound set lambda_"
-        )
-    if spec.lambda_ is not None and spec.lambda_ < 1:
-        raise ValueError(f"lambda_ of {spec.name} must be >= 1, got {spec.lambda_}; for the additive bound set delta")
+    check_bounds(spec.delta, spec.lambda_, f" of {spec.name}")
     if spec.is_relaxed and spec.neighbours not in NEIGHBOURS:
         raise ValueError(f"neighbours of {spec.name} must be one of {', '.join(NEIGHBOURS)}, got {spec.neighbours!r}")
 
 
-def expand_methods(config: dict[str, Any], key: str = "methods") -> list[MethodRun]:
-    """Expands the config's methods: every combination of an entry's lists is a method.
+def check_bounds(delta: float | None = None, lambda_: float | None = None, owner: str = "") -> None:
+    """Checks the bounds that a relaxation takes.
 
     Args:
-        config: the whole configuration; reads `methods`, `draft_tree.static`, `trees` and `codebook.neighbours`.
-        key: where these methods stand in the user's config, for error messages.
-
-    Returns:
-        One `MethodRun` per method and temperature, in the order of the config.
+        delta: probability mass, or bits; None is no bound.
+        lambda_: factor; None is no bound.
+        owner: " of " and the method's name, for the message.
 
     Raises:
-        ValueError: an unknown preset or tree (the known ones are listed), a bad parameter, or a method listed twice.
+        ValueError: delta outside [0, 1] or lambda_ < 1.
     """
-    static_names = {*config.get("trees", {}), "naive_extend_57", "mc_sim_7b_63"}
-    runs: dict[tuple[str, float], MethodRun] = {}
-    for position, entry in enumerate(config["methods"]):
-        where = f"config key {key}[{position}]: "
-        try:
-            for run in _expand_entry(entry, config, static_names):
-                place = (run.spec.method_id, run.temperature)
-                if place in runs:
-                    raise ValueError(
-                        f"{place[0]} at temperature {place[1]:g} is listed twice; remove one or give it a name"
-                    )
-                runs[place] = run
-        except ValueError as error:
-            raise ValueError(where + str(error)) from error
-    return list(runs.values())
+    if delta is not None and not 0 <= delta <= 1:
+        raise ValueError(f"delta{owner} must be in [0, 1], got {delta}; for the multiplicative bound set lambda_")
+    if lambda_ is not None and lambda_ < 1:
+        raise ValueError(f"lambda_{owner} must be >= 1, got {lambda_}; 1 is exact, for the additive bound set delta")
 
 
-def expand_ablations(config: dict[str, Any]) -> dict[str, list[AblationPoint]]:
-    """Expands the config's ablations: methods x sampling settings x drafters.
-
-    Autoregressive decoding is added wherever it is missing: every point is compared with it under the same settings.
-
-    Args:
-        config: the whole configuration; reads `ablations.grids`, `sampling` and what `expand_methods` reads.
-
-    Returns:
-        Name of the ablation -> its points; ablations that are null in the config are left out.
-
-    Raises:
-        ValueError: as `expand_methods`, with the ablation's key.
-    """
-    return {name: _expand_ablation(name, grid, config) for name, grid in config["ablations"]["grids"].items() if grid}
-
-
-def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) -> list[AblationPoint]:
-    runs = expand_methods({**config, "methods": grid["methods"]}, f"ablations.grids.{name}.methods")
-    baseline = MethodSpec(**PRESETS["autoregressive"], name="autoregressive", method_id="autoregressive")
-    temperatures = dict.fromkeys(run.temperature for run in runs)
-    drafted = [run for run in runs if run.spec.drafts is not None]
-    changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
-    points = []
-    for values in itertools.product(*changes.values()):
-        sampling = {**config["sampling"], **dict(zip(changes, values, strict=True))}
-        points += [AblationPoint(baseline, temperature, sampling) for temperature in temperatures]
-        for steps in grid.get("drafter_steps", [None]):
-            points += [AblationPoint(run.spec, run.temperature, sampling, steps) for run in drafted]
-    return points
-
-
-def _expand_entry(entry: dict[str, Any], config: dict[str, Any], static_names: set[str]) -> Iterator[MethodRun]:
-    preset = entry.get("preset")
-    if isinstance(preset, list):
-        for name in preset:
-            yield from _expand_entry({**entry, "preset": name}, config, static_names)
-        return
-    if preset is not None and preset not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    if preset is None and "name" not in entry:
-        raise ValueError("an entry without a preset needs a name and its parts (tree, drafts, relaxation)")
-    parts = dict(PRESETS[preset]) if preset else {}
-    given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
-    parts |= given
-    if parts.get("relaxation", "none") != "none":
-        parts.setdefault("neighbours", config["codebook"].get("neighbours", "l2_normalised"))
-    lists = {key: value if isinstance(value, list) else [value] for key, value in parts.items()}
-    defaults = PRESETS.get(preset, {})
-    for values in itertools.product(*lists.values()):
-        fields = dict(zip(lists, values, strict=True))
-        if fields.get("tree") == "static":
-            fields["tree"] = config["draft_tree"]["static"]
-        _check_tree(fields.get("tree"), static_names)
-        spec = MethodSpec(name=entry.get("name", preset), **fields)
-        spec = replace(spec, method_id=_method_id(spec, given, defaults))
-        for temperature in entry.get("temperatures", [1.0]):
-            yield MethodRun(spec, float(temperature))
-
-
-def _check_tree(tree: str | None, static_names: set[str]) -> None:
-    is_known = tree is None or tree == "dynamic" or tree in static_names or re.fullmatch(r"chain[1-9]\d*", str(tree))
-    if not is_known:
-        known = ["dynamic", "chain1, chain2, ...", *sorted(static_names)]
-        raise ValueError(f"tree must be one of {', '.join(known)}, or a name listed under trees, got {tree!r}")
-
-
-def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """name-k20-delta0.1, with every part that departs from the preset spelt out."""
-    words = [spec.name]
-    for field in ("tree", "drafts", "relaxation", "residual", "neighbours"):
-        departs = getattr(spec, field) != defaults.get(field) if defaults else isinstance(given.get(field), list)
-        if field in given and departs:
-            words.append(f"{getattr(spec, field)}")
-    if spec.k is not None:
-        words.append(f"k{int(spec.k)}")
-    if spec.delta is not None:
-        words.append(f"delta{spec.delta:g}")
-    if spec.lambda_ is not None:
-        words.append(f"lambda{spec.lambda_:g}")
-    return "-".join(words)
+def _shape_of(tree: str | None, shape: Any) -> TreeShape | None:
+    if tree is None or isinstance(shape, DynamicTreeOptions):
+        return shape
+    if tree == "dynamic":
+        return DynamicTreeOptions(**(shape or {}))
+    return tree_choices(tree, None if shape is None else {tree: shape})

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lantern.io import load_tensors, save_tensors
+from lantern.methods import draws_target_tokens
 
 _TENSORS = ("codes", "target_forwards", "step_lengths", "is_substituted", "seconds", "margins")
 
@@ -57,11 +58,9 @@ class GenerationRecords:
         """Tokens that stand in for another one that the target drew, float64 (images,); nan where verification by
         rejection draws none.
         """
-        method, is_greedy = self.metadata["method"], self.metadata["temperature"] == 0
-        is_official = method["residual"] != "paper" and method["relaxation"] != "none"
-        by_rejection = method["drafts"] == "sampled" or is_official
         counts = self.is_substituted.sum(dim=1).double()
-        return torch.full_like(counts, torch.nan) if by_rejection and not is_greedy else counts
+        is_known = draws_target_tokens(self.metadata["method"], self.metadata["temperature"])
+        return counts if is_known else torch.full_like(counts, torch.nan)
 
 
 def save_records(path: Path, records: GenerationRecords) -> None:

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+from lantern.methods import RELAXATIONS, MethodSpec, check_bounds
+
 
 class Relaxation(Protocol):
     """How many of a draft's nearest codes may stand in for it.
@@ -21,10 +23,12 @@ class Relaxation(Protocol):
         k: nearest codes considered.
         renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
             applies.
+        bounds_mass: whether A(x) depends on its mass; one that does not needs no distribution to be verified.
     """
 
     k: int
     renormalises: bool
+    bounds_mass: bool
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
         """Whether A(x) may have this mass (..., k), for drafts of target probability token_probs (..., 1), after
@@ -38,7 +42,7 @@ class AdditiveBound:
     """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
 
     The law departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and
-    with sampled drafts there is no such bound (reference/acceptance.md, "What the bound bounds").
+    with sampled drafts there is no such bound.
 
     Raises:
         ValueError: delta outside [0, 1], or k < 0.
@@ -49,10 +53,11 @@ class AdditiveBound:
     k: int
     delta: float
     renormalises = True
+    bounds_mass = True
 
     def __post_init__(self) -> None:
         check_k(self.k)
-        check_delta(self.delta)
+        check_bounds(delta=self.delta)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
         """Mass <= delta, the same for every draft."""
@@ -95,11 +100,11 @@ class MultiplicativeBound:
     k: int
     lambda_: float
     renormalises = True
+    bounds_mass = True
 
     def __post_init__(self) -> None:
         check_k(self.k)
-        if self.lambda_ < 1:
-            raise ValueError(f"lambda_ must be >= 1, got {self.lambda_}; 1 is exact, for the additive bound set delta")
+        check_bounds(lambda_=self.lambda_)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
         """Mass <= (lambda - 1) t(x)."""
@@ -135,6 +140,7 @@ class Proximity:
 
     k: int
     renormalises = False
+    bounds_mass = False
 
     def __post_init__(self) -> None:
         check_k(self.k)
@@ -150,10 +156,22 @@ def check_k(k: int) -> None:
         raise ValueError(f"k must be >= 0, got {k}; 0 is exact decoding")
 
 
-def check_delta(delta: float) -> None:
-    """Raises ValueError unless delta is in [0, 1]."""
-    if not 0 <= delta <= 1:
-        raise ValueError(f"delta must be in [0, 1], got {delta}; for the multiplicative bound set lambda_")
+# By the names of `lantern.methods.RELAXATIONS`; "none" has no class.
+CLASSES: dict[str, type] = {
+    "additive": AdditiveBound,
+    "jensen_shannon": JensenShannonBound,
+    "multiplicative": MultiplicativeBound,
+    "bounded": BudgetBound,
+    "proximity": Proximity,
+}
+
+
+def make_relaxation(spec: MethodSpec) -> Relaxation | None:
+    """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too."""
+    if not spec.is_relaxed or spec.delta == 0 or spec.lambda_ == 1:
+        return None
+    parameters = RELAXATIONS[spec.relaxation].parameters
+    return CLASSES[spec.relaxation](**{name: getattr(spec, name) for name in parameters})
 
 
 @dataclass

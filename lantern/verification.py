@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern import acceptance, relaxation
+from lantern import acceptance
 from lantern.draft_tree import DraftTree
 from lantern.drafting import Drafts
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField
+from lantern.relaxation import make_relaxation
 from lantern.sampling import SamplingConfig
 
 
@@ -108,8 +109,7 @@ class Verifier:
             self.table = nearest_codes[:, :columns].contiguous()
         self.rule = acceptance.RejectionRule(self.relaxation, self.table, spec.residual)
         self.follows_first_leaf = self.is_greedy and spec.residual != "paper" and spec.tree == "dynamic"
-        by_rejection = spec.drafts == "sampled" or (spec.residual != "paper" and spec.is_relaxed)
-        self.draws_target_tokens = self.is_greedy or not by_rejection  # only then is a substitution defined
+        self.draws_target_tokens = self.is_greedy or not spec.verifies_by_rejection
 
     def verify(
         self,
@@ -159,18 +159,16 @@ class Verifier:
             accepted).
         """
         tree, drawn = drafts.tree, keys.argmax(-1)
-        if self.is_greedy and self.relaxation is not None and self.spec.relaxation != "proximity":
+        if self.is_greedy and self.relaxation is not None and self.relaxation.bounds_mass:
             table = self.table[:, : self.spec.k]
             return acceptance.accept_greedy(logits, drafts.tokens, tree.parents, table, self.relaxation), drawn
         if not self.draws_target_tokens:
             return self._reject(weights, drawn, drafts, noise, positions)
         if self.relaxation is None:
             return acceptance.accept_exact(drawn, drafts.tokens, tree.parents), drawn
-        if self.spec.relaxation == "proximity":
-            return (
-                acceptance.accept_look_alikes(drawn, drafts.tokens, tree.parents, tree.earlier_siblings, self.table),
-                drawn,
-            )
+        if not self.relaxation.bounds_mass:
+            siblings = tree.earlier_siblings
+            return acceptance.accept_look_alikes(drawn, drafts.tokens, tree.parents, siblings, self.table), drawn
         probs = _of_inner(weights, tree).softmax(-1)
         children = child_tokens(drafts)
         rank = acceptance.accept_within_bound(probs, _of_inner(drawn, tree), children, self.table, self.relaxation)
@@ -188,21 +186,6 @@ class Verifier:
         if tree.parent_nodes is not None:
             emitted = drawn.index_copy(1, tree.parent_nodes, emitted)
         return _is_ranked(tree, outcome.rank), emitted
-
-
-def make_relaxation(spec: MethodSpec) -> relaxation.Relaxation | None:
-    """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too."""
-    if spec.delta == 0 or spec.lambda_ == 1:
-        return None
-    makers = {
-        "none": lambda: None,
-        "additive": lambda: relaxation.AdditiveBound(spec.k, spec.delta),
-        "jensen_shannon": lambda: relaxation.JensenShannonBound(spec.k, spec.delta),
-        "multiplicative": lambda: relaxation.MultiplicativeBound(spec.k, spec.lambda_),
-        "bounded": lambda: relaxation.BudgetBound(spec.k, spec.delta),
-        "proximity": lambda: relaxation.Proximity(spec.k),
-    }
-    return makers[spec.relaxation]()
 
 
 def _of_inner(values: torch.Tensor, tree: DraftTree) -> torch.Tensor:

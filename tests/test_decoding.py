@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_models, make_prompts
 from lantern.decoding import Decoder, DecodingModels, Generation
-from lantern.draft_tree import static_tree, tree_choices
-from lantern.drafting import DynamicTreeOptions
-from lantern.methods import PRESETS, MethodSpec
+from lantern.draft_tree import static_tree
+from lantern.methods import PRESETS, RELAXATIONS, DynamicTreeOptions, MethodSpec, make_method, tree_choices
 from lantern.models.target import cast_target
 from lantern.models.transformer import cast_weights
 from lantern.noise import NoiseField
@@ -25,13 +24,13 @@ TREES = {
     "dynamic": DynamicTreeOptions(num_nodes=9, depth=2, top_k=4),
 }
 AUTOREGRESSIVE = MethodSpec(name="autoregressive")
+BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0}
 
 
 def generate(
     models: DecodingModels,
     spec: MethodSpec,
     batch: int = 5,
-    tree: str = "chain3",
     ids: list[str] | None = None,
     **sampling,
 ) -> Generation:
@@ -41,7 +40,7 @@ def generate(
     rows = torch.tensor([int(i.split("-")[1]) % 5 for i in ids])
     config = models.target.config
     noise = NoiseField(7, ids, config.num_image_tokens, config.vocab_size)
-    decoder = Decoder(models, spec, sampling, TREES[tree] if spec.drafts else None)
+    decoder = Decoder(models, spec, sampling)
     return decoder.generate(features[rows], mask[rows], noise)
 
 
@@ -53,8 +52,8 @@ def generate(
 @pytest.mark.parametrize("drafts", ["top", "coupled"])
 def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, sampling, batch):
     expected = generate(models, AUTOREGRESSIVE, batch, **sampling)
-    spec = MethodSpec(name="exact", tree=tree, drafts=drafts)
-    result = generate(models, spec, batch, tree, **sampling)
+    spec = method(tree=tree, drafts=drafts)
+    result = generate(models, spec, batch, **sampling)
     assert torch.equal(result.codes, expected.codes)
     assert (result.step_lengths.sum(1) == 16).all()
     assert batch == 1 or (result.target_forwards < 16).any()  # the equality is not won by never accepting a draft
@@ -71,9 +70,9 @@ def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
     assert models.target.read_logits(torch.zeros(1, models.target.config.dim)).dtype == torch.float32
     spec, (features, mask) = method(tree=tree, drafts=drafts), make_prompts(models, 5)
     found = []
-    for part, choices in ((AUTOREGRESSIVE, None), (spec, TREES[tree])):
+    for part in (AUTOREGRESSIVE, spec):
         noise = NoiseField(7, [f"prompt-{i}" for i in range(5)], 16, models.target.config.vocab_size)
-        decoder = Decoder(models, part, SamplingConfig(cfg_scale=2.0), choices, records_margins=choices is None)
+        decoder = Decoder(models, part, SamplingConfig(cfg_scale=2.0), records_margins=part.drafts is None)
         found.append(decoder.generate(features, mask, noise))
     expected, result = found
     equality = compare_with_autoregressive(result.codes, expected.codes, expected.margins)
@@ -83,7 +82,7 @@ def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
 
 
 def method(**parts) -> MethodSpec:
-    return MethodSpec(name="method", **parts)
+    return MethodSpec(name="method", tree_shape=TREES.get(parts.get("tree")), **parts)
 
 
 METHODS = {
@@ -112,13 +111,13 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_images_do_not_depend_on_the_batch(models, name, temperature):
     spec = METHODS[name]
-    together = generate(models, spec, 5, spec.tree or "chain3", temperature=temperature)
+    together = generate(models, spec, 5, temperature=temperature)
     for row in (0, 3):
-        alone = generate(models, spec, 1, spec.tree or "chain3", [f"prompt-{row}"], temperature=temperature)
+        alone = generate(models, spec, 1, [f"prompt-{row}"], temperature=temperature)
         assert torch.equal(alone.codes[0], together.codes[row])
         assert alone.target_forwards[0] == together.target_forwards[row]
     ids = [f"prompt-{row}" for row in (4, 2, 0, 1, 3)]
-    shuffled = generate(models, spec, 5, spec.tree or "chain3", ids, temperature=temperature)
+    shuffled = generate(models, spec, 5, ids, temperature=temperature)
     assert torch.equal(shuffled.codes, together.codes[[4, 2, 0, 1, 3]])
 
 
@@ -128,13 +127,13 @@ def test_relaxation_accepts_more_than_exact_decoding(models, name):
     spec = METHODS[name]
     exact = method(tree=spec.tree, drafts=spec.drafts)
     ids = [f"prompt-{i}" for i in range(40)]
-    relaxed_forwards = generate(models, spec, 40, spec.tree, ids).target_forwards.sum()
-    assert relaxed_forwards < generate(models, exact, 40, spec.tree, ids).target_forwards.sum()
+    relaxed_forwards = generate(models, spec, 40, ids).target_forwards.sum()
+    assert relaxed_forwards < generate(models, exact, 40, ids).target_forwards.sum()
 
 
 def test_substitutions_are_counted_where_the_emitted_token_is_not_the_targets(models):
     ids = [f"prompt-{i}" for i in range(20)]
-    relaxed = generate(models, METHODS["proximity"], 20, "bushy", ids)
+    relaxed = generate(models, METHODS["proximity"], 20, ids)
     exact = generate(models, AUTOREGRESSIVE, 20, ids=ids)
     assert relaxed.is_substituted.any()
     # up to the first substitution an image is the autoregressive one, and there it departs
@@ -153,9 +152,8 @@ def test_emitted_pairs_have_the_targets_law(drafts):
     features, mask = make_prompts(models, 1)
     features, mask = features.expand(count, -1, -1), mask.expand(count, -1)
     noise = NoiseField(11, [f"p{i}" for i in range(count)], 4, 4)
-    decoder = Decoder(
-        models, method(tree="pair", drafts=drafts), SamplingConfig(cfg_scale=1.0), [(0,), (1,), (0, 0), (1, 0)]
-    )
+    spec = MethodSpec(name="pair", tree="pair", tree_shape=[(0,), (1,), (0, 0), (1, 0)], drafts=drafts)
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0))
     codes = decoder.generate(features, mask, noise).codes
     with torch.inference_mode():
         first = target.head(target(features[:1], mask[:1], codes[:1, :0])[:, -1]).softmax(-1)[0].double()
@@ -192,7 +190,7 @@ def test_a_step_does_not_synchronise(models, name, temperature):
     features, mask = make_prompts(models, 3)
     noise = NoiseField(0, ["a", "b", "c"], 16, models.target.config.vocab_size)
     sampling = SamplingConfig(temperature=temperature, cfg_scale=2.0)
-    decoder = Decoder(models, spec, sampling, TREES[spec.tree] if spec.tree else None)
+    decoder = Decoder(models, spec, sampling)
     noise.prepare(decoder.noise_streams)
     with torch.inference_mode():
         state = decoder.start(features, mask, noise)
@@ -217,7 +215,7 @@ def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths
     features, mask = make_prompts(models, 2)
     noise = NoiseField(0, ["a", "b"], 16, models.target.config.vocab_size)
     spec, sampling = method(tree="chain3", drafts="coupled"), SamplingConfig(cfg_scale=2.0)
-    decoder = Decoder(models, spec, sampling, TREES["chain3"])
+    decoder = Decoder(models, spec, sampling)
     decoder.verifier = AcceptsByDepth(None, spec, sampling)
     decoder.verifier.depths = depths
     generation = decoder.generate(features, mask, noise)
@@ -253,15 +251,14 @@ def test_logits_that_are_not_finite_name_prompt_and_step():
 def test_missing_parts_are_named(models):
     bare = DecodingModels(models.target)
     with pytest.raises(ValueError, match="needs a draft model"):
-        Decoder(bare, method(tree="chain3", drafts="coupled"), SamplingConfig(), TREES["chain3"])
+        Decoder(bare, method(tree="chain3", drafts="coupled"), SamplingConfig())
     with pytest.raises(ValueError, match="needs the 3 nearest codes, got no table"):
-        Decoder(DecodingModels(models.target, models.draft), METHODS["proximity"], SamplingConfig(), TREES["bushy"])
+        Decoder(DecodingModels(models.target, models.draft), METHODS["proximity"], SamplingConfig())
 
 
 def test_every_preset_has_parts_that_go_together():
     for name, parts in PRESETS.items():
-        wanted = {"k": 4} if parts["relaxation"] != "none" else {}
-        wanted |= {"delta": 0.1} if parts["relaxation"] in ("additive", "bounded") else {}
-        wanted |= {"lambda_": 2.0} if parts["relaxation"] == "multiplicative" else {}
-        wanted |= {"neighbours": "l2"} if wanted else {}
-        assert MethodSpec(name=name, **parts, **wanted).name == name
+        wanted = RELAXATIONS[parts["relaxation"]].parameters
+        method = make_method(name, **{key: value for key, value in BOUNDS.items() if key in wanted})
+        assert (method.name, method.relaxation) == (name, parts["relaxation"])
+        assert (method.tree_shape is None) == (parts["tree"] is None)

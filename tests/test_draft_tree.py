@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
-from lantern.drafting import DynamicTreeOptions
+from lantern.draft_tree import static_tree, tree_from_parents
+from lantern.methods import DynamicTreeOptions, tree_choices
 
 
 def test_static_tree_by_eye():

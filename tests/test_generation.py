@@ -1,4 +1,4 @@
-"""Generation jobs: what is loaded by which name, and records that do not depend on how they were made."""
+"""Models that fit each other, and records that do not depend on how they were made."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from conftest import make_models
 from lantern import generation
 from lantern.checkpoints.native import save_model
 from lantern.decoding import Decoder
-from lantern.draft_tree import tree_choices
-from lantern.drafting import DynamicTreeOptions
 from lantern.generation import (
     generate_records,
-    load_decoders,
     load_decoding_models,
     load_nearest_codes,
-    load_tables,
-    make_tree,
 )
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
@@ -31,7 +26,6 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
-CHAIN = tree_choices("chain3")
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 
 
@@ -43,7 +37,7 @@ def save_table(path, num_columns=4, name="nearest_codes"):
 
 @pytest.fixture
 def files(tmp_path):
-    """Checkpoints of an untrained run with two tables."""
+    """Checkpoints of an untrained run."""
     config = {"dim": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 12, "grid": 4}
     target = TargetModel(TargetConfig(**config, num_text_tokens=5, caption_dim=16, ffn_multiple=16))
     save_model(tmp_path / "target.safetensors", target)
@@ -51,49 +45,13 @@ def files(tmp_path):
     return SimpleNamespace(
         target=tmp_path / "target.safetensors",
         drafter=tmp_path / "drafter.safetensors",
-        nearest_codes=[
-            str(save_table(tmp_path / "l2.safetensors", 4)),
-            str(save_table(tmp_path / "probability.s0.safetensors", 5)),
-        ],
     )
-
-
-def test_tables_are_named_after_their_files_up_to_the_first_dot(tmp_path):
-    names = ["l2_normalised.safetensors", "probability.s12.safetensors", "random.safetensors"]
-    tables = load_tables([save_table(tmp_path / name, columns) for columns, name in enumerate(names, 1)])
-    assert {name: tuple(table.shape) for name, table in tables.items()} == {
-        "l2_normalised": (12, 1),
-        "probability": (12, 2),
-        "random": (12, 3),
-    }
-    assert all(table.dtype == torch.int64 for table in tables.values())
-
-
-def test_one_table_or_none_need_no_list(tmp_path):
-    assert list(load_tables(str(save_table(tmp_path / "l2.safetensors")))) == ["l2"]
-    assert load_tables([]) == {}
 
 
 def test_a_file_without_a_table_is_named(tmp_path):
     path = save_table(tmp_path / "l2.safetensors", name="codes")
     with pytest.raises(ValueError, match=r"l2\.safetensors holds no tensor nearest_codes, found \['codes'\]"):
         load_nearest_codes(path)
-
-
-def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(files):
-    relaxed = {"tree": "chain3", "drafts": "coupled", "relaxation": "proximity", "k": 3}
-    runs = [
-        (MethodSpec("autoregressive", method_id="autoregressive").to_dict(), None, 1.0),
-        (MethodSpec("a", neighbours="l2", method_id="a", **relaxed).to_dict(), None, 1.0),
-        (MethodSpec("b", neighbours="probability", method_id="b", **relaxed).to_dict(), None, 0.5),
-    ]
-    decoders = load_decoders(files, runs, SAMPLING)
-    assert [decoder.spec.method_id for decoder in decoders] == ["autoregressive", "a", "b"]
-    assert [decoder.sampling.temperature for decoder in decoders] == [1.0, 1.0, 0.5]
-    assert all(decoder.sampling.top_k == 6 for decoder in decoders)
-    assert len({id(decoder.target) for decoder in decoders}) == 1
-    assert decoders[0].models.nearest_codes is None
-    assert [decoder.models.nearest_codes.shape[1] for decoder in decoders[1:]] == [4, 5]
 
 
 def test_a_draft_model_of_another_target_is_refused(files, tmp_path):
@@ -107,18 +65,10 @@ def test_a_draft_model_of_another_target_is_refused(files, tmp_path):
         load_decoding_models(files.target, tmp_path / "other.safetensors")
 
 
-def test_a_tree_is_made_of_its_name_or_its_settings():
-    assert make_tree(MethodSpec("a"), None) is None
-    assert make_tree(MethodSpec("a", "chain3", "top"), None) == CHAIN
-    assert make_tree(MethodSpec("a", "mine", "top"), [[0], [1]]) == [[0], [1]]
-    options = {"num_nodes": 6, "depth": 1, "top_k": 4}
-    assert make_tree(MethodSpec("a", "dynamic", "top"), options) == DynamicTreeOptions(6, 1, 4)
-
-
 def make_decoder(spec=None, temperature=1.0, **options):
     spec = spec or MethodSpec("near", "chain3", "coupled", "proximity", "paper", "l2", k=4, method_id="near-k4")
     sampling = SamplingConfig(temperature=temperature, **SAMPLING)
-    return Decoder(make_models(), spec, sampling, CHAIN if spec.drafts else None, **options)
+    return Decoder(make_models(), spec, sampling, **options)
 
 
 def make_records(decoder, batch_size, prompts=PROMPTS, **options):
@@ -161,14 +111,14 @@ def test_an_interrupted_job_goes_on_behind_its_finished_images(monkeypatch, tmp_
         drawn.append([prompt.id for prompt in prompts])
         return inner(decoder, prompts, encoder, run_seed)
 
-    monkeypatch.setattr(generation, "PARTIAL_EVERY_S", 0.0)
+    often = {"partial": partial, "partial_every_s": 0.0}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(generation, "decode_timed", decode)
-        make_records(make_decoder(), 1, partial=partial)
+        make_records(make_decoder(), 1, **often)
     assert drawn == [["p0"], ["p1"]] and load_records(partial).prompt_ids == ["p0", "p1"]
     drawn = [None] * 3
     monkeypatch.setattr(generation, "decode_timed", decode)
-    resumed, undisturbed = make_records(make_decoder(), 2, partial=partial), make_records(make_decoder(), 5)
+    resumed, undisturbed = make_records(make_decoder(), 2, **often), make_records(make_decoder(), 5)
     assert drawn[3:5] == [["p2", "p3"], ["p4"]]
     assert resumed.prompt_ids == undisturbed.prompt_ids
     assert torch.equal(resumed.codes, undisturbed.codes)

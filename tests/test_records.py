@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.methods import PARAMETERS, PRESETS, MethodSpec
+from lantern.methods import PRESETS, RELAXATIONS, make_method
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 from lantern.sampling import SamplingConfig
 from lantern.verification import Verifier
@@ -99,11 +99,11 @@ def test_substitutions_are_counted_where_the_target_draws_a_token_of_its_own(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("preset", PRESETS)
-def test_substitutions_are_counted_exactly_where_verification_tells_them(preset, temperature):
+@pytest.mark.parametrize("name", PRESETS)
+def test_substitutions_are_counted_exactly_where_verification_tells_them(name, temperature):
     parts = {"k": 2, "delta": 0.2, "lambda_": 2.0}
-    wanted = {name: parts[name] for name in PARAMETERS[PRESETS[preset]["relaxation"]]}
-    method = MethodSpec(name=preset, neighbours="l2", **{**PRESETS[preset], **wanted})
+    wanted = {name: parts[name] for name in RELAXATIONS[PRESETS[name]["relaxation"]].parameters}
+    method = make_method(name, **wanted)
     verifier = Verifier(torch.zeros(4, 3, dtype=torch.int64), method, SamplingConfig(temperature=temperature))
     records = make_records(["a"])
     records.metadata = {"method": method.to_dict(), "temperature": temperature}

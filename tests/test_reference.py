@@ -23,9 +23,9 @@ from lantern.checkpoints.llamagen import target_places
 from lantern.checkpoints.native import copy_tensors
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
-from lantern.draft_tree import static_tree, tree_choices, tree_from_parents
-from lantern.drafting import DrafterState, Drafts, DynamicTreeOptions, PendingTokens, TreeDrafter
-from lantern.methods import MethodSpec
+from lantern.draft_tree import static_tree, tree_from_parents
+from lantern.drafting import DrafterState, Drafts, PendingTokens, TreeDrafter
+from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import NoiseField
@@ -235,7 +235,9 @@ def test_conditional_draft_probabilities(reference, name):
 def method_of(kind: str, k: int, delta: float) -> MethodSpec:
     """The authors' one flag: 0 is exact, up to 1 it is delta, above it is lambda."""
     parts = (
-        {"tree": "dynamic", "drafts": "top"} if kind == "dynamic" else {"tree": "naive_extend_57", "drafts": "sampled"}
+        {"tree": "dynamic", "tree_shape": DynamicTreeOptions(58, 4, 10), "drafts": "top"}
+        if kind == "dynamic"
+        else {"tree": "naive_extend_57", "drafts": "sampled"}
     )
     if delta == 0:
         return MethodSpec(name="exact", **parts)
@@ -370,9 +372,8 @@ def generate_reference(reference, run: str, scale: float) -> decoding.Generation
     parts = run.split("_")
     kind = parts[1]
     k, delta = (int(parts[2][1:]), float(parts[3][1:])) if parts[0] == "lantern" else (0, 0.0)
-    tree = DynamicTreeOptions(58, 4, 10) if kind == "dynamic" else tree_choices("naive_extend_57")
     models = DecodingModels(reference.target, reference.draft, reference.table)
-    decoder = Decoder(models, method_of(kind, k, delta), SamplingConfig(temperature=0.0, cfg_scale=scale), tree)
+    decoder = Decoder(models, method_of(kind, k, delta), SamplingConfig(temperature=0.0, cfg_scale=scale))
     # The draft model reads padded caption rows as the reference's float32 code computes them (reference/models.md).
     start = decoder.drafter.start
     features, mask = reference.io["cond_leftpad"], reference.io["mask_leftpad"].bool()
@@ -414,7 +415,7 @@ def test_sampled_drafts_keep_the_targets_law_on_trained_models(reference, tree):
     features, mask = reference.io["cond_leftpad"][1:2], reference.io["mask_leftpad"][1:2].bool()
     models = DecodingModels(reference.target, reference.draft)
     spec = MethodSpec(name="eagle1", tree=tree, drafts="sampled")
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0), tree_choices(tree))
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0))
     noise = NoiseField(5, [f"image-{i}" for i in range(count)], SIZES["block"], vocab)
     generation = decoder.generate(features.expand(count, -1, -1), mask.expand(count, -1), noise)
     assert generation.target_forwards.float().mean() < 0.9 * SIZES["block"]

@@ -20,9 +20,9 @@ from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
 from lantern.decoding import Decoder, DecodingModels
-from lantern.draft_tree import static_tree, tree_choices
-from lantern.drafting import DynamicTreeOptions, PendingTokens, TreeDrafter
-from lantern.methods import MethodSpec
+from lantern.draft_tree import static_tree
+from lantern.drafting import PendingTokens, TreeDrafter
+from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import NoiseField
@@ -181,6 +181,8 @@ def method_of(kind: str, k: int, delta: float) -> MethodSpec:
     """The authors' one flag: 0 is exact, up to 1 it is delta, above it is lambda."""
     tree = {"dynamic": ("dynamic", "top"), "static": ("naive_extend_57", "sampled")}[kind]
     parts = {"tree": tree[0], "drafts": tree[1]}
+    if kind == "dynamic":
+        parts["tree_shape"] = DynamicTreeOptions(58, 4, 10)
     if delta == 0:
         return MethodSpec(name="exact", **parts)
     relaxed = {"relaxation": "multiplicative", "lambda_": delta}
@@ -189,9 +191,9 @@ def method_of(kind: str, k: int, delta: float) -> MethodSpec:
     return MethodSpec(name="relaxed", residual="official", neighbours="l2", k=k, **relaxed, **parts)
 
 
-def generate(reference, prompts: list[int], spec: MethodSpec, tree=None):
+def generate(reference, prompts: list[int], spec: MethodSpec):
     models = DecodingModels(reference.target, reference.draft, reference.io["table_raw_l2"].long())
-    decoder = Decoder(models, spec, SamplingConfig(temperature=0.0, cfg_scale=SCALE), tree)
+    decoder = Decoder(models, spec, SamplingConfig(temperature=0.0, cfg_scale=SCALE))
     features, mask = reference.io["cond_leftpad"][prompts], reference.io["mask_leftpad"][prompts].bool()
     return decoder.generate(features, mask, NoiseField(0, [f"p{i}" for i in prompts], 256, 128))
 
@@ -209,8 +211,7 @@ def test_greedy_ids_and_accepted_lengths(reference, run):
     """EAGLE, and LANTERN with an additive and a multiplicative bound, on a dynamic and a static tree."""
     name, kind, *bounds = run.split("_")
     k, delta = (int(bounds[0][1:]), float(bounds[1][1:])) if name == "lantern" else (0, 0.0)
-    tree = DynamicTreeOptions(58, 4, 10) if kind == "dynamic" else tree_choices("naive_extend_57")
-    generation = generate(reference, [1], method_of(kind, k, delta), tree)
+    generation = generate(reference, [1], method_of(kind, k, delta))
     stored = GENERATIONS["p1/cfg3.0"][run]
     assert generation.codes[0].tolist() == stored["ids"]
     mine = [count for count in generation.accepted_lengths[0].tolist() if count >= 0]
@@ -221,6 +222,6 @@ def test_greedy_ids_and_accepted_lengths(reference, run):
 
 def test_exact_methods_on_a_padded_prompt(reference):
     """Drafts on p0 depend on how padded rows are computed; exact ids do not."""
-    for kind, tree in (("dynamic", DynamicTreeOptions(58, 4, 10)), ("static", tree_choices("naive_extend_57"))):
-        generation = generate(reference, [0], method_of(kind, 0, 0.0), tree)
+    for kind in ("dynamic", "static"):
+        generation = generate(reference, [0], method_of(kind, 0, 0.0))
         assert generation.codes[0].tolist() == GENERATIONS["p0/cfg3.0"]["vanilla"]

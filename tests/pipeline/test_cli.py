@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import ROOT, load_config
-from lantern.methods import expand_methods
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_sample import FinishedRun
+from lantern_pipeline.config.methods import expand_methods
 
 CONFIG = load_config([ROOT / "config.yaml"])
 

@@ -15,9 +15,8 @@ from memory import (
     tokenizer_parameters,
 )
 
-from lantern.draft_tree import tree_choices
-from lantern.drafting import DynamicTreeOptions
 from lantern.kv_cache import KVCache
+from lantern.methods import DynamicTreeOptions, tree_choices
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, resolve_size, target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel

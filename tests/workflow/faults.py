@@ -25,6 +25,7 @@ HOLD = """
 import os, sys, time
 if any(".generate_images.py" in word for word in sys.orig_argv):
     import lantern.generation as generation
+    import lantern_pipeline.runtime.job as job
     save = generation.save_records
     def save_and_hold(path, records):
         save(path, records)
@@ -33,7 +34,7 @@ if any(".generate_images.py" in word for word in sys.orig_argv):
                 file.write(str(os.getpid()))
         while os.path.exists({hold!r}):
             time.sleep(0.05)
-    generation.PARTIAL_EVERY_S, generation.save_records = -1.0, save_and_hold
+    generation.save_records, job.PARTIAL_EVERY_S = save_and_hold, -1.0
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import load_config
 from lantern.io import read_json
-from lantern.methods import expand_ablations, expand_methods
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.machine import memory_bytes
 from tiny_run import (

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
-from lantern.generation import decode_timed, load_decoding_models, make_tree
-from lantern.methods import MethodSpec, expand_methods
+from lantern.generation import decode_timed, load_decoding_models
+from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.validate import table_file, tree_settings
+from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.figures.image_grid import wrap_prompt
@@ -69,7 +69,7 @@ class FinishedRun:
         )
         temperature = self.config["metrics"]["headline_temperature"]
         sampling = SamplingConfig(temperature=temperature, **self.config["sampling"])
-        return Decoder(models, spec, sampling, make_tree(spec, tree_settings(spec, self.config)))
+        return Decoder(models, spec, sampling)
 
     def _find(self, stage: str, name: str = "model.safetensors") -> Path:
         path = self.folder / stage / name

@@ -28,12 +28,9 @@ rule run_ablation:
     params:
         code=code("run_ablation.py"),
         points=lambda wildcards: [
-            (point.spec.to_dict(), point.temperature, point.sampling, point.drafter_steps)
+            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
             for point in ABLATIONS[wildcards.ablation]
         ],
-        trees=lambda wildcards: {
-            point.spec.tree: tree_settings(point.spec, config) for point in ABLATIONS[wildcards.ablation]
-        },
         steps=lambda wildcards: steps_of(wildcards.ablation),
         num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
             "num_prompts", config["ablations"]["num_prompts"]

@@ -61,7 +61,7 @@ rule sample_codes:
         gpu=GPU,
     params:
         code=code("sample_codes.py"),
-        method=SPECS["autoregressive"].to_dict(),
+        method=asdict(SPECS["autoregressive"]),
         sampling=config["sampling"],
         settings=config["generation"],
         num_samples=config["drafter"]["num_samples"],

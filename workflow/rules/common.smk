@@ -2,24 +2,18 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
-from lantern_pipeline.config.validate import (
-    check_config_files,
-    describe_folder,
-    table_file,
-    tree_settings,
-    uses_gpu,
-    validate_config,
-)
+from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
+from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.runtime.environment import set_job_environment
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
 from lantern_pipeline.runtime.machine import memory_bytes
-from lantern.methods import expand_ablations, expand_methods
 from lantern_pipeline.metrics.registry import check_choices, metric_files, published_files, trained_models
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
 from lantern_pipeline.runtime.locks import RunLock

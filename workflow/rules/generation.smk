@@ -38,8 +38,7 @@ rule generate_images:
         gpu=GPU,
     params:
         code=code("generate_images.py"),
-        method=lambda wildcards: SPECS[wildcards.method].to_dict(),
-        tree=lambda wildcards: tree_settings(SPECS[wildcards.method], config),
+        method=lambda wildcards: asdict(SPECS[wildcards.method]),
         sampling=config["sampling"],
         settings=config["generation"],
         text=config["text"],

@@ -26,7 +26,7 @@ rule measure_latency:
         gpu=GPU,
     params:
         code=code("measure_latency.py"),
-        runs=[(spec.to_dict(), tree_settings(spec, config), float(temperature)) for spec, temperature in RUNS],
+        runs=[(asdict(spec), float(temperature)) for spec, temperature in RUNS],
         settings=config["latency"],
         sampling=config["sampling"],
         dtype=config["generation"]["dtype"],
@@ -63,9 +63,7 @@ rule profile_steps:
     params:
         code=code("profile_steps.py"),
         runs=[
-            (spec.to_dict(), tree_settings(spec, config), float(temperature))
-            for spec, temperature in RUNS
-            if temperature == HEADLINE["temperature"]
+            (asdict(spec), float(temperature)) for spec, temperature in RUNS if temperature == HEADLINE["temperature"]
         ],
         settings=config["latency"],
         sampling=config["sampling"],

@@ -29,11 +29,7 @@ rule measure_total_variation:
         gpu=GPU,
     params:
         code=code("measure_total_variation.py"),
-        runs=[
-            (spec.to_dict(), tree_settings(spec, config), float(temperature))
-            for spec, temperature in RUNS
-            if temperature == LAW["temperature"]
-        ],
+        runs=[(asdict(spec), float(temperature)) for spec, temperature in RUNS if temperature == LAW["temperature"]],
         settings=config["total_variation"],
         metrics=config["metrics"],
         neighbours=config["codebook"]["neighbours"],

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from lantern.decoding import Decoder
-from lantern.generation import decode_timed, generate_records, load_decoding_models, make_tree
+from lantern.generation import decode_timed, generate_records, load_decoding_models
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import job_log, partial_records, resolve_device, select_shard
+from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device, select_shard
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)
@@ -17,12 +17,17 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.settings["dtype"])
     sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
-    decoder = Decoder(models, spec, sampling, make_tree(spec, params.tree), records_margins=spec.drafts is None)
+    decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None)
     encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     decode_timed(decoder, prompts[:1], encoder, params.noise_seed)  # does not count
-    batch_size = params.settings["batch_size"]
     records = generate_records(
-        decoder, prompts, encoder, run_seed=params.noise_seed, batch_size=batch_size, partial=partial
+        decoder,
+        prompts,
+        encoder,
+        run_seed=params.noise_seed,
+        batch_size=params.settings["batch_size"],
+        partial=partial,
+        partial_every_s=PARTIAL_EVERY_S,
     )
     save_records(Path(snakemake.output[0]), records)
     log.info("generated %d images in %.1f s of decoding", len(records), float(records.seconds.sum()))

@@ -3,7 +3,7 @@
 import pandas as pd
 import torch
 
-from lantern.generation import load_decoders
+from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -13,7 +13,15 @@ from lantern_pipeline.runtime.job import job_log, resolve_device
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     torch.set_num_threads(settings["threads"])
-    decoders = load_decoders(files, params.runs, params.sampling, resolve_device(params.device), params.dtype)
+    decoders = load_decoders(
+        params.runs,
+        params.sampling,
+        target=files.target,
+        drafter=files.drafter,
+        nearest_codes=files.nearest_codes,
+        device=resolve_device(params.device),
+        dtype=params.dtype,
+    )
     encoder, parts = make_text_encoder(params.text, params.source, params.seed, files.text), []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):
         prompts = read_prompts(path)[: settings["num_images"]]

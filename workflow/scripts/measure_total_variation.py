@@ -5,10 +5,11 @@ acceptance.
 import torch.nn.functional as F
 
 from lantern.checkpoints.native import load_model
-from lantern.generation import load_decoders, load_nearest_codes
+from lantern.generation import load_nearest_codes
 from lantern.models.target import TargetModel
 from lantern.records import load_shards
 from lantern_pipeline.analysis.total_variation import LawStudy
+from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -29,7 +30,15 @@ with job_log(snakemake):
         seed=params.noise_seed,
         batch_size=records[BASELINE].metadata["batch_size"],  # what fitted into memory there fits here
     )
-    decoders = load_decoders(files, params.runs, params.sampling, device, params.dtype)
+    decoders = load_decoders(
+        params.runs,
+        params.sampling,
+        target=files.target,
+        drafter=files.drafter,
+        nearest_codes=files.nearest_codes,
+        device=device,
+        dtype=params.dtype,
+    )
     codebook = F.normalize(load_tokenizer(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
     write_table(snakemake.output.law, study.measure_methods(decoders, records, codebook).assign(**params.place))
     tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}

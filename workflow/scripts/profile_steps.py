@@ -2,7 +2,7 @@
 
 import torch
 
-from lantern.generation import load_decoders
+from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -12,7 +12,15 @@ from lantern_pipeline.runtime.job import job_log, resolve_device
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     torch.set_num_threads(settings["threads"])
-    decoders = load_decoders(files, params.runs, params.sampling, resolve_device(params.device), params.dtype)
+    decoders = load_decoders(
+        params.runs,
+        params.sampling,
+        target=files.target,
+        drafter=files.drafter,
+        nearest_codes=files.nearest_codes,
+        device=resolve_device(params.device),
+        dtype=params.dtype,
+    )
     encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     prompts = read_prompts(files.prompts[0])[: settings["num_profiled"]]
     write_table(snakemake.output[0], profile_steps(decoders, prompts, encoder, run_seed=params.noise_seed))

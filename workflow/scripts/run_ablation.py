@@ -1,8 +1,10 @@
 """Draws and measures all points of one ablation."""
 
-from lantern.generation import load_decoding_models, load_tables, make_tree
-from lantern.methods import AblationPoint, MethodSpec
+from lantern.generation import load_decoding_models
+from lantern.methods import MethodSpec
 from lantern_pipeline.analysis.ablations import AblationStudy
+from lantern_pipeline.config.methods import AblationPoint
+from lantern_pipeline.data.decoders import load_tables
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.metrics.evaluate_images import load_rulers
@@ -17,7 +19,6 @@ with job_log(snakemake):
             for steps, drafter in zip(params.steps, files.drafters, strict=True)
         },
         tables=load_tables(files.nearest_codes, device),
-        make_tree=lambda spec: make_tree(spec, params.trees[spec.tree]),
         rulers=load_rulers(files, params.text, params.source, params.seed, device, metrics),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         settings=params.metrics,

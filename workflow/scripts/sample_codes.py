@@ -9,14 +9,14 @@ from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import job_log, partial_records, resolve_device, select_shard
+from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device, select_shard
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files = snakemake.params, snakemake.input
     encoder = make_text_encoder(params.text, params.source, params.seed, [*files.text, *files.val_text])
     models = load_decoding_models(files.target, device=resolve_device(params.device), dtype=params.settings["dtype"])
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
-    decoder = Decoder(models, MethodSpec(**params.method), sampling, None)
+    decoder = Decoder(models, MethodSpec(**params.method), sampling)
     captions = {"train": files.captions, "val": files.val_captions}
     shards = {
         split: select_shard(read_prompts(path)[: params.num_samples], snakemake.wildcards.scatteritem)
@@ -24,7 +24,13 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     }
     prompts, settings = [*shards["train"], *shards["val"]], params.settings
     records = generate_records(
-        decoder, prompts, encoder, run_seed=params.training_seed, batch_size=settings["batch_size"], partial=partial
+        decoder,
+        prompts,
+        encoder,
+        run_seed=params.training_seed,
+        batch_size=settings["batch_size"],
+        partial=partial,
+        partial_every_s=PARTIAL_EVERY_S,
     )
     codes = dict(zip(records.prompt_ids, records.codes, strict=True))
     for split, shard in shards.items():

@@ -12,14 +12,13 @@ import torch
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
-from lantern.draft_tree import tree_choices
-from lantern.drafting import DynamicTreeOptions
-from lantern.methods import expand_ablations
+from lantern.methods import DynamicTreeOptions, tree_choices
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern_pipeline.analysis import ablations
 from lantern_pipeline.analysis.ablations import AblationStudy
+from lantern_pipeline.config.methods import expand_ablations
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.evaluate_images import Rulers
@@ -64,9 +63,6 @@ def study():
     return AblationStudy(
         drafters={None: models(0), 3: models(1)},
         tables={name: nearest_codes(codebook, 10, name) for name in ("l2", "random")},
-        make_tree=lambda spec: (
-            spec.tree and (DynamicTreeOptions(6, 1, 4) if spec.tree == "dynamic" else tree_choices(spec.tree))
-        ),
         rulers=rulers,
         prompts=source.prompts("seen", NUM),
         settings=SETTINGS,
@@ -76,7 +72,8 @@ def study():
 
 
 def expand(**grid):
-    base = {"draft_tree": {"static": "chain3"}, "codebook": {"neighbours": "l2"}, "sampling": SAMPLING}
+    trees = {"static": "chain3", "dynamic": {"num_nodes": 6, "depth": 1, "top_k": 4}}
+    base = {"draft_tree": trees, "trees": {}, "codebook": {"neighbours": "l2"}, "sampling": SAMPLING}
     return expand_ablations({**base, "ablations": {"grids": {"mine": grid}}})["mine"]
 
 
@@ -86,9 +83,9 @@ def seen(monkeypatch):
     made = []
 
     class Watched(Decoder):
-        def __init__(self, models, spec, sampling, tree, **options):
-            made.append({"models": models, "spec": spec, "sampling": sampling, "tree": tree, **options})
-            super().__init__(models, spec, sampling, tree, **options)
+        def __init__(self, models, spec, sampling, **options):
+            made.append({"models": models, "spec": spec, "sampling": sampling, **options})
+            super().__init__(models, spec, sampling, **options)
 
     monkeypatch.setattr(ablations, "Decoder", Watched)
     return made
@@ -185,8 +182,8 @@ def test_each_point_has_its_draft_model_its_table_and_its_tree(study, seen):
         False,
         True,
     ]
-    assert seen[1]["tree"] == tree_choices("chain3") and seen[2]["tree"] == DynamicTreeOptions(6, 1, 4)
-    assert seen[0]["tree"] is None
+    shapes = [made["spec"].tree_shape for made in seen]
+    assert shapes[:3] == [None, tree_choices("chain3"), DynamicTreeOptions(6, 1, 4)]
     assert rows["drafter_steps"].fillna(0).tolist() == [0, 3, 3, 0, 0]
     assert len(images) == 5 * NUM and images["drafter_steps"].fillna(0).nunique() == 2
     exact = rows[rows["method"] == "coupled"]
@@ -208,7 +205,8 @@ def test_numbers_do_not_depend_on_the_batches(study, measured, changes):
 
 
 def test_prompts_without_a_known_scene_have_no_accuracy(study):
-    free = replace(study, prompts=[Prompt(f"p{i}", prompt.text) for i, prompt in enumerate(study.prompts)])
+    backwards = [" ".join(reversed(prompt.text.split())) for prompt in study.prompts]  # known words, no caption
+    free = replace(study, prompts=[Prompt(f"p{i}", text) for i, text in enumerate(backwards)])
     rows, images = free.run("mine", expand(methods=[{"preset": "coupled"}]))
     assert rows["prompt_accuracy"].isna().all() and images["prompt_accuracy"].isna().all()
     assert rows["nll"].notna().all()

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 from conftest import ROOT, load_config
 from lantern.checkpoints.native import save_model
 from lantern.decoding import Decoder
-from lantern.generation import generate_records, load_decoding_models, make_tree
+from lantern.generation import generate_records, load_decoding_models
 from lantern.io import load_tensors, save_tensors
-from lantern.methods import expand_methods
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
@@ -22,6 +21,7 @@ from lantern_pipeline.archive.packing import pack_experiment
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern_pipeline.archive.regenerate import RecordFile, explains_by_rounding, spread
 from lantern_pipeline.cli import app
+from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 
@@ -68,7 +68,7 @@ def make_experiment(folder, config, *, dtype="float32", twins=False):
         drafter = folder / "drafter/s0/model.safetensors" if run.spec.drafts else None
         models = load_decoding_models(folder / "target/s0/model.safetensors", drafter, dtype=dtype)
         sampling = SamplingConfig(temperature=run.temperature, **config["sampling"])
-        decoder = Decoder(models, run.spec, sampling, make_tree(run.spec, None))
+        decoder = Decoder(models, run.spec, sampling)
         records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
         save_records(folder / f"generation/{run.spec.method_id}/seen/T1/s0n0/1-of-1.safetensors", records)
     write_provenance(folder, config)

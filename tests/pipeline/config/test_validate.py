@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import pytest
 
 from conftest import ROOT, load_config
-from lantern.methods import DRAFTS, NEIGHBOURS, PRESETS, RELAXATIONS, RESIDUALS, MethodSpec
+from lantern.methods import DRAFTS, NEIGHBOURS, PRESETS, RELAXATIONS, RESIDUALS
 from lantern.models.config import pick
 from lantern_pipeline.config.validate import (
     SCHEMA_PATH,
     closest,
     describe_folder,
     load_yaml,
-    table_file,
-    tree_settings,
     validate_config,
 )
 
@@ -283,29 +281,6 @@ def test_a_method_of_the_study_must_run_at_the_headline_temperature():
     assert "study.methods" in sentence_for(
         {**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.3"]}}
     )
-
-
-@pytest.mark.parametrize(
-    "neighbours, seed, name",
-    [
-        ("l2_normalised", 0, "l2_normalised.safetensors"),
-        ("random", "3", "random.safetensors"),
-        ("probability", 0, "probability.s0.safetensors"),
-        ("probability", "3", "probability.s3.safetensors"),
-    ],
-)
-def test_only_the_table_by_probability_depends_on_the_target(neighbours, seed, name):
-    assert table_file(neighbours, seed) == name
-
-
-def test_a_tree_is_known_by_its_name_or_by_the_config():
-    def settings(tree):
-        return tree_settings(MethodSpec(name="mine", tree=tree, drafts="top"), DEFAULT)
-
-    assert settings("dynamic") == DEFAULT["draft_tree"]["dynamic"]
-    assert settings("small6") == DEFAULT["trees"]["small6"]
-    assert settings("chain3") is None
-    assert tree_settings(MethodSpec(name="autoregressive"), DEFAULT) is None
 
 
 def test_every_key_of_the_default_config_has_a_comment():

@@ -11,9 +11,7 @@ import torch
 
 from conftest import make_models
 from lantern.decoding import Decoder
-from lantern.draft_tree import tree_choices
-from lantern.drafting import DynamicTreeOptions
-from lantern.methods import MethodSpec
+from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
@@ -23,19 +21,27 @@ from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_ste
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
 SPECS = {
-    "autoregressive": (MethodSpec("autoregressive", method_id="autoregressive"), None),
-    "exact": (MethodSpec("exact", "chain3", "coupled", method_id="exact"), tree_choices("chain3")),
-    "rejected": (MethodSpec("rejected", "chain3", "sampled", method_id="rejected"), tree_choices("chain3")),
-    "near": (
-        MethodSpec("near", "dynamic", "top", "additive", "paper", "l2", 3, delta=0.3, method_id="near"),
-        DynamicTreeOptions(num_nodes=6, depth=2, top_k=3),
+    "autoregressive": MethodSpec("autoregressive", method_id="autoregressive"),
+    "exact": MethodSpec("exact", "chain3", "coupled", method_id="exact"),
+    "rejected": MethodSpec("rejected", "chain3", "sampled", method_id="rejected"),
+    "near": MethodSpec(
+        "near",
+        "dynamic",
+        "top",
+        "additive",
+        "paper",
+        "l2",
+        3,
+        delta=0.3,
+        method_id="near",
+        tree_shape=DynamicTreeOptions(num_nodes=6, depth=2, top_k=3),
     ),
 }
 
 
 def make_decoders(temperature: float = 1.0) -> list[Decoder]:
     models, sampling = make_models(), SamplingConfig(temperature=temperature, cfg_scale=2.0)
-    return [Decoder(models, spec, sampling, tree) for spec, tree in SPECS.values()]
+    return [Decoder(models, spec, sampling) for spec in SPECS.values()]
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from conftest import DATA, make_models, make_prompts
 from lantern.acceptance import RejectionRule, accept_within_bound
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
-from lantern.draft_tree import tree_choices
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField
 from lantern.prompts import Prompt
@@ -118,7 +117,7 @@ def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_no
 def test_siblings_by_monte_carlo_state_their_error():
     nodes = random_nodes(20)
     kind, law = law_of_method(
-        nodes, MethodSpec(name="eagle1", tree="bushy", drafts="sampled"), None, num_samples=400, seed=1
+        nodes, MethodSpec(name="eagle1", tree="chain3", drafts="sampled"), None, num_samples=400, seed=1
     )
     tv = law.tv_from(nodes.target_probs)
     assert kind == "monte_carlo"
@@ -182,7 +181,7 @@ def test_jensen_shannon_bound_against_its_definition(table):
 def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions():
     models = make_models()
     spec = MethodSpec(name="eagle1", tree="chain3", drafts="sampled")
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0), [(0,), (0, 0), (0, 0, 0)])
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0))
     features, mask = make_prompts(models, 5)
     counts = []
     for ids in (range(5), range(5)):
@@ -204,7 +203,7 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
 def test_the_nodes_kept_do_not_depend_on_the_batch():
     models = make_models()
     spec = MethodSpec("exact", "chain3", "sampled", method_id="exact")
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0), tree_choices("chain3"))
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0))
     prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(5)], WordEmbeddingEncoder(None, 16, 5, 0)
     found = {}
     for size in (2, 5):

@@ -45,7 +45,7 @@ def test_draws_of_the_target_are_found_again(temperature, images_at_once, monkey
     features, mask = make_prompts(models, 5)
     ids = [f"p{i}" for i in range(5)]
     noise = NoiseField(7, ids, 16, 12)
-    generation = Decoder(models, spec, sampling, [(0,), (0, 0), (0, 0, 0)]).generate(features, mask, noise)
+    generation = Decoder(models, spec, sampling).generate(features, mask, noise)
     prompts = [Prompt(i, i.removeprefix("p")) for i in ids]
     drawn = drawn_tokens(models.target, _Encoder(features, mask), prompts, generation.codes, sampling, run_seed=7)
     assert generation.is_substituted.any()

@@ -4,7 +4,7 @@ same noise under the same circumstances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +12,12 @@ import pandas as pd
 from torch import Tensor
 
 from lantern.decoding import Decoder, DecodingModels
-from lantern.drafting import DynamicTreeOptions
 from lantern.generation import generate_records
-from lantern.methods import AblationPoint, MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.analysis.method_labels import method_columns
+from lantern_pipeline.config.methods import AblationPoint
 from lantern_pipeline.metrics.evaluate_images import ImageScores, Rulers, score_records
 from lantern_pipeline.metrics.intervals import mean_with_interval
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
@@ -34,7 +33,6 @@ class AblationStudy:
     Attributes:
         drafters: drafter steps -> models for decoding; None is the run's own draft model.
         tables: neighbours -> int64 (vocab, columns).
-        make_tree: method -> what its `Decoder` takes as a tree.
         rulers: measuring models.
         prompts: what is drawn.
         settings: config section `metrics`.
@@ -44,7 +42,6 @@ class AblationStudy:
 
     drafters: Mapping[int | None, DecodingModels]
     tables: Mapping[str, Tensor]
-    make_tree: Callable[[MethodSpec], DynamicTreeOptions | Sequence[Sequence[int]] | None]
     rulers: Rulers
     prompts: Sequence[Prompt]
     settings: Mapping[str, Any]
@@ -97,7 +94,7 @@ class AblationStudy:
     def _draw(self, point: AblationPoint) -> GenerationRecords:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
         models = replace(self.drafters[point.drafter_steps], nearest_codes=self.tables.get(spec.neighbours))
-        decoder = Decoder(models, spec, sampling, self.make_tree(spec), records_margins=spec.drafts is None)
+        decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None)
         return generate_records(
             decoder,
             self.prompts,

@@ -12,14 +12,12 @@ from tqdm import tqdm
 
 from lantern.acceptance import RejectionRule
 from lantern.decoding import Decoder
-from lantern.draft_tree import tree_choices
 from lantern.methods import MethodSpec
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound
-from lantern.verification import make_relaxation
+from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, make_relaxation
 from lantern_pipeline.analysis.aggregation import acceptance_table
 from lantern_pipeline.metrics.output_distribution import (
     EmittedLaw,
@@ -127,7 +125,7 @@ class LawStudy:
             decoder: any method of the run, for its models and its sampling.
         """
         spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
-        return self._record(Decoder(decoder.models, spec, decoder.sampling, tree_choices("chain3")))
+        return self._record(Decoder(decoder.models, spec, decoder.sampling))
 
     @torch.inference_mode()
     def compare_rules(self, nodes: VerifiedNodes, table: torch.Tensor) -> pd.DataFrame:

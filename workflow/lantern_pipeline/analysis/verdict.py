@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from lantern.methods import keeps_tokens
 from lantern_pipeline.analysis.method_labels import label_rows
 from lantern_pipeline.analysis.rulers import describe_rulers
 from lantern_pipeline.analysis.summary import preferred_rows
@@ -79,9 +80,8 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
-    is_rejection = (rows["drafts"] == "sampled") | (rows["residual"] != "paper")
-    is_exact = (rows["relaxation"] == "none") & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
-    return is_exact & (~is_rejection | (rows["temperature"] == 0))
+    kept = [keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
+    return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
 
 
 def compute_verdict(

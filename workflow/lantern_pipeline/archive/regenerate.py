@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from lantern.decoding import Decoder
-from lantern.generation import decode_timed, load_decoding_models, make_tree
-from lantern.methods import MethodSpec, expand_methods
+from lantern.generation import decode_timed, load_decoding_models
+from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, load_records
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.archive.archive import Archive
 from lantern_pipeline.archive.size_check import check_model_size
-from lantern_pipeline.config.validate import check_keys, table_file, tree_settings
+from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.downloads.manifest import describe_file
@@ -192,7 +193,7 @@ class Regenerator:
             table = self._find_model(f"codebook/{table_file(spec.neighbours, seed)}")
         models = load_decoding_models(target, draft, table, self.device, dtype)
         sampling = SamplingConfig(temperature=float(file.temperature), **self.config["sampling"])
-        return Decoder(models, spec, sampling, make_tree(spec, tree_settings(spec, self.config)))
+        return Decoder(models, spec, sampling)
 
     def _make_encoder(self, file: RecordFile) -> Any:
         prefix = f"{self.folder}/text/{file.prompt_set}/"

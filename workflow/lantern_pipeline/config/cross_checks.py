@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from lantern.methods import expand_ablations, expand_methods
 from lantern.models.config import resolve_size
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.downloads.entries import check_reference, parse_entries
 

@@ -9,16 +9,13 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
 from lantern_pipeline.config.cross_checks import check_between_keys, closest, show
-
-if TYPE_CHECKING:
-    from lantern.methods import MethodSpec
 
 SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
 
@@ -127,26 +124,6 @@ def _make_whole(value: Any, schema: Any) -> Any:
     elif isinstance(value, float) and "integer" in schema.get("type", ()):
         return int(value)
     return value
-
-
-def tree_settings(spec: MethodSpec, config: dict[str, Any]) -> dict[str, int] | list | None:
-    """Finds what a method's tree needs besides its name.
-
-    Args:
-        spec: the method.
-        config: the whole configuration; reads `draft_tree.dynamic` and `trees`.
-
-    Returns:
-        Options of the dynamic tree, choices of a tree listed under `trees`, or None where the name says all.
-    """
-    return config["draft_tree"]["dynamic"] if spec.tree == "dynamic" else config["trees"].get(spec.tree)
-
-
-def table_file(neighbours: str, training_seed: int | str) -> str:
-    """Names the file of a table of nearest codes; only the one by probability depends on the target, hence on its
-    seed.
-    """
-    return f"{neighbours}.s{training_seed}.safetensors" if neighbours == "probability" else f"{neighbours}.safetensors"
 
 
 def uses_gpu(device: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,9 @@ import torch
 
 from lantern.io import DamagedFileError
 from lantern_pipeline.runtime.locks import hold_gpus, hold_job
+
+# Seconds between two writes of the images finished so far; tests that interrupt jobs of a second ask for fewer.
+PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
 
 T = TypeVar("T")
 

@@ -1,12 +1,21 @@
-"""Expansion of the config's methods, their ids, and what is said of methods that cannot be."""
+"""Expansion of the config's methods, their ids and trees, and what is said of methods that cannot be."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
-from lantern.methods import MethodSpec, expand_ablations, expand_methods
+from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
+from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
 
-BASE = {"draft_tree": {"static": "chain3"}, "trees": {"mine": [[0]]}, "codebook": {"neighbours": "l2_normalised"}}
+DYNAMIC = {"num_nodes": 6, "depth": 1, "top_k": 4}
+BASE = {
+    "draft_tree": {"static": "chain3", "dynamic": DYNAMIC},
+    "trees": {"mine": [[0]]},
+    "codebook": {"neighbours": "l2_normalised"},
+}
 SAMPLING = {"cfg_scale": 3.0, "top_k": 100, "top_p": 1.0}
 
 
@@ -51,7 +60,10 @@ def test_a_method_of_its_own_parts_has_its_own_name():
         ({"preset": "lantern", "k": 5}, r"needs delta"),
         ({"preset": "eagle2", "k": 5}, r"takes no k, got 5"),
         ({"preset": "eagle1", "tree": "dynamic"}, r"sampled drafts need a static tree"),
-        ({"preset": "bounded", "drafts": "coupled", "k": 5, "delta": 0.1}, r"budget needs drafts top"),
+        (
+            {"preset": "bounded", "drafts": "coupled", "k": 5, "delta": 0.1},
+            r"relaxation bounded needs drafts top, got coupled for bounded; only there delta bounds TV",
+        ),
         ({"preset": "proximity", "drafts": "sampled", "k": 5}, r"proximity needs drafts coupled or top"),
         ({"preset": "proximity", "residual": "official", "k": 5}, r"residual official is the authors' code"),
         ({"preset": "proximity", "neighbours": "l1", "k": 5}, r"neighbours of proximity must be one of"),
@@ -78,7 +90,8 @@ def test_a_method_listed_twice_is_refused():
 
 def test_round_trip_through_a_dict():
     spec = expand({"preset": "bounded", "k": 5, "delta": 0.1})[0].spec
-    assert MethodSpec(**spec.to_dict()) == spec
+    assert MethodSpec(**json.loads(json.dumps(asdict(spec)))) == spec
+    assert set(asdict(spec)) - set(spec.to_dict()) == {"tree_shape"}
 
 
 def test_a_list_of_presets_is_an_entry_for_each():
@@ -193,3 +206,26 @@ def test_an_ablation_that_is_null_is_left_out():
 def test_a_bad_method_of_an_ablation_names_its_grid(methods, message):
     with pytest.raises(ValueError, match=f"config key {message}"):
         expand_grid({"methods": methods}, name="trees")
+
+
+def test_a_tree_is_known_by_its_name_or_by_the_config():
+    def shape(tree):
+        return expand({"preset": "eagle2", "tree": tree})[0].spec.tree_shape
+
+    assert shape("dynamic") == DynamicTreeOptions(**DYNAMIC)
+    assert shape("mine") == ((0,),)
+    assert shape("static") == shape("chain3") == tree_choices("chain3")
+    assert expand({"preset": "autoregressive"})[0].spec.tree_shape is None
+
+
+@pytest.mark.parametrize(
+    "neighbours, seed, name",
+    [
+        ("l2_normalised", 0, "l2_normalised.safetensors"),
+        ("random", "3", "random.safetensors"),
+        ("probability", 0, "probability.s0.safetensors"),
+        ("probability", "3", "probability.s3.safetensors"),
+    ],
+)
+def test_only_the_table_by_probability_depends_on_the_target(neighbours, seed, name):
+    assert table_file(neighbours, seed) == name

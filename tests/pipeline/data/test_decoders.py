@@ -1,0 +1,72 @@
+"""Decoders of several methods: what is loaded by which name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from lantern.checkpoints.native import save_model
+from lantern.io import save_tensors
+from lantern.methods import MethodSpec
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+from lantern_pipeline.data.decoders import load_decoders, load_tables
+
+SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
+
+
+def save_table(path, num_columns=4, name="nearest_codes"):
+    table = torch.arange(num_columns).expand(12, -1) + torch.arange(12)[:, None] + 1
+    save_tensors(path, {name: (table % 12).int()}, {})
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Checkpoints of an untrained run with two tables."""
+    config = {"dim": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 12, "grid": 4}
+    target = TargetModel(TargetConfig(**config, num_text_tokens=5, caption_dim=16, ffn_multiple=16))
+    save_model(tmp_path / "target.safetensors", target)
+    save_model(tmp_path / "drafter.safetensors", DraftModel.from_target(target, 0))
+    return {
+        "target": tmp_path / "target.safetensors",
+        "drafter": tmp_path / "drafter.safetensors",
+        "nearest_codes": [
+            str(save_table(tmp_path / "l2.safetensors", 4)),
+            str(save_table(tmp_path / "probability.s0.safetensors", 5)),
+        ],
+    }
+
+
+def test_tables_are_named_after_their_files_up_to_the_first_dot(tmp_path):
+    names = ["l2_normalised.safetensors", "probability.s12.safetensors", "random.safetensors"]
+    tables = load_tables([save_table(tmp_path / name, columns) for columns, name in enumerate(names, 1)])
+    assert {name: tuple(table.shape) for name, table in tables.items()} == {
+        "l2_normalised": (12, 1),
+        "probability": (12, 2),
+        "random": (12, 3),
+    }
+    assert all(table.dtype == torch.int64 for table in tables.values())
+
+
+def test_one_table_or_none_need_no_list(tmp_path):
+    assert list(load_tables(str(save_table(tmp_path / "l2.safetensors")))) == ["l2"]
+    assert load_tables([]) == {}
+
+
+def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(files):
+    relaxed = {"tree": "chain3", "drafts": "coupled", "relaxation": "proximity", "k": 3}
+    runs = [
+        (asdict(MethodSpec("autoregressive", method_id="autoregressive")), 1.0),
+        (asdict(MethodSpec("a", neighbours="l2", method_id="a", **relaxed)), 1.0),
+        (asdict(MethodSpec("b", neighbours="probability", method_id="b", **relaxed)), 0.5),
+    ]
+    decoders = load_decoders(runs, SAMPLING, **files)
+    assert [decoder.spec.method_id for decoder in decoders] == ["autoregressive", "a", "b"]
+    assert [decoder.sampling.temperature for decoder in decoders] == [1.0, 1.0, 0.5]
+    assert all(decoder.sampling.top_k == 6 for decoder in decoders)
+    assert len({id(decoder.target) for decoder in decoders}) == 1
+    assert decoders[0].models.nearest_codes is None
+    assert [decoder.models.nearest_codes.shape[1] for decoder in decoders[1:]] == [4, 5]
