@@ -10,7 +10,7 @@ from torch import nn
 
 from lantern.methods import MethodSpec
 from lantern.records import GenerationRecords
-from lantern_pipeline.analysis.method_labels import method_columns
+from lantern_pipeline.data.tables import method_columns
 
 SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
 AUTOREGRESSIVE = MethodSpec("autoregressive", method_id="autoregressive")

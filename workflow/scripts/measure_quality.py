@@ -5,20 +5,24 @@ from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
-from lantern_pipeline.metrics.evaluate_images import load_rulers
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.metrics.measuring_models import load_measuring_models
 from lantern_pipeline.metrics.quality import measure_quality
+from lantern_pipeline.metrics.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
-    params, device = snakemake.params, resolve_device(snakemake.params.device)
-    prompts = read_prompts(snakemake.input.prompts)
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    prompts = read_prompts(files.prompts)
     source, metrics = params.source["data"]["source"], params.settings
-    rulers = load_rulers(snakemake.input, params.text, source, params.seed, device, metrics)
+    encoder = make_text_encoder(params.text, source, params.seed, files.text)
+    chosen = MetricFiles.among(dict(files.items()))
+    models = load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device)
     quality = measure_quality(
-        load_shards(snakemake.input.records, [prompt.id for prompt in prompts]),
+        load_shards(files.records, [prompt.id for prompt in prompts]),
         prompts,
         make_source(params.source["data"], params.seed),
-        rulers,
+        models,
         settings=metrics,
         prompt_set=snakemake.wildcards.prompt_set,
         split=params.split,

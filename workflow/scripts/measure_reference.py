@@ -1,13 +1,15 @@
 """Measures the real images that FID, KID, precision and recall compare with, once for all rows."""
 
 from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.metrics.measuring_models import load_extractors
 from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
-from lantern_pipeline.metrics.registry import load_extractors
+from lantern_pipeline.metrics.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake) as log:
     published = snakemake.params.settings
-    extractors = load_extractors(snakemake.input, published, resolve_device(snakemake.params.device))
+    files, device = MetricFiles.among(dict(snakemake.input.items())), resolve_device(snakemake.params.device)
+    extractors = load_extractors(files, published["vgg16_layer"], device)
     reference = measure_reference(
         resource_path(snakemake.input.images),
         published["reference"]["name"],

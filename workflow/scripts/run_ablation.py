@@ -7,19 +7,23 @@ from lantern_pipeline.config.methods import AblationPoint
 from lantern_pipeline.data.decoders import load_tables
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
-from lantern_pipeline.metrics.evaluate_images import load_rulers
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.metrics.measuring_models import load_measuring_models
+from lantern_pipeline.metrics.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
+    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    chosen = MetricFiles.among(dict(files.items()))
     study = AblationStudy(
         drafters={
             steps: load_decoding_models(files.target, drafter, device=device, dtype=params.generation["dtype"])
             for steps, drafter in zip(params.steps, files.drafters, strict=True)
         },
         tables=load_tables(files.nearest_codes, device),
-        rulers=load_rulers(files, params.text, params.source, params.seed, device, metrics),
+        measuring=load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         settings=params.metrics,
         batch_size=params.generation["batch_size"],

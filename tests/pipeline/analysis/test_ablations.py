@@ -21,9 +21,9 @@ from lantern_pipeline.analysis.ablations import AblationStudy
 from lantern_pipeline.config.methods import expand_ablations
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
-from lantern_pipeline.metrics.evaluate_images import Rulers
-from lantern_pipeline.metrics.fidelity import NoSetRuler
-from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
+from lantern_pipeline.metrics.clip_score import ClipScore
+from lantern_pipeline.metrics.measuring_models import MeasuringModels
+from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
@@ -47,12 +47,11 @@ def study():
     tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
     attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
     clip = ClipModel(ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1))
-    rulers = Rulers(
+    measuring = MeasuringModels(
         ImageTokenizer(tokenizer).eval(),
         target,
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
-        (ClipRuler(ClipScorer.from_model(clip)), AccuracyRuler(attribute_classifier)),
-        NoSetRuler(),
+        (ClipScore(ClipScorer.from_model(clip)), AccuracyScore(attribute_classifier)),
     )
 
     def models(seed):
@@ -63,7 +62,7 @@ def study():
     return AblationStudy(
         drafters={None: models(0), 3: models(1)},
         tables={name: nearest_codes(codebook, 10, name) for name in ("l2", "random")},
-        rulers=rulers,
+        measuring=measuring,
         prompts=source.prompts("seen", NUM),
         settings=SETTINGS,
         batch_size=3,

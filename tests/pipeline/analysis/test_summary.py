@@ -7,7 +7,7 @@ import pytest
 
 from lantern.methods import MethodSpec
 from lantern_pipeline.analysis.markdown import render_markdown, update_marked_block
-from lantern_pipeline.analysis.method_labels import label_families, label_rows, method_columns
+from lantern_pipeline.analysis.method_labels import label_families, label_rows
 from lantern_pipeline.analysis.summary import (
     LAW_INTERVALS,
     LAW_VALUES,
@@ -17,6 +17,7 @@ from lantern_pipeline.analysis.summary import (
     preferred_rows,
 )
 from lantern_pipeline.analysis.verdict import compute_verdict, interval
+from lantern_pipeline.data.tables import method_columns
 
 NUM = 20
 SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, assert_legible, with_interval
-from lantern_pipeline.analysis.method_labels import method_columns
+from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.figures.ablations import draw_ablations
 
 

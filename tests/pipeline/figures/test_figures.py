@@ -10,7 +10,8 @@ from torch import nn
 from lantern.methods import PRESETS, MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.analysis.method_labels import METHODS, method_columns
+from lantern_pipeline.analysis.method_labels import METHODS
+from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.figures.ambiguity import draw_ambiguity
 from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
 from lantern_pipeline.figures.samples import select_samples

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from lantern_pipeline.data.image_files import map_images
 from lantern_pipeline.metrics.clip_score import OPENAI_VIT_B_32, load_open_clip, read_architecture
-from lantern_pipeline.metrics.hps import HPS_ARCHITECTURE, load_hps
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
 TEXTS = ["a dog on a skateboard", "Two RED apples, and a very long caption " + "of many words " * 40, "snow"]
@@ -79,7 +78,7 @@ def test_images_are_scaled_first_where_the_config_says_so(architecture, weights,
 
 def test_hps_is_the_cosine_of_the_checkpoint_without_prefix_or_scaling(folder, architecture, weights, pictures, drawn):
     torch.save({"epoch": 3, "state_dict": tiny_clip().state_dict()}, folder / "HPS_v2.1_compressed.pt")
-    scorer = load_hps(folder / "HPS_v2.1_compressed.pt", architecture)
+    scorer = load_open_clip(architecture, folder / "HPS_v2.1_compressed.pt")
     assert torch.allclose(scorer.score(drawn, TEXTS), score_directly(architecture, weights, pictures, TEXTS), atol=1e-5)
 
 
@@ -105,7 +104,7 @@ def test_weights_of_another_model_are_named(folder, architecture):
 
 
 def test_the_published_architectures_are_known():
-    openai, hps = read_architecture(OPENAI_VIT_B_32), read_architecture(HPS_ARCHITECTURE)
+    openai, hps = read_architecture(OPENAI_VIT_B_32), read_architecture("ViT-H-14")
     assert openai["quick_gelu"] is True and openai["vision_cfg"]["patch_size"] == 32
     assert "quick_gelu" not in hps and hps["vision_cfg"]["width"] == 1280
     with pytest.raises(

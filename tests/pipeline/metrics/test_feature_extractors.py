@@ -13,11 +13,11 @@ from torch_fidelity import calculate_metrics
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from torch_fidelity.feature_extractor_vgg16 import FeatureExtractorVGG16
 
-from lantern_pipeline.metrics.feature_extractors import load_extractor, load_inception, load_vgg16
-from lantern_pipeline.metrics.precision_recall import measure_coverage
-from lantern_pipeline.metrics.published_weights import load_published
+from lantern_pipeline.metrics.feature_extractors import load_extractor, load_inception, load_published, load_vgg16
+from lantern_pipeline.metrics.fid import Gaussian, measure_fid
+from lantern_pipeline.metrics.kid import measure_kid
+from lantern_pipeline.metrics.precision_recall import measure_precision_recall
 from lantern_pipeline.metrics.reference_statistics import measure_reference
-from lantern_pipeline.metrics.set_distance import Gaussian, measure_fid, measure_kid
 from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 
 
@@ -89,14 +89,14 @@ def test_metrics_are_those_that_torch_fidelity_measures_on_files(inception_file,
     common = {"num_resamples": 4, "seed": 3}
     fid = measure_fid(features["generated"], Gaussian.of(features["real"]), **common)
     kid = measure_kid(features["generated"], features["real"], subset_size=8, num_subsets=4, **common)
-    coverage = measure_coverage(features["generated"], features["real"], neighbours=3, **common)
+    near = measure_precision_recall(features["generated"], features["real"], neighbours=3, **common)
     assert fid["fid"] == pytest.approx(direct["frechet_inception_distance"], rel=1e-3)
     # torch-fidelity stays in float32, whose digits end at 1e-7
     assert kid["kid"] == pytest.approx(direct["kernel_inception_distance_mean"], rel=1e-3, abs=5e-7)
     assert kid["kid_std"] == pytest.approx(direct["kernel_inception_distance_std"], rel=1e-3, abs=5e-7)
     assert abs(kid["kid"]) > 1e-5
-    assert coverage["precision"] == pytest.approx(direct["precision"])
-    assert coverage["recall"] == pytest.approx(direct["recall"])
+    assert near["precision"] == pytest.approx(direct["precision"])
+    assert near["recall"] == pytest.approx(direct["recall"])
 
 
 def test_safetensors_and_wrapped_weights_are_read(tmp_path, vgg16_file, pixels):

@@ -1,8 +1,7 @@
-"""The whole measurement with published rulers, or with some or all of them off, down to the tables in words."""
+"""The whole measurement with published models, or with some or all of them off, down to the tables in words."""
 
 import hashlib
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,15 +21,20 @@ from lantern_pipeline.analysis.summary import LAW_INTERVALS, LAW_VALUES, Measure
 from lantern_pipeline.analysis.verdict import compute_verdict
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
-from lantern_pipeline.metrics import registry as choices
-from lantern_pipeline.metrics.clip_score import load_open_clip
-from lantern_pipeline.metrics.evaluate_images import Rulers, load_rulers
+from lantern_pipeline.metrics import measuring_models
+from lantern_pipeline.metrics.clip_score import ClipScore, load_open_clip
 from lantern_pipeline.metrics.feature_extractors import Extractor
-from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
-from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
+from lantern_pipeline.metrics.fidelity import ClassifierFidelity
+from lantern_pipeline.metrics.measuring_models import (
+    MeasuringModels,
+    load_fidelity,
+    load_measuring_models,
+    load_score,
+)
+from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.metrics.quality import hash_prompts, measure_quality
 from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
-from lantern_pipeline.metrics.registry import Workbench, build_rulers
+from lantern_pipeline.metrics.registry import MetricFiles, chosen
 from lantern_pipeline.world import attribute_classifier as attribute_classifier
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
@@ -125,8 +129,8 @@ def records():
 
 @pytest.fixture
 def measure(files, models, records, extractors, monkeypatch):
-    """Measures with the rulers that a config section `metrics` chooses."""
-    monkeypatch.setattr(choices, "load_extractors", lambda *arguments: extractors)
+    """Measures with what a config section `metrics` chooses."""
+    monkeypatch.setattr(measuring_models, "load_extractors", lambda *arguments: extractors)
 
     def run(reference="features.safetensors", **metrics):
         published = {
@@ -138,12 +142,12 @@ def measure(files, models, records, extractors, monkeypatch):
             "reference": {"name": "coco_val", "images": "coco", "statistics": None},
         }
         paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
-        paths["reference"] = files / reference
-        bench = Workbench(SimpleNamespace(**paths), {**OFF, "published": published, **metrics}, torch.device("cpu"))
-        found = build_rulers(bench)
-        rulers = Rulers(**models, of_images=found.of_images, of_sets=found.of_sets)
+        found, metrics = MetricFiles(**paths, reference=files / reference), {**OFF, "published": published, **metrics}
+        scores = [load_score(key, metrics, found, "cpu") for key in chosen(metrics) if key != "fidelity"]
+        fidelity = load_fidelity(metrics, found, "cpu") if metrics["fidelity"] else None
+        measuring = MeasuringModels(**models, scores=scores, fidelity=fidelity)
         place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
-        return measure_quality(records, PROMPTS, None, rulers, settings=SETTINGS, **place)
+        return measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **place)
 
     return run
 
@@ -176,7 +180,7 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     measured = ["nll", "clip_score", "hps", "fid", "fid_low", "fid_high", "kid", "kid_std", "precision", "recall_high"]
     assert np.isfinite(rows[measured].to_numpy(float)).all()
     assert rows.loc["coupled", measured].tolist() == rows.loc["autoregressive", measured].tolist()
-    assert rows[["prompt_accuracy", "all_correct"]].isna().all(axis=None)
+    assert not {"prompt_accuracy", "all_correct"} & set(rows)
     row = rows.iloc[0]
     assert row.num_images == NUM and row.prompts_sha256 == hash_prompts(PROMPTS)["prompts_sha256"]
     assert (row.reference, row.num_reference, row.preprocessing) == ("coco_val", 9, WAY)
@@ -201,7 +205,9 @@ def test_images_are_those_of_their_prompts(measure, files, models, records):
 def test_statistics_alone_give_fid_alone(measure):
     rows = measure(reference="statistics.npz", fidelity="inception").rows
     assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
-    assert rows[["kid", "kid_std", "precision", "recall", "recall_low", "num_reference"]].isna().all(axis=None)
+    assert (
+        not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows) and rows["num_reference"].isna().all()
+    )
 
 
 ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
@@ -226,13 +232,13 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
 
 def test_the_attribute_classifier_needs_held_out_images(models, records):
     reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
-    rulers = Rulers(**models, of_images=(), of_sets=AttributeClassifierRuler(reader))
+    measuring = MeasuringModels(**models, fidelity=ClassifierFidelity(reader))
     place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
-        measure_quality(records, PROMPTS, None, rulers, settings={**SETTINGS, "num_reference": 8}, **place)
+        measure_quality(records, PROMPTS, None, measuring, settings={**SETTINGS, "num_reference": 8}, **place)
 
 
-def test_chosen_rulers_of_the_embedded_world_are_those_put_together_by_hand(tmp_path, models, records):
+def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_path, models, records):
     source = SceneSource(0, image_size=48, num_train=16)
     torch.manual_seed(0)
     paths = {name: tmp_path / f"{name}.safetensors" for name in ("tokenizer", "attribute_classifier", "clip", "target")}
@@ -241,20 +247,21 @@ def test_chosen_rulers_of_the_embedded_world_are_those_put_together_by_hand(tmp_
     clip = ClipModel(ClipConfig(source.vocabulary, True, embed_dim=8, width=4, text_width=32, text_layers=1))
     save_model(paths["clip"], clip, {"num_steps": 1})
     save_model(paths["target"], models["target_model"])
-    files, text = SimpleNamespace(**paths, text=[]), {"encoder": "words", "caption_dim": 8, "max_tokens": 16}
     place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     metrics = {**OFF, "fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
-    chosen = load_rulers(files, text, "folder", 0, torch.device("cpu"), metrics)
-    parts = {name: getattr(chosen, name) for name in ("tokenizer", "target_model", "text_encoder")}
+    inputs = {**{name: str(path) for name, path in paths.items()}, "records": ["other.safetensors"]}
+    assert MetricFiles.among(inputs) == MetricFiles(inputs["attribute_classifier"], inputs["clip"])
+    files, encoder = MetricFiles.among(inputs), models["text_encoder"]
+    metrics["published"] = {}
+    loaded = load_measuring_models(paths["tokenizer"], paths["target"], encoder, files, metrics, torch.device("cpu"))
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
     reader = load_model(paths["attribute_classifier"], attribute_classifier.AttributeClassifier)
-    direct = Rulers(
-        **parts, of_images=(ClipRuler(scorer), AccuracyRuler(reader)), of_sets=AttributeClassifierRuler(reader)
-    )
+    scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
+    direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, scores, fidelity)
     settings = {**SETTINGS, "num_reference": 8}
     rows = [
-        measure_quality(records, PROMPTS, source, rulers, settings=settings, **place).rows
-        for rulers in (direct, chosen)
+        measure_quality(records, PROMPTS, source, measuring, settings=settings, **place).rows
+        for measuring in (direct, loaded)
     ]
     hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]
     assert len(hashes) == 4 and rows[0][hashes].isna().all(axis=None)

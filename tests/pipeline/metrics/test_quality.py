@@ -12,10 +12,12 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
-from lantern_pipeline.metrics.evaluate_images import Rulers, _number_distinct, score_records
-from lantern_pipeline.metrics.features import extract_features, feature_scale
-from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
-from lantern_pipeline.metrics.image_rulers import AccuracyRuler, ClipRuler
+from lantern_pipeline.metrics.clip_score import ClipScore
+from lantern_pipeline.metrics.evaluate_images import _number_distinct, score_records
+from lantern_pipeline.metrics.feature_extractors import classifier_features
+from lantern_pipeline.metrics.fidelity import ClassifierFidelity, feature_scale
+from lantern_pipeline.metrics.measuring_models import MeasuringModels
+from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.metrics.quality import measure_quality
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
@@ -45,7 +47,7 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def attribute_classifier():
+def classifier():
     torch.manual_seed(1)
     return AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
 
@@ -58,18 +60,18 @@ def clip_scorer(source):
 
 
 @pytest.fixture(scope="module")
-def rulers(source, attribute_classifier, clip_scorer):
+def models(source, classifier, clip_scorer):
     torch.manual_seed(0)
     target = TargetConfig(
         dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, num_text_tokens=16, caption_dim=8, ffn_multiple=8
     )
     tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
-    return Rulers(
+    return MeasuringModels(
         ImageTokenizer(tokenizer).eval(),
         TargetModel(target).eval(),
         WordEmbeddingEncoder(source.vocabulary, 8, 16),
-        (ClipRuler(clip_scorer), AccuracyRuler(attribute_classifier)),
-        AttributeClassifierRuler(attribute_classifier),
+        (ClipScore(clip_scorer), AccuracyScore(classifier)),
+        ClassifierFidelity(classifier),
     )
 
 
@@ -106,8 +108,8 @@ def records(source):
 
 
 @pytest.fixture(scope="module")
-def measured(records, source, rulers):
-    arguments = (records, source.prompts("seen", NUM), source, rulers)
+def measured(records, source, models):
+    arguments = (records, source.prompts("seen", NUM), source, models)
     return measure_quality(*arguments, **OPTIONS)
 
 
@@ -142,13 +144,13 @@ def test_substitutions_are_counted_where_they_are_known(measured):
     assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
 
 
-def test_images_are_those_of_their_prompts(measured, records, source, rulers, clip_scorer):
+def test_images_are_those_of_their_prompts(measured, records, source, models, clip_scorer):
     # each image scored on its own, without any sharing between methods
     images = measured.images
     prompts = source.prompts("seen", NUM)
     rows = images[images.method_id == "proximity-k5"].set_index("prompt_id")
     for i, prompt in enumerate(prompts):
-        pixels = rulers.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
+        pixels = models.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
         expected = float(clip_scorer.score(pixels, [prompt.text]))
         assert rows.loc[prompt.id, "clip_score"] == pytest.approx(expected, abs=1e-5)
 
@@ -160,8 +162,8 @@ def test_real_images_have_no_codes_and_reconstructions_have(measured):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_batch_size_does_not_matter(batch_size, measured, records, source, rulers):
-    arguments = (records, source.prompts("seen", NUM), source, rulers)
+def test_batch_size_does_not_matter(batch_size, measured, records, source, models):
+    arguments = (records, source.prompts("seen", NUM), source, models)
     settings = {**SETTINGS, "batch_size": batch_size}
     again = measure_quality(*arguments, **{**OPTIONS, "settings": settings})
     pd.testing.assert_frame_equal(again.rows, measured.rows, rtol=1e-3, atol=1e-5)
@@ -177,18 +179,16 @@ def test_first_difference_is_where_the_codes_leave_the_autoregressive_ones(measu
     assert first["real"].isna().all()
 
 
-def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(
-    measured, records, source, rulers, attribute_classifier
-):
+def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, models, classifier):
     images = measured.images.set_index("method_id")
     assert (images.loc["coupled", ["pixel_mse", "feature_distance"]] == 0).all(axis=None)
-    pixels = {name: (rulers.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
+    pixels = {name: (models.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
     expected = (pixels["pp"] - pixels["coupled"]).square().mean(dim=(1, 2, 3))
     assert images.loc["pp", "pixel_mse"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
     assert (expected[:2] > 0).all()
-    codes = rulers.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
-    _, std = feature_scale(extract_features(attribute_classifier, rulers.tokenizer.decode(codes).float()))
-    features = {name: extract_features(attribute_classifier, 2 * value - 1) for name, value in pixels.items()}
+    codes = models.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
+    _, std = feature_scale(classifier_features(classifier, models.tokenizer.decode(codes).float()))
+    features = {name: classifier_features(classifier, 2 * value - 1) for name, value in pixels.items()}
     distance = ((features["pp"] - features["coupled"]) / std).norm(dim=1) / features["pp"].shape[1] ** 0.5
     assert images.loc["pp", "feature_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
 
@@ -205,23 +205,23 @@ def test_tokens_have_the_likelihoods_whose_mean_the_image_has(measured, records)
     assert torch.allclose(tokens["pp"][:, before], tokens["autoregressive"][:, before], atol=1e-5)
 
 
-def test_scores_do_not_depend_on_which_methods_are_scored_together(records, source, rulers):
+def test_scores_do_not_depend_on_which_methods_are_scored_together(records, source, models):
     prompts = source.prompts("seen", NUM)
-    together = score_records(records, prompts, rulers, {"batch_size": 5})
-    pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, rulers, {"batch_size": 1})
+    together = score_records(records, prompts, models, 5)
+    pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, models, 1)
     for name, column in pair["pp"].columns.items():
         assert torch.allclose(column, together["pp"].columns[name], atol=1e-5), name
 
 
-def test_images_that_methods_share_are_held_once(records, source, rulers):
-    scores = score_records(records, source.prompts("seen", NUM), rulers, {"batch_size": 4})
+def test_images_that_methods_share_are_held_once(records, source, models):
+    scores = score_records(records, source.prompts("seen", NUM), models, 4)
     assert len(scores.distinct.features) == NUM + 2
     # prompt by prompt, the autoregressive image first
     assert scores.numbers["autoregressive"].tolist() == scores.numbers["coupled"].tolist() == [0, 2, 4, 5, 6, 7]
     assert scores.numbers["pp"].tolist() == scores.numbers["proximity-k5"].tolist() == [1, 3, 4, 5, 6, 7]
 
 
-def test_images_are_scored_in_the_order_of_their_codes(records, source, rulers):
+def test_images_are_scored_in_the_order_of_their_codes(records, source, models):
     prompts = source.prompts("seen", NUM)
     several = {"autoregressive": records["autoregressive"]}
     for name, code in (("c", 300), ("b", 2), ("a", 70000)):  # bytes of little-endian numbers would sort otherwise
@@ -231,22 +231,22 @@ def test_images_are_scored_in_the_order_of_their_codes(records, source, rulers):
     assert numbers[:, 1].tolist() == [4, 6, 5, 7]
 
 
-def test_foreign_records_are_rejected(records, source, rulers):
+def test_foreign_records_are_rejected(records, source, models):
     with pytest.raises(ValueError, match="other prompts"):
-        measure_quality(records, source.prompts("unseen", NUM), source, rulers, **OPTIONS)
+        measure_quality(records, source.prompts("unseen", NUM), source, models, **OPTIONS)
     with pytest.raises(ValueError, match="needs the records of autoregressive"):
-        measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, rulers, **OPTIONS)
+        measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, models, **OPTIONS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_same_numbers(measured, records, source, rulers, attribute_classifier, clip_scorer):
-    reader = copy.deepcopy(attribute_classifier).cuda()
-    on_gpu = Rulers(
-        *(copy.deepcopy(model).cuda() for model in (rulers.tokenizer, rulers.target_model)),
-        rulers.text_encoder,
-        (ClipRuler(copy.deepcopy(clip_scorer).to("cuda")), AccuracyRuler(reader)),
-        AttributeClassifierRuler(reader),
+def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classifier, clip_scorer):
+    reader = copy.deepcopy(classifier).cuda()
+    on_gpu = MeasuringModels(
+        *(copy.deepcopy(model).cuda() for model in (models.tokenizer, models.target_model)),
+        models.text_encoder,
+        (ClipScore(copy.deepcopy(clip_scorer).to("cuda")), AccuracyScore(reader)),
+        ClassifierFidelity(reader),
     )
     arguments = (records, source.prompts("seen", NUM), source, on_gpu)
     rows = measure_quality(*arguments, **OPTIONS).rows

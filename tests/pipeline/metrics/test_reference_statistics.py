@@ -10,8 +10,8 @@ from torch import nn
 
 from lantern.io import load_tensors
 from lantern_pipeline.metrics.feature_extractors import Extractor
+from lantern_pipeline.metrics.fid import Gaussian
 from lantern_pipeline.metrics.reference_statistics import load_reference, measure_reference, save_reference
-from lantern_pipeline.metrics.set_distance import Gaussian
 from published_stand_ins import write_pictures
 
 WAY = "centre_lanczos_16"

@@ -41,7 +41,7 @@ def sentence_for(metrics, resources=RESOURCES):
     return str(caught.value)
 
 
-def test_the_embedded_world_trains_its_rulers_and_needs_nothing_else():
+def test_the_embedded_world_trains_what_measures_and_needs_nothing_else():
     check_choices(OWN, {})
     assert trained_models(OWN) == ("attribute_classifier", "clip")
     assert published_weights(OWN) == {} and not needs_reference(OWN)

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lantern_pipeline.metrics.intervals import SHARE
 from lantern_pipeline.metrics.repeats import combine_repeats, repeat_groups, stack_prompts, training_seed
 
 
@@ -44,8 +45,8 @@ def test_repeats_combine_by_the_stated_formula():
 
 
 def test_an_end_cut_off_at_one_does_not_shrink_the_error():
-    whole = combine_repeats([0.95, 0.95], [0.85, 0.85], [1.05, 1.05], is_share=True)
-    assert combine_repeats([0.95, 0.95], [0.85, 0.85], [1.0, 1.0], is_share=True) == pytest.approx(whole)
+    whole = combine_repeats([0.95, 0.95], [0.85, 0.85], [1.05, 1.05], SHARE)
+    assert combine_repeats([0.95, 0.95], [0.85, 0.85], [1.0, 1.0], SHARE) == pytest.approx(whole)
     assert whole[2] == 1.0
 
 

@@ -16,14 +16,16 @@ from lantern.generation import generate_records
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.analysis.method_labels import method_columns
 from lantern_pipeline.config.methods import AblationPoint
-from lantern_pipeline.metrics.evaluate_images import ImageScores, Rulers, score_records
+from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.metrics.evaluate_images import ImageScores, score_records
 from lantern_pipeline.metrics.intervals import mean_with_interval
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
+from lantern_pipeline.metrics.measuring_models import MeasuringModels
+from lantern_pipeline.metrics.registry import IMAGES, metrics_over
 from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length
 
-PER_IMAGE = ("nll", "prompt_accuracy", "clip_score")
+PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (metric.is_yes_no or metric.is_distance))
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class AblationStudy:
     Attributes:
         drafters: drafter steps -> models for decoding; None is the run's own draft model.
         tables: neighbours -> int64 (vocab, columns).
-        rulers: measuring models.
+        measuring: models that measure images.
         prompts: what is drawn.
         settings: config section `metrics`.
         batch_size: images decoded together.
@@ -42,7 +44,7 @@ class AblationStudy:
 
     drafters: Mapping[int | None, DecodingModels]
     tables: Mapping[str, Tensor]
-    rulers: Rulers
+    measuring: MeasuringModels
     prompts: Sequence[Prompt]
     settings: Mapping[str, Any]
     batch_size: int
@@ -74,7 +76,7 @@ class AblationStudy:
     def _measure_group(self, group: Sequence[AblationPoint]) -> list[tuple[dict[str, Any], pd.DataFrame, float]]:
         """(identity, per-image table, share of images equal to autoregressive decoding) of points with one sampling."""
         records = {self._key(point): self._draw(point) for point in group}
-        scores = score_records(records, self.prompts, self.rulers, self.settings)
+        scores = score_records(records, self.prompts, self.measuring, self.settings["batch_size"])
         baseline, found = records[BASELINE], []
         baseline_nll = scores[BASELINE].columns["nll"].numpy()
         for point in group:
@@ -98,7 +100,7 @@ class AblationStudy:
         return generate_records(
             decoder,
             self.prompts,
-            self.rulers.text_encoder,
+            self.measuring.text_encoder,
             run_seed=self.seed,
             batch_size=self.batch_size,
         )
@@ -109,7 +111,7 @@ class AblationStudy:
             "num_tokens": record.codes.shape[1],
             "target_forwards": record.target_forwards.numpy(),
             "substitutions": record.substitutions.numpy(),
-            **{name: scores.columns[name].cpu().numpy() for name in PER_IMAGE},
+            **{name: scores.columns[name].cpu().numpy() for name in PER_IMAGE if name in scores.columns},
         }
         return pd.DataFrame(columns)
 
@@ -118,6 +120,8 @@ class AblationStudy:
         forwards = (frame["num_tokens"].to_numpy(int), frame["target_forwards"].to_numpy(int))
         values = {"num_images": len(frame), **mean_accepted_length(*forwards, **options)}
         for name in (*PER_IMAGE, "nll_change", "substitutions"):
+            if name not in frame:  # switched off
+                continue
             values |= mean_with_interval(name, frame[name].to_numpy(float), **options)
         return values
 

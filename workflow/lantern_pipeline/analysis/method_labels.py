@@ -38,11 +38,6 @@ PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours")
 SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ"}
 
 
-def method_columns(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns a method's parts (`MethodSpec.to_dict`) into columns of a table: its `name` is the column `method`."""
-    return {("method" if name == "name" else name): value for name, value in method.items()}
-
-
 def preset_of(method: str) -> str:
     """The preset that a name is or begins with ("lantern" of "lantern_chain"); the name itself where there is none."""
     known = [name for name in NAMES if method == name or method.startswith(f"{name}_")]

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_with_interval, ratio_statistic, share_interval
+from lantern_pipeline.metrics.intervals import (
+    SHARE,
+    bootstrap_interval,
+    mean_with_interval,
+    ratio_statistic,
+    share_interval,
+)
+from lantern_pipeline.metrics.registry import CEILINGS, IMAGES, SETS, metrics_over
 from lantern_pipeline.metrics.repeats import (
     KEYS,
     PLACE,
@@ -24,7 +31,6 @@ from lantern_pipeline.metrics.repeats import (
 )
 from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length, summarise_latency
 
-CEILINGS = ("real", "reconstruction")
 PARTS = (
     "method",
     "tree",
@@ -38,7 +44,6 @@ PARTS = (
     "cfg_scale",
     "dtype",
 )
-MEANS = ("nll", "clip_score", "hps", "prompt_accuracy")
 FIDELITY = ("fid", "kid", "precision", "recall")
 LAW_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 LAW_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
@@ -138,19 +143,21 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
 
 def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
     """The method's parts and its metrics of whole sets of images, over one or more repeats."""
-    missing = [name for name in ("method", "cfg_scale", "num_images", *_with_ends(*FIDELITY)) if name not in rows]
+    over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
+    wanted = _with_ends(*(metric.column for metric in over_sets))
+    missing = [name for name in ("method", "cfg_scale", "num_images", *wanted) if name not in rows]
     if missing:
         raise ValueError(f"the quality tables lack the column {missing[0]}; measure quality again")
     values = {name: rows[name].iloc[0] for name in PARTS if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
-    for name in FIDELITY:
-        values |= _combine(rows, name, is_share=name in ("precision", "recall"))
+    for metric in over_sets:
+        values |= _combine(rows, metric.column, metric.limits)
     return values
 
 
-def _combine(rows: pd.DataFrame, name: str, is_share: bool) -> dict[str, float]:
+def _combine(rows: pd.DataFrame, name: str, limits: tuple[float, float]) -> dict[str, float]:
     columns = _with_ends(name)
-    return dict(zip(columns, combine_repeats(*(rows[column] for column in columns), is_share=is_share), strict=True))
+    return dict(zip(columns, combine_repeats(*(rows[column] for column in columns), limits), strict=True))
 
 
 def _combine_law(law: pd.DataFrame) -> pd.DataFrame:
@@ -159,7 +166,7 @@ def _combine_law(law: pd.DataFrame) -> pd.DataFrame:
     for key, group in repeat_groups(law[law["repeat"] != POOLED]):
         values: dict[str, Any] = dict(zip(KEYS, key, strict=True))
         for name in LAW_INTERVALS:
-            values |= _combine(group, name, is_share=True)
+            values |= _combine(group, name, SHARE)
         values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in LAW_VALUES}
         rows.append(values)
     return pd.DataFrame(rows, columns=[*KEYS, *_with_ends(*LAW_INTERVALS), *LAW_VALUES])
@@ -174,21 +181,26 @@ def _cross_entropy(rows: pd.DataFrame, cross_entropy: Mapping[int, float]) -> fl
 
 
 def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
-    """Means and intervals of what was measured on each image."""
+    """Means or shares, and intervals, of what was measured on each image."""
     values: dict[str, float] = {}
-    for name in MEANS:
-        if name not in group:  # not measured: the summary has empty cells
+    for metric in metrics_over(IMAGES):
+        if metric.is_distance or metric.per_image not in group:  # not measured: the summary has empty cells
             continue
-        values |= mean_with_interval(name, stack_prompts(group, name), **options)
-    is_right = stack_prompts(group, "is_all_correct")
-    return values | _share_with_interval("all_correct", is_right, np.isfinite(is_right), options)
+        measured = stack_prompts(group, metric.per_image)
+        if metric.is_yes_no:
+            values |= _share_with_interval(metric.column, measured, np.isfinite(measured), options)
+        else:
+            values |= mean_with_interval(metric.column, measured, **options)
+    return values
 
 
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
     """Means and intervals of how the images were decoded and what changed against autoregressive decoding."""
-    accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
-    values = mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
-    values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
+    values: dict[str, float] = {}
+    if "prompt_accuracy" in group:
+        accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
+        values |= mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
+        values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
     tokens, forwards = (stack_prompts(group, name) for name in ("num_tokens", "target_forwards"))
     values |= mean_accepted_length(tokens, forwards, **options)
     values |= mean_with_interval("substitutions", stack_prompts(group, "substitutions"), **options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -27,3 +28,8 @@ def write_table(path: Path | str, frame: pd.DataFrame) -> None:
     """Writes a CSV table without its index, floats with six significant digits, atomically."""
     with atomic_path(path) as temporary:
         frame.to_csv(temporary, index=False, float_format="%.6g")
+
+
+def method_columns(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns a method's parts (`MethodSpec.to_dict`) into columns of a table: its `name` is the column `method`."""
+    return {("method" if name == "name" else name): value for name, value in method.items()}

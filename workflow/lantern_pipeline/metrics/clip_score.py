@@ -1,11 +1,17 @@
-"""CLIP score with a published open_clip model, by default OpenAI's ViT-B/32, from a local file of weights.
+"""CLIP score and Human Preference Score: how well images fit their texts, by the run's own CLIP or a published one.
 
-open_clip's `create_model` without weights only warns and goes on with random ones, which give plausible-looking scores:
-it is not used here. The architecture comes from open_clip's table, every tensor from the file, and both must agree.
+Published models are open_clip's, from a local file of weights. open_clip's `create_model` without weights only warns
+and goes on with random ones, which give plausible-looking scores: it is not used here. The architecture comes from
+open_clip's table, every tensor from the file, and both must agree.
+
+HPS v2.1 is the cosine of a fine-tuned ViT-H-14 (good images lie near 0.28; its authors' tables show it times 100), of
+the image as it was drawn and the prompt without a prefix. Its authors compute it in half precision on a GPU; here,
+float32. Source: tgxs002/HPSv2@708ffb3, hpsv2/img_score.py (conventions only).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +20,31 @@ from torch import Tensor
 
 from lantern.checkpoints.native import load_weights
 from lantern.io import read_json
+from lantern.prompts import Prompt
 from lantern_pipeline.data.image_files import NONE, Preprocessing, map_images, to_uint8
-from lantern_pipeline.metrics.published_weights import load_published
+from lantern_pipeline.metrics.feature_extractors import describe_weights, load_published
 from lantern_pipeline.world.clip import ClipScorer
 
 # OpenAI trained with the fast approximation of GELU: under the name without it, the same weights score differently.
 OPENAI_VIT_B_32 = "ViT-B-32-quickgelu"
+
+
+class ClipScore:
+    """A column of cosines between images and their prompts; `metric` is "clip" or "hps", `sha256` of the weights."""
+
+    def __init__(
+        self, scorer: ClipScorer, sha256: str | None = None, *, metric: str = "clip", column: str = "clip_score"
+    ) -> None:
+        self.scorer, self.sha256, self.metric, self.column = scorer, sha256, metric, column
+
+    def describe(self) -> dict[str, str | None]:
+        """Says in columns of a row what measures."""
+        prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
+        return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
+
+    def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """Scores images (n, 3, S, S) in [-1, 1] of their prompts: column -> (n,) float32, on the CPU."""
+        return {self.column: self.scorer.score(images, [prompt.text for prompt in prompts], batch_size=len(prompts))}
 
 
 def load_open_clip(
@@ -30,22 +55,12 @@ def load_open_clip(
     preprocessing: str = NONE,
     device: torch.device | str = "cpu",
 ) -> ClipScorer:
-    """Loads a published CLIP model.
+    """Loads a published CLIP model in float32; its scores are cosines, in [-1, 1].
 
-    Args:
-        architecture: open_clip's name, e.g. "ViT-B-32-quickgelu", or the path of a JSON file of the same form.
-        path: weights: safetensors or a pickle of tensors; or the manifest of a resource. OpenAI's own archive is a
-            TorchScript program and is refused; open_clip's resource holds the same tensors.
-        prompt_prefix: put in front of every text, e.g. "A photo depicts ".
-        preprocessing: name of a `Preprocessing`, before the model's own scaling.
-        device: where to score.
-
-    Returns:
-        A scorer in float32; its scores are cosines, in [-1, 1].
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: no path, an unknown architecture, or a file that does not hold exactly its weights.
+    `architecture` is open_clip's name, or the path of a JSON file of the same form. `path` holds safetensors or a
+    pickle of tensors, or is the manifest of a resource; OpenAI's own archive is a TorchScript program and is refused:
+    open_clip's resource holds the same tensors. `prompt_prefix` is put in front of every text; `preprocessing` names a
+    `Preprocessing` before the model's own scaling.
     """
     if path is None:
         raise ValueError(f"{architecture} needs a file of weights: a random model's scores look plausible")
@@ -62,12 +77,7 @@ def load_open_clip(
 
 
 class OpenClipInput:
-    """Turns images into a model's input as open_clip does with image files: 8-bit pixels, Pillow's bicubic, centre.
-
-    Args:
-        image_size: of the model's image tower, pixels.
-        preprocessing: what is done before.
-    """
+    """Turns images into a model's input as open_clip does with image files: 8-bit pixels, Pillow's bicubic, centre."""
 
     def __init__(self, image_size: int, preprocessing: Preprocessing) -> None:
         from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -81,11 +91,7 @@ class OpenClipInput:
 
 
 def read_architecture(architecture: str) -> dict[str, Any]:
-    """Reads the sizes of a model off open_clip's table, or off a JSON file of the same form.
-
-    Raises:
-        ValueError: open_clip has no such model, or it is not of the plain CLIP kind.
-    """
+    """Reads the sizes of a model of the plain CLIP kind off open_clip's table, or off a JSON file of the same form."""
     from open_clip import get_model_config
 
     is_file = architecture.endswith(".json")

@@ -1,4 +1,4 @@
-"""Scores of single images: likelihood under the target, what the rulers measure, distance from autoregressive ones.
+"""Scores of single images: likelihood under the target, what the config chooses, distance from autoregressive ones.
 
 Exact methods emit the autoregressive decoder's codes, so that many methods share images: each distinct pair of prompt
 and codes is decoded and measured once.
@@ -8,84 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
-from lantern.checkpoints.native import load_model
-from lantern.models.target import TargetModel
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images
-from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.fidelity import SetRuler
-from lantern_pipeline.metrics.image_rulers import ImageRuler, score_with_all
 from lantern_pipeline.metrics.likelihood import score_tokens
-from lantern_pipeline.metrics.registry import Workbench, build_rulers
+from lantern_pipeline.metrics.measuring_models import MeasuringModels
 from lantern_pipeline.metrics.speed import BASELINE
-from lantern_pipeline.world.tokenizer import load_tokenizer
-
-
-@dataclass(frozen=True)
-class Rulers:
-    """What images are measured with; models are in evaluation mode and on one device.
-
-    Attributes:
-        tokenizer: draws images from codes.
-        target_model: gives tokens their likelihood.
-        text_encoder: of the target.
-        of_images: what measures single images.
-        of_sets: what measures sets of images.
-    """
-
-    tokenizer: nn.Module
-    target_model: TargetModel
-    text_encoder: TextEncoder
-    of_images: tuple[ImageRuler, ...]
-    of_sets: SetRuler
-
-    def describe(self) -> dict[str, Any]:
-        """Says in columns of a row what the rulers measure with: names, hashes of weights, preprocessing."""
-        described: dict[str, Any] = {}
-        for ruler in (self.of_sets, *self.of_images):
-            described |= ruler.describe()
-        return described
-
-    @property
-    def device(self) -> torch.device:
-        """Where the models lie."""
-        return self.target_model.head.weight.device
-
-
-def load_rulers(
-    files: Any,
-    text: dict[str, Any],
-    data_source: str,
-    seed: int,
-    device: torch.device,
-    metrics: Mapping[str, Any],
-) -> Rulers:
-    """Loads what images are measured with.
-
-    Args:
-        files: paths as attributes: tokenizer, target, text (stored features of the prompts; empty where words are
-            embedded) and those of `lantern_pipeline.metrics.registry.metric_files`.
-        text: config section `text`.
-        data_source: config key data.source.
-        seed: run seed, of the word embeddings.
-        device: where to measure.
-        metrics: config section `metrics`, which chooses the rulers.
-    """
-    models = {
-        "tokenizer": load_tokenizer(files.tokenizer).to(device),
-        "target_model": load_model(files.target, TargetModel).to(device),
-        "text_encoder": make_text_encoder(text, data_source, seed, files.text),
-    }
-    found = build_rulers(Workbench(files, metrics, device))
-    return Rulers(**models, of_images=found.of_images, of_sets=found.of_sets)
 
 
 @dataclass(frozen=True)
@@ -93,11 +26,10 @@ class ImageScores:
     """What was measured on each image.
 
     Attributes:
-        features: (images, num_features) float32, raw features of the ruler of sets; (images, 0) without one.
-        token_nll: (images, tokens) float32, nats per token; (images, 0) for images without codes.
-        columns: name -> (images,) float32: nll (mean of token_nll; nan for images without codes), clip_score (cosine),
-            prompt_accuracy and is_all_correct (shares), all nan where they are not measured; what further rulers
-            measure, such as hps (cosine); and, for images of methods, pixel_mse.
+        features: (images, width) float32, raw features that sets are compared by; (images, 0) where none are.
+        token_nll: (images, tokens) float32, nats per token; (images, 0) for images without codes. columns:
+        `Metric.per_image` -> (images,) float32 of what is measured; nll is the mean of token_nll, nan for images
+            without codes; images of methods have pixel_mse.
     """
 
     features: Tensor
@@ -142,28 +74,13 @@ class RecordScores:
 
 @torch.inference_mode()
 def score_records(
-    records: Mapping[str, GenerationRecords],
-    prompts: Sequence[Prompt],
-    rulers: Rulers,
-    settings: Mapping[str, Any],
+    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels, batch_size: int
 ) -> RecordScores:
     """Scores every method's images, each distinct (prompt, codes) once.
 
-    `pixel_mse` compares an image with the autoregressive one of the same prompt: the mean squared difference of pixels
-    in [0, 1]. No more than a batch of images is held at any time, however many methods and prompts there are.
-
-    Args:
-        records: method_id -> its records, autoregressive decoding's among them; all of one guidance scale and of the
-            same prompts in the same order.
-        prompts: the prompt set, in the order of the records.
-        rulers: measuring models.
-        settings: config section `metrics`: batch_size.
-
-    Returns:
-        The scores, to be read by method id.
-
-    Raises:
-        ValueError: no autoregressive records, or records whose prompt ids are not those of `prompts`.
+    `records` are of one guidance scale and of `prompts` in their order, autoregressive decoding's among them. The
+    column pixel_mse compares an image with the autoregressive one of the same prompt: the mean squared difference of
+    pixels in [0, 1]. No more than a batch of images is held at any time, however many methods and prompts there are.
     """
     _check_records(records, prompts)
     owners, numbers = _number_distinct(records)
@@ -171,11 +88,11 @@ def score_records(
     codes = [record.codes for record in records.values()]
     distinct: ImageScores | None = None
     last_seen = torch.empty(0)
-    for indices in chunks(0, len(owners), settings["batch_size"], "images"):
+    for indices in chunks(0, len(owners), batch_size, "images"):
         places = owners[indices.start : indices.stop]
-        batch = torch.stack([codes[method][prompt] for method, prompt in places]).long().to(rulers.device)
+        batch = torch.stack([codes[method][prompt] for method, prompt in places]).long().to(models.device)
         chosen = [prompts[prompt] for _, prompt in places]
-        scores, pixels = _score_decoded(batch, chosen, rulers, records[BASELINE].metadata["cfg_scale"])
+        scores, pixels = _score_decoded(batch, chosen, models, records[BASELINE].metadata["cfg_scale"])
         # (images,) place of the autoregressive image: in this batch, or 0 for the last one of the batch before
         partner = baseline[[prompt for _, prompt in places]] - indices.start + 1
         partner = partner.clamp(min=0).to(pixels.device)
@@ -187,16 +104,18 @@ def score_records(
     return RecordScores(distinct, dict(zip(records, numbers, strict=True)))
 
 
-def score_codes(codes: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_scale: float) -> ImageScores:
+def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float) -> ImageScores:
     """Scores one batch of codes (images, tokens), as images and under the target."""
-    return _score_decoded(codes.to(rulers.device), prompts, rulers, cfg_scale)[0]
+    return _score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
-def score_images(images: Tensor, prompts: Sequence[Prompt], rulers: Rulers, token_nll: Tensor) -> ImageScores:
+def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, token_nll: Tensor) -> ImageScores:
     """Scores one batch of images (images, 3, S, S) in [-1, 1], whose tokens' likelihood is known or has no tokens."""
     columns = {"nll": token_nll.mean(dim=1)}  # nan without tokens
-    columns |= score_with_all(rulers.of_images, images, prompts)
-    return ImageScores(rulers.of_sets.extract(images), token_nll, columns)
+    for part in models.scores:
+        columns |= part.score(images, prompts)
+    features = models.fidelity.extract(images) if models.fidelity else torch.empty(len(images), 0)
+    return ImageScores(features, token_nll, columns)
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
@@ -235,15 +154,15 @@ def _number_distinct(records: Mapping[str, GenerationRecords]) -> tuple[list[tup
 
 
 def _score_decoded(
-    codes: Tensor, prompts: Sequence[Prompt], rulers: Rulers, cfg_scale: float
+    codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
-    """Scores codes on the rulers' device; also gives the images' pixels (images, 3, S, S) in [0, 1]."""
+    """Scores codes on the models' device; also gives the images' pixels (images, 3, S, S) in [0, 1]."""
     texts = [prompt.text for prompt in prompts]
     token_nll = score_tokens(
-        rulers.target_model, rulers.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
+        models.target_model, models.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
     )
-    images = decode_images(rulers.tokenizer, codes, len(codes))
-    return score_images(images, prompts, rulers, token_nll), (images.clamp(-1, 1) + 1) / 2
+    images = decode_images(models.tokenizer, codes, len(codes))
+    return score_images(images, prompts, models, token_nll), (images.clamp(-1, 1) + 1) / 2
 
 
 def _check_records(records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt]) -> None:

@@ -1,7 +1,7 @@
-"""Published feature extractors: torch-fidelity's Inception (FID, KID) and VGG16 (precision, recall), from local files.
+"""Feature extractors: torch-fidelity's Inception (FID, KID) and VGG16 (precision, recall); the attribute classifier.
 
-torch-fidelity would fetch missing weights by itself and unpickle a file with whatever code it holds; here the weights
-are read first, without code, and handed over.
+torch-fidelity would fetch missing weights by itself and unpickle a file with whatever code it holds; here published
+weights are read first, without code, and handed over.
 """
 
 from __future__ import annotations
@@ -14,21 +14,41 @@ import torch
 from torch import Tensor, nn
 from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
-from lantern_pipeline.metrics.published_weights import load_published
+from lantern.checkpoints.files import find_weights, read_weights
+from lantern_pipeline.data.image_files import to_float, to_uint8
+from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
-INCEPTION, VGG16 = "inception-v3-compat", "vgg16"
 INCEPTION_LAYER = "2048"
 VGG16_LAYERS = ("fc2_relu", "fc2")  # torch-fidelity's; before the last rectifier, as the LANTERN authors' code has it
 
 
 @dataclass(frozen=True)
-class Extractor:
-    """An extractor with its weights.
+class PublishedWeights:
+    """Tensors of a published file by name, on the CPU; its path, and the hash by which results name it."""
 
-    Attributes:
-        name: "<torch-fidelity's name>/<layer>".
-        sha256: of its weights.
-        module: uint8 images (n, 3, height, width) -> ((n, width) float32,).
+    path: Path
+    sha256: str
+    tensors: dict[str, Tensor]
+
+
+def load_published(given: Path | str) -> PublishedWeights:
+    """Reads a file of weights (safetensors, or a pickle of tensors) without running code; `given` is its path, its
+    folder's, or the manifest of a resource.
+    """
+    path = find_weights(resource_path(given))
+    return PublishedWeights(path, resource_sha256(given), read_weights(path).tensors)
+
+
+def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, str | None]:
+    """The columns that say what a metric was measured with: `name` is of the architecture, layer and text prefix."""
+    return {f"{metric}_extractor": name, f"{metric}_weights_sha256": sha256}
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """An extractor "<torch-fidelity's name>/<layer>" with the hash of its weights; the module maps uint8 images
+    (n, 3, height, width) to ((n, width) float32,).
     """
 
     name: str
@@ -46,49 +66,30 @@ class Extractor:
             return self.module(pixels.to(device))[0].float().cpu()
 
 
-def load_inception(path: Path | str, device: torch.device | str = "cpu", layer: str = INCEPTION_LAYER) -> Extractor:
-    """Loads the Inception of torch-fidelity (the 2015 TensorFlow graph).
-
-    Args:
-        path: its weights, e.g. weights-inception-2015-12-05-6726825d.pth.
-        device: where to extract.
-        layer: "2048" for FID and KID as published.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file holds other weights, or code.
+@torch.inference_mode()
+def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tensor:
+    """Features of images (n, 3, S, S) in [-1, 1], rounded to 8 bits as a stored PNG is: (n, num_features) float32, on
+    the CPU.
     """
-    return load_extractor(INCEPTION, layer, path, device)
+    return classifier.features(to_float(to_uint8(images))).cpu()
+
+
+def load_inception(path: Path | str, device: torch.device | str = "cpu", layer: str = INCEPTION_LAYER) -> Extractor:
+    """Loads the Inception of torch-fidelity (the 2015 TensorFlow graph) from e.g.
+    weights-inception-2015-12-05-6726825d.pth; layer "2048" is that of published FID and KID.
+    """
+    return load_extractor("inception-v3-compat", layer, path, device)
 
 
 def load_vgg16(path: Path | str, device: torch.device | str = "cpu", layer: str = VGG16_LAYERS[0]) -> Extractor:
-    """Loads the VGG16 of torch-fidelity (torchvision's).
-
-    Args:
-        path: its weights, e.g. vgg16-397923af.pth.
-        device: where to extract.
-        layer: one of VGG16_LAYERS; precision and recall differ between them.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file holds other weights, or code.
+    """Loads the VGG16 of torch-fidelity (torchvision's) from e.g. vgg16-397923af.pth; precision and recall differ
+    between its VGG16_LAYERS.
     """
-    return load_extractor(VGG16, layer, path, device)
+    return load_extractor("vgg16", layer, path, device)
 
 
 def load_extractor(name: str, layer: str, path: Path | str, device: torch.device | str = "cpu") -> Extractor:
-    """Loads an extractor that torch-fidelity knows.
-
-    Args:
-        name: torch-fidelity's name of it.
-        layer: one of the extractor's.
-        path: file of weights, pickle or safetensors, or the manifest of a resource.
-        device: where to extract.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the extractor has no such layer, or the file holds other weights, or code.
-    """
+    """Loads an extractor that torch-fidelity knows from a file of weights, or the manifest of a resource."""
     kind = FEATURE_EXTRACTORS_REGISTRY[name]
     layers = kind.get_provided_features_list()
     if layer not in layers:

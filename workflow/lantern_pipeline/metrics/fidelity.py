@@ -1,248 +1,132 @@
-"""What measures whole sets of images (FID, KID, precision, recall): a trained net, published ones, or nothing."""
+"""FID, KID, precision and recall of sets of images: on the attribute classifier's features, or the published nets'."""
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lantern_pipeline.data.image_files import Preprocessing
-from lantern_pipeline.metrics.feature_extractors import Extractor
-from lantern_pipeline.metrics.features import EXTRACTOR_NAME, LAYER, extract_features, feature_scale
-from lantern_pipeline.metrics.image_rulers import Instrument
-from lantern_pipeline.metrics.precision_recall import COVERAGE_COLUMNS, measure_coverage
+from lantern_pipeline.metrics.feature_extractors import Extractor, classifier_features, describe_weights
+from lantern_pipeline.metrics.fid import Gaussian, measure_fid
+from lantern_pipeline.metrics.kid import measure_kid
+from lantern_pipeline.metrics.precision_recall import measure_precision_recall
 from lantern_pipeline.metrics.reference_statistics import INCEPTION, VGG16, ReferenceSet
-from lantern_pipeline.metrics.set_distance import FID_COLUMNS, KID_COLUMNS, Gaussian, measure_fid, measure_kid
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
-
-SET_COLUMNS = (*FID_COLUMNS, *KID_COLUMNS, *COVERAGE_COLUMNS)
-
-
-class Comparison(Protocol):
-    """A reference set, ready to be compared with."""
-
-    def describe(self) -> Mapping[str, Any]:
-        """Says in columns of a row what the reference is: reference, num_reference, reference_sha256."""
-        ...
-
-    def compare(self, features: Tensor) -> dict[str, float]:
-        """Compares a set of images (n, width): SET_COLUMNS, nan where something is not known."""
-        ...
-
-    def distance(self, features: Tensor, others: Tensor) -> Tensor:
-        """Distance of each image from another one (n,), both (n, width); nan where there is none."""
-        ...
-
-
-class SetRuler(Protocol):
-    """Measures sets of images by their features."""
-
-    def describe(self) -> Mapping[str, str | None]:
-        """Says in columns of a row what it measures with."""
-        ...
-
-    def extract(self, images: Tensor) -> Tensor:
-        """Features of images (n, 3, S, S) in [-1, 1]: (n, width) float32 on the CPU."""
-        ...
-
-    def prepare(
-        self, reconstructions: Iterable[Tensor], name: str, settings: Mapping[str, Any], seed: int
-    ) -> Comparison:
-        """Prepares the reference.
-
-        Args:
-            reconstructions: batches of held-out images drawn by the tokenizer; read only by a ruler whose reference
-                they are.
-            name: of these reconstructions, for tables.
-            settings: config section `metrics`: kid_subset_size, kid_subsets, prc_neighbours, fidelity_resamples.
-            seed: of subsets and intervals.
-        """
-        ...
 
 
 @dataclass(frozen=True)
-class KnownFeatures:
-    """What is known of the reference's features, on the device that computes.
+class Reference:
+    """What images are compared with, on the device that computes.
 
     Attributes:
+        columns: that say so in a row: reference, num_reference, reference_sha256.
         gaussian: of the features that FID and KID compare.
-        of_distance: these features (images, width); None where their statistics are all that is known: no KID then.
-        of_coverage: features (images, width) that precision and recall compare; None where they are not known.
+        of_fid: these features (images, width); None where their statistics are all that is known: no KID then.
+        of_prc: features (images, width) that precision and recall compare; None where they are not known.
+        scale: mean and standard deviation (width,) by which features are standardised; None leaves them alone.
     """
 
+    columns: Mapping[str, Any]
     gaussian: Gaussian
-    of_distance: Tensor | None
-    of_coverage: Tensor | None
+    of_fid: Tensor | None
+    of_prc: Tensor | None
+    scale: tuple[Tensor, Tensor] | None = None
+    _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
-    def compare(
-        self, of_distance: Tensor, of_coverage: Tensor, settings: Mapping[str, Any], seed: int
-    ) -> dict[str, float]:
-        """Compares a set of images with the reference.
-
-        Args:
-            of_distance: (n, width), for FID and KID.
-            of_coverage: (n, width), for precision and recall.
-            settings: config section `metrics`: kid_subset_size, kid_subsets, prc_neighbours, fidelity_resamples.
-            seed: of subsets and intervals.
-
-        Returns:
-            SET_COLUMNS, nan where the reference is not known.
+    def compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+        """Compares a set of images, raw features (n, width): the columns of what is known of the reference. Methods
+        that made the same images are measured once. `settings` are config section `metrics`; `seed` is of subsets and
+        intervals.
         """
-        options = {"num_resamples": settings["fidelity_resamples"], "seed": seed}
-        values = dict.fromkeys(SET_COLUMNS, math.nan)
-        values |= measure_fid(of_distance, self.gaussian, **options)
-        if self.of_distance is not None:
+        key = hashlib.sha256(features.numpy()).digest()
+        if key not in self._measured:
+            self._measured[key] = self._compare(features, settings, seed)
+        return self._measured[key]
+
+    def distance(self, features: Tensor, others: Tensor) -> Tensor:
+        """Distance of each image from another one (n,): root mean square over standardised features (n, width)."""
+        return ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()
+
+    def _compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+        scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
+        width, options = len(self.gaussian.mean), {"num_resamples": settings["fidelity_resamples"], "seed": seed}
+        of_fid, of_prc = scaled[:, :width], scaled[:, width:] if scaled.shape[1] > width else scaled
+        values = measure_fid(of_fid, self.gaussian, **options)
+        if self.of_fid is not None:
             subsets = {"subset_size": settings["kid_subset_size"], "num_subsets": settings["kid_subsets"]}
-            values |= measure_kid(of_distance, self.of_distance, **subsets, **options)
-        if self.of_coverage is not None:
+            values |= measure_kid(of_fid, self.of_fid, **subsets, **options)
+        if self.of_prc is not None:
             neighbours = settings["prc_neighbours"]
-            values |= measure_coverage(of_coverage, self.of_coverage, neighbours=neighbours, **options)
+            values |= measure_precision_recall(of_prc, self.of_prc, neighbours=neighbours, **options)
         return values
 
 
-class AttributeClassifierRuler:
-    """FID and the others on the attribute classifier's features, standardised; reference: reconstructions.
+class ClassifierFidelity:
+    """Compares the attribute classifier's features, standardised, with those of the tokenizer's reconstructions.
 
-    Not the held-out images themselves: what the tokenizer cannot draw is no fault of the decoder.
-
-    Args:
-        attribute_classifier: in evaluation mode.
-        sha256: of its weights.
+    Not with the held-out images themselves: what the tokenizer cannot draw is no fault of the decoder.
     """
 
-    def __init__(self, attribute_classifier: AttributeClassifier, sha256: str | None = None) -> None:
-        self.attribute_classifier, self.instrument = (
-            attribute_classifier,
-            Instrument(f"{EXTRACTOR_NAME}/{LAYER}", sha256),
-        )
+    def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
+        self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """See `SetRuler.describe`."""
-        return {**self.instrument.describe("fid"), **self.instrument.describe("prc")}
+        """Says in columns of a row what measures."""
+        name = "attribute_classifier/features"
+        return {**describe_weights("fid", name, self.sha256), **describe_weights("prc", name, self.sha256)}
 
     def extract(self, images: Tensor) -> Tensor:
-        """See `SetRuler.extract`."""
-        return extract_features(self.attribute_classifier, images, batch_size=len(images))
+        """Features of images (n, 3, S, S) in [-1, 1]: (n, num_features) float32, on the CPU."""
+        return classifier_features(self.classifier, images)
 
-    def prepare(
-        self, reconstructions: Iterable[Tensor], name: str, settings: Mapping[str, Any], seed: int
-    ) -> AttributeClassifierComparison:
-        """See `SetRuler.prepare`."""
-        raw = torch.cat([extract_features(self.attribute_classifier, images) for images in reconstructions])
+    def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
+        """Makes a reference of batches of held-out images, drawn by the tokenizer."""
+        raw = torch.cat([self.extract(images) for images in reconstructions])
         mean, std = feature_scale(raw)
-        scaled = (raw - mean) / std
-        return AttributeClassifierComparison(
-            KnownFeatures(Gaussian.of(scaled), scaled, scaled), mean, std, name, settings, seed
-        )
+        scaled, columns = (raw - mean) / std, {"reference": name, "num_reference": len(raw)}
+        return Reference(columns, Gaussian.of(scaled), scaled, scaled, (mean, std))
 
 
 @dataclass(frozen=True)
-class AttributeClassifierComparison:
-    """Standardised features of the reconstructions and the scale that standardises others."""
+class PublishedFidelity:
+    """Compares Inception's raw features (FID, KID) and VGG16's (precision, recall) with those of real images."""
 
-    known: KnownFeatures
-    mean: Tensor
-    std: Tensor
-    name: str
-    settings: Mapping[str, Any]
-    seed: int
-
-    def describe(self) -> dict[str, Any]:
-        """See `Comparison.describe`."""
-        return {"reference": self.name, "num_reference": len(self.known.of_distance)}
-
-    def compare(self, features: Tensor) -> dict[str, float]:
-        """See `Comparison.compare`."""
-        scaled = (features - self.mean) / self.std
-        return self.known.compare(scaled, scaled, self.settings, self.seed)
-
-    def distance(self, features: Tensor, others: Tensor) -> Tensor:
-        """See `Comparison.distance`: root mean square over standardised features."""
-        return ((features - others) / self.std).square().mean(dim=1).sqrt()
-
-
-class PublishedRuler:
-    """FID and KID on Inception's raw features, precision and recall on VGG16's, against a stored set of real images.
-
-    Args:
-        extractors: "inception" and "vgg16".
-        preprocessing: name of a `Preprocessing`, the reference's.
-        reference: the real images.
-    """
-
-    def __init__(self, extractors: Mapping[str, Extractor], preprocessing: str, reference: ReferenceSet) -> None:
-        self.extractors, self.preprocessing = extractors, Preprocessing(preprocessing)
-        self.reference = reference
+    extractors: Mapping[str, Extractor]
+    preprocessing: Preprocessing
+    real: ReferenceSet
 
     def describe(self) -> dict[str, str | None]:
-        """See `SetRuler.describe`."""
+        """Says in columns of a row what measures."""
         found = {"fid": self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
-        columns = {k: v for m, e in found.items() for k, v in Instrument(e.name, e.sha256).describe(m).items()}
+        columns = {k: v for metric, e in found.items() for k, v in describe_weights(metric, e.name, e.sha256).items()}
         return {"preprocessing": self.preprocessing.name, **columns}
 
     def extract(self, images: Tensor) -> Tensor:
-        """See `SetRuler.extract`: Inception's features, then VGG16's."""
+        """Features of images (n, 3, S, S) in [-1, 1]: (n, width) float32, on the CPU; Inception's, then VGG16's."""
         pixels = self.preprocessing.prepare(images)
         return torch.cat([self.extractors[key].extract(pixels) for key in (INCEPTION, VGG16)], dim=1)
 
-    def prepare(
-        self, reconstructions: Iterable[Tensor], name: str, settings: Mapping[str, Any], seed: int
-    ) -> PublishedComparison:
-        """See `SetRuler.prepare`."""
-        features = self.reference.features
-        known = KnownFeatures(self.reference.gaussian, features.get(INCEPTION), features.get(VGG16))
-        return PublishedComparison(self.reference, known, settings, seed)
+    def reference(self) -> Reference:
+        """Makes a reference of what is known of the real images."""
+        real = self.real
+        columns = {"reference": real.name, "num_reference": real.num_images, "reference_sha256": real.sha256}
+        return Reference(columns, real.gaussian, real.features.get(INCEPTION), real.features.get(VGG16))
 
 
-@dataclass(frozen=True)
-class PublishedComparison:
-    """Real images, by the features or the statistics that are known of them."""
+def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (width,) by which features (n, width) are standardised before any distance is taken;
+    a feature that is constant over the reference gets std 1.
 
-    reference: ReferenceSet
-    known: KnownFeatures
-    settings: Mapping[str, Any]
-    seed: int
-
-    def describe(self) -> dict[str, Any]:
-        """See `Comparison.describe`."""
-        found = self.reference
-        return {"reference": found.name, "num_reference": found.num_images, "reference_sha256": found.sha256}
-
-    def compare(self, features: Tensor) -> dict[str, float]:
-        """See `Comparison.compare`: KID, precision and recall need the reference's features, FID its statistics."""
-        width = len(self.known.gaussian.mean)
-        return self.known.compare(features[:, :width], features[:, width:], self.settings, self.seed)
-
-    def distance(self, features: Tensor, others: Tensor) -> Tensor:
-        """See `Comparison.distance`: none."""
-        return torch.full((len(features),), torch.nan)
-
-
-class NoSetRuler:
-    """Nothing is measured on sets of images."""
-
-    def describe(self) -> dict[str, Any]:
-        """See `SetRuler.describe`."""
-        return {}
-
-    def extract(self, images: Tensor) -> Tensor:
-        """See `SetRuler.extract`."""
-        return torch.empty(len(images), 0)
-
-    def prepare(
-        self, reconstructions: Iterable[Tensor], name: str, settings: Mapping[str, Any], seed: int
-    ) -> NoSetRuler:
-        """See `SetRuler.prepare`."""
-        return self
-
-    def compare(self, features: Tensor) -> dict[str, float]:
-        """See `Comparison.compare`."""
-        return dict.fromkeys(SET_COLUMNS, math.nan)
-
-    def distance(self, features: Tensor, others: Tensor) -> Tensor:
-        """See `Comparison.distance`."""
-        return torch.full((len(features),), torch.nan)
+    KID's cubic kernel and the distances behind precision and recall depend on the scale of the features; a net's raw
+    features have none that means anything, and a few loud ones would decide. Standardised by the reference set, all
+    count alike.
+    """
+    if len(reference) < 2:
+        raise ValueError(f"standardising features needs at least 2 reference images, got {len(reference)}")
+    std = reference.std(dim=0)
+    return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))

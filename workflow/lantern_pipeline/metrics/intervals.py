@@ -1,21 +1,36 @@
-"""Bootstrap over prompts and repeats, and an exact interval for shares.
+"""95 % intervals: bootstrap over prompts and repeats, exact for shares, jackknife for metrics of whole sets of images.
 
 The prompt is the unit that is resampled. Columns given together are resampled together, so a statistic of two columns
 of the same prompts (a speed-up, a difference between methods that share their noise) is paired. Where a run was
 repeated with other seeds, a repeat is a unit as well: an interval over prompts alone would speak for the seeds at hand.
+
+A metric of a whole set (FID, KID, recall) has the spread of its values on random parts, half of the images drawn
+without replacement (delete-half jackknife). The bootstrap does not do there: an image drawn twice takes rank from the
+covariance, shrinks the balls of nearest neighbours and puts k(x, x) into KID. With 96 images of 128 features its
+standard error of FID came out almost four times too large in simulations, the jackknife's 1.0 to 1.4 times.
+
+Estimate plus and minus 1.96 standard errors may leave the range of a quantity: such an interval is cut off there (FID
+at 0, shares at 0 and 1). KID is not cut: its estimate is unbiased and may itself lie below 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import betaincinv  # scipy.stats would add most of a second to every job
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Values times resamples held at once; bounds the memory of a resampled block to about 80 MB per column.
 BLOCK_SIZE = 10_000_000
 LEVEL = 0.95
 NORMAL_QUANTILE = 1.959964  # of 97.5 %
+# Ranges of quantities, at whose ends intervals are cut off.
+ANY, NON_NEGATIVE, SHARE = (-math.inf, math.inf), (0.0, math.inf), (0.0, 1.0)
 
 
 def bootstrap_interval(
@@ -25,7 +40,11 @@ def bootstrap_interval(
     level: float = LEVEL,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Computes a percentile bootstrap interval of a statistic over prompts, or over repeats and prompts.
+    """Computes the percentile interval (low, high) of a statistic over prompts, or over repeats and prompts.
+
+    `statistic` maps resampled columns, each (resamples, values), to one value per resample. Columns are (prompts,) or
+    (repeats, prompts), all of the same prompts in the same order. The same seed gives the same interval on every
+    machine; with fewer than two prompts it is nan, since nothing can be said about their spread.
 
     With repeats, repeats and prompts are resampled independently and crossed: a resample holds every chosen prompt of
     every chosen repeat. That counts the noise of a single image more than once, which is conservative; but with two or
@@ -33,24 +52,8 @@ def bootstrap_interval(
     95 % interval over 48 prompts holds the truth in 84 % of cases with two repeats and 91 % with three (simulated),
     against 66 % and 76 % of one over prompts alone.
 
-    Args:
-        statistic: maps resampled columns, each (resamples, values), to one value per resample, (resamples,).
-        columns: one or more arrays of shape (prompts,) or (repeats, prompts), float or integer, all of the same prompts
-            in the same order.
-        num_resamples: resamples with replacement.
-        level: share of the interval, in (0, 1).
-        seed: of the resampling; the same seed gives the same interval on every machine.
-
-    Returns:
-        (low, high); (nan, nan) when there are fewer than two prompts, since nothing can then be said about their
-        spread.
-
-    Raises:
-        ValueError: no column, columns of unequal shape, a value that is not finite, or a level or count out of bounds.
-
-    Source:
-        Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
-        pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411.
+    Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
+    pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411.
     """
     values = _check_columns(columns, num_resamples, level)
     num_repeats, num_prompts = values[0].shape
@@ -70,18 +73,9 @@ def bootstrap_interval(
 def crossed_resamples(
     num_repeats: int, num_prompts: int, num_resamples: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Draws repeats and prompts with replacement, independently of each other, in blocks.
-
-    The prompts drawn do not depend on the number of repeats, nor anything on the size of a block.
-
-    Args:
-        num_repeats: repeats to draw from, and to draw.
-        num_prompts: prompts to draw from, and to draw.
-        num_resamples: resamples over all blocks.
-        seed: of the draws.
-
-    Yields:
-        (repeats, prompts): int64, (resamples of the block, num_repeats) and (resamples of the block, num_prompts).
+    """Draws repeats and prompts with replacement, independently of each other: blocks of int64 (resamples, num_repeats)
+    and (resamples, num_prompts). The prompts drawn do not depend on the number of repeats, nor anything on the size of
+    a block.
     """
     of_prompts = np.random.Generator(np.random.PCG64(seed))
     of_repeats = np.random.Generator(np.random.PCG64([seed, 1]))
@@ -93,20 +87,11 @@ def crossed_resamples(
 
 
 def share_interval(num_hits: np.ndarray, num_trials: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the exact (Clopper-Pearson) interval of shares of independent trials.
+    """Computes the exact interval (low, high) of shares of independent trials, of any shape; nan where there are none.
 
     Unlike a bootstrap, it does not pretend certainty where every trial, or none, is a hit.
 
-    Args:
-        num_hits: integer, any shape.
-        num_trials: integer, of the same shape or one that broadcasts.
-        level: share of the interval, in (0, 1).
-
-    Returns:
-        (low, high), float64 of that shape; nan where there are no trials.
-
-    Source:
-        Clopper and Pearson (1934), Biometrika 26, 404-413.
+    Source: Clopper and Pearson (1934), Biometrika 26, 404-413.
     """
     num_hits, num_trials = np.broadcast_arrays(
         np.asarray(num_hits, dtype=np.float64), np.asarray(num_trials, dtype=np.float64)
@@ -120,31 +105,37 @@ def share_interval(num_hits: np.ndarray, num_trials: np.ndarray, level: float = 
     return np.where(is_empty, np.nan, low), np.where(is_empty, np.nan, high)
 
 
-def normal_interval(value: float, error: float, *, is_share: bool = False) -> tuple[float, float]:
-    """Computes the 95 % interval of an estimate with a known standard error: 1.96 standard errors either way.
-
-    Args:
-        value: the estimate.
-        error: its standard error; nan gives an interval of nan.
-        is_share: cut the interval to [0, 1].
-
-    Returns:
-        (low, high).
+def normal_interval(value: float, error: float, limits: tuple[float, float] = ANY) -> tuple[float, float]:
+    """Computes the interval (low, high) of an estimate, 1.96 standard errors either way and within the quantity's
+    limits; an error of nan gives nan.
     """
     low, high = value - NORMAL_QUANTILE * error, value + NORMAL_QUANTILE * error
-    return (float(np.clip(low, 0, 1)), float(np.clip(high, 0, 1))) if is_share else (low, high)
+    return float(np.clip(low, *limits)), float(np.clip(high, *limits))
+
+
+def draw_parts(num_images: int, num_resamples: int, seed: int) -> Tensor:
+    """Draws random halves of the images, each without replacement: (num_resamples, num_images // 2) int64."""
+    import torch  # not above: most jobs that want an interval do without
+
+    if num_resamples < 2:
+        raise ValueError(f"metrics.fidelity_resamples must be at least 2, got {num_resamples}")
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    return torch.rand(num_resamples, num_images, generator=generator).argsort(dim=1)[:, : num_images // 2]
+
+
+def jackknife_error(values: Tensor, num_images: int) -> float:
+    """Computes the standard error of a metric over all images from its values (num_resamples,) on `draw_parts`.
+
+    Source: Shao and Wu (1989), A general theory for jackknife variance estimation, Annals of Statistics 17, 1176-1197.
+    """
+    num_kept = num_images // 2
+    # an odd image is left out: the variance of a part is that of the whole times deleted / kept
+    return float(values.double().std()) * math.sqrt(num_kept / (num_images - num_kept))
 
 
 def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[str, float]:
-    """Computes a mean with its 95 % interval over the prompts that have a value.
-
-    Args:
-        name: of the quantity.
-        column: (prompts,) or (repeats, prompts); prompts with a value that is not finite are left out.
-        **options: num_resamples and seed.
-
-    Returns:
-        {name, name_low, name_high}; nan where no prompt has a value.
+    """Computes {name, name_low, name_high} of the mean of a column (prompts,) or (repeats, prompts) over the prompts
+    whose values are all finite; nan where there are none. `options` are num_resamples and seed.
     """
     column = np.atleast_2d(column)
     known = column[:, np.isfinite(column).all(axis=0)]

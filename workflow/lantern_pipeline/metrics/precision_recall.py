@@ -8,38 +8,26 @@ import torch
 from torch import Tensor
 from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
-from lantern_pipeline.metrics.halves import draw_halves, halves_error
-from lantern_pipeline.metrics.intervals import normal_interval, share_interval
-from lantern_pipeline.metrics.set_distance import check_features
+from lantern_pipeline.metrics.fid import check_features
+from lantern_pipeline.metrics.intervals import SHARE, draw_parts, jackknife_error, normal_interval, share_interval
 
-COVERAGE_COLUMNS = ("precision", "precision_low", "precision_high", "recall", "recall_low", "recall_high")
+PRECISION_RECALL_COLUMNS = ("precision", "precision_low", "precision_high", "recall", "recall_low", "recall_high")
 BLOCK = 4096  # images whose distances to all others torch-fidelity holds at once
 
 
-def measure_coverage(
+def measure_precision_recall(
     generated: Tensor, reference: Tensor, *, neighbours: int, num_resamples: int, seed: int
 ) -> dict[str, float]:
     """Computes the share of generated images near a real one (precision) and of real ones near a generated one.
 
-    "Near" is inside the ball that reaches to the k-th nearest neighbour among the other set's own images.
+    "Near" is inside the ball that reaches to the k-th nearest neighbour among the other set's own images; k is 3 as
+    published. Features are (n, width) and (m, width); the device of the real ones computes.
 
-    Args:
-        generated: (n, width) float.
-        reference: (m, width) float, of the real images; the device that it lies on computes.
-        neighbours: k; 3 as published. Less than n and m.
-        num_resamples: random halves of the images behind the interval of recall, at least 2.
-        seed: of the halves.
+    Gives PRECISION_RECALL_COLUMNS: shares, and their 95 % intervals over the generated images for a fixed reference:
+    exact for precision, 1.96 standard errors either way for recall, which is nan where half of the images are no more
+    than `neighbours`. Recall moves with the number of images.
 
-    Returns:
-        COVERAGE_COLUMNS: shares, and their 95 % intervals over the generated images for a fixed reference: exact for
-            precision, plus and minus 1.96 standard errors for recall; that is nan where half of the images are no more
-            than `neighbours`. Recall moves with the number of images.
-
-    Raises:
-        ValueError: too few images, other widths, or a feature that is not finite.
-
-    Source:
-        Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
+    Source: Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
     """
     _check(generated, reference, neighbours)
     # float64: torch.cdist of wide float32 features loses the digits that decide about the nearest
@@ -48,19 +36,18 @@ def measure_coverage(
         generated, reference, prc_neighborhood=neighbours, prc_batch_size=BLOCK, save_cpu_ram=True, verbose=False
     )
     precision, recall = found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
-    halves = draw_halves(len(generated), num_resamples, seed)
-    error = _recall_error(generated, reference, halves, neighbours)
+    error = _recall_error(generated, reference, draw_parts(len(generated), num_resamples, seed), neighbours)
     of_precision = share_interval(round(precision * len(generated)), len(generated))
-    values = (precision, *of_precision, recall, *normal_interval(recall, error, is_share=True))
-    return {name: float(value) for name, value in zip(COVERAGE_COLUMNS, values, strict=True)}
+    values = (precision, *of_precision, recall, *normal_interval(recall, error, SHARE))
+    return {name: float(value) for name, value in zip(PRECISION_RECALL_COLUMNS, values, strict=True)}
 
 
-def _recall_error(generated: Tensor, reference: Tensor, halves: Tensor, neighbours: int) -> float:
-    if halves.shape[1] <= neighbours:
+def _recall_error(generated: Tensor, reference: Tensor, parts: Tensor, neighbours: int) -> float:
+    if parts.shape[1] <= neighbours:
         return math.nan
     among, across = (_distances(generated, others) for others in (generated, reference))
-    recalls = [_recall(among, across, rows, neighbours) for rows in halves]
-    return halves_error(torch.tensor(recalls, dtype=torch.float64), len(generated))
+    recalls = [_recall(among, across, rows, neighbours) for rows in parts]
+    return jackknife_error(torch.tensor(recalls, dtype=torch.float64), len(generated))
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Prompt accuracy: are the attributes and relations that the prompt names found in the image by the attribute classifier?"""
+"""Prompt accuracy: does the attribute classifier find in an image what the prompt names?"""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from lantern.prompts import Prompt
+from lantern_pipeline.metrics.feature_extractors import describe_weights
 from lantern_pipeline.world.attribute_classifier import HEADS, AttributeClassifier, attribute_matches, attribute_targets
+from lantern_pipeline.world.scenes import scene_of
 
 
 @dataclass(frozen=True)
@@ -18,28 +22,37 @@ class PromptAccuracy:
         per_prompt: (images,) float32 in [0, 1], share of the prompt's attributes that were read correctly; nan without
             a scene.
         is_all_correct: (images,) float32, 1 where every attribute is right, 0 otherwise; nan without a scene.
-        per_head: share right per attribute classifier head, over the images to which the head applies; nan where it applies to
-            none.
+        per_head: share right per head of the classifier, over the images to which it applies; nan where to none.
     """
 
-    per_prompt: torch.Tensor
-    is_all_correct: torch.Tensor
+    per_prompt: Tensor
+    is_all_correct: Tensor
     per_head: dict[str, float]
 
 
-def score_attributes(logits: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> PromptAccuracy:
-    """Scores attribute classifier logits against the attributes that the prompts ask for.
+class AccuracyScore:
+    """The columns prompt_accuracy and is_all_correct, by the attribute classifier; `sha256` is of its weights."""
+
+    def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
+        self.classifier, self.sha256 = classifier, sha256
+
+    def describe(self) -> dict[str, str | None]:
+        """Says in columns of a row what measures."""
+        return describe_weights("accuracy", "attribute_classifier", self.sha256)
+
+    def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """Scores images (n, 3, S, S) in [-1, 1] of their prompts: column -> (n,) float32, on the CPU."""
+        found = score_prompts(self.classifier, images, [scene_of(prompt.text) for prompt in prompts])
+        return {"prompt_accuracy": found.per_prompt, "is_all_correct": found.is_all_correct}
+
+
+def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> PromptAccuracy:
+    """Scores logits (head -> (images, classes)) against the classes that the prompts ask for (head -> (images,) int64,
+    -1 where the head does not apply).
 
     Every attribute of a prompt (background, layout, each object's size, colour and shape in canonical order, left or
     top object first) weighs the same within the prompt, and every prompt the same in a mean over `per_prompt`. Two
     objects drawn the wrong way round are wrong in every attribute in which they differ.
-
-    Args:
-        logits: per attribute classifier head (images, classes) float.
-        targets: per head (images,) int64, the class asked for; -1 where the head does not apply to the prompt.
-
-    Returns:
-        A `PromptAccuracy`.
     """
     is_right, is_asked = attribute_matches(logits, targets)  # (images, heads)
     num_asked = is_asked.sum(dim=1)
@@ -49,25 +62,15 @@ def score_attributes(logits: Mapping[str, torch.Tensor], targets: Mapping[str, t
     return PromptAccuracy(share, all_right, dict(zip(HEADS, per_head, strict=True)))
 
 
-def score_prompts(
-    attribute_classifier: AttributeClassifier, images: torch.Tensor, scenes: Sequence[dict | None]
-) -> PromptAccuracy:
-    """Reads images back and scores them against their prompts' scenes.
-
-    Args:
-        attribute classifier: in evaluation mode.
-        images: (images, 3, size, size) float32 in [-1, 1].
-        scenes: `Scene.to_dict()` of each image's prompt; None for a prompt of free text, which names no attribute that
-            the attribute classifier knows: its values are nan.
-
-    Returns:
-        A `PromptAccuracy`.
+def score_prompts(classifier: AttributeClassifier, images: Tensor, scenes: Sequence[dict | None]) -> PromptAccuracy:
+    """Reads images (images, 3, S, S) in [-1, 1] back and scores them against their prompts' scenes (`Scene.to_dict()`);
+    None, a prompt of free text, names no attribute that the classifier knows: its values are nan.
     """
     known = [row for row, scene in enumerate(scenes) if scene is not None]
     per_prompt, is_all_correct = torch.full((2, len(scenes)), torch.nan)
     if not known:
         return PromptAccuracy(per_prompt, is_all_correct, {})
-    logits = attribute_classifier.read_features(attribute_classifier.features(images[known]))
+    logits = classifier.read_features(classifier.features(images[known]))
     scored = score_attributes(
         {head: values.cpu() for head, values in logits.items()}, attribute_targets([scenes[row] for row in known])
     )

@@ -22,7 +22,7 @@ from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.data.image_files import NONE, Preprocessing, read_images
 from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
 from lantern_pipeline.metrics.feature_extractors import Extractor
-from lantern_pipeline.metrics.set_distance import Gaussian
+from lantern_pipeline.metrics.fid import Gaussian
 
 KIND = "reference_set"
 INCEPTION, VGG16 = "inception", "vgg16"
@@ -35,11 +35,11 @@ class ReferenceSet:
     Attributes:
         name: of the set, for tables.
         gaussian: of the Inception features.
-        features: extractor ("inception", "vgg16") -> (images, width) float32; lacks what is not known.
+        features: INCEPTION or VGG16 -> (images, width) float32; lacks what is not known.
         num_images: in the set; None where a file of statistics does not say.
         preprocessing: name of a `Preprocessing`; None where a file of statistics does not say.
         sha256: of the file that the set was read from; of the images where it was just measured.
-        extractors: extractor -> (name, sha256 of its weights).
+        extractors: INCEPTION or VGG16 -> (name, sha256 of its weights).
     """
 
     name: str
@@ -59,17 +59,8 @@ class ReferenceSet:
 def measure_reference(
     place: Path | str, name: str, extractors: Mapping[str, Extractor], preprocessing: str, batch_size: int = 64
 ) -> ReferenceSet:
-    """Measures real images.
-
-    Args:
-        place: folder of .png, .jpg and .jpeg files, sub-folders included, or a zip archive of them.
-        name: of the set, for tables.
-        extractors: "inception" and "vgg16".
-        preprocessing: name of a `Preprocessing`.
-        batch_size: images per forward.
-
-    Raises:
-        ValueError: no such place, fewer than two images, an unreadable one, or sizes that differ without preprocessing.
+    """Measures the .png, .jpg and .jpeg files below a folder or in a zip archive; `preprocessing` names a
+    `Preprocessing`.
     """
     prepare, digest, num_images, shape = Preprocessing(preprocessing), hashlib.sha256(), 0, None
     parts: dict[str, list[Tensor]] = {key: [] for key in extractors}
@@ -77,12 +68,12 @@ def measure_reference(
     while batch := list(itertools.islice(files, batch_size)):
         for file, content in batch:
             digest.update(f"{file} {hashlib.sha256(content).hexdigest()}\n".encode())
-        pictures = [prepare.read(file, content) for file, content in batch]
-        shape = shape or pictures[0].shape
-        _check_shapes(pictures, shape, place)
-        num_images += len(pictures)
+        images = [prepare.read(file, content) for file, content in batch]
+        shape = shape or images[0].shape
+        _check_shapes(images, shape, place)
+        num_images += len(images)
         for key, extractor in extractors.items():
-            parts[key].append(extractor.extract(torch.stack(pictures)))
+            parts[key].append(extractor.extract(torch.stack(images)))
     features = {key: torch.cat(rows) for key, rows in parts.items()}
     described = {key: (extractor.name, extractor.sha256) for key, extractor in extractors.items()}
     gaussian = Gaussian.of(features[INCEPTION])
@@ -90,23 +81,14 @@ def measure_reference(
 
 
 def check_images(place: Path | str, preprocessing: str, num: int = 8) -> None:
-    """Opens the first real images as `measure_reference` will.
-
-    Args:
-        place: folder or zip archive.
-        preprocessing: name of a `Preprocessing`.
-        num: how many images.
-
-    Raises:
-        ValueError: no such place, fewer than two images, an unreadable one, or sizes that differ without preprocessing.
-    """
+    """Opens the first `num` real images of a folder or zip archive as `measure_reference` will."""
     prepare, files = Preprocessing(preprocessing), itertools.islice(read_images(place), num)
-    pictures = [prepare.read(file, content) for file, content in files]
-    _check_shapes(pictures, pictures[0].shape, place)
+    images = [prepare.read(file, content) for file, content in files]
+    _check_shapes(images, images[0].shape, place)
 
 
-def _check_shapes(pictures: Sequence[Tensor], shape: torch.Size, place: Path | str) -> None:
-    if any(picture.shape != shape for picture in pictures):
+def _check_shapes(images: Sequence[Tensor], shape: torch.Size, place: Path | str) -> None:
+    if any(image.shape != shape for image in images):
         raise ValueError(
             f"the images of {place} are of different sizes; set metrics.published.preprocessing to something else than "
             f'"{NONE}", for example centre_lanczos_256'
@@ -131,17 +113,9 @@ def load_reference(
 ) -> ReferenceSet:
     """Reads a stored set, after comparing how it was made with how the generated images will be measured.
 
-    Args:
-        given: what `save_reference` wrote, or an .npz file with mu (width,) and sigma (width, width) of the Inception
-            features, which tells nothing of extractor and preprocessing: those are taken on trust. Or the manifest of a
-            resource that is one of these.
-        extractors: "inception" and "vgg16", of the generated images.
-        preprocessing: of the generated images.
-        name: of the set; None takes the stored one, or the file's.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is truncated or foreign, or was made with another extractor or preprocessing.
+    `given` is what `save_reference` wrote, or an .npz file with mu (width,) and sigma (width, width) of the Inception
+    features, which tells nothing of extractor and preprocessing: those are taken on trust; or the manifest of a
+    resource that is one of these. Without a name the stored one, or the file's, is taken.
     """
     path, sha256 = resource_path(given), resource_sha256(given)
     if path.suffix == ".npz":

@@ -4,31 +4,25 @@ A new metric is a module that measures it and a row of METRICS (and of CHOICES, 
 
 - quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
   the rows alone; both with `_low` and `_high` in the summary. What is switched off is an absent column.
-- summary: the columns follow the order of METRICS. A `is_yes_no` column has an exact interval, a `is_share` interval is
-  cut to [0, 1].
+- summary: the columns follow the order of METRICS. An `is_yes_no` column has an exact interval; others are cut off at
+  `limits`.
 - comparisons: every metric over images but the yes-or-no ones is paired with autoregressive decoding; `better` says
   which sign is an improvement, and the values of an `is_distance` metric are differences already.
-- tables and figures: `title` with `digits` after the point, in percent where it is a share.
+- tables and figures: `title` with `digits` after the point, in percent where the title says so.
 
 Read while Snakemake reads the workflow: no torch and no pandas here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from lantern_pipeline.downloads.entries import Resource, check_reference, resource_of
 
-if TYPE_CHECKING:
-    import torch
-
-    from lantern_pipeline.metrics.fidelity import SetRuler
-    from lantern_pipeline.metrics.image_rulers import ImageRuler
-
-TRAINED = ("attribute_classifier", "clip")
+TRAINED = ("attribute_classifier", "clip")  # models that a run trains to measure with
 IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
 HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which is better
 REAL, RECONSTRUCTION = "real", "reconstruction"
@@ -45,10 +39,11 @@ class Metric:
         title: in tables and on axes, with the unit that a reader sees.
         over: IMAGES (a mean over them), SETS of images, or DECODING (how the images were drawn).
         better: HIGHER, LOWER or NEITHER.
-        digits: after the point, in tables; of a share, those of the percentage.
+        digits: after the point, in tables; where `title` says per cent, those of the percentage.
         key: of config section `metrics`, which switches it on; None where it is always measured.
         values: those of the key that give it; empty for all.
         is_share: lies in [0, 1].
+        is_non_negative: cannot be below 0, although its interval might.
         is_yes_no: of an image it is 0 or 1.
         is_distance: from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows.
         image_column: in the table of images; empty where it is `column`.
@@ -63,6 +58,7 @@ class Metric:
     key: str | None = None
     values: tuple[str | bool, ...] = ()
     is_share: bool = False
+    is_non_negative: bool = False
     is_yes_no: bool = False
     is_distance: bool = False
     image_column: str = ""
@@ -71,6 +67,16 @@ class Metric:
     def per_image(self) -> str:
         """Column of the table of images."""
         return self.image_column or self.column
+
+    @property
+    def factor(self) -> float:
+        """From the column's values to those that tables and figures show: 100 where `title` says per cent."""
+        return 100.0 if "%" in self.title else 1.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Range of the quantity, at whose ends an interval is cut off."""
+        return 0.0 if self.is_share or self.is_non_negative else -math.inf, 1.0 if self.is_share else math.inf
 
     def is_measured(self, metrics: Mapping[str, Any]) -> bool:
         """Tells whether config section `metrics` switches it on."""
@@ -86,7 +92,7 @@ METRICS = (
     Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
     # likelier tokens are not better ones: greedy images are the likeliest
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
-    Metric("fid", "", "FID", SETS, LOWER, 1, "fidelity"),
+    Metric("fid", "", "FID", SETS, LOWER, 1, "fidelity", is_non_negative=True),
     Metric("kid", "", "KID", SETS, LOWER, 3, "fidelity"),
     Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, "fidelity", is_share=True),
     Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, "fidelity", is_share=True),
@@ -149,158 +155,63 @@ def metrics_over(what: str, metrics: Mapping[str, Any] | None = None) -> tuple[M
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to measure something.
-
-    Attributes:
-        build: puts the ruler together.
-        is_of_sets: it measures whole sets of images, not single ones.
-        trained: models that the run trains for it, of TRAINED.
-        weights: keys of config section metrics.published that name files of published weights.
-        has_reference: it compares with metrics.published.reference.
+    """What one value of a config key measures with: models that the run trains (of TRAINED), published weights (keys of
+    config section metrics.published), and whether it compares with the real images of metrics.published.reference.
     """
 
-    build: Callable[[Workbench], Any]
-    is_of_sets: bool = False
     trained: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     has_reference: bool = False
 
 
-@dataclass(frozen=True)
-class Workbench:
-    """What rulers are put together from.
-
-    Attributes:
-        files: paths as attributes: those of `metric_files`.
-        metrics: config section `metrics`.
-        device: where to measure.
-    """
-
-    files: Any
-    metrics: Mapping[str, Any]
-    device: torch.device
-
-    @property
-    def published(self) -> Mapping[str, Any]:
-        """Config section metrics.published."""
-        return self.metrics["published"]
-
-    @cached_property
-    def attribute_classifier(self) -> Any:
-        """The attribute classifier, read once for all that use it."""
-        from lantern.checkpoints.native import load_model
-        from lantern_pipeline.world.attribute_classifier import AttributeClassifier
-
-        return load_model(self.files.attribute_classifier, AttributeClassifier).to(self.device)
-
-    @cached_property
-    def scorer(self) -> Any:
-        """The run's own CLIP model."""
-        from lantern_pipeline.world.clip import ClipScorer
-
-        return ClipScorer.from_checkpoint(self.files.clip, device=self.device)
-
-    def sha256(self, name: str) -> str:
-        """Hash of one of the files, by which results name it."""
-        from lantern_pipeline.downloads.manifest import resource_sha256
-
-        return resource_sha256(getattr(self.files, name))
-
-
-def _attribute_classifier_sets(bench: Workbench) -> SetRuler:
-    from lantern_pipeline.metrics.fidelity import AttributeClassifierRuler
-
-    return AttributeClassifierRuler(bench.attribute_classifier, bench.sha256("attribute_classifier"))
-
-
-def _published_sets(bench: Workbench) -> SetRuler:
-    from lantern_pipeline.metrics.fidelity import PublishedRuler
-    from lantern_pipeline.metrics.reference_statistics import load_reference
-
-    published = bench.published
-    extractors = load_extractors(bench.files, published, bench.device)
-    reference = load_reference(
-        bench.files.reference, extractors, published["preprocessing"], published["reference"]["name"]
-    )
-    return PublishedRuler(extractors, published["preprocessing"], reference.to(bench.device))
-
-
-def _own_clip(bench: Workbench) -> ImageRuler:
-    from lantern_pipeline.metrics.image_rulers import ClipRuler
-
-    return ClipRuler(bench.scorer, bench.sha256("clip"))
-
-
-def _openai_clip(bench: Workbench) -> ImageRuler:
-    from lantern_pipeline.metrics.clip_score import load_open_clip
-    from lantern_pipeline.metrics.image_rulers import ClipRuler
-
-    published = bench.published
-    scorer = load_open_clip(
-        published["clip_architecture"],
-        bench.files.clip_weights,
-        prompt_prefix=published["clip_prefix"],
-        preprocessing=published["preprocessing"],
-        device=bench.device,
-    )
-    return ClipRuler(scorer, bench.sha256("clip_weights"))
-
-
-def _prompt_accuracy(bench: Workbench) -> ImageRuler:
-    from lantern_pipeline.metrics.image_rulers import AccuracyRuler
-
-    return AccuracyRuler(bench.attribute_classifier, bench.sha256("attribute_classifier"))
-
-
-def _hps(bench: Workbench) -> ImageRuler:
-    from lantern_pipeline.metrics.hps import load_hps
-    from lantern_pipeline.metrics.image_rulers import ClipRuler
-
-    scorer = load_hps(bench.files.hps_weights, bench.published["hps_architecture"], bench.device)
-    return ClipRuler(scorer, bench.sha256("hps_weights"), metric="hps", column="hps")
-
-
-# metric -> what the config may say -> how it is measured; null and false switch a metric off
-CHOICES: dict[str, dict[Any, Choice]] = {
+# config key of section metrics -> its values; null and false switch a metric off
+CHOICES: dict[str, dict[str | bool, Choice]] = {
     "fidelity": {
-        "attribute_classifier": Choice(_attribute_classifier_sets, is_of_sets=True, trained=("attribute_classifier",)),
-        "inception": Choice(_published_sets, is_of_sets=True, weights=("inception", "vgg16"), has_reference=True),
+        "attribute_classifier": Choice(trained=("attribute_classifier",)),
+        "inception": Choice(weights=("inception", "vgg16"), has_reference=True),
     },
-    "clip": {
-        "own": Choice(_own_clip, trained=("clip",)),
-        "openai": Choice(_openai_clip, weights=("clip",)),
-    },
-    "prompt_accuracy": {True: Choice(_prompt_accuracy, trained=("attribute_classifier",))},
-    "hps": {True: Choice(_hps, weights=("hps",))},
+    "clip": {"own": Choice(trained=("clip",)), "openai": Choice(weights=("clip",))},
+    "prompt_accuracy": {True: Choice(trained=("attribute_classifier",))},
+    "hps": {True: Choice(weights=("hps",))},
 }
 
 
+@dataclass(frozen=True)
+class MetricFiles:
+    """What images are measured with: paths, or manifests of resources; None what a config does not need."""
+
+    attribute_classifier: str | None = None
+    clip: str | None = None
+    inception_weights: str | None = None
+    vgg16_weights: str | None = None
+    clip_weights: str | None = None
+    hps_weights: str | None = None
+    reference: str | None = None
+    reference_images: str | None = None
+    reference_statistics: str | None = None
+
+    @classmethod
+    def among(cls, inputs: Mapping[str, Any]) -> MetricFiles:
+        """Takes its files from the named inputs of a rule."""
+        return cls(**{field.name: inputs[field.name] for field in fields(cls) if field.name in inputs})
+
+
 def chosen(metrics: Mapping[str, Any]) -> dict[str, Choice]:
-    """Finds what a config measures.
-
-    Args:
-        metrics: config section `metrics`.
-
-    Returns:
-        Metric -> choice; without those that are off.
-
-    Raises:
-        ValueError: a metric cannot be measured in the way that the config names.
-    """
+    """Looks up what config section `metrics` measures with: key -> choice, without those that are off."""
     found = {}
-    for metric, ways in CHOICES.items():
-        value = metrics[metric]
+    for key, choices in CHOICES.items():
+        value = metrics[key]
         if value is None or value is False:
             continue
-        if value not in ways:
-            known = ", ".join(str(way).lower() for way in (*ways, "null"))
-            raise ValueError(f"config key metrics.{metric} must be one of {known}, got {value!r}")
-        found[metric] = ways[value]
+        if value not in choices:
+            known = ", ".join(str(way).lower() for way in (*choices, "null"))
+            raise ValueError(f"config key metrics.{key} must be one of {known}, got {value!r}")
+        found[key] = choices[value]
     return found
 
 
 def trained_models(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names the measuring models that the run has to train, of TRAINED."""
+    """Names the models that the run has to train to measure with, of TRAINED."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
@@ -312,16 +223,13 @@ def published_weights(metrics: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def needs_reference(metrics: Mapping[str, Any]) -> bool:
-    """Tells whether a metric compares with real images."""
+    """Tells whether a metric compares with real images from elsewhere."""
     return any(choice.has_reference for choice in chosen(metrics).values())
 
 
 def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> dict[str, str]:
-    """Names the files from elsewhere that measuring needs: what can be looked at before anything is generated.
-
-    Returns:
-        Input's name -> path or manifest: of "inception_weights", "vgg16_weights", "clip_weights", "hps_weights" and
-            "reference_images" or "reference_statistics" what is needed; empty where the run trains its own rulers.
+    """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: field
+    of `MetricFiles` -> path or manifest, the reference as reference_images or reference_statistics.
     """
     files = {f"{key}_weights": resource_of(value, resources) for key, value in published_weights(metrics).items()}
     if needs_reference(metrics):
@@ -337,17 +245,8 @@ def metric_files(
     resources: Mapping[str, Resource],
     measured_reference: str,
 ) -> dict[str, str]:
-    """Names the files that measuring reads: the inputs of a rule.
-
-    Args:
-        metrics: config section `metrics`.
-        trained: of TRAINED -> its file, as the run writes it.
-        resources: entries of config section `resources`, parsed.
-        measured_reference: where rule measure_reference writes the features of a folder of real images.
-
-    Returns:
-        Input's name -> path or manifest: of "attribute_classifier", "clip", "inception_weights", "vgg16_weights",
-            "clip_weights", "hps_weights" and "reference" what is needed.
+    """Names the files that measuring reads, the inputs of a rule: field of `MetricFiles` -> path or manifest. `trained`
+    are the files of TRAINED; `measured_reference` is where the features of a folder of real images are written.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
     if needs_reference(metrics):
@@ -357,15 +256,7 @@ def metric_files(
 
 
 def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
-    """Checks that every metric of a config has what it needs, before anything runs.
-
-    Args:
-        metrics: config section `metrics`.
-        resources: entries of config section `resources`, parsed.
-
-    Raises:
-        ValueError: an unknown way to measure, weights or a reference that are not named, not known or not there.
-    """
+    """Checks, before anything runs, that every metric has the weights and the reference that it needs."""
     for key, value in published_weights(metrics).items():
         _check_source(f"metrics.published.{key}", value, resources)
     if needs_reference(metrics):
@@ -384,42 +275,15 @@ def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource])
 
 
 def _check_source(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    users = ", ".join(metric for metric, ways in CHOICES.items() for choice in ways.values() if _uses(choice, key))
+    part = key.split(".")[2]
+    users = ", ".join(
+        metric for metric, choices in CHOICES.items() for choice in choices.values() if _uses(choice, part)
+    )
     remedy = f"give the name of an entry of resources or a path, or switch off metrics.{users}"
     if value is None:
         raise ValueError(f"config key {key} names no file, which metrics.{users} needs; {remedy}")
     check_reference(key, value, resources)
 
 
-def _uses(choice: Choice, key: str) -> bool:
-    part = key.split(".")[2]
+def _uses(choice: Choice, part: str) -> bool:
     return part in choice.weights or (part == "reference" and choice.has_reference)
-
-
-def load_extractors(files: Any, published: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Loads Inception and VGG16 from the files inception_weights and vgg16_weights: key -> `Extractor`."""
-    from lantern_pipeline.metrics.feature_extractors import load_inception, load_vgg16
-
-    return {
-        "inception": load_inception(files.inception_weights, device),
-        "vgg16": load_vgg16(files.vgg16_weights, device, published["vgg16_layer"]),
-    }
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The rulers that a config chooses."""
-
-    of_images: tuple[ImageRuler, ...]
-    of_sets: SetRuler
-
-
-def build_rulers(bench: Workbench) -> Chosen:
-    """Puts together the rulers that a config chooses; sets are measured by one at most."""
-    from lantern_pipeline.metrics.fidelity import NoSetRuler
-
-    built = [(choice, choice.build(bench)) for choice in chosen(bench.metrics).values()]
-    of_sets = [ruler for choice, ruler in built if choice.is_of_sets]
-    return Chosen(
-        tuple(ruler for choice, ruler in built if not choice.is_of_sets), of_sets[0] if of_sets else NoSetRuler()
-    )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.metrics.intervals import NORMAL_QUANTILE, normal_interval
+from lantern_pipeline.metrics.intervals import ANY, NORMAL_QUANTILE, normal_interval
 
 PLACE = ("method_id", "prompt_set", "temperature")
 KEYS = (*PLACE, "repeat")
@@ -16,11 +16,7 @@ POOLED = "pooled"
 
 
 def training_seed(repeat: str) -> int:
-    """Reads the training seed off a repeat's name: 3 of "s3n0".
-
-    Raises:
-        ValueError: the name is of another form.
-    """
+    """Reads the training seed off a repeat's name: 3 of "s3n0"."""
     found = re.fullmatch(r"s(\d+)n(\d+)", repeat)
     if found is None:
         raise ValueError(f'a repeat must be named "s<training seed>n<noise seed>", for example s0n0, got {repeat!r}')
@@ -28,14 +24,8 @@ def training_seed(repeat: str) -> int:
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Splits a table into the groups that get a row each.
-
-    Args:
-        table: columns KEYS and others.
-
-    Yields:
-        (key, rows), key as in KEYS: first all repeats together, named POOLED, of each method, prompt set and
-            temperature that has several; then every repeat alone.
+    """Splits a table with the columns KEYS into the groups that get a row each, as (key, rows): first all repeats
+    together, named POOLED, of each method, prompt set and temperature that has several; then every repeat alone.
     """
     for place, rows in table.groupby(list(PLACE), sort=False):
         if rows["repeat"].nunique() > 1:
@@ -44,18 +34,7 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
 
 
 def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Arranges a column of one group as (repeats, prompts), both sorted by name.
-
-    Args:
-        rows: columns method_id, repeat, prompt_id and `name`, each prompt once per repeat.
-        name: the column.
-
-    Returns:
-        (repeats, prompts) float64.
-
-    Raises:
-        ValueError: a repeat lacks a prompt that another one has.
-    """
+    """Arranges a column of one group, each prompt once a repeat, as (repeats, prompts) float64, both sorted by name."""
     wide = rows.pivot(index="repeat", columns="prompt_id", values=name)
     if wide.size != len(rows):
         raise ValueError(
@@ -66,22 +45,15 @@ def stack_prompts(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def combine_repeats(
-    values: np.ndarray, lows: np.ndarray, highs: np.ndarray, *, is_share: bool = False
+    values: np.ndarray, lows: np.ndarray, highs: np.ndarray, limits: tuple[float, float] = ANY
 ) -> tuple[float, float, float]:
-    """Combines the estimates of several repeats where no per-prompt values are at hand.
+    """Combines estimates and their 95 % intervals, each (repeats,), where no per-prompt values are at hand: the mean
+    over the repeats that have a value with its interval within the quantity's limits; that of the only one, unchanged;
+    nan for none.
 
     The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R. The spread between repeats
     contains that within them, so that the interval is conservative, except that two or three repeats tell little of
     their spread.
-
-    Args:
-        values: (repeats,) estimates; nan where a repeat has none.
-        lows: (repeats,) lower ends of their 95 % intervals.
-        highs: (repeats,) upper ends.
-        is_share: cut the interval to [0, 1].
-
-    Returns:
-        (value, low, high): the mean over the repeats that have a value; that of the only one, unchanged; nan for none.
     """
     values, lows, highs = (np.asarray(column, dtype=np.float64) for column in (values, lows, highs))
     known = np.isfinite(values)
@@ -92,4 +64,4 @@ def combine_repeats(
     errors = np.maximum(values - lows, highs - values) / NORMAL_QUANTILE
     variance = (np.mean(errors**2) + np.var(values, ddof=1)) / len(values)
     mean = float(values.mean())
-    return (mean, *normal_interval(mean, float(np.sqrt(variance)), is_share=is_share))
+    return (mean, *normal_interval(mean, float(np.sqrt(variance)), limits))

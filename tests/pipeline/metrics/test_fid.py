@@ -7,9 +7,10 @@ import scipy.linalg
 import torch
 from feature_sets import gaussian
 
-from lantern_pipeline.metrics import set_distance
-from lantern_pipeline.metrics.halves import draw_halves, halves_error
-from lantern_pipeline.metrics.set_distance import Gaussian, measure_fid, measure_kid
+from lantern_pipeline.metrics import kid
+from lantern_pipeline.metrics.fid import Gaussian, measure_fid
+from lantern_pipeline.metrics.intervals import draw_parts, jackknife_error
+from lantern_pipeline.metrics.kid import measure_kid
 
 COMMON = {"num_resamples": 6, "seed": 5}
 KID = {"subset_size": 20, "num_subsets": 4, **COMMON}
@@ -67,14 +68,14 @@ def test_fewer_images_than_features_do_not_blow_up_the_error_of_fid():
     assert 0.7 * spread < (found["fid_high"] - found["fid"]).mean() / 1.96 < 1.6 * spread
 
 
-def test_intervals_are_made_of_the_metrics_of_halves(sets):
-    # the metric itself on every half of the images, by torch-fidelity or from all pairs: its spread is the error
+def test_intervals_are_made_of_the_metrics_of_parts(sets):
+    # the metric itself on every random half of the images, by torch-fidelity or from all pairs: its spread is the error
     a, b = (features.double() for features in sets)
-    halves = draw_halves(len(a), **COMMON)
-    error = halves_error(torch.tensor([fid(a[half], b)["fid"] for half in halves]).double(), len(a))
+    parts = draw_parts(len(a), **COMMON)
+    error = jackknife_error(torch.tensor([fid(a[part], b)["fid"] for part in parts]).double(), len(a))
     found = fid(a, b)
     assert found["fid_high"] - found["fid"] == pytest.approx(1.959964 * error, rel=1e-5)
-    error = halves_error(torch.tensor([unbiased_kid(a[half], b) for half in halves]).double(), len(a))
+    error = jackknife_error(torch.tensor([unbiased_kid(a[part], b) for part in parts]).double(), len(a))
     found = measure_kid(a, b, **KID)
     error = math.hypot(error, found["kid_std"] / 2)  # 4 subsets
     assert found["kid"] - found["kid_low"] == pytest.approx(1.959964 * error, rel=1e-5)
@@ -82,7 +83,7 @@ def test_intervals_are_made_of_the_metrics_of_halves(sets):
 
 def test_the_size_of_blocks_does_not_matter(sets, monkeypatch):
     expected = measure_kid(*sets, **KID)
-    monkeypatch.setattr(set_distance, "BLOCK", 7)
+    monkeypatch.setattr(kid, "BLOCK", 7)
     assert measure_kid(*sets, **KID) == pytest.approx(expected, rel=1e-9)
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lantern_pipeline.metrics import ruler_check
+from lantern_pipeline.metrics import measuring_models
 from lantern_pipeline.metrics.feature_extractors import Extractor
-from lantern_pipeline.metrics.registry import Workbench
-from lantern_pipeline.metrics.ruler_check import check_metric_weights
+from lantern_pipeline.metrics.measuring_models import check_metric_weights
+from lantern_pipeline.metrics.registry import MetricFiles
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
 ALL = {"fidelity": "inception", "clip": "openai", "prompt_accuracy": False, "hps": True}
@@ -39,11 +37,11 @@ def loaded(monkeypatch):
     calls = []
     extractor = Extractor("nothing/1", "a" * 64, nn.Identity())
 
-    def load(found, published, device):
-        calls.append((found.inception_weights.name, found.vgg16_weights.name, published["vgg16_layer"], str(device)))
+    def load(found, vgg16_layer, device):
+        calls.append((found.inception_weights.name, found.vgg16_weights.name, vgg16_layer, str(device)))
         return {"inception": extractor, "vgg16": extractor}
 
-    monkeypatch.setattr(ruler_check, "load_extractors", load)
+    monkeypatch.setattr(measuring_models, "load_extractors", load)
     return calls
 
 
@@ -58,9 +56,9 @@ def check(files, reference=IMAGES, **metrics):
     }
     names = ("clip", "hps", "inception", "vgg16")
     paths = {f"{name}_weights": files / f"{name}.safetensors" for name in names}
-    paths |= {"reference_images": files / "images", "reference_statistics": files / "statistics.npz"}
-    metrics = {**ALL, "published": published, **metrics}
-    return check_metric_weights(Workbench(SimpleNamespace(**paths), metrics, torch.device("cpu")))
+    given = {"reference_images": "images"} if reference["images"] else {"reference_statistics": "statistics.npz"}
+    paths |= {name: files / path for name, path in given.items()}
+    return check_metric_weights({**ALL, "published": published, **metrics}, MetricFiles(**paths))
 
 
 def sha256(path):
@@ -68,7 +66,7 @@ def sha256(path):
 
 
 @pytest.mark.parametrize("reference", [IMAGES, STATISTICS])
-def test_every_chosen_ruler_is_loaded_and_its_weights_are_named(files, loaded, reference):
+def test_every_chosen_model_is_loaded_and_its_weights_are_named(files, loaded, reference):
     found = check(files, reference)
     assert found == {name: sha256(files / f"{name}.safetensors") for name in ("inception", "vgg16", "clip", "hps")}
     assert loaded == [("inception.safetensors", "vgg16.safetensors", "fc2_relu", "cpu")]
