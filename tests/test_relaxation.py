@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
+from lantern.methods import RELAXATIONS
 from lantern.relaxation import (
+    CLASSES,
     AdditiveBound,
     BudgetBound,
     JensenShannonBound,
@@ -182,3 +186,8 @@ def test_a_missing_sibling_takes_nothing():
 def test_bad_bounds_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_every_declared_relaxation_has_its_class_and_no_other():
+    parameters = {name: tuple(field.name for field in fields(cls)) for name, cls in CLASSES.items()}
+    assert parameters == {name: parts.parameters for name, parts in RELAXATIONS.items() if name != "none"}
