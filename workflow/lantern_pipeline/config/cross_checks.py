@@ -173,8 +173,8 @@ def _check_methods(config: dict[str, Any]) -> None:
             )
     if temperatures == [0]:
         raise ValueError(
-            "config key methods must hold a method at a temperature above 0: the law of the emitted token is measured "
-            "where tokens are sampled"
+            "config key methods must hold a method at a temperature above 0: the distribution of the emitted token is "
+            "measured where tokens are sampled"
         )
     headline = config["metrics"]["headline_temperature"]
     if headline not in temperatures:
