@@ -96,6 +96,11 @@ def test_co_varying_k_out_of_range(k):
         co_varying_codes([FOUR_CODES], k)
 
 
+def test_two_contexts_are_enough():
+    """Codes 0 and 1 rise from the first context to the second, code 2 falls, code 3 stays."""
+    assert co_varying_codes([FOUR_CODES[:2]], 3).tolist() == [[1, 3, 2], [0, 3, 2], [3, 0, 1], [0, 1, 2]]
+
+
 @pytest.mark.parametrize("num", [0, 1])
 def test_one_context_says_nothing_of_what_varies(num):
     with pytest.raises(ValueError, match=f"co-varying codes need at least 2 contexts, got {num}"):

@@ -121,6 +121,40 @@ def test_images_do_not_depend_on_the_batch(models, name, temperature):
     assert torch.equal(shuffled.codes, together.codes[[4, 2, 0, 1, 3]])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_decoder_can_hold_two_batches(models, name, temperature):
+    """Decoded in alternating steps, they give the images that each gives alone."""
+    spec, sampling = METHODS[name], SamplingConfig(temperature=temperature, cfg_scale=2.0)
+    decoder = Decoder(models, spec, sampling)
+    features, mask = make_prompts(models, 5)
+    ids = [f"prompt-{i}" for i in range(5)]
+    rows = [slice(0, 3), slice(3, 5)]
+    batches = [(features[part], mask[part], NoiseField(7, ids[part], 16, 12)) for part in rows]
+    alone = [decoder.generate(*batch).codes for batch in batches]
+    with torch.inference_mode():
+        states = [decoder.start(*batch) for batch in batches]
+        for _ in range(15):
+            for state in states:
+                decoder.step(state)
+    for state, codes in zip(states, alone, strict=True):
+        assert torch.equal(state.tokens[:, :16], codes)
+
+
+def test_images_do_not_depend_on_the_order_of_methods(models):
+    """Nor on noise that another method has read before."""
+    features, mask = make_prompts(models, 3)
+
+    def draw(names: list[str]) -> dict[str, torch.Tensor]:
+        noise, codes = NoiseField(7, ["a", "b", "c"], 16, 12), {}
+        for name in names:
+            codes[name] = Decoder(models, METHODS[name], SamplingConfig()).generate(features, mask, noise).codes
+        return codes
+
+    forth, back = draw(list(METHODS)), draw(list(METHODS)[::-1])
+    assert all(torch.equal(forth[name], back[name]) for name in METHODS)
+
+
 @pytest.mark.parametrize("name", ["additive", "multiplicative", "bounded", "proximity"])
 def test_relaxation_accepts_more_than_exact_decoding(models, name):
     """Over 40 images; the exact counterpart shares tree, drafts and noise."""
@@ -256,9 +290,11 @@ def test_missing_parts_are_named(models):
         Decoder(DecodingModels(models.target, models.draft), METHODS["proximity"], SamplingConfig())
 
 
-def test_every_preset_has_parts_that_go_together():
-    for name, parts in PRESETS.items():
-        wanted = RELAXATIONS[parts["relaxation"]].parameters
-        method = make_method(name, **{key: value for key, value in BOUNDS.items() if key in wanted})
-        assert (method.name, method.relaxation) == (name, parts["relaxation"])
-        assert (method.tree_shape is None) == (parts["tree"] is None)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_draws_whole_images(models, name):
+    wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
+    spec = make_method(name, **{key: value for key, value in BOUNDS.items() if key in wanted})
+    assert (spec.tree_shape is None) == (PRESETS[name]["tree"] is None)
+    generation = generate(models, spec, 2)
+    assert (generation.step_lengths.sum(1) == 16).all()
+    assert (generation.target_forwards == 16).all() == (spec.drafts is None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from lantern.noise import NoiseField, gumbel_field, uniform_field
+from lantern.noise import MAX_SIBLINGS, NoiseField, gumbel_field, uniform_field
 
 
 def test_noise_is_a_function_of_seed_id_stream_position_and_code():
@@ -24,10 +25,15 @@ def test_noise_of_a_batch_is_that_of_its_images():
     assert torch.equal(read[1, 0], read[1, 1])
 
 
-def test_uniform_noise_does_not_depend_on_the_number_of_slots_read():
-    noise = NoiseField(3, ["x"], 6, 5)
-    positions = torch.tensor([[1, 4]])
-    assert torch.equal(noise.uniform(positions, 2), noise.uniform(positions, 7)[..., :2])
+@pytest.mark.parametrize("num_slots", [1, 7, MAX_SIBLINGS])
+def test_uniform_noise_does_not_depend_on_the_number_of_slots_read(num_slots):
+    noise = NoiseField(3, ["x", "y"], 6, 5)
+    read = noise.uniform(torch.tensor([[1, 4], [0, 5]]), num_slots)
+    assert read.shape == (2, 2, num_slots)
+    for row, (prompt_id, positions) in enumerate({"x": [1, 4], "y": [0, 5]}.items()):
+        field = torch.from_numpy(uniform_field(3, prompt_id, "accept", 6, 64)).float()
+        for column, position in enumerate(positions):
+            assert read[row, column].tolist() == [field[position, slot] for slot in range(num_slots)]
 
 
 def test_noise_has_the_moments_of_its_law():

@@ -1,5 +1,6 @@
 """One run on a toy Slurm and one on this machine, shared by the tests of this folder."""
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,8 +15,11 @@ def slurm():
     reason = toy_slurm.why_not()
     if reason:
         pytest.skip(reason)
+    # A test run that is ended by SIGTERM ends like one that is interrupted: its fixtures are taken down.
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended by SIGTERM", returncode=143))
     with toy_slurm.ToySlurm() as running:
         yield running
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ MARK = "# Written by Lantern's tests/cluster/toy_slurm.py for "
 TOOLS = ["slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "munged"]
 PORTS = {"SlurmctldPort": 16817, "SlurmdPort": 16818}
 CPUS = 4
+STARTER = "starter.txt"  # who started a toy Slurm: when that process is gone, nobody wants it any more
 
 SLURM_CONF = """\
 {mark}{folder}
@@ -87,7 +88,9 @@ def why_not():
     if owner == "":
         return f"{CONF} belongs to a Slurm that is already here, which tests leave alone"
     if owner and _alive(Path(owner, "slurmctld.pid")):
-        return f"another toy Slurm is running: end the daemons whose pid files are in {owner}"
+        if _starter_lives(Path(owner)):
+            return f"another toy Slurm is running: end the daemons whose pid files are in {owner}"
+        ToySlurm(Path(owner)).stop()  # left behind by a test run that was killed
     for port in PORTS.values():
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -108,6 +111,20 @@ def _pid(file):
         return int(file.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _identity(pid):
+    """Number of a process and when it started, in ticks of the machine: no later process has both."""
+    try:
+        return f"{pid} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return None
+
+
+def _starter_lives(folder):
+    file = folder / STARTER
+    text = file.read_text() if file.exists() else ""
+    return bool(text) and _identity(text.split()[0]) == text
 
 
 def _alive(file):
@@ -142,8 +159,8 @@ class ToySlurm:
         folder: configuration, logs, pid files and state.
     """
 
-    def __init__(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="lantern-slurm-"))
+    def __init__(self, folder=None):
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="lantern-slurm-"))
         self.made_etc = not CONF.parent.exists()
 
     def __enter__(self):
@@ -175,6 +192,7 @@ class ToySlurm:
             "memory": memory,
         }
         values |= {"variable": VARIABLE, **PORTS}
+        (self.folder / STARTER).write_text(_identity(os.getpid()))
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
         CONF.parent.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_codes import CONFIG
 
-from lantern.attention_mask import prefix_mask
+from lantern.attention_mask import prefix_mask, slide_window, window_table
 from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, rotary_table
 
@@ -49,6 +49,25 @@ def test_cached_passes_equal_the_whole_pass(model, is_prepared):
     with torch.inference_mode():
         found = run_stepwise(other.prepare_for_decoding() if is_prepared else other, features, mask, codes)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model):
+    """All four codes behind the caption, each seeing those before it."""
+    features, codes = torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    with torch.inference_mode():
+        expected = torch.cat([model(part, mask, codes) for part in (features, model.null_features(2))])
+        assert torch.equal(model.forward_with_null(features, mask, codes), expected)
+        hidden, context = model.prefill(features, mask, 7, is_guided=True)
+        slots = torch.arange(3, 7).expand(2, 4)
+        table = window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), 7, torch.float32)
+        window = slide_window(table, torch.tensor([3, 3]), 7)
+        hidden = torch.cat([hidden, model.extend(context, codes, slots, slots, window)], dim=2)
+        logits = model.guided_logits(hidden, 3.0)
+        captioned, null = model.read_logits(hidden)
+    assert hidden.shape[:2] == (2, 2)
+    torch.testing.assert_close(hidden.flatten(0, 1), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(logits, null + 3 * (captioned - null), atol=1e-4, rtol=1e-5)
 
 
 def test_padded_caption_columns_have_no_say(model):

@@ -311,18 +311,23 @@ def test_a_key_given_twice_in_an_overlay_stops_at_once_with_one_sentence(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name, text, words",
+    "name, text, words, arguments",
     [
-        ("empty.txt", "", "empty.txt: the prompt file is empty"),
-        ("words.txt", "a red circle on grass\na purple hippopotamus on grass\n", "hippopotamus"),
-        ("few.txt", "a red circle on grass\n", "prompt set seen has 1 prompts but config key metrics.kid_subset_size"),
+        ("empty.txt", "", "empty.txt: the prompt file is empty", ["--dry-run"]),
+        ("words.txt", "a red circle on grass\na purple hippopotamus on grass\n", "hippopotamus", ["--dry-run"]),
+        (
+            "few.txt",
+            "a red circle on grass\n",
+            "prompt set seen has 1 prompts but config key metrics.kid_subset_size",
+            [],
+        ),
     ],
 )
-def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path, name, text, words):
+def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path, name, text, words, arguments):
     (tmp_path / name).write_text(text)
     prompts = {"seen": {"file": str(tmp_path / name), "num": None, "split": None}, "unseen": None}
     workflow = with_overlay(Workflow(tmp_path), tmp_path, prompts=prompts)
-    code, output = workflow.run("--until", "write_prompts")
+    code, output = workflow.run("--until", "write_prompts", *arguments)
     assert code != 0 and words in output and "Traceback" not in output, output
     assert not workflow.result("tokenizer").exists()
 

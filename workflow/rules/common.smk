@@ -15,6 +15,7 @@ from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
 from lantern_pipeline.runtime.machine import memory_bytes
 from lantern_pipeline.metrics.registry import check_choices, metric_files, published_files, trained_models
+from lantern_pipeline.data.user_files import check_user_files
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
 from lantern_pipeline.runtime.locks import RunLock
 
@@ -26,6 +27,8 @@ try:
     validate_config(config)
     RESOURCES = parse_entries(config["resources"])
     check_choices(config["metrics"], RESOURCES)
+    if workflow.is_main_process:
+        check_user_files(config, RESOURCES)
 except ValueError as error:
     sys.exit(str(error))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
+from lantern.methods import check_choices, tree_choices
 from lantern.models.config import resolve_size
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
@@ -22,6 +23,7 @@ def check_between_keys(config: dict[str, Any]) -> None:
     _check_resources(config)
     _check_prompts(config)
     _check_sizes(config)
+    _check_trees(config)
     _check_methods(config)
     _check_source(config)
 
@@ -156,6 +158,29 @@ def _get(config: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         config = config[part]
     return config
+
+
+def _check_trees(config: dict[str, Any]) -> None:
+    codebook_size = config["tokenizer"]["codebook_size"]
+    for name, choices in config["trees"].items():
+        key = f"config key trees.{name}"
+        if _is_known_tree(name):
+            raise ValueError(f"{key}: methods know another tree by that name; choose a new one")
+        highest = max(rank for path in choices for rank in path)
+        if highest >= codebook_size:
+            raise ValueError(f"{key}: ranks must be below tokenizer.codebook_size = {codebook_size}, got {highest}")
+        try:
+            check_choices(choices)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+
+
+def _is_known_tree(name: str) -> bool:
+    try:
+        tree_choices(name)
+    except ValueError:
+        return name in ("static", "dynamic")
+    return True
 
 
 def _check_methods(config: dict[str, Any]) -> None:

@@ -33,17 +33,18 @@ class WordEmbeddingEncoder:
         self._rows: dict[str, Tensor] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """See `TextEncoder.encode`; a text without words, with too many or with an unknown one is an error."""
+        """See `TextEncoder.encode` and `check`."""
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
-            words = self._check(text)
+            words = self.check(text)
             rows = torch.stack([self._row(word) for word in words]) * self._signs[: len(words)]
             features[row, -len(words) :] = rows
             mask[row, -len(words) :] = True
         return features, mask
 
-    def _check(self, text: str) -> list[str]:
+    def check(self, text: str) -> list[str]:
+        """The words of a text; one without words, with too many or with an unknown one is an error."""
         words = split_words(text)
         if not 1 <= len(words) <= self.max_tokens:
             raise ValueError(

@@ -1,7 +1,7 @@
 """The attribute classifier: a small convolutional net that reads the attributes of an image of the embedded world.
 
-It is the ruler of the embedded experiment (prompt accuracy, features of FID and KID) and serves the tokenizer's
-perceptual loss.
+It measures the embedded experiment (prompt accuracy, features of FID and KID) and serves the tokenizer's perceptual
+loss.
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ _BATCH = 256  # images; bounds the memory of whole-set calls
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier.
+    """Sizes of the attribute classifier."""
 
-    Attributes:
-        image_size: side in pixels.
-        width: channels of the first stage; later stages have twice and four times as many.
-        num_features: length of the feature vector.
-    """
-
-    image_size: int = 48
-    width: int = 32
-    num_features: int = 128
+    image_size: int = 48  # side in pixels
+    width: int = 32  # channels of the first stage; later stages have twice and four times as many
+    num_features: int = 128  # length of the feature vector
 
 
 class AttributeClassifier(nn.Module):
@@ -77,24 +71,15 @@ class AttributeClassifier(nn.Module):
 
     def activations(self, images: Tensor, num_stages: int) -> list[Tensor]:
         """Return the outputs of the first stages, for a perceptual loss; (images, channels, height, width) each."""
-        outputs = []
-        hidden = images
+        outputs = [images]
         for stage in self.stages[:num_stages]:
-            hidden = stage(hidden)
-            outputs.append(hidden)
-        return outputs
+            outputs.append(stage(outputs[-1]))
+        return outputs[1:]
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Return feature vectors (images, num_features) float32 for FID and KID, in eval mode."""
         return torch.cat([self._project(chunk) for chunk in images.split(_BATCH)])
-
-    @torch.no_grad()
-    def read(self, images: Tensor) -> list[dict]:
-        """Read each image as a canonical scene, as `Scene.to_dict()` (relation "left of" or "above", or None)."""
-        logits = self.read_features(self.features(images))
-        values = {name: [HEADS[name][i] for i in scores.argmax(-1).tolist()] for name, scores in logits.items()}
-        return [_to_scene({name: column[row] for name, column in values.items()}) for row in range(len(images))]
 
     def _project(self, images: Tensor) -> Tensor:
         hidden = images.contiguous(memory_format=torch.channels_last)
@@ -108,21 +93,10 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
     return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU())
 
 
-def _to_scene(values: Mapping[str, str]) -> dict:
-    relation = {"single": None, "horizontal": "left of", "vertical": "above"}[values["layout"]]
-    slots = (0,) if relation is None else (0, 1)
-    objects = tuple(tuple(values[f"{name}_{slot}"] for name in _OBJECT_HEADS) for slot in slots)
-    return Scene(values["background"], objects, relation).to_dict()
-
-
 def attribute_targets(scenes: Sequence[Scene | dict]) -> dict[str, Tensor]:
-    """Return the right answer of each head.
+    """The right answer of each head for scenes or their `to_dict()`, made canonical first.
 
-    Args:
-        scenes: scenes or their `to_dict()`, in any object order; they are made canonical first.
-
-    Returns:
-        head -> (scenes,) int64, index into HEADS[head]; -1 where the scene has no such object.
+    Head -> (scenes,) int64, index into HEADS[head]; -1 where the scene has no such object.
     """
     columns: dict[str, list[int]] = {name: [] for name in HEADS}
     for item in scenes:
@@ -137,15 +111,8 @@ def attribute_targets(scenes: Sequence[Scene | dict]) -> dict[str, Tensor]:
 
 
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compare what the attribute classifier reads with what the captions say.
-
-    Args:
-        logits: head -> (images, values), from `AttributeClassifier.forward`.
-        targets: head -> (images,), from `attribute_targets`.
-
-    Returns:
-        is_match and is_applicable, both (images, heads) bool, heads in the order of HEADS; a head that does not apply
-        never matches.
+    """Compare what is read, head -> (images, values), with what the captions say, head -> (images,): which heads match
+    and which apply, both (images, heads) bool in the order of HEADS; a head that does not apply never matches.
     """
     expected = torch.stack([targets[name] for name in HEADS], dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in HEADS], dim=1)
@@ -156,16 +123,10 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
 def evaluate_attribute_classifier(
     attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene | dict]
 ) -> dict[str, float]:
-    """Measure how often the attribute classifier reads an attribute as the scene has it.
+    """Shares in [0, 1] of what is read as the scenes of images (images, 3, size, size) in [-1, 1] have it.
 
-    Args:
-        attribute_classifier: in eval mode.
-        images: (images, 3, size, size) in [-1, 1].
-        scenes: of the same images.
-
-    Returns:
-        "accuracy_<head>" for each head, "accuracy" (mean over all attributes that apply), "accuracy_all" (share of
-        images with every attribute right). Dimensionless, in [0, 1].
+    "accuracy_<head>" for each head, "accuracy" (of all attributes that apply), "accuracy_all" (of images with every
+    attribute right).
     """
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
     is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))

@@ -19,28 +19,18 @@ PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 @dataclass(frozen=True)
 class ClipConfig:
-    """Sizes of the small CLIP model.
+    """Sizes of the small CLIP model."""
 
-    Attributes:
-        vocabulary: known words, in the order of their token ids.
-        is_open_vocabulary: other words share one token and long captions are cut, as a user's own captions need; False
-            makes both an error, as suits the embedded world's closed grammar.
-        context_length: tokens of a caption, start and end token included.
-        embed_dim: length of the common embedding.
-        width: channels after the stem of the residual image tower, even.
-        text_width: of the text transformer, a multiple of 32.
-        text_layers: of the text transformer.
-        input_size: pixels to which images are resized; a multiple of 32, as open_clip's ModifiedResNet divides by 32.
-    """
-
-    vocabulary: tuple[str, ...]
+    vocabulary: tuple[str, ...]  # known words, in the order of their token ids
+    # Other words share one token and long captions are cut, as a user's own captions need; False makes both an error,
+    # as suits the embedded world's closed grammar.
     is_open_vocabulary: bool = False
-    context_length: int = 18
-    embed_dim: int = 64
-    width: int = 16
-    text_width: int = 64
+    context_length: int = 18  # tokens of a caption, start and end token included
+    embed_dim: int = 64  # length of the common embedding
+    width: int = 16  # channels after the stem of the residual image tower, even
+    text_width: int = 64  # of the text transformer, a multiple of 32
     text_layers: int = 2
-    input_size: int = 64
+    input_size: int = 64  # pixels to which images are resized; open_clip's ModifiedResNet divides them by 32
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
@@ -67,11 +57,7 @@ class WordTokenizer:
         return self.end + 1
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """Turns texts into token ids, (texts, context_length) int64.
-
-        Raises:
-            ValueError: closed vocabulary, and a caption has an unknown word or is too long; names caption and word.
-        """
+        """Turns texts into token ids, (texts, context_length) int64."""
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
         for row, text in enumerate(texts):
             tokens = [self.start, *self._words(text), self.end]
@@ -123,14 +109,8 @@ class ClipModel(nn.Module):
         return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
 
     def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Embeds pairs.
-
-        Args:
-            images: (n, 3, S, S) float32 in [-1, 1].
-            tokens: (n, context_length) int64 of `tokenizer`.
-
-        Returns:
-            image_features and text_features, each (n, embed_dim) of unit length, and logit_scale.
+        """Embeds images (n, 3, S, S) float32 in [-1, 1] and tokens (n, context_length) int64 as image_features and
+        text_features, each (n, embed_dim) of unit length; also gives logit_scale.
         """
         return self.clip(self.preprocess(images), tokens)
 
@@ -140,21 +120,13 @@ class ClipScorer:
 
     The score is the cosine between image and text embedding, in [-1, 1], the field's convention (about 0.32 for good
     images with OpenAI's ViT-B/32); some papers multiply it by 100. Scores of different encoders or text prefixes must
-    not be compared.
+    not be compared. `model` is open_clip's, `tokenizer` maps a list of texts to token ids, `preprocess` maps images
+    (n, 3, S, S) in [-1, 1] to the model's input; `prompt_prefix` is put in front of every text.
     """
 
     def __init__(
         self, model: nn.Module, tokenizer: Any, preprocess: Any, *, name: str, prompt_prefix: str = ""
     ) -> None:
-        """Wraps trained towers; `from_checkpoint` makes sure that the weights are trained.
-
-        Args:
-            model: open_clip model with encode_image and encode_text.
-            tokenizer: maps a list of texts to token ids.
-            preprocess: maps images (n, 3, S, S) in [-1, 1] to the model's input.
-            name: of the encoder, for tables.
-            prompt_prefix: put in front of every text.
-        """
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.preprocess = preprocess
@@ -168,12 +140,7 @@ class ClipScorer:
 
     @classmethod
     def from_checkpoint(cls, path: Path, device: torch.device | str = "cpu") -> ClipScorer:
-        """Reads a model that was saved after training, onto a device.
-
-        Raises:
-            ValueError: the file is truncated or foreign, or holds a model without a training report: random weights
-                give plausible-looking scores.
-        """
+        """Reads a model that was saved after training, onto a device; random weights give plausible-looking scores."""
         model = load_model(path, ClipModel)
         if not (read_metadata(path) or {}).get("num_steps"):
             raise ValueError(
@@ -203,19 +170,7 @@ class ClipScorer:
         return F.normalize(self.model.encode_text(tokens).float(), dim=-1)
 
     def score(self, images: torch.Tensor, texts: Sequence[str], batch_size: int = 64) -> torch.Tensor:
-        """Scores image i against text i.
-
-        Args:
-            images: (n, 3, S, S) float32 in [-1, 1].
-            texts: n texts.
-            batch_size: images per forward.
-
-        Returns:
-            (n,) float32 cosine, on the CPU.
-
-        Raises:
-            ValueError: the numbers of images and texts differ.
-        """
+        """Scores image i, (n, 3, S, S) float32 in [-1, 1], against text i: (n,) float32 cosine, on the CPU."""
         if len(images) != len(texts):
             raise ValueError(f"score needs one text per image, got {len(images)} images and {len(texts)} texts")
         scores = []

@@ -47,22 +47,16 @@ _FIRST_IS_BEFORE = ("left of", "above")  # relations in which the first object n
 _OBJECT_PARAMETERS = 6
 _SCENE_STREAM, _RENDER_STREAM = 0, 1
 
-SceneObject = tuple[str, str, str]
+SceneObject = tuple[str, str, str]  # size, colour, shape
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption says about an image.
-
-    Attributes:
-        background: one of BACKGROUNDS.
-        objects: one or two (size, colour, shape), in the caption's order.
-        relation: one of RELATIONS, where the first object lies as seen from the second; None for one object.
-    """
+    """What a caption says about an image."""
 
     background: str
-    objects: tuple[SceneObject, ...]
-    relation: str | None = None
+    objects: tuple[SceneObject, ...]  # one or two, in the caption's order
+    relation: str | None = None  # where the first object lies as seen from the second; None for one object
 
     @property
     def layout(self) -> str:
@@ -98,17 +92,7 @@ def caption(scene: Scene) -> str:
 
 
 def parse_caption(text: str) -> Scene:
-    """Read a caption back.
-
-    Args:
-        text: a sentence of the grammar; case and a final full stop do not matter.
-
-    Returns:
-        The scene, objects in the sentence's order.
-
-    Raises:
-        ValueError: an unknown word (named, with the known ones) or a sentence outside the grammar.
-    """
+    """Read a caption back, objects in its order; case and a final full stop do not matter."""
     words = text.lower().rstrip(" .").split()
     for word in words:
         if word not in VOCABULARY:
@@ -159,18 +143,9 @@ def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
 
 
 def sample_scene(seed: int, index: int, split: str) -> Scene:
-    """Draw the scene of one index; a pure function of the arguments.
+    """Draw the scene of one index in [0, 2**48), whose two objects, if two, differ in colour or shape.
 
-    Args:
-        seed: run seed.
-        index: image number, in [0, 2**48).
-        split: "train" and "seen" never hold a HELD_OUT (colour, shape); "unseen" holds at least one.
-
-    Returns:
-        A scene whose two objects, if two, differ in colour or shape.
-
-    Raises:
-        ValueError: unknown split.
+    Splits "train" and "seen" never hold a HELD_OUT (colour, shape); "unseen" holds at least one.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -195,17 +170,7 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
 def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_size: int = 48) -> Tensor:
     """Render scenes; image i is a pure function of (scenes[i], seed, indices[i], image_size).
 
-    Args:
-        scenes: what to draw, (images,).
-        seed: run seed.
-        indices: image numbers that key the noise (texture, positions, tints), (images,).
-        image_size: side in pixels.
-
-    Returns:
-        (images, 3, image_size, image_size) float32 in [-1, 1], red, green, blue, on 256 levels.
-
-    Raises:
-        ValueError: lengths differ.
+    (images, 3, image_size, image_size) float32 in [-1, 1], red, green, blue, on 256 levels.
     """
     if len(scenes) != len(indices):
         raise ValueError(f"scenes and indices must have the same length, got {len(scenes)} and {len(indices)}")

@@ -9,17 +9,9 @@ from torch import Tensor
 
 
 def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor, angle: Tensor) -> Tensor:
-    """Signed distance to each shape's outline, negative inside.
+    """Signed distance to each image's outline, negative inside: (images, size, size), in the unit of `radius`.
 
-    Args:
-        shapes: (images,) names.
-        x: (images, 1, size) horizontal offset from the centre.
-        y: (images, size, 1) vertical offset, downwards.
-        radius: (images,).
-        angle: (images,) rotation in radians.
-
-    Returns:
-        (images, size, size), in the unit of `radius`.
+    x (images, 1, size) and y (images, size, 1), downwards, are offsets from the centre; `angle` (images,) in radians.
     """
     distance = torch.empty(len(shapes), y.shape[1], x.shape[2])
     for shape in sorted(set(shapes)):

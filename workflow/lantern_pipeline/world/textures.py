@@ -21,17 +21,11 @@ REFERENCE_SIZE = 48.0
 
 @dataclass(frozen=True)
 class TextureNoise:
-    """Uniform [0, 1) noise of a batch of images.
+    """Uniform [0, 1) noise of a batch of images, float32."""
 
-    Attributes:
-        fine: (images, 2, size, size) float32, one value a pixel.
-        coarse: (images, NUM_COARSE, COARSE_SIZE, COARSE_SIZE) float32 lattices for smooth fields.
-        parameters: (images, NUM_PARAMETERS) float32, one value an image (phases, tints).
-    """
-
-    fine: Tensor
-    coarse: Tensor
-    parameters: Tensor
+    fine: Tensor  # (images, 2, size, size), one value a pixel
+    coarse: Tensor  # (images, NUM_COARSE, COARSE_SIZE, COARSE_SIZE), lattices for smooth fields
+    parameters: Tensor  # (images, NUM_PARAMETERS), one value an image (phases, tints)
 
     def select(self, rows: Tensor) -> TextureNoise:
         """Return the noise of the images `rows` (selected,) int64."""
@@ -142,15 +136,7 @@ TEXTURES: dict[str, Callable[[TextureNoise], Tensor]] = {
 
 
 def paint_backgrounds(names: list[str], noise: TextureNoise) -> Tensor:
-    """Paint one background an image.
-
-    Args:
-        names: one key of TEXTURES per image.
-        noise: uniform noise of the same images.
-
-    Returns:
-        (images, 3, size, size) float32, red, green and blue about in [0, 1], not clamped.
-    """
+    """Paint one background of TEXTURES an image: (images, 3, size, size) float32, about in [0, 1], not clamped."""
     size = noise.fine.shape[-1]
     images = torch.empty(len(names), 3, size, size)
     for name in sorted(set(names)):

@@ -23,25 +23,15 @@ _GROUPS = 8
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Sizes of the tokenizer.
+    """Sizes of the tokenizer."""
 
-    Attributes:
-        image_size: side in pixels, a multiple of 2 * grid.
-        grid: tokens a side; an image has grid * grid tokens.
-        codebook_size: number of codes.
-        code_dim: length of a code.
-        encoder_width: channels at 2 * grid a side; twice as many at the grid.
-        decoder_width: the same for the decoder.
-        decoder_blocks: residual blocks of the decoder at each of the two resolutions.
-    """
-
-    image_size: int = 48
-    grid: int = 8
+    image_size: int = 48  # side in pixels, a multiple of 2 * grid
+    grid: int = 8  # tokens a side; an image has grid * grid tokens
     codebook_size: int = 1024
-    code_dim: int = 8
-    encoder_width: int = 48
-    decoder_width: int = 64
-    decoder_blocks: int = 2
+    code_dim: int = 8  # length of a code
+    encoder_width: int = 48  # channels at 2 * grid a side; twice as many at the grid
+    decoder_width: int = 64  # the same for the decoder
+    decoder_blocks: int = 2  # residual blocks of the decoder at each of the two resolutions
 
     def __post_init__(self) -> None:
         if self.image_size % (2 * self.grid):
@@ -109,33 +99,15 @@ class ImageTokenizer(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the codes of images.
-
-        Args:
-            images: (images, 3, size, size) float32 in [-1, 1].
-
-        Returns:
-            (images, grid * grid) int64; the nearest code of each position, the first one on ties.
-
-        Raises:
-            ValueError: images of another size.
+        """Return the nearest codes, the first one on ties, of images (images, 3, size, size) float32 in [-1, 1]:
+        (images, grid * grid) int64.
         """
         check_images(images, self.config.image_size)
         return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes.
-
-        Args:
-            codes: (images, grid * grid) integers in [0, codebook_size).
-
-        Returns:
-            (images, 3, size, size) float32, clamped to [-1, 1].
-
-        Raises:
-            ValueError: wrong number of codes an image, or a code out of range.
-        """
+        """Return the images of codes (images, grid * grid): (images, 3, size, size) float32, clamped to [-1, 1]."""
         check_codes(codes, self.config.grid, self.config.codebook_size)
         codebook = self.codebook
         chunks = codes.long().split(_BATCH)
@@ -161,14 +133,9 @@ class ResidualBlock(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Return the index of the nearest unit row of each unit vector.
+    """Return the index, (...,) int64, of the row (rows, dim) nearest to each vector (..., dim), the first one on ties.
 
-    Args:
-        vectors: (..., dim), unit length.
-        rows: (rows, dim), unit length; on the unit sphere the nearest row is the one of largest inner product.
-
-    Returns:
-        (...,) int64, the first index on ties.
+    All have unit length, so the nearest row is the one of largest inner product.
     """
     return (vectors @ rows.T).argmax(-1)
 
@@ -180,17 +147,10 @@ def evaluate_tokenizer(
     images: Tensor,
     scenes: Sequence[Scene | dict] | None,
 ) -> dict[str, float]:
-    """Measure reconstructions of held-out images.
+    """Measure reconstructions of held-out images (images, 3, size, size) in [-1, 1].
 
-    Args:
-        tokenizer: in eval mode.
-        attribute_classifier: in eval mode; None (with scenes None) where images have no known attributes.
-        images: (images, 3, size, size) in [-1, 1].
-        scenes: of the same images.
-
-    Returns:
-        psnr_db (mean over images, peak 2 on [-1, 1]), codes_used_share (of the codebook, in [0, 1]), perplexity (of the
-        code frequencies, in codes) and, with scenes, `evaluate_attribute_classifier` of the reconstructions.
+    psnr_db (mean over images, peak 2 on [-1, 1]), codes_used_share (of the codebook, in [0, 1]), perplexity (of the
+    code frequencies, in codes) and, with scenes, `evaluate_attribute_classifier` of the reconstructions.
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)
