@@ -1,4 +1,4 @@
-"""A data set of four-token images that follow from their caption, and a target model of its size."""
+"""A data set of four-token images that follow from their caption, a target model of its size, a drafter's recipe."""
 
 from __future__ import annotations
 
@@ -7,10 +7,40 @@ import torch
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
 CONFIG = TargetConfig(
     dim=32, num_layers=2, num_heads=2, vocab_size=8, grid=2, num_text_tokens=3, caption_dim=16, ffn_multiple=16
 )
+
+
+RECIPE = {
+    "num_steps": 1000,
+    "num_epochs": None,
+    "batch_size": 16,
+    "accumulation": 1,
+    "loss": "guided",
+    "passes": 3,
+    "hidden_weight": 0.1,
+    "noise": 0.0,
+    "caption_dropout": 0.0,
+    "optimiser": "muon",
+    "matrix_learning_rate": 0.01,
+    "learning_rate": 2e-3,
+    "weight_decay": 0.0,
+    "schedule": "cosine",
+    "warmup": 50,
+    "warmup_share": None,
+    "max_norm": 1.0,
+    "precision": "float32",
+    "num_eval": 64,
+    "eval_every": None,
+}
+
+
+def make_recipe(cfg_scale: float = 3.0, **changes) -> DrafterTraining:
+    """`RECIPE` with some keys changed."""
+    return DrafterTraining(**RECIPE | changes, cfg_scale=cfg_scale)
 
 
 def make_dataset(num: int = 64) -> CodeDataset:

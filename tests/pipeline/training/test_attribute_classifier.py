@@ -14,7 +14,8 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifierConfi
 
 
 def make_trainer(num_steps=6, **settings):
-    settings = AttributeClassifierTraining(num_steps=num_steps, batch_size=16, **settings)
+    usual = {"learning_rate": 3e-3, "weight_decay": 0.02, "blur_share": 0.5, "shape_weight": 4.0}
+    settings = AttributeClassifierTraining(num_steps=num_steps, batch_size=16, **usual | settings)
     return AttributeClassifierTrainer(SceneSource(0, 48, 1000), AttributeClassifierConfig(width=8), settings, seed=0)
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_codes import make_dataset, make_target
+from tiny_codes import make_dataset, make_recipe, make_target
 
 from lantern.attention_mask import additive, slide_window, window_table
 from lantern.models.draft import DraftModel
@@ -16,7 +16,6 @@ from lantern.models.target import TargetModel
 from lantern_pipeline.training.distributed import make_accelerator
 from lantern_pipeline.training.drafter import DrafterTrainer, slot_generator
 from lantern_pipeline.training.drafter_loss import unroll
-from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.loop import Pace, run_training
 
 # Losses of the first steps before training learnt to accumulate and to share batches; the default recipe keeps them.
@@ -33,7 +32,7 @@ def target() -> TargetModel:
 
 def make_trainer(target, seed=0, **settings) -> DrafterTrainer:
     target = copy.deepcopy(target)  # a recipe in bfloat16 casts it
-    recipe = DrafterTraining(**{"num_steps": 6, "batch_size": 8, "warmup": 2, **settings})
+    recipe = make_recipe(**{"num_steps": 6, "batch_size": 8, "warmup": 2, **settings})
     accelerator = make_accelerator(torch.device("cpu"))
     return DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, seed, accelerator)
 
@@ -90,7 +89,7 @@ def test_bfloat16_keeps_master_weights_head_and_losses_in_float32(target):
     trainer = make_trainer(target, precision="bfloat16")
     loss, overlaps = trainer.loss(*trainer._batch(0))
     assert loss.dtype == overlaps.dtype == torch.float32
-    assert all(parameter.dtype == torch.float32 for parameter in trainer.draft.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in trainer.model.parameters())
     assert trainer.target.head.weight.dtype == torch.float32
     assert trainer.target.layers[0].qkv.weight.dtype == torch.bfloat16
     full = make_trainer(target)  # trainers of both precisions in one process
@@ -100,7 +99,7 @@ def test_bfloat16_keeps_master_weights_head_and_losses_in_float32(target):
 
 def test_the_target_is_no_part_of_what_is_trained(target):
     trainer = make_trainer(target)
-    assert {id(p) for p in trainer.loss.parameters()} == {id(p) for p in trainer.draft.parameters()}
+    assert {id(p) for p in trainer.loss.parameters()} == {id(p) for p in trainer.model.parameters()}
     before = copy.deepcopy(trainer.target.state_dict())
     trainer.step(0)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.target.state_dict().items())
@@ -194,18 +193,21 @@ def test_a_batch_that_cannot_be_shared_is_refused(target):
     message = r"drafter\.batch_size must be a multiple of the number of processes, 3, got 8"
     with pytest.raises(ValueError, match=message):
         DrafterTrainer(
-            DraftModel.from_target(target, 0), target, make_dataset(), DrafterTraining(batch_size=8), 0, accelerator
+            DraftModel.from_target(target, 0), target, make_dataset(), make_recipe(batch_size=8), 0, accelerator
         )
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_first_losses_of_the_cpu_and_learns_in_bfloat16(target):
+def test_a_gpu_gives_the_first_loss_of_the_cpu_and_learns_in_both_precisions(target):
     make_accelerator(torch.device("cpu"))  # whose state must give way
     accelerator = make_accelerator(torch.device("cuda"))
     for precision, tolerance in (("float32", 1e-4), ("bfloat16", 0.02)):
-        recipe = DrafterTraining(num_steps=6, batch_size=8, warmup=2, precision=precision)
+        recipe = make_recipe(num_steps=80, batch_size=8, warmup=5, learning_rate=0.01, precision=precision)
         model = copy.deepcopy(target)
         trainer = DrafterTrainer(DraftModel.from_target(model, 0), model, make_dataset(), recipe, 0, accelerator)
-        assert trainer.step(0)["loss"] == pytest.approx(FORMER_LOSSES["guided"][0], rel=tolerance)
-        assert trainer.draft.from_token.weight.device.type == "cuda"
+        history = [trainer.step(i) for i in range(80)]
+        assert trainer.model.from_token.weight.device.type == "cuda"
+        assert history[0]["loss"] == pytest.approx(FORMER_LOSSES["guided"][0], rel=tolerance)
+        overlaps = [entry["overlap_1"] for entry in history]
+        assert sum(overlaps[-5:]) > sum(overlaps[:5]) + 0.5

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_codes import CONFIG, make_dataset, make_target
+from tiny_codes import CONFIG, RECIPE, make_dataset, make_target
 
 from lantern.checkpoints.native import load_model, save_model
 from lantern.io import load_tensors, read_json, save_tensors, write_json
@@ -51,6 +51,7 @@ def job(tmp_path) -> DrafterJob:
     codes, captions = write_split(tmp_path, "train", 32, 2)
     val_codes, val_captions = write_split(tmp_path, "val", 7, 1)
     settings = {
+        **RECIPE,
         "checkpoint": None,
         "num_steps": STEPS,
         "batch_size": 4,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_codes import make_dataset, make_target
+from tiny_codes import make_dataset, make_recipe, make_target
 
 from lantern.models.draft import DraftModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.training.distributed import make_accelerator
 from lantern_pipeline.training.drafter import DrafterTrainer, run_target
 from lantern_pipeline.training.drafter_loss import unroll
-from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.drafter_validation import DrafterValidation
 from lantern_pipeline.training.loop import run_training
 
@@ -20,7 +19,7 @@ SAMPLING = SamplingConfig(temperature=0.0, top_k=3, cfg_scale=2.0)
 
 def make_parts(sampling=SAMPLING, num_held_out=5, **settings) -> tuple[DrafterTrainer, DrafterValidation]:
     target, accelerator = make_target(), make_accelerator(torch.device("cpu"))
-    recipe = DrafterTraining(**{"num_steps": 60, "batch_size": 2, "warmup": 5, "cfg_scale": 2.0, **settings})
+    recipe = make_recipe(**{"num_steps": 60, "batch_size": 2, "warmup": 5, "cfg_scale": 2.0, **settings})
     trainer = DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, 0, accelerator)
     return trainer, DrafterValidation(trainer.loss, target, make_dataset(num_held_out), sampling, accelerator)
 
@@ -42,7 +41,7 @@ def test_acceptance_and_agreement_are_those_counted_one_position_at_a_time(loss)
     for image in range(5):
         codes, mask, hidden = run_target(target, *dataset.batch(torch.tensor([image])), with_null=True)
         with torch.no_grad():
-            for depth, predicted in enumerate(unroll(trainer.draft, codes, mask, hidden, 3), start=1):
+            for depth, predicted in enumerate(unroll(trainer.model, codes, mask, hidden, 3), start=1):
                 for row in range(depth - 1, 3):  # row n predicts token n + 1
                     (with_t, null_t), (with_p, null_p) = hidden[:, 3 + row], predicted[:, row]
                     wanted = target.head(null_t + 2.0 * (with_t - null_t))
@@ -63,7 +62,7 @@ def test_the_loss_is_that_of_training_without_noise(loss):
     trainer, validate = make_parts(loss=loss, num_held_out=64)
     settings = {"loss": loss, "batch_size": 64, "cfg_scale": 2.0}
     plain = DrafterTrainer(
-        trainer.draft, trainer.target, make_dataset(), DrafterTraining(**settings), 0, trainer.accelerator
+        trainer.model, trainer.target, make_dataset(), make_recipe(**settings), 0, trainer.accelerator
     )
     loss, _ = plain.loss(*plain._batch(0))  # one epoch, in some order
     assert validate()["val_loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -80,10 +79,10 @@ def test_training_raises_acceptance_and_leaves_its_trace_in_the_history():
 
 def test_measuring_changes_nothing():
     trainer, validate = make_parts(precision="bfloat16")
-    before = {name: tensor.clone() for name, tensor in trainer.draft.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     assert validate() == validate()
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.draft.state_dict().items())
-    assert all(parameter.grad is None for parameter in trainer.draft.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
     assert trainer.step(0)["loss"] > 0
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tiny_codes import make_recipe
 
 from conftest import DATA
 from lantern.checkpoints.drafter import fill_draft
@@ -18,7 +19,6 @@ from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.training.drafter import make_optimiser
 from lantern_pipeline.training.drafter_loss import DraftLoss, unroll
-from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
 NUM_TEXT, NUM_TOKENS = 8, 16
 CONFIG = TargetConfig(64, 3, 4, 64, 4, NUM_TEXT, 24, 256)
@@ -65,7 +65,7 @@ def test_losses_and_parameters_after_one_step(step):
     assert entropy.item() == pytest.approx(RECIPE["ploss"], rel=1e-5)
     loss = regression + RECIPE["p_w"] * entropy
     assert loss.item() == pytest.approx(RECIPE["loss"], rel=1e-5)
-    recipe = DrafterTraining(
+    recipe = make_recipe(
         loss="published",
         optimiser="adamw",
         learning_rate=RECIPE["lr"],
@@ -106,7 +106,7 @@ def test_draft_loss_is_theirs_with_the_first_position_added(step):
     hidden = torch.cat([torch.zeros(3, NUM_TEXT, 64), step.wanted], dim=1)
     mask = torch.ones(3, NUM_TEXT, dtype=torch.bool)
     with torch.no_grad():
-        loss, _ = DraftLoss(step.draft, step.target, DrafterTraining(loss="published"))(
+        loss, _ = DraftLoss(step.draft, step.target, make_recipe(loss="published"))(
             step.codes, mask, hidden, step.noisy
         )
         regression, entropy = row_losses(step)

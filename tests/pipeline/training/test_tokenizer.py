@@ -20,11 +20,25 @@ from lantern_pipeline.world.tokenizer import TokenizerConfig, nearest_rows
 SMALL = TokenizerConfig(codebook_size=64, encoder_width=16, decoder_width=16, decoder_blocks=1)
 
 
+SETTINGS = {
+    "num_steps": 12,
+    "batch_size": 8,
+    "matrix_learning_rate": 4e-3,
+    "learning_rate": 2e-3,
+    "continuous_steps": 3,
+    "codebook_decay": 0.985,
+    "dead_share": 0.05,
+    "commitment_weight": 0.25,
+    "gradient_weight": 0.5,
+    "perceptual_weight": 0.1,
+}
+
+
 def make_trainer(**settings):
     torch.manual_seed(0)
     attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8)).eval()
-    values = {"num_steps": 12, "batch_size": 8, "continuous_steps": 3, **settings}
-    return TokenizerTrainer(SceneSource(0, 48, 64), attribute_classifier, SMALL, TokenizerTraining(**values), seed=0)
+    settings = TokenizerTraining(**SETTINGS | settings)
+    return TokenizerTrainer(SceneSource(0, 48, 64), attribute_classifier, SMALL, settings, seed=0)
 
 
 def test_kmeans_finds_separate_clusters():
@@ -90,7 +104,7 @@ def test_training_works_without_a_attribute_classifier():
         SceneSource(0, 32, 64),
         None,
         TokenizerConfig(image_size=32, codebook_size=64, encoder_width=16, decoder_width=16, decoder_blocks=1),
-        TokenizerTraining(num_steps=2, batch_size=4, continuous_steps=1),
+        TokenizerTraining(**SETTINGS | {"num_steps": 2, "batch_size": 4, "continuous_steps": 1}),
         seed=0,
     )
     assert "perceptual" not in trainer.step(0) and trainer.step(1)["loss"] > 0

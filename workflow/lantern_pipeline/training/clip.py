@@ -12,7 +12,8 @@ import torch
 
 from lantern.models.text import split_words
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
-from lantern_pipeline.training.loop import cosine_rate, run_training, set_learning_rate
+from lantern_pipeline.training.loop import Trainer, cosine_rate, run_training
+from lantern_pipeline.training.optimisers import Optimiser
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 
 MAX_LOGIT_SCALE = 100.0
@@ -21,43 +22,32 @@ NUM_CANDIDATES = 32
 WARMUP_SHARE = 0.1
 
 
-class ClipTrainer:
-    """Contrastive training on captioned images, one step at a time; see `lantern_pipeline.training.loop.Trainer`."""
+class ClipTrainer(Trainer):
+    """Contrastive training on captioned images as config section `clip` has it; the seed is that of their order."""
 
     def __init__(self, model: ClipModel, source: ImageSource, settings: dict[str, Any], seed: int) -> None:
-        """Prepares a trainer.
-
-        Args:
-            model: the model to train.
-            source: of training images and captions.
-            settings: config section `clip`: num_steps, batch_size, learning_rate, weight_decay.
-            seed: of the order of images.
-        """
         from open_clip.loss import ClipLoss
 
         self.model, self.source, self.settings, self.seed = model.train(), source, settings, seed
         self.loss = ClipLoss()
         matrices = [p for p in model.parameters() if p.ndim >= 2]
         others = [p for p in model.parameters() if p.ndim < 2]
-        self.optimiser = torch.optim.AdamW(
+        adamw = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": settings["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
             lr=settings["learning_rate"],
             betas=(0.9, 0.98),
         )
+        self.optimiser = Optimiser([adamw], 1.0, model.parameters())
 
     def step(self, i: int) -> dict[str, float]:
         """Runs step i on a batch that holds every caption once."""
-        num_steps = self.settings["num_steps"]
-        set_learning_rate(self.optimiser, cosine_rate(i, num_steps, warmup=max(1, round(WARMUP_SHARE * num_steps))))
         indices, captions = self._draw_batch(i)
         device = next(self.model.parameters()).device
         images = self.source.images("train", indices).to(device)
         output = self.model(images, self.model.tokenizer(captions).to(device))
         loss = self.loss(output["image_features"], output["text_features"], output["logit_scale"])
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimiser.step()
+        num_steps = self.settings["num_steps"]
+        self.optimiser.step(loss, cosine_rate(i, num_steps, warmup=max(1, round(WARMUP_SHARE * num_steps))))
         with torch.no_grad():  # the bound that CLIP's authors put on the learned temperature
             self.model.clip.logit_scale.clamp_(0.0, math.log(MAX_LOGIT_SCALE))
         return {"loss": loss.item()}
@@ -70,15 +60,6 @@ class ClipTrainer:
             first.setdefault(caption, index)
         return list(first.values()), list(first)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Model and optimiser; the data depend on the step alone."""
-        return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back what `state_dict` gave."""
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-
 
 def train_clip(
     source: ImageSource,
@@ -88,18 +69,8 @@ def train_clip(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[ClipModel, dict[str, Any]]:
-    """Trains a small CLIP model and measures its retrieval accuracy on held-out real images.
-
-    Args:
-        source: of captioned images.
-        settings: config section `clip`: num_steps, batch_size, learning_rate, weight_decay, width, embed_dim, num_eval.
-        seed: of initial weights and data order.
-        checkpoint: resumable training state.
-        device: where to train.
-
-    Returns:
-        (model in evaluation mode, report as JSON values: num_steps, final_loss, retrieval accuracies, training
-        history).
+    """Trains a small CLIP model as config section `clip` has it; returns it in evaluation mode, and a report with its
+    retrieval accuracy on held-out real images as JSON values.
     """
     # A generator of its own is no option: open_clip initialises from the global one. The fork keeps the caller's state.
     with torch.random.fork_rng(devices=[]):
@@ -111,19 +82,13 @@ def train_clip(
     for split in [split for split in ("val", "unseen") if split in source.splits]:
         accuracy = retrieval_accuracy(ClipScorer.from_model(model), source, split, settings["num_eval"])
         report |= {f"{split}_{name}": value for name, value in accuracy.items()}
-    return model.eval(), {
-        **report,
-        "num_candidates": NUM_CANDIDATES,
-        "num_eval": settings["num_eval"],
-        "history": history,
-    }
+    counts = {"num_candidates": NUM_CANDIDATES, "num_eval": settings["num_eval"]}
+    return model.eval(), {**report, **counts, "history": history}
 
 
 def make_config(source: ImageSource, settings: dict[str, Any]) -> ClipConfig:
-    """Builds the model's config: sizes from the settings, words from the source.
-
-    A source without a closed vocabulary lends the most frequent words of its training captions; all others share one
-    token.
+    """The model's config: sizes from the settings, words from the source. One without a closed vocabulary lends the
+    most frequent words of its training captions; all others share one token.
     """
     sizes = {"width": settings["width"], "embed_dim": settings["embed_dim"]}
     if source.vocabulary is not None:
@@ -134,18 +99,10 @@ def make_config(source: ImageSource, settings: dict[str, Any]) -> ClipConfig:
 
 
 def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_pairs: int) -> dict[str, float]:
-    """Measures 1-of-32 retrieval on real images of a split: how sharp is this ruler?
+    """Retrieval of 1 in 32 on the first `num_pairs` real images of a split, and the mean cosine of matching pairs.
 
-    Args:
-        scorer: a trained scorer.
-        source: of captioned images.
-        split: which images; not "train".
-        num_pairs: image-caption pairs; groups of 32 are made of them, a remainder is left out unless it is all there
-            is.
-
-    Returns:
-        image_to_text_accuracy and text_to_image_accuracy, shares right (chance: 1 / 32 with full groups; a candidate
-        with the same caption counts as right), and mean_clip_score, the mean cosine of matching pairs.
+    Accuracies are shares right, 1 / 32 by chance with full groups; a candidate with the same caption counts as right.
+    A remainder of the pairs that makes no full group is left out, unless it is all there is.
     """
     captions = source.captions(split, range(num_pairs))
     images = torch.cat([scorer.embed_images(source.images(split, chunk)) for chunk in _chunks(num_pairs, 64)])

@@ -10,14 +10,13 @@ with the same job file, checkpoint and inputs on a disk that all machines see.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -29,18 +28,16 @@ import lantern
 import lantern_pipeline
 
 FOLDERS = [str(Path(package.__file__).resolve().parents[1]) for package in (lantern, lantern_pipeline)]
-ERROR_MARK = "lantern-worker-error: "
-ATTACHED = "LANTERN_ATTACHED"  # set for workers that shall end with the process that started them
+# Names the file for the sentence of the first error. (The error files of torch.distributed.elastic count time in whole
+# seconds: among errors of one second they take that of the lowest rank, which may only have lost its partner.)
+ERROR_FILE = "LANTERN_ERROR_FILE"
 
 
 def make_accelerator(device: torch.device) -> Accelerator:
-    """The processes that are running and this one's device.
+    """The processes that are running, over gloo on the CPU or nccl on one GPU each, and this one's device.
 
     Accelerate keeps one state per process. Precision is no part of it here (a recipe's own autocast sees to that), so
     that trainers of different precision live side by side; a state of another kind of device is replaced.
-
-    Args:
-        device: "cpu", with the backend gloo, or "cuda", with nccl and one GPU per process.
     """
     if is_initialized() and AcceleratorState().device.type != device.type and not torch.distributed.is_initialized():
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -58,17 +55,8 @@ def share(accelerator: Accelerator, module: torch.nn.Module) -> torch.nn.Module:
 
 
 def run_processes(module: str, arguments: Sequence[str], num_processes: int, device: torch.device) -> None:
-    """Runs a module in several processes of this machine and waits; their output goes to this one's stdout.
-
-    Args:
-        module: name for `python -m`; its work is to be wrapped into `report_errors`.
-        arguments: of the module.
-        num_processes: how many.
-        device: "cuda" takes one GPU per process.
-
-    Raises:
-        ValueError: fewer GPUs than processes.
-        ChildProcessError: a process failed; carries its sentence.
+    """Runs a module, whose work is wrapped into `report_errors`, in several processes of this machine and waits; their
+    output goes to this one's stdout, and a failure becomes an error with their sentence.
     """
     if device.type == "cuda" and torch.cuda.device_count() < num_processes:
         raise ValueError(
@@ -79,23 +67,22 @@ def run_processes(module: str, arguments: Sequence[str], num_processes: int, dev
     command += [f"--nproc-per-node={num_processes}", "-m", module, *arguments]
     path = os.pathsep.join(filter(None, [*FOLDERS, os.environ.get("PYTHONPATH")]))
     threads = str(max(1, torch.get_num_threads() // num_processes))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads, ATTACHED: "1"}
-    tail: deque[str] = deque(maxlen=50)
-    errors = []
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=environment, text=True, errors="replace", **streams) as process:
-        try:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                tail.append(line.strip())
-                if ERROR_MARK in line:
-                    errors.append(json.JSONDecoder().raw_decode(line.split(ERROR_MARK, 1)[1])[0])
-        except BaseException:
-            process.terminate()
-            raise
+    reason = "no output"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "error.txt")
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads, ERROR_FILE: str(file)}
+        with subprocess.Popen(command, env=environment, text=True, errors="replace", **streams) as process:
+            try:
+                for line in process.stdout:
+                    print(line, end="", flush=True)
+                    reason = line.strip() or reason
+            except BaseException:
+                process.terminate()
+                raise
+        if file.exists():
+            reason = file.read_text(encoding="utf-8")
     if process.returncode:
-        # The first error is the cause; the others lost their partner.
-        reason = errors[0] if errors else next((line for line in reversed(tail) if line), "no output")
         raise ChildProcessError(
             f"{module} on {num_processes} processes failed with exit code {process.returncode}: {reason}"
         )
@@ -104,15 +91,17 @@ def run_processes(module: str, arguments: Sequence[str], num_processes: int, dev
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Around a worker's work: tells `run_processes` what went wrong, and ends with the process that started it."""
-    if os.environ.get(ATTACHED):
+    file = os.environ.get(ERROR_FILE)
+    if file:
         threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         yield
     except Exception as error:
-        known = isinstance(error, ValueError | OSError | FloatingPointError)
-        sentence = str(error) if known and str(error) else f"{type(error).__name__}: {error}"
-        sys.stdout.write(f"\n{ERROR_MARK}{json.dumps(sentence)}\n")  # one write: other processes write here too
-        sys.stdout.flush()
+        known = isinstance(error, ValueError | OSError | FloatingPointError) and str(error)
+        sentence = str(error) if known else f"{type(error).__name__}: {error}"
+        if file:  # made by the first error, which is the cause; the others lost their partner
+            with suppress(FileExistsError), open(file, "x", encoding="utf-8") as opened:
+                opened.write(sentence)
         raise
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,24 +18,15 @@ from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
 from lantern_pipeline.training.distributed import share
 from lantern_pipeline.training.drafter_loss import DraftLoss
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
-from lantern_pipeline.training.optimisers import AdamW, ClippedOptimiser, MuonAdamW
+from lantern_pipeline.training.loop import Trainer
+from lantern_pipeline.training.optimisers import Optimiser, make_adamw, make_muon
 
 
-class DrafterTrainer:
-    """Trains a draft model; drive it with `run_training`, in every process alike.
+class DrafterTrainer(Trainer):
+    """Trains a float32 draft model against a target that it freezes and, for bfloat16, casts in place.
 
-    Each process takes its share of a batch's images; gradients and logged values are means over all of them.
-
-    Args:
-        draft: the draft model, changed in place; float32.
-        target: target model, not prepared for decoding; frozen and, for bfloat16, cast in place.
-        dataset: codes and captions.
-        recipe: resolved, see `DrafterTraining.resolve`.
-        seed: of order, noise and caption dropout.
-        accelerator: the processes and this one's device; see `lantern_pipeline.training.distributed.make_accelerator`.
-
-    Raises:
-        ValueError: a batch that cannot be shared evenly.
+    Every process drives one and takes its share of a batch's images; gradients and logged values are means over all of
+    them. The recipe is resolved (`DrafterTraining.resolve`); the seed is that of order, noise and caption dropout.
     """
 
     def __init__(
@@ -53,9 +43,9 @@ class DrafterTrainer:
                 f"drafter.batch_size must be a multiple of the number of processes, {accelerator.num_processes}, got "
                 f"{recipe.batch_size}; change it or train on another number of GPUs"
             )
-        self.draft, self.target = draft.train(), freeze(target, recipe.dtype).to(accelerator.device)
+        self.model, self.target = draft.train(), freeze(target, recipe.dtype).to(accelerator.device)
         self.dataset, self.recipe, self.seed, self.accelerator = dataset, recipe, seed, accelerator
-        self.draft.token_embedding.requires_grad_(recipe.is_guided)
+        self.model.token_embedding.requires_grad_(recipe.is_guided)
         self.loss = DraftLoss(draft, self.target, recipe)
         self.shared_loss = share(accelerator, self.loss)
         self.optimiser = make_optimiser(draft, recipe)
@@ -92,21 +82,12 @@ class DrafterTrainer:
         jitter = torch.stack([torch.rand(shape, generator=draw) - 0.5 for draw in draws]).transpose(0, 1).flatten(0, 1)
         return codes, mask, hidden, hidden + jitter.to(hidden.device) * (t.noise * 512 / hidden.shape[1])
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, on any number of processes: all hold the same."""
-        return {"model": self.draft.state_dict(), "optimiser": self.optimiser.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave."""
-        self.draft.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-
-
-def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> ClippedOptimiser:
+def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
     """The recipe's optimiser over the parameters that are trained."""
     if recipe.optimiser == "adamw":
-        return AdamW(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
-    return MuonAdamW(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
+        return make_adamw(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
+    return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
 
 
 def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
@@ -118,18 +99,12 @@ def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
 def run_target(
     target: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states of images, teacher-forced, on the target's device.
+    """Hidden states of images, teacher-forced, on the target's device: (codes, mask, hidden states (rows,
+    num_text_tokens + tokens - 1, dim)).
 
-    Args:
-        target: the frozen target.
-        codes: int64, (images, tokens).
-        features: caption features, (images, num_text_tokens, caption_dim).
-        mask: bool, (images, num_text_tokens).
-        with_null: adds the same images with the null caption behind, under their prompts' masks, as guidance has them.
-
-    Returns:
-        (codes, mask, hidden states (rows, num_text_tokens + tokens - 1, dim)), rows = images or twice as many; codes
-        and mask are given once an image.
+    Codes are int64 (images, tokens), features (images, num_text_tokens, caption_dim), mask (images, num_text_tokens).
+    `with_null` adds the same images with the null caption behind, under their prompts' masks, as guidance has them:
+    rows are images or twice as many. Codes and mask are given once an image.
     """
     weight = target.null_caption
     codes, mask, features = codes.to(weight.device), mask.to(weight.device), features.to(weight.device, weight.dtype)

@@ -34,58 +34,30 @@ REPORTED = ("loss", "overlap", "val_")
 
 @dataclass(frozen=True)
 class DrafterJob:
-    """What to train from what; JSON values only.
-
-    Attributes:
-        target: file of the target model.
-        codes: files of the training images' codes.
-        captions: prompt file of the training images.
-        features: files of their stored text features; empty where text.encoder stores none.
-        val_codes: as `codes`, of held-out images.
-        val_captions: as `captions`, of held-out images.
-        val_features: as `features`, of held-out images.
-        settings: config section `drafter`.
-        sampling: config section `sampling`.
-        text: config section `text`.
-        data_source: config key `data.source`.
-        seed: of text embeddings.
-        training_seed: of initial weights, order and noise.
-        device: config key `device`.
-        model: file to write: the draft model.
-        report: file to write: last and logged values.
-        checkpoint: file from which an interrupted training goes on.
-    """
+    """What to train from what; JSON values only. Files, sections and keys of the config, and two seeds."""
 
     target: str
     codes: list[str]
-    captions: str
-    features: list[str]
+    captions: str  # prompt file
+    features: list[str]  # stored text features; empty where text.encoder stores none
     val_codes: list[str]
     val_captions: str
     val_features: list[str]
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # section drafter
     sampling: dict[str, Any]
     text: dict[str, Any]
     data_source: str
-    seed: int
-    training_seed: int
+    seed: int  # of text embeddings
+    training_seed: int  # of initial weights, order and noise
     device: str
-    model: str
+    model: str  # written, as is the report of last and logged values
     report: str
-    checkpoint: str
+    checkpoint: str  # from which an interrupted training goes on
 
 
 def launch(job: DrafterJob, num_processes: int) -> None:
-    """Trains a draft model here, or on several processes of this machine.
-
-    The job file of several processes lies beside the checkpoint while they run, and stays where they were interrupted.
-
-    Args:
-        job: see `DrafterJob`.
-        num_processes: 1 starts none.
-
-    Raises:
-        ChildProcessError: one of several processes failed; carries its sentence.
+    """Trains a draft model here, or on several processes of this machine; their job file lies beside the checkpoint
+    while they run, and stays where they were interrupted.
     """
     path = Path(job.checkpoint).with_suffix(".json")
     for stale in path.parent.glob(".checkpoint-*.json"):

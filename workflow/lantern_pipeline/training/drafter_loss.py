@@ -20,12 +20,8 @@ PUBLISHED_ENTROPY_WEIGHT = 0.1
 
 
 class DraftLoss(nn.Module):
-    """The loss as one module, so that distributed training finds its parameters and its one forward call.
-
-    Args:
-        draft: the draft model; the only part whose parameters the module has.
-        target: the frozen target, whose head reads hidden states; it stays outside the module's parameters.
-        recipe: see `DrafterTraining`.
+    """The loss as one module, so that distributed training finds its parameters (the draft model's, not those of the
+    frozen target, whose head reads hidden states) and its one forward call.
     """
 
     def __init__(self, draft: DraftModel, target: TargetModel, recipe: DrafterTraining) -> None:
@@ -37,17 +33,11 @@ class DraftLoss(nn.Module):
     def forward(
         self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, noisy_hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of a batch and the overlap sum_x min(t(x), p(x)) at each depth of drafting.
+        """Scalar loss of a batch and the overlaps sum_x min(t(x), p(x)) at each depth of drafting, (passes,), float32.
 
-        Args:
-            codes: int64, (images, tokens).
-            mask: bool, (images, num_text_tokens).
-            hidden: the target's hidden states, (rows, num_text_tokens + tokens - 1, dim); under the guided loss those
-                with the null caption follow.
-            noisy_hidden: what the draft model sees of them, same shape.
-
-        Returns:
-            (scalar loss, overlaps (passes,)), float32.
+        Codes int64 (images, tokens); mask (images, num_text_tokens); the target's hidden states (rows,
+        num_text_tokens + tokens - 1, dim), of which those with the null caption follow under the guided loss; and what
+        the draft model sees of them.
         """
         predictions = self.predict(codes, mask, noisy_hidden, self.recipe.passes if self.recipe.is_guided else 1)
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
@@ -70,16 +60,8 @@ def compare(
     read: Callable[[torch.Tensor], torch.Tensor],
     recipe: DrafterTraining,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and overlaps of predicted hidden states.
-
-    Args:
-        predictions: per pass (rows, tokens - 1, dim), float32; see `unroll`.
-        wanted: the target's, float32, same shape; captioned rows first under the guided loss.
-        read: hidden states to logits.
-        recipe: which loss.
-
-    Returns:
-        (scalar loss, overlaps (passes,)), float32.
+    """Scalar loss and overlaps (passes,), float32, of hidden states predicted per pass, (rows, tokens - 1, dim), from
+    those wanted, captioned rows first under the guided loss; `read` turns hidden states into logits.
     """
     is_merged = recipe.is_guided and recipe.cfg_scale > 1
     with torch.no_grad():
@@ -104,17 +86,8 @@ def unroll(
     """Runs the draft model on its own predictions, as decoding does.
 
     In pass d every row sees the rows up to d - 1 places before it with the target's hidden states, then one row of
-    each pass between, then itself: just what a draft at depth d of a chain sees.
-
-    Args:
-        draft: the model.
-        codes: int64, (images, tokens).
-        mask: bool, (images, num_text_tokens).
-        hidden: target hidden states, (rows, num_text_tokens + tokens - 1, dim); the last row is not read.
-        passes: how deep.
-
-    Returns:
-        Per pass the predicted hidden states, (rows, tokens - 1, dim); row n predicts token n + 1.
+    each pass between, then itself: just what a draft at depth d of a chain sees. Shapes as in `DraftLoss.forward`; the
+    last row of `hidden` is not read. Gives per pass (rows, tokens - 1, dim), whose row n predicts token n + 1.
     """
     rows, num_text, n = len(hidden), mask.shape[1] - 1, codes.shape[1] - 1
     codes, mask = repeat_rows(codes, rows), repeat_rows(mask, rows)

@@ -44,57 +44,29 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class DrafterTraining:
-    """How the draft model is trained; the module's docstring tells how it differs from the published recipe.
+    """The keys of config section `drafter` that say how it is trained, and the guidance scale of decoding."""
 
-    Args:
-        num_steps: optimiser steps.
-        num_epochs: passes over the training images, in place of num_steps; see `resolve`.
-        batch_size: images of a batch, over all processes; the guided loss runs each with and without its caption.
-        accumulation: batches per optimiser step, whose gradients are averaged.
-        loss: "guided" or "published".
-        cfg_scale: guidance scale of the guided loss; that of decoding.
-        passes: how many drafts deep the guided loss trains.
-        hidden_weight: weight of the SmoothL1 loss on hidden states beside the guided cross-entropy.
-        noise: width of the uniform noise on the target's hidden states, published recipe 0.2.
-        caption_dropout: share of images trained with the null caption, published loss only.
-        optimiser: "muon" (Muon on the layer's matrices, AdamW on the rest) or "adamw".
-        matrix_learning_rate: Muon's, at its highest.
-        learning_rate: AdamW's, at its highest.
-        weight_decay: decoupled, of every parameter.
-        schedule: "cosine" to 2 % of the highest rate or "linear" to zero.
-        warmup: steps of linear warm-up.
-        warmup_share: share of all steps, in place of warmup.
-        max_norm: gradients are clipped to this norm.
-        precision: "float32", or "bfloat16": the draft model's matrix products and the target's weights. The draft
-            model's weights, the head, probabilities and losses stay float32.
-        num_eval: held-out images of a validation.
-        eval_every: optimiser steps between validations; None validates after the last step only.
-
-    Raises:
-        ValueError: an unknown choice, or captions to drop under the guided loss.
-    """
-
-    num_steps: int = 1000
-    num_epochs: float | None = None
-    batch_size: int = 16
-    accumulation: int = 1
-    loss: str = "guided"
-    cfg_scale: float = 3.0
-    passes: int = 3
-    hidden_weight: float = 0.1
-    noise: float = 0.0
-    caption_dropout: float = 0.0
-    optimiser: str = "muon"
-    matrix_learning_rate: float = 0.01
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.0
-    schedule: str = "cosine"
-    warmup: int = 50
-    warmup_share: float | None = None
-    max_norm: float = 1.0
-    precision: str = "float32"
-    num_eval: int = 64
-    eval_every: int | None = None
+    num_steps: int
+    num_epochs: float | None
+    batch_size: int
+    accumulation: int
+    loss: str
+    cfg_scale: float
+    passes: int
+    hidden_weight: float
+    noise: float
+    caption_dropout: float
+    optimiser: str
+    matrix_learning_rate: float
+    learning_rate: float
+    weight_decay: float
+    schedule: str
+    warmup: int
+    warmup_share: float | None
+    max_norm: float
+    precision: str
+    num_eval: int
+    eval_every: int | None
 
     def __post_init__(self) -> None:
         for key, choices in _CHOICES.items():
@@ -113,18 +85,13 @@ class DrafterTraining:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the draft model's matrix products and the target's weights."""
+        """Of the draft model's matrix products and the target's weights; the draft model's weights, the head,
+        probabilities and losses stay float32.
+        """
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def resolve(self, num_images: int) -> DrafterTraining:
-        """Counts epochs and shares in steps.
-
-        Args:
-            num_images: training images.
-
-        Returns:
-            The same recipe with num_steps and warmup set, num_epochs and warmup_share None.
-        """
+        """The same recipe with epochs over so many training images, and shares of the steps, counted in steps."""
         num_steps, warmup = self.num_steps, self.warmup
         if self.num_epochs is not None:
             num_steps = max(1, math.ceil(self.num_epochs * num_images / (self.batch_size * self.accumulation)))
@@ -133,7 +100,7 @@ class DrafterTraining:
         return replace(self, num_steps=num_steps, num_epochs=None, warmup=warmup, warmup_share=None)
 
     def rate(self, i: int) -> float:
-        """Factor of the learning rates at step i; dimensionless, in [0, 1]."""
+        """Factor of the learning rates at step i, in [0, 1]."""
         if self.schedule == "linear":
             return linear_rate(i, self.num_steps, warmup=self.warmup)
         return cosine_rate(i, self.num_steps, warmup=self.warmup, final_share=FINAL_SHARE)

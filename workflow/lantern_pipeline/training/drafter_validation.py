@@ -19,17 +19,8 @@ MIN_DEPTH = 3  # drafts deep that is measured, whatever the loss trains
 
 
 class DrafterValidation:
-    """Teacher-forced acceptance under the run's own sampling settings; call it in every process alike.
-
-    Args:
-        loss: of the draft model that is trained; not the distributed wrapper around it.
-        target: the frozen target.
-        dataset: held-out codes and captions; the first `num_eval` of the recipe are used.
-        sampling: guidance scale, top-k and top-p of the run; the temperature is taken as 1.
-        accelerator: the processes that share the images.
-
-    Raises:
-        ValueError: no held-out image.
+    """Teacher-forced acceptance under the run's own sampling settings, but at temperature 1, on the first `num_eval`
+    held-out images; call it in every process alike. The loss is not the distributed wrapper around it.
     """
 
     def __init__(
@@ -54,14 +45,12 @@ class DrafterValidation:
     def __call__(self) -> dict[str, float]:
         """Measures the draft model as it is.
 
-        Returns:
-            val_loss: the training loss, without noise and dropped captions.
-            val_acceptance_<d>: mean over positions of sum_x min(t(x), p(x)), filtered target and draft distribution:
-                the probability that a sampled draft at depth d is accepted, given that the drafts before it were.
-            val_greedy_<d>: share of positions where the most probable codes of both agree.
-            val_expected_length: 1 + a1 + a1 a2 + ..., tokens per target forward of a chain of sampled drafts. An
-                approximation: depths are averaged over positions before they are multiplied, and the image's codes
-                stand in for drafts that were accepted.
+        val_loss: the training loss, without noise and dropped captions. val_acceptance_<d>: mean over positions of
+        sum_x min(t(x), p(x)), filtered target and draft distribution: the probability that a sampled draft at depth d
+        is accepted, given that the drafts before it were. val_greedy_<d>: share of positions where the most probable
+        codes of both agree. val_expected_length: 1 + a1 + a1 a2 + ..., tokens per target forward of a chain of sampled
+        drafts; an approximation, since depths are averaged over positions before they are multiplied, and the image's
+        codes stand in for drafts that were accepted.
         """
         rank, num_processes = self.accelerator.process_index, self.accelerator.num_processes
         mine = torch.arange(self.num_images)[rank::num_processes]

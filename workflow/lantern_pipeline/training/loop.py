@@ -8,48 +8,47 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from lantern.checkpoints.pickles import load_pickle
 from lantern.io import DamagedFileError, atomic_path
+from lantern_pipeline.training.optimisers import Optimiser
 
 log = logging.getLogger(__name__)
 
 
-class Trainer(Protocol):
+class Trainer:
     """What `run_training` drives. The data of step i must be a pure function of (seed, i): then a resumed run equals an
     undisturbed one.
     """
 
+    model: torch.nn.Module
+    optimiser: Optimiser
+
     def step(self, i: int) -> dict[str, float]:
         """Runs optimiser step i; returns what to log."""
-        ...
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimiser and whatever else the next step depends on."""
-        ...
+        """Model, optimiser and, in subclasses, whatever else the next step depends on."""
+        return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` gave."""
-        ...
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a training run says and keeps something.
+    """How often a training run says and keeps something."""
 
-    Attributes:
-        log_every: steps between log lines.
-        checkpoint_every_s: seconds between checkpoints.
-        validate_every: steps between validations; None validates after the last step only.
-    """
-
-    log_every: int = 50
+    log_every: int = 50  # steps
     checkpoint_every_s: float = 30.0
-    validate_every: int | None = None
+    validate_every: int | None = None  # steps; None validates after the last one only
 
 
 def run_training(
@@ -61,23 +60,10 @@ def run_training(
     pace: Pace = Pace(),
     validate: Callable[[], dict[str, float]] | None = None,
 ) -> list[dict[str, float]]:
-    """Runs a trainer to its last step, resuming from a checkpoint where one is left.
+    """Runs a trainer to its last step, going on from a checkpoint where one is left; whoever gives its path removes it.
 
-    Several processes of `torch.distributed` call it alike; the first one writes checkpoints and shows progress.
-
-    Args:
-        trainer: see `Trainer`.
-        num_steps: optimiser steps in all.
-        name: what the progress bar and the log lines call it.
-        checkpoint: file for the resumable state; removed by the caller's rule once the final weights are written.
-        pace: of log lines, checkpoints and validations.
-        validate: measures the model after a step; after the last one in any case.
-
-    Returns:
-        One dict per logged or validated step, with "step" and "elapsed_s" added.
-
-    Raises:
-        FloatingPointError: a value is not finite; names the stage, the step and the value.
+    Several processes of `torch.distributed` call it alike; the first one writes checkpoints and shows progress. Returns
+    a dict per logged or validated step (the last one is both), with "step" and "elapsed_s" added.
     """
     first, history = _resume(trainer, checkpoint)
     is_main = is_main_process()
@@ -138,8 +124,13 @@ def _check_finite(values: dict[str, float], name: str, i: int) -> None:
             )
 
 
+def step_generator(seed: int, i: int) -> torch.Generator:
+    """Randomness of step i."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + i)
+
+
 def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0) -> float:
-    """Learning-rate factor of step i: linear warm-up, then cosine decay to `final_share`. Dimensionless, in [0, 1]."""
+    """Learning-rate factor of step i, in [0, 1]: linear warm-up, then cosine decay to `final_share`."""
     if i < warmup:
         return (i + 1) / warmup
     progress = (i - warmup) / max(1, num_steps - warmup)
@@ -147,14 +138,7 @@ def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0
 
 
 def linear_rate(i: int, num_steps: int, *, warmup: int) -> float:
-    """Learning-rate factor of step i: linear warm-up, then a straight line to zero. Dimensionless, in [0, 1]."""
+    """Learning-rate factor of step i, in [0, 1]: linear warm-up, then a straight line to zero."""
     if i < warmup:
         return (i + 1) / warmup
     return max(0.0, (num_steps - i) / max(1, num_steps - warmup))
-
-
-def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
-    """Sets each group's rate to its `initial_lr` (set on first use) times `factor`."""
-    for group in optimiser.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-        group["lr"] = group["initial_lr"] * factor

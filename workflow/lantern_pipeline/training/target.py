@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from lantern.models.target import TargetModel
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
-from lantern_pipeline.training.loop import cosine_rate
-from lantern_pipeline.training.optimisers import MuonAdamW
+from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
+from lantern_pipeline.training.optimisers import make_muon
 
 
 @dataclass(frozen=True)
 class TargetTraining:
-    """How the target model is trained.
+    """The keys of config section `target` that say how it is trained."""
 
-    Args:
-        num_steps: optimiser steps.
-        batch_size: images per step.
-        caption_dropout: share of captions replaced by the learned null caption, for guidance.
-        matrix_learning_rate: Muon's, at its highest.
-        learning_rate: AdamW's, at its highest.
-        warmup: steps of linear warm-up.
-    """
-
-    num_steps: int = 1000
-    batch_size: int = 32
-    caption_dropout: float = 0.1
-    matrix_learning_rate: float = 0.02
-    learning_rate: float = 2e-3
-    warmup: int = 50
+    num_steps: int
+    batch_size: int
+    caption_dropout: float
+    matrix_learning_rate: float
+    learning_rate: float
+    warmup: int
 
 
-class TargetTrainer:
-    """Trains a target model; drive it with `run_training`.
-
-    Args:
-        model: the model, changed in place.
-        dataset: codes and captions.
-        training: recipe.
-        seed: of order and caption dropout.
-    """
+class TargetTrainer(Trainer):
+    """Trains a target model in place; the seed is that of order and caption dropout."""
 
     def __init__(self, model: TargetModel, dataset: CodeDataset, training: TargetTraining, seed: int) -> None:
         self.model, self.dataset, self.training, self.seed = model.train(), dataset, training, seed
-        self.optimiser = MuonAdamW(model, training.matrix_learning_rate, training.learning_rate)
+        self.optimiser = make_muon(model, training.matrix_learning_rate, training.learning_rate)
 
     def step(self, i: int) -> dict[str, float]:
         """One optimiser step on the images of step i."""
@@ -55,21 +38,11 @@ class TargetTrainer:
         codes, features, mask = self.dataset.batch(step_indices(len(self.dataset), t.batch_size, self.seed, i))
         device = self.model.head.weight.device
         codes, features, mask = codes.to(device), features.to(device), mask.to(device)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + i)
-        is_dropped = (torch.rand(len(codes), generator=generator) < t.caption_dropout).to(device)
-        features = torch.where(is_dropped[:, None, None], self.model.null_features(len(codes)), features)
+        is_dropped = torch.rand(len(codes), generator=step_generator(self.seed, i)) < t.caption_dropout
+        features = torch.where(is_dropped.to(device)[:, None, None], self.model.null_features(len(codes)), features)
         loss = next_token_loss(self.model, codes, features, mask)
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup, final_share=0.02))
         return {"cross_entropy": float(loss.detach()), "gradient_norm": norm}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-        return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave."""
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
 
 
 def next_token_loss(

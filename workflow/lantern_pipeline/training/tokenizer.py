@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
-from lantern_pipeline.training.loop import cosine_rate, set_learning_rate
-from lantern_pipeline.training.muon import ConvolutionMuon
+from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
+from lantern_pipeline.training.optimisers import BETAS, ConvolutionMuon, Optimiser
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
 
@@ -22,42 +22,23 @@ _KMEANS_CHUNK = 8192  # vectors
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """How the tokenizer is trained.
+    """The keys of config section `tokenizer` that say how it is trained."""
 
-    Attributes:
-        num_steps: optimiser steps.
-        batch_size: images a step.
-        matrix_learning_rate: of Muon, for convolution kernels, at its highest; a short warm-up, then cosine decay to 0.
-        learning_rate: of AdamW, for all else; same course.
-        continuous_steps: first steps without quantisation; then k-means on the latents makes the codebook.
-        codebook_decay: of the moving averages of a code's vectors, a step.
-        dead_share: a code used less often than this share of the mean use is moved to a latent of the batch.
-        commitment_weight: pulls latents to their codes.
-        gradient_weight: of the L1 distance of finite differences, for sharp edges.
-        perceptual_weight: of the distance of the attribute classifier's activations; 0 without a attribute classifier.
-    """
-
-    num_steps: int = 1000
-    batch_size: int = 16
-    matrix_learning_rate: float = 4e-3
-    learning_rate: float = 2e-3
-    continuous_steps: int = 120
-    codebook_decay: float = 0.985
-    dead_share: float = 0.05
-    commitment_weight: float = 0.25
-    gradient_weight: float = 0.5
-    perceptual_weight: float = 0.1
+    num_steps: int
+    batch_size: int
+    matrix_learning_rate: float
+    learning_rate: float
+    continuous_steps: int
+    codebook_decay: float
+    dead_share: float
+    commitment_weight: float
+    gradient_weight: float
+    perceptual_weight: float
 
 
-class TokenizerTrainer:
-    """Trains a tokenizer step by step; the data of step i are a pure function of (seed, i).
-
-    Args:
-        source: of images.
-        attribute classifier: in eval mode, for the perceptual loss; None leaves that loss out.
-        config: the tokenizer's sizes.
-        settings: see `TokenizerTraining`.
-        seed: of weights and data.
+class TokenizerTrainer(Trainer):
+    """Trains a tokenizer; the seed is that of weights and data. Without an attribute classifier there is no
+    perceptual loss.
     """
 
     def __init__(
@@ -69,25 +50,21 @@ class TokenizerTrainer:
         seed: int,
     ) -> None:
         torch.manual_seed(seed)
-        self.source = source
-        self.attribute_classifier = (
-            None if attribute_classifier is None else attribute_classifier.eval().requires_grad_(False)
-        )
-        self.settings = settings
-        self.seed = seed
+        self.source, self.settings, self.seed = source, settings, seed
+        self.attribute_classifier = attribute_classifier
+        if attribute_classifier is not None:
+            attribute_classifier.eval().requires_grad_(False)
         self.model = ImageTokenizer(config).to(memory_format=torch.channels_last)
         parameters = list(self.model.parameters())
         kernels = [p for p in parameters if p.dim() == 4 and min(p.shape[:2]) > config.code_dim]
         others = [p for p in parameters if all(p is not kernel for kernel in kernels)]
-        self.optimisers = [
-            ConvolutionMuon(kernels, settings.matrix_learning_rate),
-            torch.optim.AdamW(others, settings.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4),
-        ]
+        adamw = torch.optim.AdamW(others, settings.learning_rate, betas=BETAS, weight_decay=1e-4)
+        self.optimiser = Optimiser([ConvolutionMuon(kernels, settings.matrix_learning_rate), adamw])
         self.code_use = torch.ones(config.codebook_size)
         self.code_sums = self.model.codebook.clone()
 
     def step(self, i: int) -> dict[str, float]:
-        """Run step i; returns losses and the perplexity of the batch's codes."""
+        """Runs step i; returns losses and the perplexity of the batch's codes."""
         settings = self.settings
         if i == settings.continuous_steps:
             self._start_codebook(i)
@@ -101,11 +78,7 @@ class TokenizerTrainer:
         reconstructions = self.model.reconstruct(latents + (quantised - latents).detach())
         losses = self._losses(images, reconstructions, latents, quantised)
         loss = sum(losses.values())
-        self.model.zero_grad(set_to_none=True)
-        loss.backward()
-        for optimiser in self.optimisers:
-            set_learning_rate(optimiser, cosine_rate(i, settings.num_steps, warmup=max(1, settings.num_steps // 20)))
-            optimiser.step()
+        self.optimiser.step(loss, cosine_rate(i, settings.num_steps, warmup=max(1, settings.num_steps // 20)))
         if codes is not None:
             self._update_codebook(i, latents.detach().flatten(0, 1), codes.flatten())
         error = F.mse_loss(reconstructions.detach().clamp(-1, 1), images)
@@ -113,30 +86,22 @@ class TokenizerTrainer:
         return {"loss": loss.item(), "psnr_db": psnr.item(), **{name: value.item() for name, value in losses.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights, the optimiser's state and the codebook's moving averages."""
-        return {
-            "model": self.model.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-            "code_use": self.code_use,
-            "code_sums": self.code_sums,
-        }
+        """Adds the codebook's moving averages."""
+        return super().state_dict() | {"code_use": self.code_use, "code_sums": self.code_sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state of `state_dict`."""
-        self.model.load_state_dict(state["model"])
-        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        self.code_use = state["code_use"].clone()
-        self.code_sums = state["code_sums"].clone()
+        """Restores what `state_dict` gave."""
+        super().load_state_dict(state)
+        self.code_use, self.code_sums = state["code_use"].clone(), state["code_sums"].clone()
 
     def _indices(self, i: int, count: int) -> list[int]:
         return batch_indices(self.seed + _DATA_STREAM, i, count, self.source.num_train)
 
     def _generator(self, i: int) -> torch.Generator:
-        return torch.Generator().manual_seed((self.seed + _DATA_STREAM) * 1_000_003 + i)
+        return step_generator(self.seed + _DATA_STREAM, i)
 
     def _losses(self, images: Tensor, output: Tensor, latents: Tensor, quantised: Tensor) -> dict[str, Tensor]:
-        """Return the weighted terms of the loss."""
+        """The weighted terms of the loss."""
         settings = self.settings
         losses = {
             "pixel": F.l1_loss(output, images) + F.mse_loss(output, images),
@@ -144,14 +109,13 @@ class TokenizerTrainer:
             "commitment": settings.commitment_weight * (latents - quantised).square().sum(-1).mean(),
         }
         if self.attribute_classifier is not None and settings.perceptual_weight > 0:
-            losses["perceptual"] = settings.perceptual_weight * perceptual_distance(
-                self.attribute_classifier, output, images
-            )
+            distance = perceptual_distance(self.attribute_classifier, output, images)
+            losses["perceptual"] = settings.perceptual_weight * distance
         return losses
 
     @torch.no_grad()
     def _start_codebook(self, i: int) -> None:
-        """Place the codes by k-means on the latents of fresh images."""
+        """Places the codes by k-means on the latents of fresh images."""
         indices = self._indices(i + (1 << 40), _KMEANS_IMAGES)
         chunks = [indices[start : start + 64] for start in range(0, len(indices), 64)]
         latents = torch.cat([self.model.latents(self.source.images("train", chunk)).flatten(0, 1) for chunk in chunks])
@@ -164,7 +128,7 @@ class TokenizerTrainer:
 
     @torch.no_grad()
     def _update_codebook(self, i: int, latents: Tensor, codes: Tensor) -> None:
-        """Move each code to the moving average of its latents, (positions, code_dim); revive the unused ones."""
+        """Moves each code to the moving average of its latents, (positions, code_dim); revives the unused ones."""
         decay = self.settings.codebook_decay
         use, sums = count_and_sum(latents, codes, len(self.code_use))
         self.code_use.lerp_(use, 1.0 - decay)
@@ -183,7 +147,7 @@ def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
 
 
 def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
-    """Mean squared difference of the attribute classifier's activations, each stage in units of its own mean square; scalar."""
+    """Mean squared difference of the classifier's activations, each stage in units of its own mean square; scalar."""
     num_stages = len(attribute_classifier.stages)
     with torch.no_grad():
         wanted = attribute_classifier.activations(images, num_stages)
@@ -193,7 +157,7 @@ def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tenso
 
 
 def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[Tensor, Tensor]:
-    """Return how often each code is used, (codebook_size,), and the sum of its latents, (codebook_size, code_dim)."""
+    """How often each code is used, (codebook_size,), and the sum of its latents, (codebook_size, code_dim)."""
     use = torch.bincount(codes, minlength=codebook_size).to(latents.dtype)
     sums = torch.zeros(codebook_size, latents.shape[1]).index_add_(0, codes, latents)
     return use, sums
@@ -202,17 +166,11 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
 def reseed_dead_codes(
     code_use: Tensor, code_sums: Tensor, latents: Tensor, threshold: float, generator: torch.Generator
 ) -> int:
-    """Move codes used less than `threshold` to random latents of the batch, in place; returns how many.
+    """Moves codes used less than `threshold` times a step to random latents (positions, code_dim) of the batch, in
+    place; returns how many.
 
-    Args:
-        code_use: (codebook_size,) moving average of uses a step.
-        code_sums: (codebook_size, code_dim) moving average of summed latents a step.
-        latents: (positions, code_dim) of the current batch.
-        threshold: uses a step.
-        generator: draws the latents.
-
-    Returns:
-        Number of codes moved. A moved code starts at ten times the threshold, so that it gets time to win latents.
+    `code_use` (codebook_size,) and `code_sums` (codebook_size, code_dim) are moving averages of a step's uses and
+    summed latents. A moved code starts at ten times the threshold, so that it gets time to win latents.
     """
     dead = (code_use < threshold).nonzero()[:, 0]
     if len(dead):
@@ -223,19 +181,8 @@ def reseed_dead_codes(
 
 
 def spherical_kmeans(vectors: Tensor, num_rows: int, num_rounds: int, generator: torch.Generator) -> Tensor:
-    """Cluster unit vectors by inner product.
-
-    Args:
-        vectors: (vectors, dim), unit length; at least num_rows of them.
-        num_rows: clusters.
-        num_rounds: rounds of assignment and averaging.
-        generator: draws the starting rows and the vectors that replace empty clusters.
-
-    Returns:
-        (num_rows, dim) unit rows.
-
-    Raises:
-        ValueError: fewer vectors than rows.
+    """Clusters unit vectors (vectors, dim) by inner product into (num_rows, dim) unit rows; the generator draws the
+    starting rows and the vectors that replace empty clusters.
     """
     if len(vectors) < num_rows:
         raise ValueError(

@@ -1,9 +1,20 @@
-"""Muon for convolutions: what orthogonalised means, and that it descends."""
+"""Optimisers: one clipping and one course for all parts; Muon for convolutions descends."""
 
 import torch
 from torch import nn
 
-from lantern_pipeline.training.muon import ConvolutionMuon, orthogonalise
+from lantern_pipeline.training.optimisers import ConvolutionMuon, Optimiser, orthogonalise
+
+
+def test_parts_share_one_clipping_and_one_course_of_the_rate():
+    first, second, other = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    parts = [torch.optim.SGD([first], lr=1.0), torch.optim.SGD([second], lr=2.0)]
+    optimiser = Optimiser(parts, max_norm=1.0)
+    for _ in range(2):  # the factor is of the highest rates, whatever the step before had
+        assert optimiser.step(3 * first.sum() + 4 * second.sum(), 0.5) == 5.0
+    torch.testing.assert_close(torch.cat([first, second]).detach(), torch.tensor([-2 * 0.3, -2 * 0.8]))
+    unclipped = Optimiser([torch.optim.SGD([other], lr=1.0)])
+    assert unclipped.step(5 * other.sum(), 1.0) == 5.0 and other.item() == -5.0
 
 
 def test_singular_values_come_near_one_and_vectors_stay():
