@@ -153,6 +153,22 @@ def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
     return digest.hexdigest()
 
 
+def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Makes sure that weights by name, read from `path`, are numbers.
+
+    Raises:
+        ValueError: a tensor holds nan or infinity; names it and says how many.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite():
+            continue  # the sum is one pass, the count several
+        if num_bad := int((~tensor.isfinite()).sum()):
+            raise ValueError(
+                f"{path}: tensor {name} should hold finite numbers, found {num_bad} of {tensor.numel()} that are nan "
+                "or infinite; fetch it again, or take another checkpoint"
+            )
+
+
 def read_json(path: Path | str) -> Any:
     """Reads a JSON file.
 

@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lantern.checkpoints.pickles import Inert, load_pickle
+from lantern.io import check_finite
 
 TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
 # Safe formats first; the LANTERN authors' own code prefers the pickle, which holds the same numbers.
@@ -146,22 +146,6 @@ def compare_with_config(path: Path, key: str, expected: Any, found: Any, config_
             f"{path}: {key} should be {expected} as config key {config_key} says, found {found}; "
             "choose the other checkpoint or change the config"
         )
-
-
-def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Makes sure that weights by name, read from `path`, are numbers.
-
-    Raises:
-        ValueError: a tensor holds nan or infinity; names it and says how many.
-    """
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite():
-            continue  # the sum is one pass, the count several
-        if num_bad := int((~tensor.isfinite()).sum()):
-            raise ValueError(
-                f"{path}: tensor {name} should hold finite numbers, found {num_bad} of {tensor.numel()} that are nan "
-                "or infinite; fetch it again, or take another checkpoint"
-            )
 
 
 def _tidy_names(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

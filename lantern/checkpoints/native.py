@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from lantern.checkpoints.files import check_finite
-from lantern.io import METADATA_KEY, load_tensors, save_tensors
+from lantern.io import METADATA_KEY, check_finite, load_tensors, save_tensors
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

@@ -20,7 +20,7 @@ class DraftModel(nn.Module):
     """fc(cat(token embedding, target hidden)) -> one decoder layer without input norm; the target's head reads the
     result.
 
-    The fc layer is kept as its two halves, `from_token` (with the bias) and `from_hidden`.
+    The fc layer is kept in two, `from_token` (with the bias) and `from_hidden`.
 
     Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py, convention of their
     weights.

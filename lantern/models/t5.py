@@ -15,8 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lantern.checkpoints.files import check_finite
-from lantern.io import read_json
+from lantern.io import check_finite, read_json
 from lantern.models.caption_cleaning import clean_caption
 
 MAX_TOKENS = 120

@@ -25,8 +25,8 @@ class VQ16Config:
         codebook_size: number of codes.
         code_dim: length of a code.
         channels: at full resolution, a multiple of 32.
-        channel_multipliers: of the channels at each resolution, full resolution first; each halves the image but the
-            last.
+        channel_multipliers: of the channels at each resolution, full resolution first; each but the last
+            shrinks the image to half.
         num_blocks: residual blocks of the encoder at each resolution; the decoder has one more.
         latent_channels: between autoencoder and codebook.
     """
@@ -144,7 +144,9 @@ class Encoder(nn.Module):
         last = len(widths) - 1
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
-            Level(before, width, config.num_blocks, has_attention=index == last, halves=index < last)
+            Level(
+                before, width, config.num_blocks, has_attention=index == last, resize="down" if index < last else None
+            )
             for index, (before, width) in enumerate(zip([config.channels, *widths], widths, strict=False))
         )
         self.mid = middle(widths[-1])
@@ -169,7 +171,7 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(config.latent_channels, widths[0], 3, padding=1)
         self.mid = middle(widths[0])
         self.conv_blocks = nn.ModuleList(
-            Level(before, width, config.num_blocks + 1, has_attention=index == 0, doubles=index < last)
+            Level(before, width, config.num_blocks + 1, has_attention=index == 0, resize="up" if index < last else None)
             for index, (before, width) in enumerate(zip([widths[0], *widths], widths, strict=False))
         )
         self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)
@@ -184,26 +186,20 @@ class Decoder(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, attention behind each where there is any, then a change of resolution."""
+    """Residual blocks of one resolution, attention behind each where there is any, then a change of resolution.
 
-    def __init__(
-        self,
-        before: int,
-        width: int,
-        num_blocks: int,
-        *,
-        has_attention: bool,
-        halves: bool = False,
-        doubles: bool = False,
-    ) -> None:
+    `resize` is "down" (half the side), "up" (twice) or None.
+    """
+
+    def __init__(self, before: int, width: int, num_blocks: int, *, has_attention: bool, resize: str | None) -> None:
         super().__init__()
         self.res = nn.ModuleList(ResidualBlock(before if index == 0 else width, width) for index in range(num_blocks))
         self.attn = nn.ModuleList(AttentionBlock(width) for _ in range(num_blocks * has_attention))
-        if halves:
+        if resize == "down":
             self.downsample = nn.ModuleDict({"conv": nn.Conv2d(width, width, 3, stride=2)})
-        if doubles:
+        if resize == "up":
             self.upsample = nn.ModuleDict({"conv": nn.Conv2d(width, width, 3, padding=1)})
-        self.halves, self.doubles = halves, doubles
+        self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, before, side, side) to (n, width, side, side), or half or twice the side."""
@@ -211,9 +207,9 @@ class Level(nn.Module):
             x = block(x)
             if self.attn:
                 x = self.attn[index](x)
-        if self.halves:  # one row and column of zeros on the right and below only
+        if self.resize == "down":  # one row and column of zeros on the right and below only
             return self.downsample["conv"](F.pad(x, (0, 1, 0, 1)))
-        if self.doubles:
+        if self.resize == "up":
             return self.upsample["conv"](F.interpolate(x, scale_factor=2.0, mode="nearest"))
         return x
 

@@ -13,16 +13,8 @@ MAX_SIZE = 2**17  # of any number in a model's config
 
 
 def check_model_size(path: Path, config_class: type, count: Callable[[Any], int], grid: int) -> None:
-    """Checks, before a model is built, that its config asks for no more than its file holds.
-
-    Args:
-        path: checkpoint of ours.
-        config_class: dataclass of its sizes.
-        count: parameters that such a config makes.
-        grid: side of the image in tokens that it should have.
-
-    Raises:
-        ValueError: a size that is missing, no number or no positive one, another grid, or a file that is too small.
+    """Checks, before a model is built, that the sizes in our checkpoint `path` are plain numbers, `grid` tokens a side,
+    and ask for no more parameters (`count` of them) than the file holds.
     """
     metadata = read_metadata(path)
     if metadata is None:
