@@ -159,8 +159,8 @@ def main() -> None:
     else:
         models, tables = load_models(config, folder), load_used_tables(config, folder, specs)
     if options.compile:
-        models.target.run_cached = torch.compile(models.target.run_cached, dynamic=False)
-        models.draft.run_cached = torch.compile(models.draft.run_cached, dynamic=False)
+        models.target.extend = torch.compile(models.target.extend, dynamic=False)
+        models.draft.extend = torch.compile(models.draft.extend, dynamic=False)
     decoders = make_decoders(config, models, tables, specs, options.temperature)
     prompts, encoder = load_prompts(config, folder, options.random_weights)
     rows = measure(decoders, prompts[: options.images], encoder, options.warmup)

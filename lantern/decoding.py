@@ -112,12 +112,7 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        models: DecodingModels,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        *,
-        records_margins: bool = False,
+        self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig, *, records_margins: bool = False
     ) -> None:
         self.models, self.spec, self.sampling, self.records_margins = models, spec, sampling, records_margins
         self.target, config = models.target, models.target.config

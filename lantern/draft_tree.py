@@ -76,13 +76,9 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
     paths = climb.gather(2, back.clamp(min=0))
     is_sibling = (parents[:, :, None] == parents[:, None, :]) & (node[None, :] < node[:, None]) & (node[None, :] > 0)
     ranks = is_sibling.sum(dim=2)
-    # Column nodes * max_children takes the root, which is nobody's child.
-    flat = (parents * max_children + ranks).index_fill(
-        1, torch.zeros(1, dtype=torch.int64, device=device), nodes * max_children
-    )
-    children = torch.full((rows, nodes * max_children + 1), -1, device=device).scatter_(
-        1, flat, node.expand(rows, nodes)
-    )
+    last = nodes * max_children  # this column takes the root, which is nobody's child
+    places = torch.where(node == 0, last, parents * max_children + ranks)
+    children = torch.full((rows, last + 1), -1, device=device).scatter_(1, places, node.expand(rows, nodes))
     return DraftTree(
         parents=parents,
         depths=depths,
@@ -142,15 +138,13 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
     parent_nodes = torch.tensor(inner, device=device)
     ordinal = torch.zeros(tree.num_nodes, dtype=torch.int64, device=device)
     ordinal[parent_nodes[1:]] = torch.arange(len(inner) - 1, device=device)
+    changed = {
+        "children": tree.children[:, parent_nodes],
+        "parent_nodes": parent_nodes,
+        "earlier_siblings": tree.earlier_siblings if tree.earlier_siblings.any() else None,
+    }
     return StaticTree(
-        parents=tree.parents,
-        depths=tree.depths,
-        ranks=tree.ranks,
-        ancestors=tree.ancestors,
-        paths=tree.paths,
-        children=tree.children[:, parent_nodes],
-        parent_nodes=parent_nodes,
-        earlier_siblings=tree.earlier_siblings if tree.earlier_siblings.any() else None,
+        **{**vars(tree), **changed},
         levels=[torch.tensor(nodes, device=device) for nodes in by_level],
         drafted=drafted,
         level_children=level_children,

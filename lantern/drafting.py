@@ -180,11 +180,7 @@ class TreeDrafter:
             weights, keys = self._weights(state, hidden, positions)
             if self.drafts == "sampled":
                 probs.append(weights.softmax(-1))
-            best = (
-                keys.argmax(-1, keepdim=True)
-                if plan.num_children == 1
-                else keys.topk(plan.num_children, dim=-1).indices
-            )
+            best = keys.argmax(-1, keepdim=True) if plan.width == 1 else keys.topk(plan.width, dim=-1).indices
             levels.append(best.flatten(1).index_select(1, plan.drafted))
         return Drafts(torch.cat(levels, dim=1), self.tree, torch.cat(probs, dim=1) if probs else None)
 
@@ -261,14 +257,14 @@ class _LevelPlan:
     """How one level of a static tree is drafted; index tensors are int64. Nothing runs for the root's.
 
     Attributes:
-        num_children: most children of one of the level's inner nodes.
+        width: most children of one of the level's inner nodes.
         drafted: the nodes one level deeper among the flattened proposals.
         tokens: the inner nodes among the nodes of their depth.
         parents: their parents among the inner nodes of the depth above.
         places: where they stand.
     """
 
-    num_children: int
+    width: int
     drafted: torch.Tensor
     tokens: torch.Tensor | None = None
     parents: torch.Tensor | None = None

@@ -91,10 +91,10 @@ class DraftModel(nn.Module):
             num_slots: of the cache.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
-        hidden = hidden.flatten(0, 1)
-        context = Context(self.new_cache(len(hidden), num_slots), visible)
-        slots, attention_mask = context.place_text()
-        self.run_cached(torch.zeros_like(slots), hidden, slots, attention_mask, context.cache)
+        c, kind = self.config, {"device": hidden.device, "dtype": hidden.dtype}
+        num_rows, head_dim = len(hidden) * len(mask), c.dim // c.num_heads
+        context = Context(KVCache(1, num_rows, num_slots, c.num_heads, head_dim, **kind), visible)
+        self._run(context, torch.zeros_like(mask, dtype=torch.int64), hidden, *context.place_text())
         return context
 
     def extend(
@@ -109,29 +109,19 @@ class DraftModel(nn.Module):
         """Runs new nodes behind what the context holds; arguments and result as in `TargetModel.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
-        mask = context.place(slots, window)
-        return self.run_cached(tokens, hidden.flatten(0, 1), rotary_rows, mask, context.cache).unflatten(
-            0, (-1, len(tokens))
-        )
+        return self._run(context, tokens, hidden, rotary_rows, context.place(slots, window))
 
-    def run_cached(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+    def _run(
+        self,
+        context: Context,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        rotary_rows: torch.Tensor,
+        mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes against the cache, whose slots were chosen with `cache.place`.
-
-        Args:
-            tokens: int64, (batch, nodes).
-            hidden: (rows, nodes, dim); rows = batch, or twice the batch under guidance (both captions draft the same
-                tokens).
-            rotary_rows: int64, (batch, nodes).
-            mask: additive, (rows, 1, nodes, slots).
-            cache: one layer.
-
-        Returns:
-            Predicted next hidden states, (rows, nodes, dim).
-        """
-        x = repeat_rows(self.embed(tokens), len(hidden)) + self.from_hidden(hidden)
-        return self.layer(x, gather_rotary(self.rotary, rotary_rows, x.shape[0]), mask, cache)
+        x = repeat_rows(self.embed(tokens), len(mask)) + self.from_hidden(hidden.flatten(0, 1))
+        rotary = gather_rotary(self.rotary, rotary_rows, len(x))
+        return self.layer(x, rotary, mask, context.cache).unflatten(0, (-1, len(tokens)))
 
     def prepare_for_decoding(self) -> DraftModel:
         """As the target's: faster to decode with, no longer to be trained or saved. Tabulates `from_token` on any
@@ -143,9 +133,3 @@ class DraftModel(nn.Module):
             self.layer.fold_norms()
             store_column_major(self)
         return self
-
-    def new_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """An empty cache of num_slots slots for num_rows rows on the model's device, in its dtype."""
-        c, weight = self.config, self.from_hidden.weight
-        head_dim = c.dim // c.num_heads
-        return KVCache(1, num_rows, num_slots, c.num_heads, head_dim, device=weight.device, dtype=weight.dtype)

@@ -128,10 +128,9 @@ class TargetModel(nn.Module):
         """
         if is_guided:
             features = torch.cat([features, self.null_features(len(features)).to(features.dtype)])
-        context = Context(self.new_cache(len(features), num_slots), mask)
-        slots, attention_mask = context.place_text()
-        hidden = self.run_cached(self.embed_text(features), slots, attention_mask, context.cache)
-        return hidden.unflatten(0, (-1, len(mask))), context
+        c, kind = self.config, {"device": self.device, "dtype": self.dtype}
+        context = Context(KVCache(c.num_layers, len(features), num_slots, c.num_heads, c.head_dim, **kind), mask)
+        return self._run(context, self.embed_text(features), *context.place_text()), context
 
     def extend(
         self,
@@ -153,32 +152,19 @@ class TargetModel(nn.Module):
         Returns:
             Hidden states after the final norm, (captions, batch, nodes, dim).
         """
-        mask = context.place(slots, window)
-        x = repeat_rows(self.token_embedding(tokens), len(mask))
-        return self.run_cached(x, rotary_rows, mask, context.cache).unflatten(0, (-1, len(tokens)))
+        x = repeat_rows(self.token_embedding(tokens), context.cache.num_rows)
+        return self._run(context, x, rotary_rows, context.place(slots, window))
+
+    def _run(self, context: Context, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Embedded nodes (rows, nodes, dim), whose slots are chosen -> hidden states (captions, batch, nodes, dim)."""
+        rotary = gather_rotary(self.rotary, rotary_rows, len(x))
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rotary, mask, context.cache, i)
+        return self.final_norm(x).unflatten(0, (-1, len(rotary_rows)))
 
     def null_features(self, num_rows: int) -> torch.Tensor:
         """The learned null caption, (num_rows, num_text_tokens, caption_dim)."""
         return self.null_caption.expand(num_rows, -1, -1)
-
-    def run_cached(
-        self, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
-    ) -> torch.Tensor:
-        """Runs new nodes against the cache, whose slots were chosen with `cache.place`.
-
-        Args:
-            x: embedded nodes, (rows, nodes, dim); rows = batch, or twice the batch under guidance.
-            rotary_rows: int64, (batch, nodes): row of the rotary table of each node.
-            mask: additive, (rows, 1, nodes, slots).
-            cache: see `KVCache`.
-
-        Returns:
-            Hidden states after the final norm, (rows, nodes, dim).
-        """
-        rotary = gather_rotary(self.rotary, rotary_rows, x.shape[0])
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, mask, cache, i)
-        return self.final_norm(x)
 
     def prepare_for_decoding(self) -> TargetModel:
         """Makes a float32 CPU model faster to decode with, in place: folds norm weights, stores weights column-major.
@@ -191,11 +177,6 @@ class TargetModel(nn.Module):
                 layer.fold_norms()
             store_column_major(self)
         return self
-
-    def new_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """An empty cache of num_slots slots for num_rows rows on the model's device, in its dtype."""
-        c = self.config
-        return KVCache(c.num_layers, num_rows, num_slots, c.num_heads, c.head_dim, device=self.device, dtype=self.dtype)
 
 
 def cast_target(model: TargetModel, dtype: torch.dtype) -> TargetModel:

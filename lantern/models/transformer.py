@@ -124,10 +124,8 @@ class Layer(nn.Module):
         head_dim = dim // self.num_heads
         qkv = self.qkv(normed).view(rows, nodes, 3, self.num_heads, head_dim // 2, 2)
         turned = torch.view_as_real(torch.view_as_complex(qkv[:, :, :2].float()) * rotary).to(x.dtype)
-        query, key = turned.view(rows, nodes, 2, self.num_heads, head_dim).unbind(
-            2
-        )  # each (rows, nodes, heads, head_dim)
-        value = qkv[:, :, 2].flatten(-2)
+        query, key = turned.view(rows, nodes, 2, self.num_heads, head_dim).unbind(2)
+        value = qkv[:, :, 2].flatten(-2)  # each of the three (rows, nodes, heads, head_dim)
         if cache is not None:
             key, value = cache.append(index, key, value)
         attended = F.scaled_dot_product_attention(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_codes import CONFIG
 
-from lantern.attention_mask import prefix_mask, slide_window, window_table
+from lantern.attention_mask import slide_window, window_table
 from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, rotary_table
 
@@ -26,17 +26,14 @@ def model() -> TargetModel:
 def run_stepwise(model: TargetModel, features, mask, codes) -> torch.Tensor:
     """The caption in one pass, then token by token against the cache."""
     n, total = CONFIG.num_text_tokens, CONFIG.num_text_tokens + codes.shape[1]
-    cache = model.new_cache(len(codes), total)
-    whole = prefix_mask(mask, total, torch.float32)
-    slots = torch.arange(n).expand(len(codes), -1)
-    cache.place(slots)
-    hidden = [model.run_cached(model.embed_text(features), slots, whole[:, :, :n], cache)]
+    (hidden,), context = model.prefill(features, mask, total, is_guided=False)
+    steps = [hidden]
+    table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), total, torch.float32)
     for i in range(codes.shape[1]):
         slots = torch.full((len(codes), 1), n + i)
-        cache.place(slots)
-        x = model.token_embedding(codes[:, i : i + 1])
-        hidden.append(model.run_cached(x, slots, whole[:, :, n + i : n + i + 1], cache))
-    return torch.cat(hidden, dim=1)
+        window = slide_window(table, slots[:, 0], total)
+        steps += model.extend(context, codes[:, i : i + 1], slots, slots, window)
+    return torch.cat(steps, dim=1)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])

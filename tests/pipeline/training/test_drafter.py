@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_codes import make_dataset, make_recipe, make_target
 
-from lantern.attention_mask import additive, slide_window, window_table
+from lantern.attention_mask import slide_window, window_table
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern_pipeline.training.distributed import make_accelerator
@@ -47,26 +47,19 @@ def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
     with torch.inference_mode():
         hidden = target(features, mask, codes[:, :-1])  # (1, 6, dim)
         passes = unroll(draft, codes, mask, hidden, 3)
-        cache = draft.new_cache(1, 8)
-        text = torch.nn.functional.pad(additive(mask[:, :2], torch.float32), (0, 6))[:, None, None]
-        own = torch.nn.functional.pad(torch.eye(3, dtype=torch.bool), (0, 5))
+        context = draft.prefill(hidden[None, :, :2], mask[:, :2], 8)
+        table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), 8, torch.float32)
 
-        def run(token, state, slot):
-            slots = torch.arange(slot, slot + len(token))[None]
-            causal = torch.ones(1, len(token), len(token), dtype=torch.bool).tril()
-            table = window_table(causal, 8, torch.float32)
-            attention = slide_window(table, torch.tensor([slot]), 8)[:, None] + text
-            if slot == 0:
-                attention = attention.masked_fill(own, 0.0)
-            cache.place(slots)
-            return draft.run_cached(token[None], state, slots, attention, cache)
+        def run(code, state, slot):
+            slots = torch.tensor([[slot]])
+            return draft.extend(context, code, state, slots, slots, slide_window(table, slots[0], 8))
 
-        first = run(torch.tensor([0, 0, 3]), hidden[:, :3], 0)[:, -1:]
-        second = run(codes[0, 1:2], first, 3)
-        third = run(codes[0, 2:3], second, 4)
-    torch.testing.assert_close(passes[0][:, 0], first[:, 0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(passes[1][:, 1], second[:, 0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(passes[2][:, 2], third[:, 0], atol=1e-5, rtol=0)
+        first = run(codes[:, :1], hidden[None, :, 2:3], 2)
+        second = run(codes[:, 1:2], first, 3)
+        third = run(codes[:, 2:3], second, 4)
+    torch.testing.assert_close(passes[0][:, 0], first[0, :, 0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(passes[1][:, 1], second[0, :, 0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(passes[2][:, 2], third[0, :, 0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("loss", FORMER_LOSSES)
