@@ -84,11 +84,6 @@ def _check_source(config: dict[str, Any]) -> None:
             f"config key data.captions goes with data.source captions and with nothing else, got {show(captions)} and "
             f"data.source {source}"
         )
-    if config["target"]["num_eval"] < config["drafter"]["num_eval"]:
-        raise ValueError(
-            f"config key drafter.num_eval must be at most target.num_eval = {config['target']['num_eval']}, "
-            f"got {config['drafter']['num_eval']}"
-        )
     if config["text"]["encoder"] == "t5" and config["metrics"]["fidelity"] == "attribute_classifier":
         raise ValueError(
             "config key metrics.fidelity must be inception or null where text.encoder is t5: the attribute "
@@ -134,6 +129,7 @@ def _check_sizes(config: dict[str, Any]) -> None:
         "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
         "total_variation.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
         "total_variation.num_children": ("tokenizer.codebook_size", codebook_size),
+        "drafter.num_eval": ("target.num_eval", config["target"]["num_eval"]),
         "draft_tree.dynamic.num_nodes": ("top_k + depth * top_k ** 2", drafted),
     }
     if config["metrics"]["fidelity"] == "attribute_classifier":

@@ -58,12 +58,7 @@ def _model_disk_mb(num_parameters: int, is_trained: bool) -> int:
 
 
 class JobSizes:
-    """Megabytes and minutes of jobs that hold a target or write files of its size.
-
-    Args:
-        config: the checked configuration.
-        has_gpu: jobs run on a GPU, whose memory is not counted here.
-    """
+    """Megabytes and minutes of jobs that hold a target or write files of its size; a GPU's memory is not counted."""
 
     def __init__(self, config: dict[str, Any], has_gpu: bool) -> None:
         self.config, self.has_gpu, self.sizes = config, has_gpu, target_sizes(config)

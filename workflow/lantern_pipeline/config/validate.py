@@ -127,25 +127,14 @@ def _make_whole(value: Any, schema: Any) -> Any:
 
 
 def uses_gpu(device: str) -> bool:
-    """Tells, without importing torch, whether jobs will run on an NVIDIA GPU, so that rules ask the scheduler for one.
-
-    Args:
-        device: "auto" (a GPU where this machine has one), "cpu" or "cuda".
-    """
+    """Tells, without torch, whether jobs will run on an NVIDIA GPU, so that rules ask the scheduler for one."""
     return device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def describe_folder(folder: str | None) -> str | None:
-    """Hashes the names, sizes and dates of a folder's files, so that a change of the user's images is noticed.
-
-    Args:
-        folder: path, or None where the images are not the user's.
-
-    Returns:
-        16 hexadecimal digits; None without a folder.
-    """
+    """Hashes the names, sizes and dates of a folder's files, so that a change of the user's images is noticed."""
     if folder is None or not Path(folder).is_dir():
-        return None  # a missing folder is reported by the image source, which names the key
+        return None  # one that should be there is missed before any job
     # A link to nothing is looked at itself: whoever reads the image says what is missing.
     stats = ((file, file.stat() if file.exists() else file.lstat()) for file in Path(folder).rglob("*"))
     files = sorted((file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for file, stat in stats)

@@ -23,8 +23,7 @@ JOB_ENVIRONMENT = {
 def set_job_environment(root: Path | str) -> None:
     """Sets the variables that jobs inherit; a value that the user has set stays.
 
-    Args:
-        root: the project's folder; scripts import its packages, whether they are installed or not.
+    Scripts import the packages of the project's folder `root`, whether they are installed or not.
     """
     for name, value in JOB_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -17,16 +17,12 @@ import lantern
 # Folders of the packages whose code counts.
 PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
+_HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
 
 def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
-    """Hashes a script and every module of the packages that it imports, directly or not.
-
-    Args:
-        script: the Python file that a rule runs.
-        packages: folders of packages; the name of each is its import name.
-
-    Returns:
-        16 hexadecimal digits, the same on every machine and Python version.
+    """Hashes a script and every module that it imports of the packages (folders named as they are imported), directly
+    or not: 16 hexadecimal digits, the same on every machine and Python version.
     """
     digest = hashlib.sha256(_code_of(Path(script)).encode())
     names = {
@@ -41,14 +37,8 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
 
 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
-    """Finds the files of the packages that a script imports, directly or not, imports inside functions included.
-
-    Args:
-        script: the Python file to start from.
-        packages: their folders.
-
-    Returns:
-        Paths inside the packages; the `__init__.py` of each package on the way is one of them.
+    """Finds the files of the packages that a script imports, directly or not: imports inside functions and the
+    `__init__.py` of each package on the way included.
     """
     found: set[Path] = set()
     waiting = [Path(script)]
@@ -115,8 +105,12 @@ def _flatten(node: object) -> Iterator[str]:
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for field, value in ast.iter_fields(node):
-            if field == "body" and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                value = _without_docstring(value)
+            if (
+                field == "body"
+                and isinstance(node, _HAVE_DOCSTRINGS)
+                and ast.get_docstring(node, clean=False) is not None
+            ):
+                value = value[1:]
             if value is None or value == [] or field in ("kind", "type_comment", "ctx"):
                 continue
             yield f" {field}="
@@ -128,11 +122,3 @@ def _flatten(node: object) -> Iterator[str]:
             yield ","
     else:
         yield repr(node)
-
-
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0] if body else None
-    is_docstring = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    )
-    return body[1:] if is_docstring else body

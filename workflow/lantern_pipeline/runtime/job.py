@@ -34,12 +34,6 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     A killed Snakemake leaves its jobs behind: a second process for the same job waits until the first has ended, since
     files have one writer at a time. A damaged file among the run's results is set aside, so that the next run makes it
     again. A job that asks for GPUs sees those that are its own.
-
-    Args:
-        snakemake: the object that Snakemake hands to a script; its first log file, threads and resource gpu are used.
-
-    Yields:
-        A logger.
     """
     terminal, stdout = sys.stderr, sys.stdout
     torch.set_num_threads(max(1, int(snakemake.threads)))
@@ -98,48 +92,25 @@ def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
 
 @contextmanager
 def training_checkpoint(snakemake: Any) -> Iterator[Path]:
-    """Names the file from which an interrupted training goes on; see `resumable_file`.
-
-    Args:
-        snakemake: the object that Snakemake hands to a script; has the output `model`.
-
-    Yields:
-        Path beside the output `model`.
-    """
-    with resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
+    """Names the file, beside the output `model`, from which an interrupted training goes on."""
+    with _resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
         yield path
 
 
 @contextmanager
 def partial_records(snakemake: Any) -> Iterator[Path]:
-    """Names the file in which a generation job keeps its finished images; see `resumable_file`.
-
-    Args:
-        snakemake: the object that Snakemake hands to a script; its first output is a file of records.
-
-    Yields:
-        Path beside the first output.
-    """
+    """Names the file, beside the first output, in which a generation job keeps its finished images."""
     output = Path(snakemake.output[0])
-    with resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
+    with _resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
         yield path
 
 
 @contextmanager
-def resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
+def _resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
     """Names a file that an interrupted job leaves for the next one; it is removed once the block has ended well.
 
     The name holds a hash of the rule's parameters (settings and code fingerprint) and of its inputs' dates, so that a
     changed configuration, an edit or a new input starts afresh instead of going on from what it did not make.
-
-    Args:
-        snakemake: the object that Snakemake hands to a script.
-        folder: where the file lies.
-        stem: of its name, which begins with a dot.
-        suffix: of its name.
-
-    Yields:
-        Its path; there may be such a file or not.
     """
     inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
     key = json.dumps([dict(snakemake.params.items()), inputs], sort_keys=True, default=str)
@@ -162,17 +133,7 @@ def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Picks the device for a config value.
-
-    Args:
-        name: "auto" (a CUDA device where there is one, else the CPU), "cpu" or "cuda".
-
-    Returns:
-        The device.
-
-    Raises:
-        ValueError: "cuda" was asked for and there is none, or the name is unknown.
-    """
+    """Picks the device for a config value: "auto" (a CUDA device where there is one, else the CPU), "cpu" or "cuda"."""
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"config key device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():

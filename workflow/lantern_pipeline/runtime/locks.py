@@ -86,9 +86,8 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
 def hold_gpus(num: int, rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
     """Gives a job `num` GPUs that no other job of this user on this machine has, and makes it see no others.
 
-    Snakemake counts how many are in use, this decides which. Where none is free the job waits and says so once. Without
-    a GPU, or where fewer are visible than are asked for, nothing happens: what uses them says so. The lock files lie in
-    `folder`, by default one of this user among the machine's temporary files.
+    Snakemake counts how many are in use, this decides which; where none is free the job waits. Without a GPU, or where
+    fewer are visible than are asked for, nothing happens: what uses them says so.
     """
     visible = visible_gpus() if num else []
     if not 0 < num <= len(visible):

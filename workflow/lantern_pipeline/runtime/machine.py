@@ -14,15 +14,10 @@ from typing import Any
 
 
 def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Memory that this process and those it starts may have together.
+    """Memory that this process and those it starts may have together: the machine's, or less where a container or a
+    cluster's session has a limit; None on a system that does not say.
 
-    Args:
-        groups: where Linux shows its control groups, version 2.
-        own: where Linux names the one of this process.
-
-    Returns:
-        The machine's memory, or less where a container or a cluster's session has a limit; None on a system that does
-        not say.
+    `groups` is where Linux shows its control groups, version 2, and `own` where it names the one of this process.
     """
     limits = []
     with suppress(AttributeError, ValueError, OSError):  # no such question on this system
