@@ -77,10 +77,6 @@ SOURCE = config["data"]["source"]
 # Held-out images with captions of the run's own: what ceilings and ambiguity are measured on.
 HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
 
-# The report's front page reads its numbers from here; a first run has none yet.
-FINDINGS = Path("results", config["experiment"], "findings.json")
-config["numbers"] = json.loads(FINDINGS.read_text())["numbers"] if FINDINGS.is_file() else {}
-
 PUBLISHED_RESULTS = Path(workflow.basedir, "workflow/lantern_pipeline/analysis/published_results.csv").as_posix()
 
 FIGURES = [

@@ -15,8 +15,8 @@ rule summarise:
     output:
         summary=stage("summary.csv"),
         paired=stage("paired.csv"),
-        verdict=stage("findings.json"),
-        table=stage("table.md"),
+        findings=stage("findings.json"),
+        page=report(stage("findings.html"), caption="../report/findings.rst", category="Overview"),
     log:
         log_of("summarise"),
     conda:
@@ -41,7 +41,7 @@ rule publish_tables:
     input:
         summary=rules.summarise.output.summary,
         paired=rules.summarise.output.paired,
-        verdict=rules.summarise.output.verdict,
+        verdict=rules.summarise.output.findings,
     output:
         summary=report("results/summary.csv", caption="../report/summary.rst", category="Results"),
         paired=report("results/paired.csv", caption="../report/paired.rst", category="Results"),
@@ -88,8 +88,8 @@ rule compare_published:
 # Not part of `all`: it changes files under version control. `make readme`.
 rule publish_readme:
     input:
-        verdict=rules.summarise.output.verdict,
-        table=rules.summarise.output.table,
+        findings=rules.summarise.output.findings,
+        summary=rules.summarise.output.summary,
         pictures=[stage("figures", f"{name}.png") for name in FIGURES[:2]],
     output:
         touch(stage("readme.published")),
@@ -104,6 +104,7 @@ rule publish_readme:
     params:
         code=code("publish_readme.py"),
         root=workflow.basedir,
+        settings=config["metrics"],
     message:
         "Writing the results into README.md and docs/"
     script:

@@ -109,7 +109,7 @@ def test_prompts_of_free_text_have_no_row_of_accuracy():
 
 
 def test_one_prompt_has_no_interval():
-    assert judge(np.nan, np.nan, 1, comparison=OF_IMAGES["nll"]) == "no interval at n = 1"
+    assert judge(np.nan, np.nan, 1, metric=OF_IMAGES["nll"]) == "no interval at n = 1"
 
 
 def test_a_method_without_its_baseline_is_named():
@@ -126,7 +126,7 @@ def test_about_one_true_zero_in_twenty_is_called_a_difference():
     for trial in range(600):
         differences = generator.normal(0, 0.1, 60)
         low, high = bootstrap_interval(mean_statistic, differences, num_resamples=300, seed=trial)
-        wrong += not judge(low, high, 60, comparison=OF_IMAGES["clip_score"]).startswith("no detectable")
+        wrong += not judge(low, high, 60, metric=OF_IMAGES["clip_score"]).startswith("no detectable")
     assert 20 <= wrong <= 58
 
 

@@ -16,9 +16,8 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.comparisons import build_paired
-from lantern_pipeline.analysis.markdown import render_markdown
-from lantern_pipeline.analysis.summary import LAW_INTERVALS, LAW_VALUES, Measurements, build_summary
-from lantern_pipeline.analysis.verdict import compute_verdict
+from lantern_pipeline.analysis.markdown import render_results, results_table
+from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, Measurements, build_summary
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import measuring_models
@@ -159,18 +158,13 @@ def summarise(quality):
     ]
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0")
-    names = [name + end for name in LAW_INTERVALS for end in ("", "_low", "_high")]
-    law = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *names, *LAW_VALUES])
+    names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
+    law = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *names, *TV_VALUES])
     summary = build_summary(
         Measurements(quality.rows, quality.images, latency, law, {0: 3.9}), settings=SETTINGS, seed=0
     )
     paired = build_paired(quality.images, latency, settings=SETTINGS, seed=0)
-    return (
-        summary.set_index("method_id"),
-        paired,
-        render_markdown(summary, SETTINGS),
-        compute_verdict(summary, SETTINGS),
-    )
+    return summary.set_index("method_id"), paired, render_results([], results_table(summary, SETTINGS), {})
 
 
 def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(measure, files):
@@ -216,7 +210,7 @@ ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
 @pytest.mark.parametrize("on", [ALL, {}, {"clip": "openai"}, {"fidelity": "inception"}, {"hps": True}], ids=str)
 def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     quality = measure(**on)
-    summary, paired, table, verdict = summarise(quality)
+    summary, paired, table = summarise(quality)
     assert summary["clip_score"].notna().all() == ("clip" in on) != summary["clip_score"].isna().all()
     for name in ("fid", "kid", "precision", "recall"):
         assert summary[name].notna().all() == ("fidelity" in on) != summary[name].isna().all()
@@ -224,7 +218,7 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     assert np.isfinite(summary[["nll", "speedup", "tokens_equal_autoregressive"]].to_numpy(float)).all()
     measured = {"nll", "pixel_mse", "speedup"} | ({"clip_score"} if "clip" in on else set())
     assert measured <= set(paired["metric"]) and not {"prompt_accuracy", "feature_distance"} & set(paired["metric"])
-    assert "nan" not in table and verdict["text"]
+    assert "nan" not in table
     assert ("hps" in quality.rows) == ("hps" in on) == ("hps" in quality.images)
     described = [name for name in quality.rows if name.endswith(("_extractor", "_weights_sha256"))]
     assert len(described) == 2 * sum({"fidelity": 2, "clip": 1, "hps": 1}[name] for name in on)

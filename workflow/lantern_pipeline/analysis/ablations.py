@@ -51,15 +51,10 @@ class AblationStudy:
     seed: int
 
     def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Draws and measures every point.
+        """Draws and measures every point of an ablation, of `expand_ablations`.
 
-        Args:
-            name: of the ablation, for the tables.
-            points: its points, of `expand_ablations`.
-
-        Returns:
-            (rows, images): one row per point with means and 95 % intervals over prompts, `nll_change` being the paired
-            difference from autoregressive decoding; one row per point and prompt.
+        Returns (rows, images): a row per point with means and 95 % intervals over prompts, `nll_change` being the
+        paired difference from autoregressive decoding; and a row per point and prompt.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:

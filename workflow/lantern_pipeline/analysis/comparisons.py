@@ -23,6 +23,7 @@ from lantern_pipeline.metrics.intervals import (
     mean_statistic,
     median_statistic,
 )
+from lantern_pipeline.metrics.registry import HIGHER, IMAGES, METRICS, Metric, metrics_over
 from lantern_pipeline.metrics.repeats import KEYS, repeat_groups, stack_prompts
 from lantern_pipeline.metrics.speed import BASELINE, pair_latency
 
@@ -31,34 +32,8 @@ PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion
 NUM_LENGTHS = 21  # lengths at which curves are read off
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A metric's difference from autoregressive decoding's: its unit, and words for above, below and around zero.
-
-    `is_distance`: the column is a distance from the autoregressive image, thus a difference already.
-    """
-
-    unit: str
-    above: str = "better"
-    below: str = "worse"
-    none: str = "no detectable difference"
-    is_distance: bool = False
-
-
-def _distance(unit: str) -> Comparison:
-    return Comparison(unit, "different images", "", "identical images", is_distance=True)
-
-
-SPEEDUP = Comparison("times autoregressive decoding, minus 1")
-OF_IMAGES = {
-    # likelier tokens are not better ones: greedy images are the likeliest
-    "nll": Comparison("nats per token", above="worse", below="lower (not a merit by itself)"),
-    "clip_score": Comparison("cosine"),
-    "hps": Comparison("cosine"),
-    "prompt_accuracy": Comparison("share of attributes"),
-    "pixel_mse": _distance("squared intensity, of 1"),
-    "feature_distance": _distance("standard deviations of a feature"),
-}
+OF_IMAGES = {metric.column: metric for metric in metrics_over(IMAGES) if not metric.is_yes_no}
+SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 
 
 def build_paired(
@@ -75,13 +50,18 @@ def build_paired(
     return pd.DataFrame(rows, columns=list(PAIRED_COLUMNS))
 
 
-def judge(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, comparison: Comparison) -> str:
+def judge(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
     """Says what a 95 % interval of a difference tells, and at how many prompts."""
-    place = f"at n = {num_prompts}" + (f" in {num_repeats} repeats" if num_repeats > 1 else "")
+    above, below = ("better", "worse") if metric.better == HIGHER else ("worse", "better")
+    none = "no detectable difference"
+    if metric.column == "nll":  # likelier tokens are not better ones: greedy images are the likeliest
+        below = "lower (not a merit by itself)"
+    if metric.is_distance:
+        above, below, none = "different images", "", "identical images"
+    word = above if low > 0 else below if high < 0 else none
     if not np.isfinite(low):
-        return f"no interval {place}"
-    word = comparison.above if low > 0 else comparison.below if high < 0 else comparison.none
-    return f"{word} {place}"
+        word = "no interval"
+    return f"{word} at n = {num_prompts}" + (f" in {num_repeats} repeats" if num_repeats > 1 else "")
 
 
 def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -92,16 +72,16 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
             continue
         if (BASELINE, *key[1:]) not in groups:
             raise ValueError(f"{key[0]} on {key[1]} at temperature {key[2]:g} has no {BASELINE} rows beside it")
-        for metric, comparison in OF_IMAGES.items():
-            if metric not in group:  # switched off
+        for name, metric in OF_IMAGES.items():
+            if name not in group:  # switched off
                 continue
-            values = stack_prompts(group, metric)
-            if not comparison.is_distance:
-                values = values - stack_prompts(groups[BASELINE, *key[1:]], metric)
+            values = stack_prompts(group, name)
+            if not metric.is_distance:
+                values = values - stack_prompts(groups[BASELINE, *key[1:]], name)
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
             if values.size:
                 ends = bootstrap_interval(mean_statistic, values, **options)
-                yield _row(key, metric, values, (float(values.mean()), *ends), comparison)
+                yield _row(key, metric, values, (float(values.mean()), *ends))
 
 
 def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -109,19 +89,20 @@ def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator
         if key[0] != BASELINE:
             ratios = stack_prompts(group, "ratio") - 1
             ends = bootstrap_interval(median_statistic, ratios, **options)
-            yield _row(key, "speedup", ratios, (float(np.median(ratios)), *ends), SPEEDUP)
+            yield {**_row(key, SPEEDUP, ratios, (float(np.median(ratios)), *ends)), "unit": f"{SPEEDUP.unit}, minus 1"}
 
 
 def _row(
-    key: tuple[str, ...], metric: str, values: np.ndarray, interval: tuple[float, float, float], comparison: Comparison
+    key: tuple[str, ...], metric: Metric, values: np.ndarray, interval: tuple[float, float, float]
 ) -> dict[str, Any]:
+    """A row of the table from differences (repeats, prompts)."""
     num_repeats, num_prompts = values.shape
     low, high = interval[1:]
-    if comparison.is_distance:  # never negative: one image that differs is a difference, whatever the interval holds
+    if metric.is_distance:  # never negative: one image that differs is a difference, whatever the interval holds
         low = high = float(values.max())
-    conclusion = judge(low, high, num_prompts, num_repeats, comparison=comparison)
-    row = {**dict(zip(KEYS, key, strict=True)), "metric": metric, "num_prompts": num_prompts}
-    return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": comparison.unit, "conclusion": conclusion}
+    conclusion = judge(low, high, num_prompts, num_repeats, metric=metric)
+    row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
+    return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": metric.unit, "conclusion": conclusion}
 
 
 class NoCommonLengthError(ValueError):

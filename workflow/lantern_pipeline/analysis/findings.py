@@ -1,156 +1,312 @@
-"""What holds and what does not on this run's world, in plain words made from the tables."""
+"""What the tables say: short answers to a reader's questions, whatever the answers are, each fact once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from lantern_pipeline.analysis.comparisons import EqualLength, NoCommonLengthError, compare_at_equal_length
-from lantern_pipeline.analysis.verdict import interval, is_lossless, select_headline
+from lantern.methods import keeps_tokens
+from lantern_pipeline.analysis.comparisons import NoCommonLengthError, compare_at_equal_length
+from lantern_pipeline.analysis.summary import select_headline
+from lantern_pipeline.metrics.repeats import POOLED
 from lantern_pipeline.metrics.speed import BASELINE
 
-ROUNDING = 1e-5
-NAMES = {"proximity": "proximity", "lantern": "LANTERN's rule", "lantern_pp": "LANTERN++'s rule"}
+ACCURACY_TOLERANCE = 0.02
+WITHIN = f"prompt accuracy within {100 * ACCURACY_TOLERANCE:g} points of autoregressive decoding's"
+MIN_TIMED = 6  # prompts: of fewer, not even the range of all their ratios holds the median with 95 % confidence
+ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
+EMPTY = "–"
+PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
+# ablation -> question, column that tells curves apart, the curve asked about, those that it is compared with
+AT_EQUAL_LENGTH = {
+    "rules": (
+        "Is proximity better than the published rules?",
+        "method",
+        "proximity",
+        {"lantern": "LANTERN's rule", "lantern_pp": "LANTERN++'s rule"},
+    ),
+    "neighbours": (
+        "Are nearest codes better than others?",
+        "neighbours",
+        "l2_normalised",
+        {"random": "random codes", "probability": "codes whose probabilities co-vary"},
+    ),
+}
 
 
-def describe_findings(
+@dataclass(frozen=True)
+class Finding:
+    """A question, its answer in a line, what else belongs to the answer, and its numbers for machines."""
+
+    question: str
+    answer: str
+    details: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_answers(
     summary: pd.DataFrame,
     curves: pd.DataFrame,
     ablations: Mapping[str, pd.DataFrame],
+    reports: Mapping[str, Mapping[str, Any]],
     *,
     settings: Mapping[str, Any],
     seed: int,
-) -> str:
-    """Answers the questions that a reader of the papers has, whatever the answers are.
+) -> list[Finding]:
+    """Answers the questions that a reader of the papers has, the most important first; what was not run is left out.
 
-    Args:
-        summary: table of `build_summary`.
-        curves: total_variation/curves.csv.
-        ablations: name -> per-image table; `rules` and `neighbours` are read, and what is missing is left out.
-        settings: config section `metrics`.
-        seed: of the bootstrap.
-
-    Returns:
-        Markdown: one bullet per question.
+    `curves` is total_variation/curves.csv, `ablations` per-image tables by name, `reports` what the training rules of
+    target, tokenizer, attribute_classifier and clip reported, `settings` config section `metrics`, `seed` that of the
+    bootstrap.
     """
-    options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = select_headline(summary, settings)
-    answers = {
-        "Does relaxation buy speed?": _speed(rows),
-        "At what cost?": _cost(rows),
-        "Is delta a bound?": _bound(curves),
-        "Does proximity beat the published rules at equal accepted length?": _rules(ablations.get("rules"), options),
-        "Are nearest codes better than random ones?": _neighbours(ablations.get("neighbours"), options),
+    baseline = rows[rows["method_id"] == BASELINE].iloc[0]
+    lost = baseline["prompt_accuracy"] - rows["prompt_accuracy"]  # nan (prompts of free text) rules no row out
+    exact = _fastest(rows[is_lossless(rows)])
+    relaxed = _fastest(rows[(rows["relaxation"] != "none") & ~(lost > ACCURACY_TOLERANCE + 1e-9)])
+    findings = [_exact(exact, summary), _relaxed(relaxed, exact, rows), _cost(relaxed, baseline), _bound(curves)]
+    options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
+    findings += [_compare(name, ablations[name], options) for name in AT_EQUAL_LENGTH if name in ablations]
+    findings.append(_models(reports))
+    return [finding for finding in findings if finding is not None]
+
+
+def caption_numbers(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What captions of the report say of the headline rows: name -> text."""
+    row = select_headline(summary, settings).set_index("method_id").loc[BASELINE]
+    is_timed = not pd.isna(row["speedup"])
+    return {
+        "prompt_set": str(row["prompt_set"]),
+        "temperature": f"{row['temperature']:g}",
+        "cfg_scale": f"{row['cfg_scale']:g}",
+        "prompts": describe_prompts(row),
+        "num_timed": f"{_num_timed(row):.0f}" if is_timed else "no",
+        "autoregressive_latency_ms": f"{1000 * row['latency_s']:.0f}" if is_timed else "unknown",
     }
-    return "\n".join(f"- **{question}** {answer}" for question, answer in answers.items() if answer)
 
 
-def _speed(rows: pd.DataFrame) -> str:
+def describe_prompts(row: Mapping[str, Any]) -> str:
+    """Writes what a row's intervals are over: "96 prompts", or "96 prompts in 3 repeats"."""
+    num_repeats = int(row["num_repeats"])
+    prompts = f"{int(row['num_images']) // num_repeats} prompts"
+    return prompts if num_repeats == 1 else f"{prompts} in {num_repeats} repeats"
+
+
+def is_lossless(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows are exact: no relaxation, and tokens equal to autoregressive decoding's where they must be.
+
+    Verification by rejection without relaxation keeps the distribution, not the tokens; it counts by its proof.
+    Autoregressive decoding itself does not count.
+    """
+    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
+    return (rows["relaxation"] == "none") & is_equal & (rows["method_id"] != BASELINE)
+
+
+def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows must equal autoregressive decoding token for token: those that keep its tokens, in float32.
+
+    In bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
+    candidates are closer than that.
+    """
+    return _keeps_tokens(rows) & (rows["dtype"] == "float32")
+
+
+def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
+    kept = [keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
+    return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
+
+
+def _fastest(rows: pd.DataFrame) -> pd.Series | None:
     timed = rows[rows["speedup"].notna()]
-    lossless, relaxed = timed[is_lossless(timed)], timed[timed["relaxation"] != "none"]
-    if lossless.empty or relaxed.empty:
-        return ""
-    exact, loose = (part.loc[part["speedup"].idxmax()] for part in (lossless, relaxed))
-    clear = loose["speedup_low"] > exact["speedup_high"]
-    verb = "Yes" if clear else "Perhaps" if loose["speedup"] > exact["speedup"] else "No"
-    slower = relaxed[relaxed["speedup_high"] < 1]["label"]
-    text = (
-        f"{verb}: the fastest relaxed method, {loose['label']}, runs at {_speedup(loose)} times autoregressive "
-        f"decoding, the fastest lossless one, {exact['label']}, at {_speedup(exact)}"
-    )
-    text += "." if clear else "; their intervals overlap."
-    if len(slower):
-        text += f" Slower than autoregressive decoding here: {', '.join(slower)}."
-    return text
+    return None if timed.empty else timed.loc[timed["speedup"].idxmax()]
 
 
-def _speedup(row: pd.Series) -> str:
-    return f"{row['speedup']:.2f} {interval(row['speedup_low'], row['speedup_high'])}"
+def _num_timed(row: pd.Series) -> float:
+    """Timed prompts, each of which is timed in every repeat."""
+    return row["num_timed"] / row["num_repeats"]
 
 
-def _cost(rows: pd.DataFrame) -> str:
-    relaxed = rows[(rows["relaxation"] != "none") & rows["speedup"].notna()]
-    if relaxed.empty:
-        return ""
-    baseline, row = rows[rows["method_id"] == BASELINE].iloc[0], relaxed.loc[relaxed["speedup"].idxmax()]
-    text = (
-        f"{row['label']} raises the negative log-likelihood under the target from {baseline['nll']:.2f} to "
-        f"{row['nll']:.2f} {interval(row['nll_low'], row['nll_high'])} nats per token"
-    )
-    change = [100 * row[f"prompt_accuracy_change{end}"] for end in ("", "_low", "_high")]
-    if not pd.isna(change[0]):
-        is_seen = change[1] > 0 or change[2] < 0
-        text += f"; prompt accuracy changes by {change[0]:+.1f} [{change[1]:+.1f}, {change[2]:+.1f}] points"
-        text += "" if is_seen else f", which {int(baseline['num_images'])} prompts cannot tell from none"
-    if not pd.isna(row["tv_mean"]):
-        text += f". The law of its tokens lies {row['tv_mean']:.2f} in total variation from the target's"
-    return text + "."
+def _speed(row: pd.Series, slower: float = 1.0, slower_high: float = 1.0) -> str:
+    """Judges whether a row is faster than another one, as far as its timed prompts can tell."""
+    word = "yes" if row["speedup_low"] > slower_high else "perhaps" if row["speedup"] > slower else "no"
+    if _num_timed(row) < MIN_TIMED:
+        word = f"too few timed prompts to tell ({_num_timed(row):.0f})"
+    return f"{word}, {row['label']} at {with_interval(row, 'speedup')} times autoregressive decoding"
 
 
-def _bound(curves: pd.DataFrame) -> str:
-    deltas = sorted(curves["delta"].unique())
-    delta = min(deltas, key=lambda value: abs(value - 0.1))
-    at = curves[curves["delta"] == delta].set_index("rule")
-    published = ("sampled_paper", "top_children", "top_official")
-    parts = [
-        f"{at.loc[rule, 'label']}: {at.loc[rule, 'tv_mean']:.2f} {_mean_interval(at.loc[rule])}" for rule in published
-    ]
-    text = f"Total variation between emitted and target law at delta = {delta:g}, mean over nodes: {'; '.join(parts)}. "
-    above = [rule for rule in published if at.loc[rule, "tv_share_above_delta"] > 0]
-    ours = curves[curves["rule"] == "bounded"]
-    is_kept = (ours["tv_max"] <= ours["delta"] + ROUNDING).all()
-    verdict = "No, for the published rules. " if above else "Yes, at these nodes. "
-    kept = "never exceeds its delta" if is_kept else "EXCEEDS its delta"
-    return f"{verdict}{text}Our budget {kept} at any of {int(ours['num_nodes'].max())} nodes and {len(ours)} values."
-
-
-def _mean_interval(row: pd.Series) -> str:
-    return interval(row["tv_mean_low"], row["tv_mean_high"])
-
-
-def _rules(images: pd.DataFrame | None, options: Mapping[str, int]) -> str:
-    if images is None or "proximity" not in set(images["method"]):
-        return ""
-    others = [name for name in ("lantern", "lantern_pp") if name in set(images["method"])]
-    curves = {name: images[images["method"] == name] for name in ("proximity", *others)}
-    compared = {name: _compare(curves["proximity"], curves[name], options) for name in others}
-    return _answer({f"{NAMES[name]}": found for name, found in compared.items()}, "proximity")
-
-
-def _neighbours(images: pd.DataFrame | None, options: Mapping[str, int]) -> str:
-    if images is None or not {"l2_normalised", "random"} <= set(images["neighbours"].dropna()):
-        return ""
-    kinds = [kind for kind in ("random", "probability") if kind in set(images["neighbours"])]
-    curves = {kind: images[images["neighbours"] == kind] for kind in ("l2_normalised", *kinds)}
-    names = {"random": "random codes", "probability": "codes whose probabilities co-vary"}
-    compared = {names[kind]: _compare(curves["l2_normalised"], curves[kind], options) for kind in kinds}
-    return _answer(compared, "nearest codes")
-
-
-def _compare(first: pd.DataFrame, second: pd.DataFrame, options: Mapping[str, int]) -> EqualLength | None:
-    try:
-        return compare_at_equal_length(first, second, **options)
-    except NoCommonLengthError:
-        return None
-
-
-def _answer(compared: Mapping[str, EqualLength | None], name: str) -> str:
-    """One clause per comparison, and a word in front of it for the first."""
-    clauses, words = [], []
-    for other, found in compared.items():
-        if found is None:
-            clauses.append(f"against {other}: no accepted length in common")
-            words.append("Unknown")
-            continue
-        word = "Yes" if found.high < 0 else "No, the other way round" if found.low > 0 else "Not detectably"
-        words.append(word)
-        clauses.append(
-            f"against {other} at {found.shortest:.2f} to {found.longest:.2f} tokens per forward: {found.first:.2f} "
-            f"against {found.second:.2f} nats per token, difference {found.difference:+.2f} "
-            f"[{found.low:+.2f}, {found.high:+.2f}]"
+def _exact(exact: pd.Series | None, summary: pd.DataFrame) -> Finding:
+    """Whether exact methods are exact, over all prompt sets, temperatures and repeats, and faster."""
+    single = summary[summary["repeat"] != POOLED]
+    must, kept = single[_must_be_equal(single)], single[_keeps_tokens(single)]
+    num_equal, num_ties = int((must["tokens_equal_autoregressive"] == 1).sum()), int(must["num_near_ties"].sum())
+    answer, details = f"tokens equal in {num_equal} of {len(must)} rows", ""
+    if num_equal < len(must):
+        answer = f"NOT EXACT: {answer}"
+    elif kept.empty:
+        answer = "no method was run whose tokens must be equal"
+    elif must.empty:
+        answer, details = _in_bfloat16(kept)
+    if len(must):
+        details = (
+            "Rows are of exact methods that must emit autoregressive decoding's tokens, one for one, in every image; "
+            f"{num_ties} images are excepted for a near-tie."
         )
-    if len(set(words)) == 1:
-        return f"{words[0]}: {name} {'; '.join(clauses)}."
-    return f"{name.capitalize()} " + "; ".join(f"{c} ({w.lower()})" for c, w in zip(clauses, words, strict=True)) + "."
+    answer += "; none was timed" if exact is None else f"; faster: {_speed(exact)}"
+    numbers = {"num_rows": len(must), "num_equal_rows": num_equal, **_numbers(exact, "speedup")}
+    return Finding("Exact, and faster?", f"{_capitalise(answer)}.", details, numbers)
+
+
+def _in_bfloat16(rows: pd.DataFrame) -> tuple[str, str]:
+    """What stands in place of exactness where nothing was decoded in float32."""
+    share, margin = 100 * rows["tokens_equal_autoregressive"].mean(), rows["margin_at_difference"].median()
+    details = (
+        "Decoded in bfloat16, where a forward over several nodes rounds otherwise than one over a single node; whether "
+        "a method is exact is judged in float32."
+    )
+    if not pd.isna(margin):
+        details += f" Where images first part, the best two candidates are {margin:.2g} nats apart."
+    return f"tokens equal in {share:.0f} % of the images (bfloat16)", details
+
+
+def _relaxed(relaxed: pd.Series | None, exact: pd.Series | None, rows: pd.DataFrame) -> Finding:
+    """Whether relaxed methods that keep prompt accuracy are faster than the fastest exact one."""
+    question, is_judged = "Relaxed, and faster still?", rows["prompt_accuracy"].notna().any()
+    if relaxed is None:
+        return Finding(question, f"No timed relaxed method has {WITHIN}." if is_judged else "No relaxed row was timed.")
+    details = f"It is the fastest with {WITHIN}."
+    if not is_judged:
+        details = "Prompt accuracy is not measured on these prompts: no relaxed method is ruled out by its images."
+    slower = rows[(rows["relaxation"] != "none") & (rows["speedup_high"] < 1) & (_num_timed(rows) >= MIN_TIMED)]
+    if len(slower):
+        details += f" Slower than autoregressive decoding: {', '.join(slower['label'])}."
+    others = () if exact is None else (exact["speedup"], exact["speedup_high"])
+    return Finding(question, f"{_capitalise(_speed(relaxed, *others))}.", details, _numbers(relaxed, "speedup"))
+
+
+def _cost(row: pd.Series | None, baseline: pd.Series) -> Finding | None:
+    """What the fastest relaxed method costs."""
+    if row is None:
+        return None
+    before, after = f"{baseline['nll']:.2f}", f"{row['nll']:.2f}"
+    verb = "stays" if before == after else "rises" if row["nll"] > baseline["nll"] else "falls"
+    answer = f"The negative log-likelihood {verb} from {before} to {with_interval(row, 'nll')} nats per token"
+    details = "Likelier tokens are no merit by themselves: such images vary less than others. " * (verb == "falls")
+    if not pd.isna(row["prompt_accuracy_change"]):
+        answer += f"; prompt accuracy changes by {with_interval(row, 'prompt_accuracy_change', '+.1f', 100)} points"
+        if row["prompt_accuracy_change_low"] <= 0 <= row["prompt_accuracy_change_high"]:
+            details += f"Such a change of accuracy {describe_prompts(row)} cannot tell from none. "
+    if not pd.isna(row["tv_mean"]):
+        details += f"The distribution of its tokens lies {row['tv_mean']:.2f} in total variation from the target's."
+    return Finding("At what cost?", f"{answer}.", details.strip(), _numbers(row, "nll"))
+
+
+def _bound(curves: pd.DataFrame) -> Finding:
+    """Whether delta bounds the total variation: of published rules at the delta nearest to 0.1, of ours at all."""
+    delta = min(sorted(curves["delta"].unique()), key=lambda value: abs(value - 0.1))
+    at = curves[curves["delta"] == delta].set_index("rule").loc[list(PUBLISHED_RULES)]
+    ours = curves[curves["rule"] == "bounded"]
+    kept = "never exceeds" if (ours["tv_max"] <= ours["delta"] + ROUNDING).all() else "EXCEEDS"
+    word = "Not of the published rules" if (at["tv_share_above_delta"] > 0).any() else "Yes, at these nodes"
+    low, high = at["tv_mean"].min(), at["tv_mean"].max()
+    answer = f"{word}: mean total variation {low:.2f} to {high:.2f} at delta {delta:g}; ours {kept} its delta."
+    parts = "; ".join(f"{row['label']}: {with_interval(row, 'tv_mean')}" for _, row in at.iterrows())
+    details = (
+        f"Total variation between the distributions of the emitted and of the target's token at delta {delta:g}, mean "
+        f"over nodes: {parts}. Ours was looked at on {int(ours['num_nodes'].max())} nodes, {len(ours)} values of delta."
+    )
+    return Finding("Is delta a bound?", answer, details, {"delta": float(delta), **at["tv_mean"]})
+
+
+def _compare(name: str, images: pd.DataFrame, options: Mapping[str, int]) -> Finding | None:
+    """Compares the curve that an ablation's question is about with the others, at equal accepted length."""
+    question, column, first, others = AT_EQUAL_LENGTH[name]
+    curves = {kind: rows for kind, rows in images.groupby(column) if kind == first or kind in others}
+    if first not in curves or len(curves) < 2:
+        return None
+    answers, details, numbers = [], [], {}
+    for other in [other for other in others if other in curves]:
+        try:
+            found = compare_at_equal_length(curves[first], curves[other], **options)
+        except NoCommonLengthError:
+            answers.append(f"no accepted length in common with {others[other]}")
+            continue
+        word = "better than" if found.high < 0 else "worse than" if found.low > 0 else "not told apart from"
+        ends = f"{found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}] nats per token"
+        answers.append(f"{word} {others[other]} ({ends})")
+        details.append(
+            f"Against {others[other]} at {found.shortest:.2f} to {found.longest:.2f} tokens per forward: "
+            f"{found.first:.2f} against {found.second:.2f} nats per token."
+        )
+        numbers[other] = found.difference
+    return Finding(question, f"{_capitalise('; '.join(answers))}.", " ".join(details), numbers)
+
+
+def _models(reports: Mapping[str, Mapping[str, Any]]) -> Finding | None:
+    """How good the trained models are, and those that measure."""
+    sentences = [describe(reports[name]) for name, describe in _MODELS.items() if name in reports]
+    return Finding("How good are the models?", sentences[0], " ".join(sentences[1:])) if sentences else None
+
+
+def _target(report: Mapping[str, Any]) -> str:
+    if "val_cross_entropy" not in report:
+        size = f"{report['num_parameters'] / 1e6:.0f} million parameters"
+        return f"The target is the published {report['checkpoint']}, {size}."
+    return (
+        f"The target has {report['val_cross_entropy']:.2f} nats per token on held-out images; an undertrained one "
+        "flatters every speed-up."
+    )
+
+
+def _tokenizer(report: Mapping[str, Any]) -> str:
+    if "psnr_db" not in report:
+        return f"The image tokenizer is the published {report['checkpoint']}."
+    read = f", with {_percent(report['accuracy'])} of their attributes still read" if "accuracy" in report else ""
+    return (
+        f"The image tokenizer reconstructs held-out images at {report['psnr_db']:.1f} dB{read}, and uses "
+        f"{_percent(report['codes_used_share'])} of its codes."
+    )
+
+
+def _attribute_classifier(report: Mapping[str, Any]) -> str:
+    seen, unseen = (_percent(report[split]["accuracy"]) for split in ("val", "unseen"))
+    return (
+        f"The attribute classifier, trained on procedural shapes, reads {seen} of the attributes of held-out pictures "
+        f"of such shapes, {unseen} in unseen combinations."
+    )
+
+
+def _clip(report: Mapping[str, Any]) -> str:
+    there, back = (_percent(report[f"val_{way}_accuracy"]) for way in ("image_to_text", "text_to_image"))
+    return (
+        f"The CLIP model finds a held-out image's caption among {report['num_candidates']} in {there} of cases, and "
+        f"the image of a caption in {back}."
+    )
+
+
+_MODELS = {"target": _target, "tokenizer": _tokenizer, "attribute_classifier": _attribute_classifier, "clip": _clip}
+
+
+def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
+    """Writes a value and its interval as "value [low, high]"; the value alone where there is no interval."""
+    value, low, high = (factor * row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    texts = [EMPTY if pd.isna(number) else f"{number:{spec}}" for number in (value, low, high)]
+    return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+
+
+def _numbers(row: pd.Series | None, name: str) -> dict[str, Any]:
+    """A row's method and one of its measured columns, as JSON values."""
+    if row is None:
+        return {}
+    ends = {f"{name}{end}": row[f"{name}{end}"] for end in ("", "_low", "_high")}
+    return {"method_id": row["method_id"], **{key: None if pd.isna(end) else float(end) for key, end in ends.items()}}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _capitalise(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,75 +1,109 @@
-"""The table of results in Markdown, for the README and the report, and its place between two markers of a file."""
+"""Results for readers: blocks of README.md and docs/results.md between two markers, and a page of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lantern.io import write_text
-from lantern_pipeline.analysis.method_labels import label_rows
-from lantern_pipeline.analysis.summary import preferred_rows
-from lantern_pipeline.analysis.verdict import describe_prompts, describe_target, select_headline
+from lantern.io import read_json, write_text
+from lantern_pipeline.analysis.findings import EMPTY, Finding, describe_prompts, with_interval
+from lantern_pipeline.analysis.method_labels import preset_of
+from lantern_pipeline.analysis.summary import select_ceilings, select_headline
+from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.metrics.registry import METRICS, REAL, Metric
 
-HEADER = (
-    "method",
-    "tokens / forward",
-    "speed-up",
-    "NLL (nats / token)",
-    "prompt accuracy (%)",
-    "CLIP score",
-    "HPS",
-    "FID",
-    "TV from the target",
-    "substitutions / image",
-    "tokens equal to autoregressive (%)",
+COLUMNS = (
+    "mean_accepted_length",
+    "speedup",
+    "nll",
+    "prompt_accuracy",
+    "clip_score",
+    "hps",
+    "fid",
+    "tv_mean",
+    "substitutions",
+    "tokens_equal_autoregressive",
 )
-OPTIONAL = ("prompt accuracy (%)", "CLIP score", "HPS", "FID")  # left out where no row has a value
-EMPTY = "–"
+# Of the README; the first and the last without intervals, so that a line stays short.
+README_COLUMNS = ("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "tv_mean")
+PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without intervals everywhere
+NUM_EXACT, NUM_RELAXED, NUM_FINDINGS = 2, 4, 5  # in the README at most
+LINE = 120  # characters
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Findings</title>
+<style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
+h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p {{ margin: 0.3em 0 }}</style></head>
+<body>
+{body}
+</body></html>
+"""
 
 
-def render_markdown(summary: pd.DataFrame, settings: Mapping[str, Any]) -> str:
-    """Renders the headline rows and the ceilings as a Markdown table.
+def results_table(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows that readers are shown: the headline's, then its ceilings."""
+    return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
-    Args:
-        summary: table of `build_summary`.
-        settings: config section `metrics`: headline_prompt_set, headline_temperature.
 
-    Returns:
-        Markdown: what the setting and the target are, then the table. Where the distance in law (TV) is not known, as
-            with coupled drafts, the share of substituted tokens stands for it, as an upper bound.
+def select_few(table: pd.DataFrame) -> pd.DataFrame:
+    """Selects at most eight rows of `results_table` for the README, in the table's order.
+
+    Autoregressive decoding and real images; of every preset the row with the highest speed-up (the first where none was
+    timed); of exact presets the two fastest, of relaxed ones the first four.
     """
-    rows = select_headline(summary, settings)
-    ceilings = preferred_rows(summary)
-    ceilings = ceilings[ceilings["temperature"].isna() & (ceilings["prompt_set"] == settings["headline_prompt_set"])]
-    ceilings = ceilings.assign(label=label_rows(ceilings))
-    first = rows.iloc[0]
-    lines = [
-        f"{describe_prompts(first)} of `{first['prompt_set']}`, temperature {first['temperature']:g}, guidance scale "
-        f"{first['cfg_scale']:g}; [low, high] are 95 % intervals. {describe_target(first)}",
-        "",
-    ]
-    table = pd.concat([rows, ceilings], ignore_index=True)
-    columns = [HEADER, ["---", *["---:"] * (len(HEADER) - 1)], *(_cells(row) for _, row in table.iterrows())]
-    return "\n".join([*lines, *(_line(cells) for cells in _drop_unmeasured(columns))]) + "\n"
+    decoded = table[table["relaxation"].notna() & table["drafts"].notna()]
+    preset = decoded["method"].map(preset_of)
+    best = decoded.loc[decoded["speedup"].fillna(0).groupby(preset, sort=False).idxmax()]
+    exact, relaxed = (best[(best["relaxation"] == "none") == is_exact] for is_exact in (True, False))
+    kept = [*exact.nlargest(NUM_EXACT, "speedup").index, *relaxed.index[:NUM_RELAXED]]
+    is_end = (table["relaxation"].notna() & table["drafts"].isna()) | (table["method"] == REAL)
+    return table[is_end | table.index.isin(kept)]
+
+
+def render_readme(findings: Sequence[Finding], table: pd.DataFrame) -> str:
+    """The README's block: what was run, a small table, the first findings in a line each."""
+    shown = _render_table(select_few(table), README_COLUMNS, without_interval=("mean_accepted_length", "tv_mean"))
+    bullets = [f"- **{finding.question}** {finding.answer}" for finding in findings[:NUM_FINDINGS]]
+    return "\n\n".join([_wrap(_setting(table)), shown, "\n".join(_wrap(bullet, "  ") for bullet in bullets)])
+
+
+def render_results(findings: Sequence[Finding], table: pd.DataFrame, figures: Mapping[str, str]) -> str:
+    """The block of docs/results.md: the full table, all findings, and figures (letter -> its line)."""
+    answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in findings]
+    drawn = [f"- ({letter}) {line}" for letter, line in figures.items()]
+    headed = ["## Table", _render_table(table, COLUMNS), "## Findings", "\n".join(answers)]
+    return "\n\n".join([_wrap(_setting(table)), *headed, "## Figures", "\n".join(drawn)])
+
+
+def render_page(findings: Sequence[Finding], table: pd.DataFrame) -> str:
+    """The report's page of findings, as HTML that needs nothing else."""
+    lines = [f"<p>{html.escape(_setting(table))}</p>"]
+    for finding in findings:
+        question, answer, details = map(html.escape, (finding.question, finding.answer, finding.details))
+        lines.append(f"<h2>{question}</h2>\n<p><b>{answer}</b> {details}</p>")
+    return PAGE.format(body="\n".join(lines))
+
+
+def publish(root: Path) -> list[str]:
+    """Writes the blocks of README.md and docs/results.md from docs/results.csv and docs/findings.json.
+
+    A figure's line is the first sentence of its caption. Returns the names of the pages that changed.
+    """
+    findings = [Finding(**values) for values in read_json(root / "docs" / "findings.json")["findings"]]
+    table = read_table(root / "docs" / "results.csv")
+    captions = sorted((root / "workflow" / "report").glob("fig_*.rst"))
+    figures = {path.stem.split("_")[1]: path.read_text(encoding="utf-8").split("**")[1] for path in captions}
+    pages = {"README.md": render_readme(findings, table)}
+    pages["docs/results.md"] = render_results(findings, table, figures)
+    return [name for name, text in pages.items() if update_marked_block(root / name, text)]
 
 
 def update_marked_block(path: Path | str, text: str, name: str = "results") -> bool:
-    """Rewrites what stands between `<!-- name:begin -->` and `<!-- name:end -->` in a file.
-
-    Args:
-        path: the file, e.g. README.md.
-        text: new content of the block.
-        name: of the block.
-
-    Returns:
-        Whether the file changed; an unchanged file is not written.
-
-    Raises:
-        ValueError: the markers are missing, repeated or in the wrong order.
-    """
+    """Rewrites what stands between `<!-- name:begin -->` and `<!-- name:end -->` in a file; whether it changed."""
     path = Path(path)
     before = path.read_text(encoding="utf-8")
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -83,48 +117,36 @@ def update_marked_block(path: Path | str, text: str, name: str = "results") -> b
     return after != before
 
 
-def _cells(row: pd.Series) -> list[str]:
-    return [
-        row["label"],
-        _with_interval(row, "mean_accepted_length", 2),
-        _with_interval(row, "speedup", 2),
-        _with_interval(row, "nll", 2),
-        _with_interval(row, "prompt_accuracy", 1, factor=100),
-        _with_interval(row, "clip_score", 3),
-        _with_interval(row, "hps", 4),
-        _with_interval(row, "fid", 1),
-        _distance(row),
-        _number(row["substitutions"], 1),
-        _number(100 * row["tokens_equal_autoregressive"], 0),
-    ]
+def _setting(table: pd.DataFrame) -> str:
+    first = table.iloc[0]
+    timed = "" if pd.isna(first["num_timed"]) else f", {first['num_timed'] / first['num_repeats']:.0f} of them timed"
+    return (
+        f"{describe_prompts(first)} of the set {first['prompt_set']}{timed}, temperature {first['temperature']:g}, "
+        f"guidance scale {first['cfg_scale']:g}; [low, high] are 95 % intervals. Speed-ups are those of the machine "
+        "that made this run."
+    )
 
 
-def _drop_unmeasured(lines: list) -> list[list[str]]:
-    """Drops columns of metrics that no row has; lines are the header, the rule below it and the rows."""
-    is_kept = [
-        name not in OPTIONAL or any(cells[place] != EMPTY for cells in lines[2:]) for place, name in enumerate(HEADER)
-    ]
-    return [[cell for cell, kept in zip(cells, is_kept, strict=True) if kept] for cells in lines]
+def _render_table(table: pd.DataFrame, columns: Sequence[str], without_interval: Sequence[str] = ()) -> str:
+    """A Markdown table; what no row has is left out."""
+    metrics = [metric for metric in METRICS if metric.column in columns and table[metric.column].notna().any()]
+    metrics.sort(key=lambda metric: columns.index(metric.column))
+    lines = [["method", *(metric.title for metric in metrics)], ["---", *["---:"] * len(metrics)]]
+    for _, row in table.iterrows():
+        lines.append([row["label"], *(_cell(row, metric, metric.column in without_interval) for metric in metrics)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _with_interval(row: pd.Series, name: str, digits: int, factor: float = 1.0) -> str:
-    value, low, high = (factor * row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    texts = [_number(number, digits) for number in (value, low, high)]
-    if pd.isna(value) or pd.isna(low) or len(set(texts)) == 1:
-        return texts[0]
-    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
+    """A value with its interval; where the total variation is not known, its upper bound, the substitutions' share."""
+    name, bound = metric.column, ""
+    if name == "tv_mean" and pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
+        name, bound = "substitution_rate", "≤ "
+    if pd.isna(row[name]):
+        return EMPTY
+    text = with_interval(row, name, f".{metric.digits}f", metric.factor)
+    return bound + (text.partition(" ")[0] if is_plain or name in PLAIN else text)
 
 
-def _distance(row: pd.Series) -> str:
-    """The mean TV from the target's law, or its upper bound."""
-    if pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
-        return f"≤ {_with_interval(row, 'substitution_rate', 3)}"
-    return _with_interval(row, "tv_mean", 3)
-
-
-def _number(value: float, digits: int) -> str:
-    return EMPTY if pd.isna(value) else f"{value:.{digits}f}"
-
-
-def _line(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, LINE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

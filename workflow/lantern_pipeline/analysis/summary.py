@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_rows
 from lantern_pipeline.metrics.intervals import (
     SHARE,
     bootstrap_interval,
@@ -19,7 +20,7 @@ from lantern_pipeline.metrics.intervals import (
     ratio_statistic,
     share_interval,
 )
-from lantern_pipeline.metrics.registry import CEILINGS, IMAGES, SETS, metrics_over
+from lantern_pipeline.metrics.registry import CEILINGS, IMAGES, METRICS, SETS, metrics_over
 from lantern_pipeline.metrics.repeats import (
     KEYS,
     PLACE,
@@ -31,46 +32,40 @@ from lantern_pipeline.metrics.repeats import (
 )
 from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length, summarise_latency
 
-PARTS = (
-    "method",
-    "tree",
-    "drafts",
-    "relaxation",
-    "residual",
-    "neighbours",
-    "k",
-    "delta",
-    "lambda_",
-    "cfg_scale",
-    "dtype",
-)
-FIDELITY = ("fid", "kid", "precision", "recall")
-LAW_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
-LAW_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
+METHOD_PARTS = ("method", *PARTS, *SYMBOLS)
+SAMPLING = ("cfg_scale", "dtype")
+TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
+TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
 
 
-def _with_ends(*names: str) -> tuple[str, ...]:
+def with_ends(*names: str) -> tuple[str, ...]:
+    """Columns of values and of the ends of their intervals."""
     return tuple(name + end for name in names for end in ("", "_low", "_high"))
 
 
+# What stands behind a metric and belongs to it.
+_DETAILS = {
+    "speedup": ("num_timed",),
+    "prompt_accuracy": with_ends("prompt_accuracy_change"),
+    "tokens_equal_autoregressive": ("num_near_ties", "margin_at_difference"),
+    "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
+}
 SUMMARY_COLUMNS = (
-    *PARTS[:-2],
+    *METHOD_PARTS,
     "temperature",
-    *PARTS[-2:],
+    *SAMPLING,
     "prompt_set",
     "repeat",
     "num_images",
     "num_repeats",
     "target_cross_entropy",
     "target_prompt_accuracy",
-    *_with_ends("mean_accepted_length", "latency_s", "speedup"),
-    "num_timed",
-    *_with_ends("substitutions", "nll", *FIDELITY, "clip_score", "hps", "prompt_accuracy", "prompt_accuracy_change"),
-    *_with_ends("all_correct", "tokens_equal_autoregressive"),
-    "num_near_ties",
-    "margin_at_difference",
-    *_with_ends(*LAW_INTERVALS),
-    *LAW_VALUES,
+    *(
+        column
+        for metric in METRICS
+        if not metric.is_distance
+        for column in (*with_ends(metric.column), *_DETAILS.get(metric.column, ()))
+    ),
     "method_id",
 )
 
@@ -83,36 +78,25 @@ class Measurements:
         quality: `Quality.rows` of all prompt sets, temperatures and repeats.
         images: `Quality.images` of the same.
         latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds; what was not timed has empty cells.
-        law: KEYS, LAW_INTERVALS with `_low` and `_high`, LAW_VALUES; rows that it lacks have empty cells.
+        total_variation: KEYS, TV_INTERVALS with their ends, TV_VALUES; rows that it lacks have empty cells.
         cross_entropy: training seed -> the target's cross-entropy on held-out images, nats per token.
     """
 
     quality: pd.DataFrame
     images: pd.DataFrame
     latency: pd.DataFrame
-    law: pd.DataFrame
+    total_variation: pd.DataFrame
     cross_entropy: Mapping[int, float]
 
 
 def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], seed: int) -> pd.DataFrame:
-    """Assembles the table of results.
+    """Assembles the table of results, SUMMARY_COLUMNS, pooled rows first; `settings` is config section `metrics`.
 
-    Args:
-        measurements: the tables.
-        settings: config section `metrics`: bootstrap_resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        SUMMARY_COLUMNS, pooled rows first. `prompt_accuracy_change` is the paired difference from autoregressive
-            decoding of the same noise. Shares of images that are all correct or equal have exact intervals; with
-            several repeats, widened to the bootstrap's where that is wider. `target_cross_entropy` and
-            `target_prompt_accuracy` (of autoregressive decoding in the same place) tell how good the target is: an
-            undertrained one flatters every speed-up. `margin_at_difference` is the median of the autoregressive
-            decoder's margins, in nats, where images first differ. The ceilings, methods "real" and "reconstruction",
-            appear once per prompt set and repeat, with an empty temperature.
-
-    Raises:
-        ValueError: a method lacks its table of images, or a column is missing.
+    `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise. Shares of images
+    that are all correct or equal have exact intervals; with several repeats, widened to the bootstrap's where that is
+    wider. `target_cross_entropy` and `target_prompt_accuracy` (of autoregressive decoding in the same place) tell how
+    good the target is. `margin_at_difference` is the median of the autoregressive decoder's margins, in nats, where
+    images first differ. The ceilings appear once per prompt set and repeat, with an empty temperature.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images = {key: rows for key, rows in repeat_groups(measurements.images)}
@@ -121,15 +105,13 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
         if key not in images:
             raise ValueError(f"there is no table of images for {key[0]} on {key[1]} at temperature {key[2]:g}")
         values = {**dict(zip(KEYS, key, strict=True)), **_combine_quality(rows)}
-        if key[0] in CEILINGS:
-            summary.append({**values, **_measure_images(images[key], options)})
-            continue
-        baseline = images[BASELINE, *key[1:]]
-        values |= {**_measure_images(images[key], options), **_measure_decoding(images[key], baseline, options)}
-        values["target_cross_entropy"] = _cross_entropy(rows, measurements.cross_entropy)
+        values |= _measure_images(images[key], options)
+        if key[0] not in CEILINGS:
+            values |= _measure_decoding(images[key], images[BASELINE, *key[1:]], options)
+            values["target_cross_entropy"] = _cross_entropy(rows, measurements.cross_entropy)
         summary.append(values)
     table = _keep_ceilings_once(pd.DataFrame(summary))
-    for part in (summarise_latency(measurements.latency, **options), _combine_law(measurements.law)):
+    for part in (summarise_latency(measurements.latency, **options), _combine_tv(measurements.total_variation)):
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
     return table.reindex(columns=list(SUMMARY_COLUMNS))
 
@@ -141,14 +123,35 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
     return summary[is_pooled | ~has_pooled]
 
 
+def select_headline(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Selects the preferred rows of config keys metrics.headline_*, ceilings left out, with a column `label`."""
+    prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
+    rows = preferred_rows(summary)
+    rows = rows[(rows["prompt_set"] == prompt_set) & (rows["temperature"] == temperature)]
+    if BASELINE not in set(rows["method_id"]):
+        raise ValueError(
+            f"the table has no {BASELINE} row for metrics.headline_prompt_set {prompt_set} at "
+            f"metrics.headline_temperature {temperature:g}"
+        )
+    rows = rows.reset_index(drop=True)
+    return rows.assign(label=label_rows(rows))
+
+
+def select_ceilings(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """Selects the preferred ceilings of the headline's prompt set, with a column `label`."""
+    rows = preferred_rows(summary)
+    rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
+    return rows.assign(label=label_rows(rows)).reset_index(drop=True)
+
+
 def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
     """The method's parts and its metrics of whole sets of images, over one or more repeats."""
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
-    wanted = _with_ends(*(metric.column for metric in over_sets))
+    wanted = with_ends(*(metric.column for metric in over_sets))
     missing = [name for name in ("method", "cfg_scale", "num_images", *wanted) if name not in rows]
     if missing:
         raise ValueError(f"the quality tables lack the column {missing[0]}; measure quality again")
-    values = {name: rows[name].iloc[0] for name in PARTS if name in rows}
+    values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
     for metric in over_sets:
         values |= _combine(rows, metric.column, metric.limits)
@@ -156,20 +159,20 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _combine(rows: pd.DataFrame, name: str, limits: tuple[float, float]) -> dict[str, float]:
-    columns = _with_ends(name)
+    columns = with_ends(name)
     return dict(zip(columns, combine_repeats(*(rows[column] for column in columns), limits), strict=True))
 
 
-def _combine_law(law: pd.DataFrame) -> pd.DataFrame:
-    """Adds rows of all repeats to the table of laws; the largest distance stays the largest."""
-    rows = []
-    for key, group in repeat_groups(law[law["repeat"] != POOLED]):
+def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
+    """Adds rows of all repeats to the table of total variations; the largest stays the largest."""
+    combined = []
+    for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, Any] = dict(zip(KEYS, key, strict=True))
-        for name in LAW_INTERVALS:
+        for name in TV_INTERVALS:
             values |= _combine(group, name, SHARE)
-        values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in LAW_VALUES}
-        rows.append(values)
-    return pd.DataFrame(rows, columns=[*KEYS, *_with_ends(*LAW_INTERVALS), *LAW_VALUES])
+        values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in TV_VALUES}
+        combined.append(values)
+    return pd.DataFrame(combined, columns=[*KEYS, *with_ends(*TV_INTERVALS), *TV_VALUES])
 
 
 def _cross_entropy(rows: pd.DataFrame, cross_entropy: Mapping[int, float]) -> float:
@@ -220,7 +223,7 @@ def _share_with_interval(
 ) -> dict[str, float]:
     """Share of hits among the counted images (repeats, prompts), and its interval; nan where none counts."""
     if not is_counted.any():
-        return dict.fromkeys(_with_ends(name), np.nan)
+        return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
     low, high = (float(end) for end in share_interval(hits.sum(), is_counted.sum()))
     if len(hits) > 1:  # images of one repeat are not independent; neither are those of one prompt

@@ -22,7 +22,7 @@ from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS
 # What is packed of results/<experiment>/: not the training data, logs, and the answers of the perceptual study.
 PACKED = (
     "*.csv",
-    "table.md",
+    "findings.html",
     "findings.json",
     FILE_NAME,
     "ablations/*.csv",

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.method_labels import method_colour
-from lantern_pipeline.analysis.summary import preferred_rows
-from lantern_pipeline.analysis.verdict import select_headline
+from lantern_pipeline.analysis.summary import preferred_rows, select_headline
 from lantern_pipeline.figures.style import (
     GREY,
     PAGE_WIDTH,

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.method_labels import method_colour, method_marker, method_name
-from lantern_pipeline.analysis.verdict import select_headline
+from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, half_widths, new_figure, paper_style, require_columns
 from lantern_pipeline.metrics.speed import BASELINE
 

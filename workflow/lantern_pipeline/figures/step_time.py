@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.verdict import select_headline
+from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures.style import (
     BLACK,
     BLUE,

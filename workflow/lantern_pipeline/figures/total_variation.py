@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from lantern_pipeline.analysis.method_labels import method_colour
-from lantern_pipeline.analysis.summary import preferred_rows
-from lantern_pipeline.analysis.verdict import select_headline
+from lantern_pipeline.analysis.summary import preferred_rows, select_headline
 from lantern_pipeline.figures.style import (
     BLACK,
     BLUE,

@@ -12,8 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lantern_pipeline.analysis.findings import ACCURACY_TOLERANCE
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families, method_colour, method_marker
-from lantern_pipeline.analysis.verdict import ACCURACY_TOLERANCE, select_headline
+from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, half_widths, new_figure, paper_style
 from lantern_pipeline.metrics.speed import BASELINE
 

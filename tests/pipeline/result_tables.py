@@ -1,0 +1,85 @@
+"""What the stages write and `build_summary` joins, made up: five methods and the real images on one prompt set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from lantern.methods import MethodSpec
+from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, Measurements
+from lantern_pipeline.data.tables import method_columns
+
+NUM = 20
+SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}
+FIXED = {"fid": 9.0, "kid": 0.1, "precision": 0.8, "recall": 0.7}
+CROSS_ENTROPY = {0: 3.9, 1: 4.1}
+# spec, forwards per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds
+METHODS = {
+    "autoregressive": (MethodSpec("autoregressive", method_id="autoregressive"), 64, 0.0, 0.0, 1.0),
+    "eagle1": (MethodSpec("eagle1", "chain3", "sampled", method_id="eagle1"), 32, 0.0, 0.0, 0.8),
+    "coupled": (MethodSpec("coupled", "chain3", "coupled", method_id="coupled"), 32, 0.0, 0.0, 0.7),
+    "lantern-a": (
+        MethodSpec("lantern", "chain3", "sampled", "additive", "paper", "l2", 20, 0.1, method_id="lantern-a"),
+        20,
+        0.5,
+        0.04,
+        0.6,
+    ),
+    "lantern-b": (
+        MethodSpec("lantern", "chain3", "sampled", "additive", "paper", "l2", 20, 0.4, method_id="lantern-b"),
+        16,
+        1.0,
+        0.2,
+        0.4,
+    ),
+}
+
+
+def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s0n0", drift=0.0, dtype="float32"):
+    """What the stages write of one repeat: quality, images, latency, total variation; NLL is higher by `drift`."""
+    generator = np.random.default_rng(0)
+    nll, accuracy, ids = generator.normal(3.5 + drift, 0.2, NUM), np.full(NUM, 0.9), [f"p-{i:05d}" for i in range(NUM)]
+    quality, images, latency, distances = [], [], [], []
+    fixed = {name + end: value for name, value in FIXED.items() for end in ("", "_low", "_high")}
+    for temperature in temperatures:
+        place = {"prompt_set": "seen", "temperature": temperature, "repeat": repeat}
+        for method_id, (spec, forwards, worse, lost, seconds) in methods.items():
+            head = {"method_id": method_id, **place}
+            parts = method_columns(spec.to_dict())
+            kept = (accuracy - lost * (np.arange(NUM) < 5)) if has_scenes else np.full(NUM, np.nan)
+            is_equal = spec.relaxation == "none" and spec.drafts != "sampled"
+            quality.append({**head, **parts, "cfg_scale": 3.0, "dtype": dtype, "num_images": NUM, **fixed})
+            counts = {"num_tokens": 64, "target_forwards": forwards, "substitutions": 2.0}
+            exact = {"is_equal": is_equal, "is_near_tie": False, "margin_at_difference": np.nan if is_equal else 0.02}
+            columns = {"nll": nll + worse, "clip_score": 0.9, "prompt_accuracy": kept, "is_all_correct": kept.round()}
+            images.append(pd.DataFrame({**head, "prompt_id": ids, **counts, **exact, **columns}))
+            latency += [{**head, "prompt_id": i, "seconds": seconds * (1 + 0.01 * j)} for j, i in enumerate(ids[:6])]
+            if spec.relaxation != "none":
+                values = {
+                    "tv_mean": 0.2 + drift,
+                    "tv_mean_low": 0.1 + drift,
+                    "tv_mean_high": 0.3 + drift,
+                    "tv_max": 0.5,
+                }
+                distances.append({**head, **values})
+        head = {"method_id": "real", **place}
+        quality.append({**head, "method": "real", "cfg_scale": 3.0, "num_images": NUM, **fixed})
+        columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97, "is_all_correct": 0.0}
+        images.append(pd.DataFrame({**head, "prompt_id": ids, **columns}))
+    names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
+    distances = pd.DataFrame(distances).reindex(columns=["method_id", *place, *names, *TV_VALUES])
+    return Measurements(
+        pd.DataFrame(quality), pd.concat(images, ignore_index=True), pd.DataFrame(latency), distances, CROSS_ENTROPY
+    )
+
+
+def join(*parts):
+    """One set of tables from those of several repeats."""
+    names = ("quality", "images", "latency", "total_variation")
+    tables = [pd.concat([getattr(part, name) for part in parts], ignore_index=True) for name in names]
+    return Measurements(*tables, CROSS_ENTROPY)
+
+
+def with_changes(**changes):
+    """METHODS with fields of some methods replaced: method_id=(forwards, worse, lost, seconds)."""
+    return {name: (value[0], *changes.get(name.replace("-", "_"), value[1:])) for name, value in METHODS.items()}
