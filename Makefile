@@ -123,7 +123,7 @@ $(STAMP): requirements.lock.txt pyproject.toml
 # `uv` resolves for all platforms at once; the header of the result names no host. Needs network.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-		--no-emit-index-url --no-emit-find-links --extra dev pyproject.toml -o .lock.tmp
+		--no-emit-index-url --no-emit-find-links --extra pipeline --extra dev pyproject.toml -o .lock.tmp
 	{ echo '# Exact versions and hashes of everything a run, the tests and the linters need, for Python 3.11 to 3.13.' \
 		'Made by `make lock`; do not edit by hand.'; cat .lock.tmp; } > requirements.lock.txt
 	rm .lock.tmp
