@@ -1,10 +1,10 @@
-"""Generation jobs: models and trees loaded for a method, records made from prompts."""
+"""Generation: models loaded, images drawn from texts, records made from prompts."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -71,6 +71,33 @@ def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.
             f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; delete it and run its rule again"
         )
     return tensors["nearest_codes"].long().to(device)
+
+
+def draw_images(
+    decoder: Decoder,
+    texts: Sequence[str],
+    encoder: TextEncoder,
+    image_decoder: Callable[[torch.Tensor], torch.Tensor],
+    run_seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws one image per text, all of them in one batch.
+
+    Args:
+        decoder: the method.
+        texts: prompts; the noise of an image is that of its place among them, whatever the method.
+        encoder: text features.
+        image_decoder: codes to images in [-1, 1], (images, 3, size, size), for example `VQ16.decode`.
+        run_seed: of the noise fields.
+
+    Returns:
+        (codes, int64 (images, tokens); pixels, uint8 (images, size, size, 3)).
+    """
+    prompts = [Prompt(str(place), text) for place, text in enumerate(texts)]
+    generation, _ = decode_timed(decoder, prompts, encoder, run_seed)
+    with torch.inference_mode():
+        images = image_decoder(generation.codes)
+    pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return generation.codes, pixels.permute(0, 2, 3, 1)
 
 
 def generate_records(

@@ -1,0 +1,134 @@
+"""The wheel in an environment that has torch, numpy, safetensors and tqdm alone: the core imports there, and draws."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from conftest import ROOT
+
+CORE = ("torch", "numpy", "safetensors", "tqdm")
+# Of the extra `text`; nothing else may need more than CORE.
+WITH_TEXT = ("lantern.models.t5", "lantern.models.caption_cleaning")
+
+IMPORT_ALL = f"""
+import importlib, pkgutil, sys
+import lantern
+
+assert "site-packages" in lantern.__file__ and "torch" not in sys.modules
+names = [module.name for module in pkgutil.walk_packages(lantern.__path__, "lantern.")]
+assert len(names) > 25
+for name in names:
+    if name not in {WITH_TEXT}:
+        importlib.import_module(name)
+roots = {{name.partition(".")[0] for name in sys.modules}}
+assert not roots & {{"snakemake", "pandas", "matplotlib", "transformers", "lantern_pipeline"}}, roots
+try:
+    import lantern.models.t5
+except ModuleNotFoundError as error:
+    assert error.name in ("ftfy", "transformers", "tokenizers")
+else:
+    raise AssertionError("the extra `text` is here: the environment is not bare")
+"""
+
+DRAW = """
+import torch
+
+from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder, DecodingModels
+from lantern.generation import draw_images
+from lantern.methods import make_method
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.sampling import SamplingConfig
+
+
+class LetterEncoder:
+    caption_dim, max_tokens = 16, 5
+
+    def encode(self, texts):
+        features = torch.zeros(len(texts), 5, 16)
+        for row, text in enumerate(texts):
+            features[row, -1, len(text) % 16] = 1.0
+        return features, features.any(-1)
+
+
+torch.manual_seed(0)
+sizes = {"vocab_size": 12, "grid": 4}
+target = TargetModel(TargetConfig(32, 2, 2, **sizes, num_text_tokens=5, caption_dim=16)).eval()
+draft = DraftModel.from_target(target, 0)
+vq = VQ16Config(grid=4, codebook_size=12, channels=32, channel_multipliers=(1, 2), latent_channels=8)
+tokenizer = VQ16(vq).eval()
+table = nearest_codes(tokenizer.codebook.detach(), 4)
+models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
+
+method = make_method("lantern", k=4, delta=0.2, tree_shape={"num_nodes": 6, "depth": 1, "top_k": 4})
+decoder = Decoder(models, method, SamplingConfig(cfg_scale=2.0))
+codes, pixels = draw_images(decoder, ["a cat", "two dogs"], LetterEncoder(), tokenizer.decode)
+assert codes.shape == (2, 16) and codes.max() < 12, codes
+assert pixels.shape == (2, 8, 8, 3) and pixels.dtype == torch.uint8 and pixels.float().std() > 0
+again = draw_images(decoder, ["a cat"], LetterEncoder(), tokenizer.decode)[0]
+assert torch.equal(again[0], codes[0])
+"""
+
+
+def needed(names) -> set[str]:
+    """These distributions and what they require, as far as it is installed here."""
+    found, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another platform
+        if name not in found:
+            found.add(name)
+            wanted = [Requirement(line) for line in requires]
+            waiting += [part.name for part in wanted if part.marker is None or part.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Path:
+    """Python of an environment with the wheel, and links to what the core needs."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    shutil.copytree(ROOT / "lantern", source / "lantern")
+    shutil.copytree(ROOT / "workflow" / "lantern_pipeline", source / "workflow" / "lantern_pipeline")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, source]
+    subprocess.run([*pip, *build], check=True)
+    (wheel,) = folder.glob("lantern-*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "bare"], check=True)
+    (packages,) = (folder / "bare").glob("lib/python*/site-packages")
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-index", "--no-compile", "--target", packages, wheel], check=True
+    )
+    for name in needed(CORE):
+        for file in importlib.metadata.files(name):
+            place = packages / file.parts[0]
+            if file.parts[0] not in ("..", "__pycache__") and not place.exists():
+                place.symlink_to(Path(importlib.metadata.distribution(name).locate_file(file.parts[0])))
+    return folder / "bare" / "bin" / "python"
+
+
+def test_the_core_imports_and_draws_with_little_around_it(bare, tmp_path):
+    command = [bare, "-I", "-c", IMPORT_ALL + DRAW]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_says_what_it_needs(bare):
+    (metadata,) = (bare.parents[1]).glob("lib/python*/site-packages/lantern-*.dist-info/METADATA")
+    required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")]
+    core = [line for line in required if "extra ==" not in line]
+    assert sorted(line.split()[1].partition("==")[0] for line in core) == sorted(CORE)
