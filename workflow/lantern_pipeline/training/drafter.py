@@ -16,7 +16,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, cast_target
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
 from lantern_pipeline.training.distributed import share
-from lantern_pipeline.training.drafter_loss import DraftLoss
+from lantern_pipeline.training.drafter_loss import DraftLoss, run_target
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.loop import Trainer
 from lantern_pipeline.training.optimisers import Optimiser, make_adamw, make_muon
@@ -93,23 +93,6 @@ def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
 def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
     """Freezes a target in place and casts it; its head, which losses and probabilities read, stays float32."""
     return cast_target(target, dtype).eval().requires_grad_(False)
-
-
-@torch.no_grad()
-def run_target(
-    target: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states of images, teacher-forced, on the target's device: (codes, mask, hidden states (rows,
-    num_text_tokens + tokens - 1, dim)).
-
-    Codes are int64 (images, tokens), features (images, num_text_tokens, caption_dim), mask (images, num_text_tokens).
-    `with_null` adds the same images with the null caption behind, under their prompts' masks, as guidance has them:
-    rows are images or twice as many. Codes and mask are given once an image.
-    """
-    weight = target.null_caption
-    codes, mask, features = codes.to(weight.device), mask.to(weight.device), features.to(weight.device, weight.dtype)
-    run = target.forward_with_null if with_null else target
-    return codes, mask, run(features, mask, codes[:, :-1])
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:

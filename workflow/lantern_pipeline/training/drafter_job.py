@@ -25,8 +25,8 @@ from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import resolve_device
 from lantern_pipeline.training.distributed import make_accelerator, report_errors, run_processes
 from lantern_pipeline.training.drafter import DrafterTrainer
+from lantern_pipeline.training.drafter_loss import DrafterValidation
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
-from lantern_pipeline.training.drafter_validation import DrafterValidation
 from lantern_pipeline.training.loop import Pace, run_training
 
 REPORTED = ("loss", "overlap", "val_")

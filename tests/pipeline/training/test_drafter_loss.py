@@ -9,9 +9,8 @@ from tiny_codes import make_dataset, make_recipe, make_target
 from lantern.models.draft import DraftModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.training.distributed import make_accelerator
-from lantern_pipeline.training.drafter import DrafterTrainer, run_target
-from lantern_pipeline.training.drafter_loss import unroll
-from lantern_pipeline.training.drafter_validation import DrafterValidation
+from lantern_pipeline.training.drafter import DrafterTrainer
+from lantern_pipeline.training.drafter_loss import DrafterValidation, run_target, unroll
 from lantern_pipeline.training.loop import run_training
 
 SAMPLING = SamplingConfig(temperature=0.0, top_k=3, cfg_scale=2.0)
