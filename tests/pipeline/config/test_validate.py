@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from conftest import ROOT, load_config
 from lantern.methods import DRAFTS, NEIGHBOURS, PRESETS, RELAXATIONS, RESIDUALS
@@ -257,6 +258,24 @@ def test_the_schema_names_the_parts_that_methods_have():
     }
     for key, names in known.items():
         assert method[key]["then"]["enum"] == method[key]["items"]["enum"] == list(names), key
+
+
+@pytest.mark.parametrize("overlay", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_editor_accepts_an_overlay_by_itself(overlay):
+    schema = load_yaml(SCHEMA_PATH)
+    Draft202012Validator.check_schema(schema)
+    assert list(Draft202012Validator(schema).iter_errors(load_yaml(overlay))) == []
+
+
+@pytest.mark.parametrize("path", ["sampling", "sampling.top_p", "metrics.published.reference.name", "resources"])
+def test_a_run_needs_every_key_of_the_default_config(path):
+    *parents, last = path.split(".")
+    config = copy.deepcopy(DEFAULT)
+    place = config
+    for part in parents:
+        place = place[part]
+    del place[last]
+    assert f"config key {path} is missing" in sentence_for(config)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "workflow/resources.yaml", "experiments"])

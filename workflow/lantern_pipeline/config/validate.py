@@ -107,11 +107,12 @@ def _check_renamed(path: tuple, value: Any) -> None:
 
 
 def _require_all_keys(schema: Any) -> None:
-    """Makes every key of a section required where the section itself says nothing about that."""
+    """Makes every key of a section required but those that it lists as `optional` ("all" for all)."""
     for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
         _require_all_keys(inner)
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
-        schema.setdefault("required", list(schema["properties"]))
+        optional = schema.get("optional", ())
+        schema["required"] = [key for key in schema["properties"] if optional != "all" and key not in optional]
 
 
 def _make_whole(value: Any, schema: Any) -> Any:
