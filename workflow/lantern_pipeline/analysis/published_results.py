@@ -9,45 +9,35 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.analysis.summary import preferred_rows
+from lantern_pipeline.analysis.summary import preferred_rows, with_ends
+from lantern_pipeline.metrics.registry import METRICS
 
-MEASURES = ("speedup", "mean_accepted_length", "fid", "clip_score")
 _ABOUT = ("source", "arxiv", "grade", "gpu", "model", "dataset", "temperature", "method", "parameters", "note")
 
 
 def compare_with_published(
     published: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any], model: str | None
 ) -> pd.DataFrame:
-    """Puts this run's rows of the same method beside each published number.
+    """Puts this run's rows of the same method beside each line of published_results.csv.
 
-    A row of the run belongs to a published one of the same method, temperature (the headline temperature where the
-    source gives none) and, where the source gives them, parameters. Several rows make several lines; none leaves this
-    run's columns empty.
-
-    Args:
-        published: figures/published_results.csv.
-        summary: table of results.
-        settings: config section `metrics`: headline prompt set and temperature.
-        model: what published tables call this run's target; None where it stands in none.
-
-    Returns:
-        The published columns, `<measure>_published` and `<measure>` with its interval for each of MEASURES, `method_id`
-        of this run's row, and `is_same_model`: only then may the numbers be compared at all.
+    A row belongs to a line of the same method, temperature (the headline temperature where the source gives none) and,
+    where the source gives them, parameters. Several rows make several lines; none leaves this run's columns empty. Of
+    every metric in the published table, `<metric>_published` stands before the run's own with its interval. `model` is
+    what published tables call this run's target: numbers may be compared where `is_same_model` alone.
     """
+    measures = [name for name in published.columns if name in {metric.column for metric in METRICS}]
     rows = preferred_rows(summary)
     rows = rows[rows["prompt_set"] == settings["headline_prompt_set"]]
+    own = [name for name in with_ends(*measures) if name in rows]
     lines = []
     for _, line in published.iterrows():
         found = _matching(rows, line, settings["headline_temperature"])
-        head = {name: line[name] for name in _ABOUT} | {f"{name}_published": line[name] for name in MEASURES}
+        head = {name: line[name] for name in _ABOUT} | {f"{name}_published": line[name] for name in measures}
         head["is_same_model"] = model is not None and line["model"] == model
-        own = found[["method_id", *_with_intervals(found)]].to_dict("records") or [{}]
-        lines += [head | values for values in own]
-    frame = pd.DataFrame(lines)
+        lines += [head | values for values in found[["method_id", *own]].to_dict("records") or [{}]]
     order = [*_ABOUT, "is_same_model", "method_id"]
-    for name in MEASURES:
-        order += [f"{name}_published", name, f"{name}_low", f"{name}_high"]
-    return frame.reindex(columns=order)
+    order += [column for name in measures for column in (f"{name}_published", *with_ends(name))]
+    return pd.DataFrame(lines).reindex(columns=order)
 
 
 def _matching(rows: pd.DataFrame, line: pd.Series, default_temperature: float) -> pd.DataFrame:
@@ -56,8 +46,3 @@ def _matching(rows: pd.DataFrame, line: pd.Series, default_temperature: float) -
     for name, value in re.findall(r"(\w+) ([\d.]+)", "" if pd.isna(line["parameters"]) else line["parameters"]):
         found = found[np.isclose(found[name].astype(float), float(value))]
     return found
-
-
-def _with_intervals(rows: pd.DataFrame) -> list[str]:
-    names = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low", "_high")]
-    return [name for name in names if name in rows]
