@@ -25,6 +25,12 @@ def fid(generated, reference, **changes):
     return measure_fid(generated, Gaussian.of(reference), **{**COMMON, **changes})
 
 
+def one_bad_value(features, value):
+    features = features.clone()
+    features[7, 2] = value
+    return features
+
+
 def kernel(x, y):
     return (x @ y.T / x.shape[1] + 1) ** 3
 
@@ -87,6 +93,14 @@ def test_the_size_of_blocks_does_not_matter(sets, monkeypatch):
     assert measure_kid(*sets, **KID) == pytest.approx(expected, rel=1e-9)
 
 
+def test_an_interval_of_fid_ends_at_zero_and_that_of_kid_may_reach_below():
+    generated, reference = gaussian(12), gaussian(200, seed=1)
+    found = fid(generated, reference, num_resamples=60)
+    assert found["fid_low"] == 0 < found["fid"] < found["fid_high"]
+    found = measure_kid(generated, reference, **{**KID, "subset_size": 12})
+    assert found["kid_low"] < 0
+
+
 def test_three_images_have_no_interval(sets):
     _, reference = sets
     few = gaussian(3)
@@ -100,6 +114,8 @@ def test_three_images_have_no_interval(sets):
     [
         (lambda g, r: fid(g[:, :4], r), "have 4 features and the reference 6"),
         (lambda g, r: fid(g[:1], r), "at least 2 images are compared, got 1 generated"),
+        (lambda g, r: fid(one_bad_value(g, torch.nan), r), "generated images hold a value that is not finite"),
+        (lambda g, r: measure_kid(g, one_bad_value(r, torch.inf), **KID), "reference images hold"),
         (lambda g, r: fid(g / 0, r), "generated images hold a value that is not finite"),
         (lambda g, r: fid(g, r / 0), "reference images hold a value that is not finite"),
         (lambda g, r: fid(g, r, num_resamples=1), "fidelity_resamples must be at least 2, got 1"),

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -105,3 +106,20 @@ def test_bad_input_is_named(target, codes):
         token_negative_log_likelihood(codes, torch.zeros(3, 5, 11))
     with pytest.raises(ValueError, match="nan"):
         token_negative_log_likelihood(codes, torch.full((3, 4, 11), torch.nan))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_one_logit_among_good_ones_that_is_not_finite_is_found(codes, value):
+    logits = torch.zeros(3, 4, 11)
+    logits[1, 2, 3] = value
+    with pytest.raises(ValueError, match="logits hold nan or infinity"):
+        token_negative_log_likelihood(codes, logits)
+
+
+def test_bfloat16_models_have_float32_likelihoods(target, codes):
+    features, mask = ENCODER.encode(TEXTS)
+    logits = teacher_forced_logits(copy.deepcopy(target).bfloat16(), features.bfloat16(), mask, codes, 3.0)
+    assert logits.dtype == torch.float32
+    low = logits.bfloat16()
+    found = token_negative_log_likelihood(codes, low)
+    assert found.dtype == torch.float32 and torch.equal(found, token_negative_log_likelihood(codes, low.float()))

@@ -60,3 +60,8 @@ def test_shapes_must_agree():
     codes, base, margins = planted()
     with pytest.raises(ValueError, match="one shape"):
         compare_with_autoregressive(codes[:2], base, margins)
+
+
+def test_a_negative_margin_is_refused():
+    with pytest.raises(ValueError, match="near_tie_margin must be >= 0 nats, got -1e-06"):
+        compare_with_autoregressive(*planted(), near_tie_margin=-1e-6)

@@ -24,10 +24,11 @@ from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.output_distribution import (
     NodeRecorder,
     VerifiedNodes,
-    law_given_children,
-    law_of_one_sampled_draft,
-    law_of_relaxed_sets,
-    law_of_sampled_siblings,
+    distribution_given_children,
+    distribution_of_one_sampled_draft,
+    distribution_of_relaxed_sets,
+    distribution_of_sampled_siblings,
+    mean_over_nodes,
     record_nodes,
 )
 
@@ -56,12 +57,12 @@ def test_emitted_law_equals_the_reference(case):
     rule = RejectionRule(bound, torch.tensor(case["neighbours"]), residual)
     tolerance = 1e-9
     if case["deterministic_draft"]:
-        law = law_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
+        law = distribution_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
     elif case["siblings"] == 1:
-        law = law_of_one_sampled_draft(target, draft, rule)
+        law = distribution_of_one_sampled_draft(target, draft, rule)
     else:
         nodes = VerifiedNodes(target, draft, draft.topk(case["siblings"]).indices, torch.zeros(1, dtype=torch.int64))
-        law = law_of_sampled_siblings(nodes, rule, num_samples=1000, seed=0)
+        law = distribution_of_sampled_siblings(nodes, rule, num_samples=1000, seed=0)
         tolerance = 0.03
     expected = torch.tensor([case["law"]], dtype=torch.float64)
     torch.testing.assert_close(law.probs, expected, atol=tolerance, rtol=0)
@@ -71,9 +72,11 @@ def test_emitted_law_equals_the_reference(case):
 def test_exact_rules_have_the_law_of_the_target():
     nodes = random_nodes(40)
     for law in (
-        law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule()),
-        law_given_children(nodes.target_probs, None, nodes.children, RejectionRule()),
-        law_of_relaxed_sets(nodes.target_probs, nodes.children, torch.zeros(24, 1).long(), AdditiveBound(0, 0.0)),
+        distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule()),
+        distribution_given_children(nodes.target_probs, None, nodes.children, RejectionRule()),
+        distribution_of_relaxed_sets(
+            nodes.target_probs, nodes.children, torch.zeros(24, 1).long(), AdditiveBound(0, 0.0)
+        ),
     ):
         assert law.tv_from(nodes.target_probs).max() < 1e-12
         assert (law.acceptance > 0).all() and (law.acceptance <= 1 + 1e-12).all()
@@ -93,7 +96,7 @@ def test_relaxed_sets_have_the_law_of_the_decoder(bound, table):
         weight = nodes.target_probs[:, y]
         expected.scatter_add_(1, emitted[:, None], weight[:, None])
         accepted += weight * (rank < 3)
-    law = law_of_relaxed_sets(nodes.target_probs, nodes.children, table, bound)
+    law = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, table, bound)
     torch.testing.assert_close(law.probs, expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(law.acceptance, accepted, atol=1e-12, rtol=0)
 
@@ -135,7 +138,7 @@ def test_coupled_drafts_are_not_enumerated():
 def test_a_row_by_hand():
     target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]))
-    law = law_of_relaxed_sets(target, nodes.children, torch.tensor([[1], [0]]), AdditiveBound(1, 0.5))
+    law = distribution_of_relaxed_sets(target, nodes.children, torch.tensor([[1], [0]]), AdditiveBound(1, 0.5))
     assert law.probs.tolist() == [[1.0, 0.0], [1.0, 0.0]]
     row = law_row(nodes, law, 0.4, OPTIONS)
     assert row["tv_mean"] == row["tv_p95"] == row["tv_max"] == 0.5
@@ -152,7 +155,9 @@ def test_acceptance_before_and_after_aggregation(table):
     assert before.tolist() == pytest.approx([float(overlap)] * 2)
     bounded, free = (rows[(rows["k"] == 4) & (rows["delta"].isna() == flag)] for flag in (False, True))
     assert (free["acceptance"].to_numpy() > bounded["acceptance"].to_numpy()).all()
-    one = law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule(AdditiveBound(4, 0.1), table))
+    one = distribution_of_one_sampled_draft(
+        nodes.target_probs, nodes.draft_probs, RejectionRule(AdditiveBound(4, 0.1), table)
+    )
     assert bounded[bounded["drafts"] == "sampled"]["acceptance"].item() == pytest.approx(float(one.acceptance.mean()))
 
 
@@ -196,7 +201,7 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
         torch.testing.assert_close(nodes.target_probs.sum(-1), torch.ones(len(nodes)))
         counts.append(len(nodes))
     assert counts[0] == counts[1]
-    law = law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
+    law = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
     assert law.tv_from(nodes.target_probs).max() < 1e-5
 
 
@@ -213,3 +218,23 @@ def test_the_nodes_kept_do_not_depend_on_the_batch():
     assert len(found[2][0]) > 20
     for one, other in zip(*found.values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_no_more_nodes_are_kept_than_asked_for():
+    assert NodeRecorder(5, 16, max_nodes=10, seed=0).is_chosen.sum(dim=1).tolist() == [2] * 5
+    assert NodeRecorder(5, 16, max_nodes=3, seed=0).is_chosen.sum(dim=1).tolist() == [1] * 5  # every image has one
+    assert NodeRecorder(5, 16, max_nodes=1000, seed=0).is_chosen.all()
+
+
+def test_a_method_without_delta_has_no_share_above_it():
+    nodes = random_nodes(10)
+    emitted = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
+    row = law_row(nodes, emitted, None, OPTIONS)
+    missing = {name for name, value in row.items() if value != value}
+    assert missing == {"tv_share_above_delta", "tv_share_above_delta_low", "tv_share_above_delta_high"}
+
+
+def test_nodes_in_float32_are_averaged_in_float64():
+    values, image = torch.full((30,), 0.1, dtype=torch.float32), torch.arange(30) // 10
+    found = mean_over_nodes("acceptance", values, image, OPTIONS)
+    assert found == {name: pytest.approx(float(values[0]), rel=1e-7) for name in found}

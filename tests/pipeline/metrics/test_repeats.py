@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lantern_pipeline.metrics.intervals import SHARE
+from lantern_pipeline.metrics.intervals import NON_NEGATIVE, SHARE
 from lantern_pipeline.metrics.repeats import combine_repeats, repeat_groups, stack_prompts, training_seed
 
 
@@ -48,6 +48,11 @@ def test_an_end_cut_off_at_one_does_not_shrink_the_error():
     whole = combine_repeats([0.95, 0.95], [0.85, 0.85], [1.05, 1.05], SHARE)
     assert combine_repeats([0.95, 0.95], [0.85, 0.85], [1.0, 1.0], SHARE) == pytest.approx(whole)
     assert whole[2] == 1.0
+
+
+def test_the_interval_of_repeats_ends_where_the_quantity_does():
+    value, low, high = combine_repeats([2.0, 14.0], [0.0, 12.0], [4.0, 16.0], NON_NEGATIVE)
+    assert low == 0.0 < value == 8.0 < high
 
 
 def test_combined_interval_covers():

@@ -20,12 +20,12 @@ from lantern.records import GenerationRecords
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, make_relaxation
 from lantern_pipeline.analysis.aggregation import acceptance_table
 from lantern_pipeline.metrics.output_distribution import (
-    EmittedLaw,
+    OutputDistribution,
     VerifiedNodes,
-    law_given_children,
-    law_of_one_sampled_draft,
-    law_of_relaxed_sets,
-    law_of_sampled_siblings,
+    distribution_given_children,
+    distribution_of_one_sampled_draft,
+    distribution_of_relaxed_sets,
+    distribution_of_sampled_siblings,
     mean_over_nodes,
     record_nodes,
 )
@@ -146,7 +146,7 @@ class LawStudy:
 
 def law_of_method(
     nodes: VerifiedNodes, spec: MethodSpec, table: torch.Tensor | None, *, num_samples: int, seed: int
-) -> tuple[str, EmittedLaw]:
+) -> tuple[str, OutputDistribution]:
     """Law of a method with sampled or top drafts at its own nodes.
 
     Args:
@@ -167,15 +167,17 @@ def law_of_method(
     relaxation = make_relaxation(spec)
     rule = RejectionRule(relaxation, table, spec.residual)
     if spec.drafts == "sampled" and nodes.children.shape[1] > 1:
-        return "monte_carlo", law_of_sampled_siblings(nodes, rule, num_samples=num_samples, seed=seed)
+        return "monte_carlo", distribution_of_sampled_siblings(nodes, rule, num_samples=num_samples, seed=seed)
     if spec.drafts == "sampled":
-        return "enumeration", law_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, rule)
+        return "enumeration", distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, rule)
     if relaxation is None or spec.residual != "paper":
-        return "enumeration", law_given_children(nodes.target_probs, None, nodes.children, rule)
-    return "enumeration", law_of_relaxed_sets(nodes.target_probs, nodes.children, table, relaxation)
+        return "enumeration", distribution_given_children(nodes.target_probs, None, nodes.children, rule)
+    return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, table, relaxation)
 
 
-def law_row(nodes: VerifiedNodes, law: EmittedLaw, delta: float | None, options: Mapping[str, int]) -> dict[str, float]:
+def law_row(
+    nodes: VerifiedNodes, law: OutputDistribution, delta: float | None, options: Mapping[str, int]
+) -> dict[str, float]:
     """Summarises TV over nodes.
 
     Args:
@@ -237,18 +239,20 @@ def law_curves(
 
 def _rules(
     nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
-) -> dict[str, Callable[[], EmittedLaw]]:
+) -> dict[str, Callable[[], OutputDistribution]]:
     target, draft = nodes.target_probs, nodes.draft_probs
     top, additive = draft.topk(num_children, dim=-1).indices, AdditiveBound(k, delta)
 
-    def sampled(rule: RejectionRule) -> EmittedLaw:
-        return law_of_one_sampled_draft(target, draft, rule)
+    def sampled(rule: RejectionRule) -> OutputDistribution:
+        return distribution_of_one_sampled_draft(target, draft, rule)
 
     return {
-        "top_one_child": lambda: law_of_relaxed_sets(target, top[:, :1], table, additive),
-        "top_children": lambda: law_of_relaxed_sets(target, top, table, additive),
-        "top_official": lambda: law_given_children(target, None, top, RejectionRule(additive, table, "official")),
-        "bounded": lambda: law_of_relaxed_sets(target, top, table, BudgetBound(k, delta)),
+        "top_one_child": lambda: distribution_of_relaxed_sets(target, top[:, :1], table, additive),
+        "top_children": lambda: distribution_of_relaxed_sets(target, top, table, additive),
+        "top_official": lambda: distribution_given_children(
+            target, None, top, RejectionRule(additive, table, "official")
+        ),
+        "bounded": lambda: distribution_of_relaxed_sets(target, top, table, BudgetBound(k, delta)),
         "sampled_paper": lambda: sampled(RejectionRule(additive, table)),
         "sampled_official": lambda: sampled(RejectionRule(additive, table, "official")),
         "sampled_official_lumina": lambda: sampled(RejectionRule(additive, table, "official_lumina")),

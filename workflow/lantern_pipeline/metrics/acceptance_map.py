@@ -26,22 +26,13 @@ class AcceptanceMap:
 
 
 def map_accepted(records: GenerationRecords, grid: int) -> AcceptanceMap:
-    """Finds out for every token whether it was an accepted draft or the target's own.
+    """Finds out for every token of one method's images whether it was an accepted draft or the target's own, over a
+    grid of grid x grid tokens.
 
     A step begins where the steps before it end. All its tokens but the last are accepted drafts; the last one is the
     target's own. The first step is the prefill, which emits token 0. The end of the image cuts the last step short:
     steps that begin in the last cells look shorter than they would be, and the very last token counts as the target's
     own although it may have been an accepted draft.
-
-    Args:
-        records: of one method; step_lengths (images, tokens), zero-padded, each row summing to the tokens.
-        grid: tokens along a side; grid * grid tokens an image.
-
-    Returns:
-        An `AcceptanceMap`.
-
-    Raises:
-        ValueError: no images, a grid that does not fit, or step lengths that do not sum to the tokens.
     """
     lengths = records.step_lengths.numpy().astype(np.int64)  # (images, steps)
     num_images, num_tokens = records.codes.shape

@@ -18,15 +18,7 @@ from lantern_pipeline.metrics.likelihood import walk_logits
 
 
 def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
-    """Computes the probability of the best token and of the best few.
-
-    Args:
-        logits: (..., vocab) float.
-        num_best: how many count as the few; fewer where the vocabulary is smaller.
-
-    Returns:
-        (top-1 probability, top-`num_best` probability), each (...) float32.
-    """
+    """Computes the probabilities of the best token and of the best few, each (...) float32, of logits (..., vocab)."""
     best = logits.float().softmax(dim=-1).topk(min(num_best, logits.shape[-1]), dim=-1).values
     return best[..., 0], best.sum(dim=-1)
 
@@ -41,20 +33,10 @@ def measure_ambiguity(
     cfg_scales: Sequence[float],
     batch_size: int = 64,
 ) -> pd.DataFrame:
-    """Measures the target's top-1 and top-10 probability at every position of given images.
+    """Measures the target's top-1 and top-10 probability at every position of given images, codes (images, tokens): one
+    row per guidance scale x image x position: cfg_scale, image, position, top1, top10.
 
     The context of a position is the image's own codes (teacher forcing), temperature 1, no filter.
-
-    Args:
-        target_model: in evaluation mode.
-        text_encoder: the one that the target was trained with.
-        codes: integer, (images, tokens): of held-out images, or of autoregressive ones where a run has no images.
-        texts: caption of each image.
-        cfg_scales: guidance scales; equal ones are measured once.
-        batch_size: images per forward, at most; see `walk_logits`.
-
-    Returns:
-        One row per guidance scale x image x position: cfg_scale, image, position, top1, top10 (probabilities).
     """
     frames = []
     for cfg_scale in dict.fromkeys(cfg_scales):

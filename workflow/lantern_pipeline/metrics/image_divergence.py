@@ -29,21 +29,11 @@ def measure_divergence(
     Two images of the same prompt and noise share their tokens up to the first difference; after it they are different
     draws, exact or not, so that the NLL excess of an exact method wanders around zero and only a relaxed one's drifts.
 
-    Args:
-        images: `Quality.images`: KEYS, prompt_id, first_difference; ceilings are left out.
-        token_nll: (prompt_set, temperature, repeat) -> `Quality.token_nll`: method_id -> (prompts, tokens), nats.
-        prompt_ids: the same places -> prompt ids, in the order of the rows of `token_nll`.
-        settings: config section `metrics`: bootstrap_resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        DIVERGENCE_COLUMNS, one row per KEYS x position: the share of images without a difference up to and including
-            the position (exact intervals; with several repeats widened to the bootstrap's where that is wider), and the
-            mean over images of the summed NLL up to and including it minus the autoregressive image's, nats, with 95 %
-            bootstrap intervals over prompts and repeats; pooled rows where there are several repeats.
-
-    Raises:
-        ValueError: tokens and table are not of the same methods or prompts.
+    `images` is `Quality.images`; `token_nll` and `prompt_ids` hold, of (prompt_set, temperature, repeat),
+    `Quality.token_nll` and the prompt ids of its rows. Gives DIVERGENCE_COLUMNS, one row per KEYS x position: the share
+    of images without a difference up to and including the position (exact intervals; with several repeats widened to
+    the bootstrap's where that is wider), and the mean over images of the summed NLL up to and including it minus the
+    autoregressive image's, nats, with bootstrap intervals over prompts and repeats.
     """
     frames = []
     for key, group in repeat_groups(images[images["first_difference"].notna()]):

@@ -24,20 +24,11 @@ COLUMNS = ["method_id", "temperature", "prompt_id", "seconds", "target_forwards"
 def measure_latency(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, num_warmup: int
 ) -> pd.DataFrame:
-    """Times decoders image by image, interleaved.
+    """Times decoders image by image at batch 1, interleaved: one row per decoder and prompt, COLUMNS, seconds without
+    text encoding, noise and image decoding.
 
-    The order of the decoders is turned by one place from image to image, so that none profits from its neighbour.
-
-    Args:
-        decoders: methods at their temperatures.
-        prompts: drawn once by each decoder, at batch 1.
-        encoder: of prompts.
-        run_seed: seed of the noise fields.
-        num_warmup: images per decoder that are drawn first and not counted.
-
-    Returns:
-        One row per decoder and prompt: method_id, temperature, prompt_id, seconds (text encoding, noise and image
-        decoding excluded), target_forwards.
+    The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
+    first `num_warmup` images of each decoder are not counted.
     """
     rows = []
     for turn in tqdm(range(-num_warmup, len(prompts)), desc="latency", unit="image of each method", disable=None):
@@ -59,21 +50,11 @@ def profile_steps(
     run_seed: int,
     num_resamples: int = 1000,
 ) -> pd.DataFrame:
-    """Takes the steps of every method apart by the clock, at batch 1.
+    """Takes the steps of every method apart by the clock, at batch 1: one row per method and part (PARTS and "other"):
+    method_id, part, milliseconds (mean per step after the prefill, with _low and _high over images), num_steps.
 
     The clocks cost something themselves: parts are to be compared with each other, whole images are timed by
-    `measure_latency`.
-
-    Args:
-        decoders: methods at one temperature.
-        prompts: drawn by each decoder, interleaved, after one image that does not count.
-        encoder: of prompts.
-        run_seed: seed of the noise fields.
-        num_resamples: bootstrap resamples, over images.
-
-    Returns:
-        One row per method and part (draft, target, score, verify, commit, other): method_id, part, milliseconds (mean
-        per step after the prefill, with _low and _high), num_steps.
+    `measure_latency`. The first image of each decoder does not count.
     """
     spent: dict[tuple[str, str], list[float]] = defaultdict(list)
     num_steps: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Likelihood of generated tokens under the target: how far has relaxed decoding strayed from the target's own law?"""
+"""Likelihood of generated tokens under the target: how far has relaxed decoding strayed from the target?"""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ LOGITS_AT_ONCE = 2**27
 def teacher_forced_logits(
     target_model: TargetModel, features: Tensor, mask: Tensor, codes: Tensor, cfg_scale: float
 ) -> Tensor:
-    """Computes the target's guided logits of every position of given images.
+    """Computes the target's guided logits of every position of given images, (images, tokens, vocab) float32: position
+    i given the caption and codes 0 to i - 1; unfiltered, temperature 1.
 
-    Args:
-        target_model: in evaluation mode.
-        features: (images, text tokens, caption_dim) float32, left-padded.
-        mask: (images, text tokens) bool, True where a caption token is.
-        codes: (images, tokens) integer.
-        cfg_scale: s in u + s (c - u); 1 runs without the null caption.
-
-    Returns:
-        (images, tokens, vocab) float32: position i given the caption and codes 0 to i - 1; unfiltered, temperature 1.
+    `features` are (images, text tokens, caption_dim) float32, left-padded; `mask` (images, text tokens) is True where a
+    caption token is; `codes` are (images, tokens); `cfg_scale` is s in u + s (c - u), 1 runs without the null caption.
     """
     codes, first = codes.long(), features.shape[1] - 1
     if cfg_scale == 1:
@@ -51,19 +45,9 @@ def walk_logits(
     cfg_scale: float,
     batch_size: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Computes the target's guided logits of many images, so many at a time that LOGITS_AT_ONCE values hold them.
-
-    Args:
-        target_model: in evaluation mode.
-        text_encoder: the one that it was trained with.
-        codes: (images, tokens) integer.
-        texts: prompt of each image.
-        cfg_scale: as in `teacher_forced_logits`.
-        batch_size: images per forward, at most; one at least, however large its logits are.
-
-    Yields:
-        (rows of the batch, their codes (batch, tokens) int64, logits (batch, tokens, vocab) float32), both on the
-        model's device.
+    """Computes the target's guided logits of many images, so many at a time that LOGITS_AT_ONCE values hold them, one
+    at least: (rows of the batch, their codes (batch, tokens) int64, logits (batch, tokens, vocab) float32), both on the
+    model's device.
     """
     device = target_model.head.weight.device
     fitting = LOGITS_AT_ONCE // (codes.shape[1] * target_model.config.vocab_size)
@@ -76,24 +60,15 @@ def walk_logits(
 
 
 def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
-    """Computes the negative log-likelihood of every token; an image's is its mean over the tokens.
-
-    Args:
-        codes: (images, tokens) integer.
-        logits: (images, tokens, vocab) float, of each position given the codes before it (teacher forcing).
-
-    Returns:
-        (images, tokens) float32, nats.
-
-    Raises:
-        ValueError: shapes do not fit, or a logit is nan.
+    """Computes the negative log-likelihood of every token, (images, tokens) float32 in nats, from codes (images,
+    tokens) and logits (images, tokens, vocab) of each position given the codes before it; an image's is its mean.
     """
     if logits.shape[:-1] != codes.shape:
         raise ValueError(
             f"logits {tuple(logits.shape)} must be codes {tuple(codes.shape)} with a vocabulary axis added"
         )
-    if torch.isnan(logits).any():
-        raise ValueError("the target's logits hold nan; its checkpoint or the guidance scale is broken")
+    if not torch.isfinite(logits).all():
+        raise ValueError("the target's logits hold nan or infinity; its checkpoint or the guidance scale is broken")
     logits = logits.float()
     chosen = logits.gather(-1, codes.long()[..., None]).squeeze(-1)  # (images, tokens)
     return logits.logsumexp(dim=-1) - chosen
@@ -108,25 +83,12 @@ def score_tokens(
     cfg_scale: float,
     batch_size: int = 64,
 ) -> Tensor:
-    """Computes the negative log-likelihood of images' tokens under the target, given their prompts.
+    """Computes the negative log-likelihood of images' tokens (images, tokens) under the target, given their prompts:
+    (images, tokens) float32 in nats, on the CPU.
 
-    The law is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings were: a
-    fixed ruler. The target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding
-    moves away from it.
-
-    Args:
-        target_model: in evaluation mode.
-        text_encoder: the one it was trained with.
-        codes: (images, tokens) integer.
-        texts: prompt of each image.
-        cfg_scale: guidance scale of the law.
-        batch_size: images per forward, at most; see `walk_logits`.
-
-    Returns:
-        (images, tokens) float32, nats, on the CPU.
-
-    Raises:
-        ValueError: the numbers of images and texts differ.
+    The distribution is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings
+    were. The target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding moves
+    away from it.
     """
     if len(codes) != len(texts):
         raise ValueError(f"score_tokens needs one text per image, got {len(codes)} images and {len(texts)} texts")

@@ -39,24 +39,12 @@ class Equality:
 def compare_with_autoregressive(
     codes: torch.Tensor, autoregressive_codes: torch.Tensor, margins: torch.Tensor, near_tie_margin: float = 1e-4
 ) -> Equality:
-    """Compares codes image by image with the autoregressive decoder's.
+    """Compares codes (images, tokens) image by image with the autoregressive decoder's of the same prompts and noise.
 
     Batched and one-token forwards round differently in the last bits. Where the autoregressive decoder's two best
     perturbed log-probabilities are almost equal, either may win; everything after such a position then differs
-    legitimately. Only the *first* difference can be excused in this way.
-
-    Args:
-        codes: (images, tokens) integer, of the method.
-        autoregressive_codes: (images, tokens) integer, same prompts in the same order, same noise.
-        margins: (images, tokens) float, gap of the two best perturbed log-probabilities of the autoregressive decoder,
-            in nats.
-        near_tie_margin: nats; a first difference below it is a near-tie.
-
-    Returns:
-        An `Equality`.
-
-    Raises:
-        ValueError: shapes differ, or the margin is negative.
+    legitimately. Only the *first* difference can be excused in this way: where `margins` (images, tokens), the gap of
+    these two in nats, is below `near_tie_margin`.
     """
     if codes.shape != autoregressive_codes.shape or margins.shape != codes.shape:
         raise ValueError(

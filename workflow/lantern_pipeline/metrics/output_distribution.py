@@ -1,8 +1,8 @@
-"""The law of the emitted token: how far is it from the target's own, at the nodes that verification visited?
+"""The distribution of the emitted token: how far is it from the target's own, at the nodes that verification visited?
 
 At a node the target has a distribution t, the draft model a distribution p, and drafts are children of the node. Which
-token is emitted is random; its law is computed here by enumeration and compared with t in total variation (TV). A bound
-on the mass that a relaxation may merge is not a bound on this distance: see reference/acceptance.md.
+token is emitted is random; its distribution is computed here by enumeration and compared with t in total variation
+(TV). A bound on the mass that a relaxation may merge is not a bound on this distance: see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = most children of one node, pairs = nodes x possible first drafts.
 """
@@ -49,8 +49,8 @@ class VerifiedNodes:
 
 
 @dataclass(frozen=True)
-class EmittedLaw:
-    """Law of the emitted token.
+class OutputDistribution:
+    """Distribution of the emitted token.
 
     Attributes:
         probs: (nodes, vocab).
@@ -68,13 +68,8 @@ class EmittedLaw:
 
 
 class NodeRecorder:
-    """Observer of a decoder: keeps the nodes at some positions of every image, the same for every method.
-
-    Args:
-        num_images: images that will be drawn.
-        num_tokens: tokens of an image.
-        max_nodes: nodes kept at most, spread evenly over the images.
-        seed: of the choice of positions.
+    """Observer of a decoder: keeps the nodes at some positions of every image, the same for every method; `max_nodes`
+    at most, spread evenly over the images, their positions chosen by `seed`.
     """
 
     def __init__(self, num_images: int, num_tokens: int, max_nodes: int, seed: int) -> None:
@@ -120,24 +115,11 @@ def record_nodes(
     max_nodes: int,
     batch_size: int,
 ) -> VerifiedNodes:
-    """Draws images and keeps some of the nodes that were verified on the way.
-
-    Args:
-        decoder: a method with drafts.
-        prompts: what to draw.
-        encoder: of prompts.
-        run_seed: of the noise fields; also chooses the nodes.
-        max_nodes: nodes kept at most.
-        batch_size: images decoded together; does not change which nodes are kept.
-
-    Returns:
-        See `VerifiedNodes`; on the decoder's device.
-
-    Raises:
-        ValueError: the method has no drafts.
+    """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
+    depends on the seed, not on the batch size.
     """
     if decoder.drafter is None:
-        raise ValueError(f"method {decoder.spec.method_id} verifies no drafts; its law is the target's")
+        raise ValueError(f"method {decoder.spec.method_id} verifies no drafts; its distribution is the target's")
     recorder = NodeRecorder(len(prompts), decoder.num_tokens, max_nodes, run_seed)
     decoder.observer = recorder
     try:
@@ -149,24 +131,15 @@ def record_nodes(
     return recorder.collect()
 
 
-def law_given_children(
+def distribution_given_children(
     target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rule: RejectionRule
-) -> EmittedLaw:
-    """Law of verification by rejection when the children are known.
-
-    Args:
-        target_probs: (nodes, vocab).
-        draft_probs: what the children were drawn from without replacement, (nodes, vocab); None for deterministic
-            drafts.
-        children: int64, (nodes, m): tried in this order, -1 where there is none.
-        rule: relaxation and residual.
-
-    Returns:
-        The law, all decisions of acceptance weighted.
-
-    Source: the law of `lantern.acceptance.accept_by_rejection`.
+) -> OutputDistribution:
+    """Distribution after verification by rejection when the children are known: int64, (nodes, m), tried in this order,
+    -1 where there is none; all decisions of acceptance weighted. `draft_probs` (nodes, vocab) is what they were drawn
+    from without replacement, None for deterministic drafts. The process is that of
+    `lantern.acceptance.accept_by_rejection`.
     """
-    law, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, 0])
+    emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, 0])
     probs, left = target_probs, draft_probs
     for rank in range(children.shape[-1]):
         token, is_drafted = children[:, rank].clamp(min=0), children[:, rank] >= 0
@@ -175,83 +148,69 @@ def law_given_children(
         relaxed = rule.relax(probs, token)
         surrogate = _at(probs, token) + relaxed.mass
         accept = (surrogate / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)).clamp(max=1) * is_tried
-        law.scatter_add_(1, token[:, None], (weight * accept)[:, None])
+        emitted.scatter_add_(1, token[:, None], (weight * accept)[:, None])
         residual = rule.residual_probs(probs, token, relaxed, left)
         probs = torch.where(is_tried[:, None], residual, probs)
         weight = weight * (1 - accept)
         if left is not None:
             left = left.scatter(1, token[:, None], 0.0)
             left = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-    return EmittedLaw(law + weight[:, None] * probs, 1 - weight, torch.zeros_like(weight))
+    return OutputDistribution(emitted + weight[:, None] * probs, 1 - weight, torch.zeros_like(weight))
 
 
-def law_of_one_sampled_draft(target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: RejectionRule) -> EmittedLaw:
-    """Exact law of one sampled draft: every draft that p allows, weighted by p.
-
-    Args:
-        target_probs: (nodes, vocab).
-        draft_probs: (nodes, vocab).
-        rule: relaxation and residual.
-    """
-    law, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
+def distribution_of_one_sampled_draft(
+    target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: RejectionRule
+) -> OutputDistribution:
+    """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p."""
+    emitted, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
     for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
-        given = law_given_children(target_probs[node], draft_probs[node], token[:, None], rule)
+        given = distribution_given_children(target_probs[node], draft_probs[node], token[:, None], rule)
         weight = draft_probs[node, token]
-        law.index_add_(0, node, weight[:, None] * given.probs)
+        emitted.index_add_(0, node, weight[:, None] * given.probs)
         acceptance.index_add_(0, node, weight * given.acceptance)
-    return EmittedLaw(law, acceptance, torch.zeros_like(acceptance))
+    return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
 
 
-def law_of_sampled_siblings(nodes: VerifiedNodes, rule: RejectionRule, *, num_samples: int, seed: int) -> EmittedLaw:
-    """Law of several sampled drafts, by Monte Carlo over the drafts; what follows them is exact.
+def distribution_of_sampled_siblings(
+    nodes: VerifiedNodes, rule: RejectionRule, *, num_samples: int, seed: int
+) -> OutputDistribution:
+    """Distribution with several sampled drafts, by Monte Carlo over the drafts; what follows them is exact.
 
-    Args:
-        nodes: with draft_probs; the number of a node's children is kept, the children are drawn anew.
-        rule: relaxation and residual.
-        num_samples: draws of the children of each node, >= 2.
-        seed: of the draws.
-
-    Returns:
-        The mean law over the draws. Its `error` is half the TV between the means of the two halves of the draws: what
-        noise alone adds to a TV, which is therefore overestimated by about as much.
+    The number of a node's children is kept, the children are drawn anew, at least twice. The `error` is half the TV
+    between the means of the even and the odd draws: what noise alone adds to a TV, which is therefore overestimated by
+    about as much.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
-    halves = [torch.zeros_like(nodes.target_probs) for _ in range(2)]
+    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # of the even and the odd draws
     acceptance = torch.zeros_like(nodes.target_probs[:, 0])
     for number in range(num_samples):
         exponential = torch.empty_like(nodes.draft_probs).exponential_(generator=generator)
         keys = nodes.draft_probs / exponential  # the m largest are a draw without replacement
         drawn = keys.topk(nodes.children.shape[1], dim=-1).indices.masked_fill(nodes.children < 0, -1)
-        given = law_given_children(nodes.target_probs, nodes.draft_probs, drawn, rule)
-        halves[number % 2] += given.probs
+        given = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, rule)
+        sums[number % 2] += given.probs
         acceptance += given.acceptance
-    first, second = (half / half.sum(-1, keepdim=True) for half in halves)
+    first, second = (part / part.sum(-1, keepdim=True) for part in sums)
     error = (first - second).abs().sum(-1) / 4
-    return EmittedLaw((halves[0] + halves[1]) / num_samples, acceptance / num_samples, error)
+    return OutputDistribution((sums[0] + sums[1]) / num_samples, acceptance / num_samples, error)
 
 
-def law_of_relaxed_sets(
+def distribution_of_relaxed_sets(
     target_probs: torch.Tensor, children: torch.Tensor, table: torch.Tensor, relaxation: Relaxation
-) -> EmittedLaw:
-    """Exact law of deterministic drafts, sampled once: the mass of {x} and A(x) goes to x, sibling after sibling.
-
-    Args:
-        target_probs: (nodes, vocab).
-        children: int64, (nodes, m), -1 where there is none.
-        table: int64, (vocab, >= k): nearest codes.
-        relaxation: the bound.
-
-    Source: the law of `lantern.acceptance.accept_within_bound`.
+) -> OutputDistribution:
+    """Exact distribution with deterministic drafts, int64 (nodes, m), -1 where there is none, and one draw of the
+    target: the mass of {x} and A(x), of the nearest codes `table` (vocab, >= k), goes to x, sibling after sibling. The
+    process is that of `lantern.acceptance.accept_within_bound`.
     """
-    law, left = target_probs.clone(), target_probs.clone()  # left: mass that no draft has taken yet
+    emitted, left = target_probs.clone(), target_probs.clone()  # left: mass that no draft has taken yet
     for token, is_drafted, relaxed in walk_children(target_probs, children, table, relaxation):
         taken = left.gather(1, relaxed.codes) * (relaxed.is_member & is_drafted[:, None])
-        law.scatter_add_(1, relaxed.codes, -taken)
-        law.scatter_add_(1, token[:, None], taken.sum(1, keepdim=True))
+        emitted.scatter_add_(1, relaxed.codes, -taken)
+        emitted.scatter_add_(1, token[:, None], taken.sum(1, keepdim=True))
         left.scatter_add_(1, relaxed.codes, -taken)
         left.scatter_add_(1, token[:, None], -(_at(left, token) * is_drafted)[:, None])
-    return EmittedLaw(law, 1 - left.sum(1), torch.zeros_like(left[:, 0]))
+    return OutputDistribution(emitted, 1 - left.sum(1), torch.zeros_like(left[:, 0]))
 
 
 def mean_over_nodes(

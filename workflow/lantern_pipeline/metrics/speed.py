@@ -19,22 +19,10 @@ BASELINE = "autoregressive"
 def mean_accepted_length(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Computes tokens per target forward over a set of images, with its 95 % interval over prompts and repeats.
+    """Computes tokens per target forward with its 95 % interval over prompts and repeats, from the counts of each
+    image, (prompts,) or (repeats, prompts): mean_accepted_length, mean_accepted_length_low, mean_accepted_length_high.
 
-    The ratio is of totals (all tokens by all forwards): the mean over steps of what a step emitted.
-
-    Args:
-        num_tokens: (prompts,) or (repeats, prompts) integer, tokens of each image.
-        target_forwards: of the same shape, integer, forward passes of the target that each image took, prefill
-            included.
-        num_resamples: bootstrap resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        mean_accepted_length, mean_accepted_length_low, mean_accepted_length_high: tokens per forward.
-
-    Raises:
-        ValueError: an image with no forward, or with more forwards than tokens.
+    The ratio is of totals (all tokens by all forwards, prefill included): the mean over steps of what a step emitted.
     """
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     if (target_forwards < 1).any() or (target_forwards > num_tokens).any():
@@ -48,21 +36,11 @@ def mean_accepted_length(
 
 
 def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """Computes median latency and paired speed-up of every method, with 95 % intervals over prompts and repeats.
+    """Computes median latency and paired speed-up of every method, with 95 % intervals over prompts and repeats, from a
+    table as `pair_latency` takes it: one row per KEYS, and one of all repeats where there are several, with latency_s
+    and speedup (medians) with `_low` and `_high`, and num_timed (timed images).
 
-    The speed-up is the median of the paired ratios of `pair_latency`: the median ignores single hiccups of the machine.
-
-    Args:
-        latency: as `pair_latency` takes it.
-        num_resamples: bootstrap resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        One row per method_id x prompt_set x temperature x repeat, and one of all repeats where there are several:
-            latency_s and speedup (medians) with `_low` and `_high`, num_timed (timed images).
-
-    Raises:
-        ValueError: as `pair_latency` does.
+    The speed-up is the median of the paired ratios: the median ignores single hiccups of the machine.
     """
     options = {"num_resamples": num_resamples, "seed": seed}
     rows = []
@@ -77,21 +55,11 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
 
 
 def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
-    """Pairs each timing with that of autoregressive decoding of the same prompt.
+    """Pairs each timing (columns KEYS, prompt_id, seconds at batch 1) with that of autoregressive decoding of the same
+    prompt: one row per KEYS and prompt, with seconds and ratio, the seconds of autoregressive decoding by the method's.
 
     Methods ran interleaved, so that a prompt's two timings shared the machine's state. A prompt that was timed several
     times counts once, by its median.
-
-    Args:
-        latency: columns method_id, prompt_set, temperature, repeat, prompt_id, seconds (batch 1).
-
-    Returns:
-        One row per method_id x prompt_set x temperature x repeat x prompt: seconds, and ratio, the seconds of
-            autoregressive decoding by the method's.
-
-    Raises:
-        ValueError: a missing column, a time that is not positive, no autoregressive rows, or a prompt without its
-            partner.
     """
     _check_latency(latency)
     place = ["prompt_set", "temperature", "repeat"]

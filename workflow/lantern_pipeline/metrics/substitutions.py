@@ -26,19 +26,9 @@ def drawn_tokens(
     sampling: SamplingConfig,
     run_seed: int,
 ) -> torch.Tensor:
-    """The tokens that the target draws at every position of given images, with the images' own noise.
-
-    Args:
-        target_model: in evaluation mode.
-        encoder: of prompts.
-        prompts: of the images.
-        codes: integer, (images, tokens): what was emitted, hence the contexts.
-        sampling: temperature, filters and guidance of the run.
-        run_seed: of the noise fields.
-
-    Returns:
-        int64, (images, tokens). Where the two best candidates are within rounding, it may differ from what decoding
-        drew.
+    """The tokens that the target draws at every position of given images, int64 (images, tokens), with the images' own
+    noise: `codes` (images, tokens) are what was emitted, hence the contexts; `run_seed` is of the noise fields. Where
+    the two best candidates are within rounding, a token may differ from what decoding drew.
     """
     texts = [prompt.text for prompt in prompts]
     options = {"cfg_scale": sampling.cfg_scale, "batch_size": len(prompts)}
@@ -57,18 +47,12 @@ def drawn_tokens(
 def substitution_row(
     records: GenerationRecords, drawn: torch.Tensor, codebook: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """How often, and by how distant a code.
+    """How often, and by how distant a code, for records of a method that draws the target's own token at every node.
 
-    Args:
-        records: of a method that draws the target's own token at every node.
-        drawn: int64, (images, tokens), of `drawn_tokens`.
-        codebook: (vocab, code_dim) as the tokenizer decodes it.
-        options: num_resamples and seed of the bootstrap over images.
-
-    Returns:
-        substitution_rate (share of tokens, with _low and _high): an upper bound of the TV between the emitted token's
-        law and the target's, averaged over nodes, by the coupling inequality; substitution_distance: mean euclidean
-        distance in the codebook between the drawn and the emitted code, over substitutions; nan where there is none.
+    substitution_rate (share of tokens, with _low and _high over images) is an upper bound of the TV between the
+    distributions of the emitted token and of the target's, averaged over nodes, by the coupling inequality.
+    substitution_distance is the mean euclidean distance in `codebook` (vocab, code_dim) between the tokens `drawn`
+    (images, tokens) and the emitted ones, over substitutions; nan where there is none.
     """
     rate = records.is_substituted.double().mean(1).numpy()
     distance = (codebook[drawn] - codebook[records.codes.long()]).norm(dim=-1)[records.is_substituted]
