@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from lantern.attention_mask import slide_window, window_table
 from lantern.draft_tree import DraftTree, static_tree
 from lantern.drafting import DrafterState, Drafts, PendingTokens, TreeDrafter, pick_nodes
+from lantern.kv_cache import KVCache
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.models.transformer import Context
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.verification import Outcome, Verifier
@@ -72,7 +72,7 @@ class DecodingState:
 
     Attributes:
         noise: of the images.
-        context: the target's keys and values.
+        cache: the target's.
         tokens: int64, (batch, tokens + overshoot).
         lengths: int64, (batch,): tokens emitted; stops at the size of the image.
         is_substituted: bool, like tokens.
@@ -82,7 +82,7 @@ class DecodingState:
     """
 
     noise: NoiseField
-    context: Context
+    cache: KVCache
     tokens: torch.Tensor
     lengths: torch.Tensor
     is_substituted: torch.Tensor
@@ -169,11 +169,11 @@ class Decoder:
     def start(self, features: torch.Tensor, mask: torch.Tensor, noise: NoiseField) -> DecodingState:
         """Runs the caption through the target and emits image token 0."""
         features, mask, batch = features.to(self.device, self.dtype), mask.to(self.device), len(mask)
-        hidden, context = self.target.prefill(features, mask, self.num_slots, is_guided=self.sampling.is_guided)
+        hidden, cache = self.target.prefill(features, mask, self.num_slots, is_guided=self.sampling.is_guided)
         width = self.num_tokens + self.max_depth + 1
         state = DecodingState(
             noise=noise,
-            context=context,
+            cache=cache,
             tokens=torch.zeros(batch, width, dtype=torch.int64, device=self.device),
             lengths=torch.ones(batch, dtype=torch.int64, device=self.device),
             is_substituted=torch.zeros(batch, width, dtype=torch.bool, device=self.device),
@@ -228,7 +228,7 @@ class Decoder:
         if table is None:  # the tree is another one in every step
             table = window_table(tree.ancestors, self.num_slots, self.dtype)
         window = slide_window(table, root_slot[:, 0], self.num_slots)
-        return self.target.extend(state.context, tokens, root_slot + self._nodes, rotary_rows, window)
+        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, window)
 
     def _score(
         self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor
@@ -248,7 +248,7 @@ class Decoder:
         state.is_substituted.scatter_(1, state.lengths[:, None] + steps, outcome.is_substituted)
         if not self._is_chain:
             root_slot = state.lengths[:, None] + (self.num_text - 1)
-            state.context.cache.move(root_slot + path, root_slot + steps)
+            state.cache.move(root_slot + path, root_slot + steps)
             hidden = pick_nodes(hidden, path)
         state.drafter.pending = PendingTokens(outcome.emitted, hidden, outcome.num_accepted + 1)
         return self._emit(state, outcome.emitted, outcome.num_accepted)

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 
 from lantern.attention_mask import slide_window, window_table
 from lantern.draft_tree import DraftTree, StaticTree, tree_from_parents
+from lantern.kv_cache import KVCache
 from lantern.methods import DynamicTreeOptions
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.models.transformer import OVERSHOOT, Context
+from lantern.models.transformer import OVERSHOOT
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 
@@ -43,12 +44,12 @@ class DrafterState:
     """What a drafter keeps of a batch of images.
 
     Attributes:
-        context: the draft model's keys and values.
+        cache: the draft model's.
         noise: of the images.
         pending: what the draft model has not seen.
     """
 
-    context: Context
+    cache: KVCache
     noise: NoiseField
     pending: PendingTokens
 
@@ -118,10 +119,10 @@ class TreeDrafter:
             first: int64, (batch, 1): image token 0, predicted by the last caption row.
         """
         n = self.num_text_rows
-        context = self.draft.prefill(text_hidden[:, :, :n], text_mask[:, :n], self.num_slots)
+        cache = self.draft.prefill(text_hidden[:, :, :n], text_mask[:, :n], self.num_slots)
         hidden = text_hidden[:, :, n:].expand(-1, -1, self.max_depth + 1, -1)
         tokens = F.pad(first, (0, self.max_depth))
-        return DrafterState(context, noise, PendingTokens(tokens, hidden, torch.ones_like(first[:, 0])))
+        return DrafterState(cache, noise, PendingTokens(tokens, hidden, torch.ones_like(first[:, 0])))
 
     def grow(self, state: DrafterState, lengths: torch.Tensor) -> Drafts:
         """Catches up with the pending tokens and drafts a tree behind them.
@@ -151,7 +152,7 @@ class TreeDrafter:
         origin = (begin + self.num_text_rows)[:, None]
         rotary_rows = (origin + places.steps).expand(-1, tokens.shape[1])
         window = slide_window(places.window, origin[:, 0], self.num_slots)
-        return self.draft.extend(state.context, tokens, hidden, origin + places.slots, rotary_rows, window)
+        return self.draft.extend(state.cache, tokens, hidden, origin + places.slots, rotary_rows, window)
 
     def _weights(
         self, state: DrafterState, hidden: torch.Tensor, positions: torch.Tensor

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lantern.kv_cache import KVCache
+from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import DraftConfig
 from lantern.models.target import TargetModel
-from lantern.models.transformer import Context, Layer, gather_rotary, repeat_rows, rotary_table, store_column_major
+from lantern.models.transformer import Layer, gather_rotary, rotary_table, store_column_major
 
 
 class DraftModel(nn.Module):
@@ -82,7 +82,7 @@ class DraftModel(nn.Module):
             self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None, None], mask
         )
 
-    def prefill(self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int) -> Context:
+    def prefill(self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int) -> KVCache:
         """Runs the captions of a batch; `extend` goes on from there.
 
         Args:
@@ -91,37 +91,31 @@ class DraftModel(nn.Module):
             num_slots: of the cache.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
-        c, kind = self.config, {"device": hidden.device, "dtype": hidden.dtype}
-        num_rows, head_dim = len(hidden) * len(mask), c.dim // c.num_heads
-        context = Context(KVCache(1, num_rows, num_slots, c.num_heads, head_dim, **kind), visible)
-        self._run(context, torch.zeros_like(mask, dtype=torch.int64), hidden, *context.place_text())
-        return context
+        c, head_dim = self.config, self.config.dim // self.config.num_heads
+        cache = KVCache(visible, len(hidden), 1, num_slots, c.num_heads, head_dim, dtype=hidden.dtype)
+        self._run(torch.zeros_like(mask, dtype=torch.int64), hidden, *cache.place_text(), cache)
+        return cache
 
     def extend(
         self,
-        context: Context,
+        cache: KVCache,
         tokens: torch.Tensor,
         hidden: torch.Tensor,
         slots: torch.Tensor,
         rotary_rows: torch.Tensor,
         window: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes behind what the context holds; arguments and result as in `TargetModel.extend`, but for
+        """Runs new nodes behind what the cache holds; arguments and result as in `TargetModel.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
-        return self._run(context, tokens, hidden, rotary_rows, context.place(slots, window))
+        return self._run(tokens, hidden, rotary_rows, cache.place(slots, window), cache)
 
     def _run(
-        self,
-        context: Context,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        rotary_rows: torch.Tensor,
-        mask: torch.Tensor,
+        self, tokens: torch.Tensor, hidden: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
         x = repeat_rows(self.embed(tokens), len(mask)) + self.from_hidden(hidden.flatten(0, 1))
         rotary = gather_rotary(self.rotary, rotary_rows, len(x))
-        return self.layer(x, rotary, mask, context.cache).unflatten(0, (-1, len(tokens)))
+        return self.layer(x, rotary, mask, cache).unflatten(0, (-1, len(tokens)))
 
     def prepare_for_decoding(self) -> DraftModel:
         """As the target's: faster to decode with, no longer to be trained or saved. Tabulates `from_token` on any

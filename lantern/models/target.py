@@ -11,18 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lantern.attention_mask import prefix_mask
-from lantern.kv_cache import KVCache
+from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import TargetConfig
-from lantern.models.transformer import (
-    Context,
-    Layer,
-    RMSNorm,
-    cast_weights,
-    gather_rotary,
-    repeat_rows,
-    rotary_table,
-    store_column_major,
-)
+from lantern.models.transformer import Layer, RMSNorm, cast_weights, gather_rotary, rotary_table, store_column_major
 from lantern.sampling import guide
 
 
@@ -113,7 +104,7 @@ class TargetModel(nn.Module):
 
     def prefill(
         self, features: torch.Tensor, mask: torch.Tensor, num_slots: int, *, is_guided: bool
-    ) -> tuple[torch.Tensor, Context]:
+    ) -> tuple[torch.Tensor, KVCache]:
         """Runs the captions of a batch; `extend` goes on from there.
 
         Args:
@@ -124,26 +115,26 @@ class TargetModel(nn.Module):
 
         Returns:
             (hidden states after the final norm, (captions, batch, num_text_tokens, dim), captions = 1, or 2 under
-            guidance: the prompt's and the null caption; context).
+            guidance: the prompt's and the null caption; cache).
         """
         if is_guided:
             features = torch.cat([features, self.null_features(len(features)).to(features.dtype)])
-        c, kind = self.config, {"device": self.device, "dtype": self.dtype}
-        context = Context(KVCache(c.num_layers, len(features), num_slots, c.num_heads, c.head_dim, **kind), mask)
-        return self._run(context, self.embed_text(features), *context.place_text()), context
+        c, num_captions = self.config, 1 + is_guided
+        cache = KVCache(mask, num_captions, c.num_layers, num_slots, c.num_heads, c.head_dim, dtype=self.dtype)
+        return self._run(self.embed_text(features), *cache.place_text(), cache), cache
 
     def extend(
         self,
-        context: Context,
+        cache: KVCache,
         tokens: torch.Tensor,
         slots: torch.Tensor,
         rotary_rows: torch.Tensor,
         window: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes behind what the context holds.
+        """Runs new nodes behind what the cache holds.
 
         Args:
-            context: of the batch; takes their keys and values.
+            cache: of the batch; takes their keys and values.
             tokens: int64, (batch, nodes).
             slots: int64, (batch, nodes): where their keys and values go.
             rotary_rows: int64, (batch, nodes): row of the rotary table of each node.
@@ -152,14 +143,14 @@ class TargetModel(nn.Module):
         Returns:
             Hidden states after the final norm, (captions, batch, nodes, dim).
         """
-        x = repeat_rows(self.token_embedding(tokens), context.cache.num_rows)
-        return self._run(context, x, rotary_rows, context.place(slots, window))
+        x = repeat_rows(self.token_embedding(tokens), cache.num_rows)
+        return self._run(x, rotary_rows, cache.place(slots, window), cache)
 
-    def _run(self, context: Context, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _run(self, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Embedded nodes (rows, nodes, dim), whose slots are chosen -> hidden states (captions, batch, nodes, dim)."""
         rotary = gather_rotary(self.rotary, rotary_rows, len(x))
         for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, mask, context.cache, i)
+            x = layer(x, rotary, mask, cache, i)
         return self.final_norm(x).unflatten(0, (-1, len(rotary_rows)))
 
     def null_features(self, num_rows: int) -> torch.Tensor:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lantern.attention_mask import additive, prefix_mask
-from lantern.kv_cache import KVCache
+from lantern.kv_cache import KVCache, repeat_rows
 
 OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
 
@@ -138,51 +137,6 @@ class Layer(nn.Module):
         if self.attention_norm is not None:
             self.attention_norm.fold_into(self.qkv)
         self.ffn_norm.fold_into(self.gate_up)
-
-
-class Context:
-    """What a model keeps of a batch of images between its passes.
-
-    Args:
-        cache: empty; images x captions rows.
-        visible: bool, (batch, text rows): caption rows that may be seen, the same for the null caption.
-
-    Attributes:
-        text_bias: additive, (batch, 1, slots): closes the other caption rows.
-    """
-
-    def __init__(self, cache: KVCache, visible: torch.Tensor) -> None:
-        self.cache, self.visible = cache, visible
-        hidden_slots = cache.num_slots - visible.shape[1]
-        self.text_bias = F.pad(additive(visible, cache.keys.dtype), (0, hidden_slots))[:, None]
-
-    def place_text(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chooses the slots of the caption rows; returns them, int64 (batch, text rows), and a mask as `place` does."""
-        batch, n = self.visible.shape
-        slots = torch.arange(n, device=self.visible.device).expand(batch, n)
-        mask = prefix_mask(self.visible, n, self.text_bias.dtype)[:, 0]
-        return slots, self._place(slots, F.pad(mask, (0, self.cache.num_slots - n), value=float("-inf")))
-
-    def place(self, slots: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
-        """Chooses the slots of new nodes.
-
-        Args:
-            slots: int64, (batch, nodes).
-            window: additive, (batch, nodes, slots): what each node sees, but for the caption rows that are closed.
-
-        Returns:
-            Additive attention mask, (rows, 1, nodes, slots).
-        """
-        return self._place(slots, window + self.text_bias)
-
-    def _place(self, slots: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        self.cache.place(slots)
-        return repeat_rows(mask[:, None], self.cache.num_rows)
-
-
-def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Repeats a batch (batch, ...) for each caption that it is run with: (num_rows, ...)."""
-    return x if len(x) == num_rows else x.repeat(num_rows // len(x), *[1] * (x.dim() - 1))
 
 
 def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:

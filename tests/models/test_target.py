@@ -26,13 +26,13 @@ def model() -> TargetModel:
 def run_stepwise(model: TargetModel, features, mask, codes) -> torch.Tensor:
     """The caption in one pass, then token by token against the cache."""
     n, total = CONFIG.num_text_tokens, CONFIG.num_text_tokens + codes.shape[1]
-    (hidden,), context = model.prefill(features, mask, total, is_guided=False)
+    (hidden,), cache = model.prefill(features, mask, total, is_guided=False)
     steps = [hidden]
     table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), total, torch.float32)
     for i in range(codes.shape[1]):
         slots = torch.full((len(codes), 1), n + i)
         window = slide_window(table, slots[:, 0], total)
-        steps += model.extend(context, codes[:, i : i + 1], slots, slots, window)
+        steps += model.extend(cache, codes[:, i : i + 1], slots, slots, window)
     return torch.cat(steps, dim=1)
 
 
@@ -55,11 +55,11 @@ def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model):
     with torch.inference_mode():
         expected = torch.cat([model(part, mask, codes) for part in (features, model.null_features(2))])
         assert torch.equal(model.forward_with_null(features, mask, codes), expected)
-        hidden, context = model.prefill(features, mask, 7, is_guided=True)
+        hidden, cache = model.prefill(features, mask, 7, is_guided=True)
         slots = torch.arange(3, 7).expand(2, 4)
         table = window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), 7, torch.float32)
         window = slide_window(table, torch.tensor([3, 3]), 7)
-        hidden = torch.cat([hidden, model.extend(context, codes, slots, slots, window)], dim=2)
+        hidden = torch.cat([hidden, model.extend(cache, codes, slots, slots, window)], dim=2)
         logits = model.guided_logits(hidden, 3.0)
         captioned, null = model.read_logits(hidden)
     assert hidden.shape[:2] == (2, 2)

@@ -47,12 +47,12 @@ def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
     with torch.inference_mode():
         hidden = target(features, mask, codes[:, :-1])  # (1, 6, dim)
         passes = unroll(draft, codes, mask, hidden, 3)
-        context = draft.prefill(hidden[None, :, :2], mask[:, :2], 8)
+        cache = draft.prefill(hidden[None, :, :2], mask[:, :2], 8)
         table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), 8, torch.float32)
 
         def run(code, state, slot):
             slots = torch.tensor([[slot]])
-            return draft.extend(context, code, state, slots, slots, slide_window(table, slots[0], 8))
+            return draft.extend(cache, code, state, slots, slots, slide_window(table, slots[0], 8))
 
         first = run(codes[:, :1], hidden[None, :, 2:3], 2)
         second = run(codes[:, 1:2], first, 3)

@@ -16,9 +16,9 @@ from accelerate import Accelerator
 from torch import nn
 
 from lantern.attention_mask import prefix_mask
+from lantern.kv_cache import repeat_rows
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.models.transformer import repeat_rows
 from lantern.sampling import SamplingConfig, filter_logits, guide
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
