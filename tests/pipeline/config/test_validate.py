@@ -143,6 +143,8 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("drafter.warmup_share", 1, ["drafter.warmup_share", "less than 1"]),
         ("drafter.codes", "latents", ["drafter.codes", "images, samples"]),
         ("ablations.grids.my grid", {"methods": [{"preset": "coupled"}]}, ["letters, digits", "'my grid'"]),
+        ("trees", {1: [[0]]}, ["config key trees: the name 1 must be text; put it into quotes"]),
+        ("prompts", {False: None}, ["config key prompts: the name False must be text"]),
         ("trees.mine", [[0, 0], [1]], ["trees.mine: tree choice [0, 0] lacks its parent [0]; list it too"]),
         ("trees.mine", [[1]], ["trees.mine: tree choice [1] lacks its sibling [0]; list it too"]),
         ("trees.mine", [[0], [0]], ["trees.mine: tree choices list the path [0] twice; list every path once"]),
@@ -373,6 +375,7 @@ def test_a_folder_is_described_by_what_it_holds(tmp_path):
     [
         ("a: [1", "not valid YAML"),
         ("- 1", "must hold keys"),
+        ("? [1, 2]\n: 3", "unhashable key"),
         ("a: b: c", "line 1"),
         ("a: 1\nb: {c: 2,\n  c: 3}", "line 3: not valid YAML (the key c stands twice in one section, first in line 2;"),
         ("a:\n  b: 1\nc: 2\na: 3", "line 4: not valid YAML (the key a stands twice in one section, first in line 1;"),

@@ -58,7 +58,7 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         lines: dict[str, int] = {}
-        for key, _ in node.value:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in lines:
                 problem = (
                     f"the key {key.value} stands twice in one section, first in line {lines[key.value]}; remove one"
@@ -85,6 +85,10 @@ def check_keys(config: dict[str, Any]) -> None:
     """Checks keys, types and bounds by the schema; whole numbers written 96.0 or 1.0e+3 become integers in `config`."""
     for path, value in _walk(config, ()):
         _check_renamed(path, value)
+        names = value if isinstance(value, dict) else ()
+        if odd := [name for name in names if not isinstance(name, str)]:
+            where = _dotted(path) or "at the top"
+            raise ValueError(f"config key {where}: the name {odd[0]} must be text; put it into quotes")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"config key {_dotted(path)} must be a finite number, got {value}")
     schema = load_yaml(SCHEMA_PATH)
