@@ -22,7 +22,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.prompts import Prompt
 from lantern_pipeline.data.prompt_files import write_prompts
-from lantern_pipeline.training.distributed import run_processes
+from lantern_pipeline.training.distributed import FOLDERS, run_processes
 from lantern_pipeline.training.drafter_job import DrafterJob, launch
 
 HERE = Path(__file__).parent
@@ -154,7 +154,8 @@ def test_no_worker_trains_on_when_its_parent_is_killed(job, tmp_path):
     job = with_settings(job, num_steps=10_000_000, eval_every=None)
     write_json(tmp_path / "job.json", asdict(job))
     code = "import sys\nfrom test_drafter_job import *\nlaunch(DrafterJob(**read_json(sys.argv[1])), 2)"
-    path = os.pathsep.join([str(HERE), str(HERE.parent), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
+    folders = [HERE, HERE.parent, HERE.parent.parent, *FOLDERS]  # these very packages, wherever others are installed
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", code, str(tmp_path / "job.json")]
     with open(tmp_path / "log", "w") as log:
         parent = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log)
