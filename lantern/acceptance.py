@@ -158,9 +158,8 @@ class RejectionRule:
         """The authors' residual (needed to reproduce their numbers).
 
         It differs from the paper's: if any prefix of neighbours qualified, the first k + 1 neighbours are zeroed,
-        merged or
-        not: in t for deterministic drafts and for Lumina-mGPT, but in p for LlamaGen's sampled drafts; and no mass left
-        becomes uniform over all codes.
+        merged or not: in t for deterministic drafts and for Lumina-mGPT, but in p for LlamaGen's sampled drafts; and no
+        mass left becomes uniform over all codes.
 
         Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).
         """

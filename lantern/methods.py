@@ -56,10 +56,9 @@ RELAXATIONS = {
 # Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
 # continuation of the best first token.
 _PUBLISHED = {
-    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 030
-    031 100 101
-        110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002 00010 00011
-        00100 00101 00110 00200""",
+    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022
+    030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002
+    00010 00011 00100 00101 00110 00200""",
     "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
 }
 
@@ -184,13 +183,6 @@ class MethodSpec:
         """Whether the output distribution may depart from the target's."""
         return self.relaxation != "none"
 
-    @property
-    def verifies_by_rejection(self) -> bool:
-        """Whether, above temperature 0, children are tried one after the other instead of being compared with a token
-        that the target draws.
-        """
-        return verifies_by_rejection(self.drafts, self.relaxation, self.residual)
-
     def to_dict(self) -> dict[str, Any]:
         """What records and tables keep of a method, as JSON values: all fields but the tree's shape."""
         fields = asdict(self)
@@ -219,25 +211,26 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
     return MethodSpec(name=name, **parts)
 
 
-def verifies_by_rejection(drafts: str | None, relaxation: str, residual: str) -> bool:
-    """`MethodSpec.verifies_by_rejection` of a method's parts, as records and tables keep them."""
-    return drafts == "sampled" or (residual != "paper" and relaxation != "none")
-
-
-def draws_target_tokens(method: Mapping[str, Any], temperature: float) -> bool:
-    """Whether the target draws a token of its own at every node; only then is a substitution defined.
+def verifies_by_rejection(method: Mapping[str, Any]) -> bool:
+    """Whether, above temperature 0, children are tried one after the other instead of being compared with a token that
+    the target draws.
 
     Args:
         method: its drafts, relaxation and residual, as `MethodSpec.to_dict` names them.
-        temperature: of sampling.
     """
-    parts = (method["drafts"], method["relaxation"], method["residual"])
-    return temperature == 0 or not verifies_by_rejection(*parts)
+    return method["drafts"] == "sampled" or (method["residual"] != "paper" and method["relaxation"] != "none")
+
+
+def draws_target_tokens(method: Mapping[str, Any], temperature: float) -> bool:
+    """Whether the target draws a token of its own at every node: only then is a substitution defined. `method` as in
+    `verifies_by_rejection`.
+    """
+    return temperature == 0 or not verifies_by_rejection(method)
 
 
 def keeps_tokens(method: Mapping[str, Any], temperature: float) -> bool:
-    """Whether the images equal autoregressive decoding's token for token, not in distribution alone; arguments as
-    `draws_target_tokens`.
+    """Whether the images equal autoregressive decoding's token for token, not in distribution alone. `method`
+    as in `verifies_by_rejection`.
     """
     return method["relaxation"] == "none" and draws_target_tokens(method, temperature)
 

@@ -9,36 +9,44 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 
 from lantern.methods import RELAXATIONS, MethodSpec, check_bounds
 
 
-class Relaxation(Protocol):
-    """How many of a draft's nearest codes may stand in for it.
+@dataclass(frozen=True)
+class Relaxation:
+    """How many of a draft's nearest codes may stand in for it: the base of all relaxations.
 
     Attributes:
         k: nearest codes considered.
         renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
             applies.
         bounds_mass: whether A(x) depends on its mass; one that does not needs no distribution to be verified.
+
+    Raises:
+        ValueError: k < 0.
     """
 
     k: int
-    renormalises: bool
-    bounds_mass: bool
+    renormalises: ClassVar[bool] = True
+    bounds_mass: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise ValueError(f"k must be >= 0, got {self.k}; 0 is exact decoding")
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
         """Whether A(x) may have this mass (..., k), for drafts of target probability token_probs (..., 1), after
         `spent` (..., 1) at this node; once False along k, False ever after.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class AdditiveBound:
+class AdditiveBound(Relaxation):
     """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
 
     The law departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and
@@ -50,13 +58,10 @@ class AdditiveBound:
     Source: LANTERN (arXiv 2410.03355), section 4.
     """
 
-    k: int
     delta: float
-    renormalises = True
-    bounds_mass = True
 
     def __post_init__(self) -> None:
-        check_k(self.k)
+        super().__post_init__()
         check_bounds(delta=self.delta)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
@@ -86,7 +91,7 @@ class JensenShannonBound(AdditiveBound):
 
 
 @dataclass(frozen=True)
-class MultiplicativeBound:
+class MultiplicativeBound(Relaxation):
     """LANTERN++: A(x) is the longest prefix of the k nearest codes with mass <= (lambda - 1) t(x).
 
     The law departs from the target's without a bound of its own: likely drafts draw in more mass.
@@ -97,13 +102,10 @@ class MultiplicativeBound:
     Source: LANTERN++ (arXiv 2502.06352), section 3.
     """
 
-    k: int
     lambda_: float
-    renormalises = True
-    bounds_mass = True
 
     def __post_init__(self) -> None:
-        check_k(self.k)
+        super().__post_init__()
         check_bounds(lambda_=self.lambda_)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
@@ -128,7 +130,7 @@ class BudgetBound(AdditiveBound):
 
 
 @dataclass(frozen=True)
-class Proximity:
+class Proximity(Relaxation):
     """Ours: A(x) is all of the k nearest codes, whatever their mass: "the draft is a look-alike of what the target
     drew".
 
@@ -138,26 +140,16 @@ class Proximity:
         ValueError: k < 0.
     """
 
-    k: int
     renormalises = False
     bounds_mass = False
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
         """Any mass."""
         return torch.ones_like(mass, dtype=torch.bool)
 
 
-def check_k(k: int) -> None:
-    """Raises ValueError unless k is >= 0."""
-    if k < 0:
-        raise ValueError(f"k must be >= 0, got {k}; 0 is exact decoding")
-
-
 # By the names of `lantern.methods.RELAXATIONS`; "none" has no class.
-CLASSES: dict[str, type] = {
+CLASSES: dict[str, type[Relaxation]] = {
     "additive": AdditiveBound,
     "jensen_shannon": JensenShannonBound,
     "multiplicative": MultiplicativeBound,

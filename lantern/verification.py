@@ -11,7 +11,7 @@ import torch
 from lantern import acceptance
 from lantern.draft_tree import DraftTree
 from lantern.drafting import Drafts
-from lantern.methods import MethodSpec
+from lantern.methods import MethodSpec, draws_target_tokens
 from lantern.noise import NoiseField
 from lantern.relaxation import make_relaxation
 from lantern.sampling import SamplingConfig
@@ -109,7 +109,7 @@ class Verifier:
             self.table = nearest_codes[:, :columns].contiguous()
         self.rule = acceptance.RejectionRule(self.relaxation, self.table, spec.residual)
         self.follows_first_leaf = self.is_greedy and spec.residual != "paper" and spec.tree == "dynamic"
-        self.draws_target_tokens = self.is_greedy or not spec.verifies_by_rejection
+        self.draws_target_tokens = draws_target_tokens(spec.to_dict(), sampling.temperature)
 
     def verify(
         self,
