@@ -98,20 +98,13 @@ def describe_prompts(row: Mapping[str, Any]) -> str:
 def is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Tells which rows are exact: no relaxation, and tokens equal to autoregressive decoding's where they must be.
 
-    Verification by rejection without relaxation keeps the distribution, not the tokens; it counts by its proof.
-    Autoregressive decoding itself does not count.
+    Verification by rejection without relaxation keeps the distribution, not the tokens; it counts by its proof. In
+    bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
+    candidates are closer than that. Autoregressive decoding itself does not count.
     """
-    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
+    must_be_equal = _keeps_tokens(rows) & (rows["dtype"] == "float32")
+    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~must_be_equal
     return (rows["relaxation"] == "none") & is_equal & (rows["method_id"] != BASELINE)
-
-
-def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Tells which rows must equal autoregressive decoding token for token: those that keep its tokens, in float32.
-
-    In bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
-    candidates are closer than that.
-    """
-    return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
@@ -140,35 +133,29 @@ def _speed(row: pd.Series, slower: float = 1.0, slower_high: float = 1.0) -> str
 def _exact(exact: pd.Series | None, summary: pd.DataFrame) -> Finding:
     """Whether exact methods are exact, over all prompt sets, temperatures and repeats, and faster."""
     single = summary[summary["repeat"] != POOLED]
-    must, kept = single[_must_be_equal(single)], single[_keeps_tokens(single)]
-    num_equal, num_ties = int((must["tokens_equal_autoregressive"] == 1).sum()), int(must["num_near_ties"].sum())
-    answer, details = f"tokens equal in {num_equal} of {len(must)} rows", ""
-    if num_equal < len(must):
-        answer = f"NOT EXACT: {answer}"
-    elif kept.empty:
-        answer = "no method was run whose tokens must be equal"
-    elif must.empty:
-        answer, details = _in_bfloat16(kept)
+    kept = single[_keeps_tokens(single)]
+    must = kept[kept["dtype"] == "float32"]
+    num_equal = int((must["tokens_equal_autoregressive"] == 1).sum())
     if len(must):
+        answer = f"{'' if num_equal == len(must) else 'NOT EXACT: '}tokens equal in {num_equal} of {len(must)} rows"
         details = (
             "Rows are of exact methods that must emit autoregressive decoding's tokens, one for one, in every image; "
-            f"{num_ties} images are excepted for a near-tie."
+            f"{int(must['num_near_ties'].sum())} images are excepted for a near-tie."
         )
+    elif len(kept):
+        answer = f"tokens equal in {100 * kept['tokens_equal_autoregressive'].mean():.0f} % of the images (bfloat16)"
+        details = (
+            "Decoded in bfloat16, where a forward over several nodes rounds otherwise than one over a single node; "
+            "whether a method is exact is judged in float32."
+        )
+        margin = kept["margin_at_difference"].median()
+        if not pd.isna(margin):
+            details += f" Where images first part, the best two candidates are {margin:.2g} nats apart."
+    else:
+        answer, details = "no method was run whose tokens must be equal", ""
     answer += "; none was timed" if exact is None else f"; faster: {_speed(exact)}"
     numbers = {"num_rows": len(must), "num_equal_rows": num_equal, **_numbers(exact, "speedup")}
     return Finding("Exact, and faster?", f"{_capitalise(answer)}.", details, numbers)
-
-
-def _in_bfloat16(rows: pd.DataFrame) -> tuple[str, str]:
-    """What stands in place of exactness where nothing was decoded in float32."""
-    share, margin = 100 * rows["tokens_equal_autoregressive"].mean(), rows["margin_at_difference"].median()
-    details = (
-        "Decoded in bfloat16, where a forward over several nodes rounds otherwise than one over a single node; whether "
-        "a method is exact is judged in float32."
-    )
-    if not pd.isna(margin):
-        details += f" Where images first part, the best two candidates are {margin:.2g} nats apart."
-    return f"tokens equal in {share:.0f} % of the images (bfloat16)", details
 
 
 def _relaxed(relaxed: pd.Series | None, exact: pd.Series | None, rows: pd.DataFrame) -> Finding:
