@@ -1,4 +1,4 @@
-"""The tables of a finished tiny run: two repeats, the law, pairs, ablations, the parts of a step, the study's page."""
+"""The tables of a finished tiny run: two repeats, total variation, pairs, ablations, the parts of a step, the study's page."""
 
 import pandas as pd
 import pytest
@@ -39,7 +39,7 @@ def test_every_method_is_compared_with_autoregressive_decoding_by_prompt(finishe
     }
 
 
-def test_the_law_of_exact_methods_is_the_targets_and_a_budget_is_kept(finished):
+def test_exact_methods_keep_the_distribution_and_a_budget_is_kept(finished):
     law = read_table(finished.result("total_variation/methods.csv")).set_index("method_id")
     assert law.index.tolist() == METHODS
     assert law["kind"].tolist() == ["none", "enumeration", "coupling", "coupling", "enumeration"]
@@ -53,7 +53,7 @@ def test_the_law_of_exact_methods_is_the_targets_and_a_budget_is_kept(finished):
 
 
 def test_rules_and_aggregation_are_compared_at_the_same_nodes(finished):
-    curves, acceptance = (read_table(finished.result(f"law/{name}.csv")) for name in ("curves", "acceptance"))
+    curves, acceptance = (read_table(finished.result(f"total_variation/{name}.csv")) for name in ("curves", "acceptance"))
     assert set(curves["rule"]) == set(RULES) and set(curves["delta"]) == {0.1, 0.2}
     assert len(curves) == 2 * len(RULES) and curves["num_nodes"].nunique() == 1
     assert (curves[curves["rule"] == "bounded"]["tv_share_above_delta"] == 0).all()

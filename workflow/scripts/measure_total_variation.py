@@ -1,6 +1,4 @@
-"""Measures the law of the emitted token: per method, per rule over its bound, and what aggregation does to
-acceptance.
-"""
+"""Measures total variation from the target, per method and per rule, and what aggregation does to acceptance."""
 
 import torch.nn.functional as F
 
@@ -8,7 +6,7 @@ from lantern.checkpoints.native import load_model
 from lantern.generation import load_nearest_codes
 from lantern.models.target import TargetModel
 from lantern.records import load_shards
-from lantern_pipeline.analysis.total_variation import LawStudy
+from lantern_pipeline.analysis.total_variation import TotalVariationStudy
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
@@ -21,7 +19,7 @@ with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     prompts = read_prompts(files.prompts)
     records = load_shards(files.records, [prompt.id for prompt in prompts])
-    study = LawStudy(
+    study = TotalVariationStudy(
         target_model=load_model(files.target, TargetModel).to(device),
         encoder=make_text_encoder(params.text, params.source, params.seed, files.text),
         prompts=prompts[: params.settings["num_images"]],

@@ -1,4 +1,4 @@
-"""Laws of emitted tokens: against the reference numbers, a slow enumeration, sampling, and bounds that must hold."""
+"""Output distributions: against the reference numbers, a slow enumeration, sampling, and bounds that must hold."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.analysis import aggregation
-from lantern_pipeline.analysis.aggregation import acceptance_table
-from lantern_pipeline.analysis.total_variation import RULES, law_curves, law_of_method, law_row
+from lantern_pipeline.analysis import total_variation
+from lantern_pipeline.analysis.total_variation import (
+    RULES,
+    acceptance_table,
+    distribution_of_method,
+    tv_curves,
+    tv_row,
+)
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.output_distribution import (
     NodeRecorder,
@@ -32,7 +37,7 @@ from lantern_pipeline.metrics.output_distribution import (
     record_nodes,
 )
 
-LAWS = json.loads((DATA / "reference" / "emission_law.json").read_text())
+REFERENCE = json.loads((DATA / "reference" / "emission_law.json").read_text())
 OPTIONS = {"num_resamples": 100, "seed": 0}
 
 
@@ -48,8 +53,8 @@ def table() -> torch.Tensor:
     return nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
 
 
-@pytest.mark.parametrize("case", LAWS, ids=lambda c: f"{c['rule']}-{c['siblings']}-{c['delta']}")
-def test_emitted_law_equals_the_reference(case):
+@pytest.mark.parametrize("case", REFERENCE, ids=lambda c: f"{c['rule']}-{c['siblings']}-{c['delta']}")
+def test_the_distribution_equals_the_reference(case):
     target, draft = (torch.tensor([case[name]], dtype=torch.float64) for name in ("q", "p"))
     delta, k = case["delta"], case["k"]
     bound = None if delta == 0 else AdditiveBound(k, delta) if delta <= 1 else MultiplicativeBound(k, delta)
@@ -57,33 +62,33 @@ def test_emitted_law_equals_the_reference(case):
     rule = RejectionRule(bound, torch.tensor(case["neighbours"]), residual)
     tolerance = 1e-9
     if case["deterministic_draft"]:
-        law = distribution_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
+        found = distribution_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
     elif case["siblings"] == 1:
-        law = distribution_of_one_sampled_draft(target, draft, rule)
+        found = distribution_of_one_sampled_draft(target, draft, rule)
     else:
         nodes = VerifiedNodes(target, draft, draft.topk(case["siblings"]).indices, torch.zeros(1, dtype=torch.int64))
-        law = distribution_of_sampled_siblings(nodes, rule, num_samples=1000, seed=0)
+        found = distribution_of_sampled_siblings(nodes, rule, num_samples=1000, seed=0)
         tolerance = 0.03
     expected = torch.tensor([case["law"]], dtype=torch.float64)
-    torch.testing.assert_close(law.probs, expected, atol=tolerance, rtol=0)
-    assert abs(float(law.tv_from(target)) - case["tv"]) < max(tolerance, 3 * float(law.error))
+    torch.testing.assert_close(found.probs, expected, atol=tolerance, rtol=0)
+    assert abs(float(found.tv_from(target)) - case["tv"]) < max(tolerance, 3 * float(found.error))
 
 
-def test_exact_rules_have_the_law_of_the_target():
+def test_exact_rules_have_the_distribution_of_the_target():
     nodes = random_nodes(40)
-    for law in (
+    for found in (
         distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule()),
         distribution_given_children(nodes.target_probs, None, nodes.children, RejectionRule()),
         distribution_of_relaxed_sets(
             nodes.target_probs, nodes.children, torch.zeros(24, 1).long(), AdditiveBound(0, 0.0)
         ),
     ):
-        assert law.tv_from(nodes.target_probs).max() < 1e-12
-        assert (law.acceptance > 0).all() and (law.acceptance <= 1 + 1e-12).all()
+        assert found.tv_from(nodes.target_probs).max() < 1e-12
+        assert (found.acceptance > 0).all() and (found.acceptance <= 1 + 1e-12).all()
 
 
 @pytest.mark.parametrize("bound", [AdditiveBound(8, 0.1), BudgetBound(8, 0.2), MultiplicativeBound(8, 3.0)], ids=repr)
-def test_relaxed_sets_have_the_law_of_the_decoder(bound, table):
+def test_relaxed_sets_have_the_distribution_of_the_decoder(bound, table):
     """Every token y that the target may draw goes through the decoder's own rule, weighted by its probability."""
     nodes = random_nodes(30)
     expected = torch.zeros_like(nodes.target_probs)
@@ -96,14 +101,14 @@ def test_relaxed_sets_have_the_law_of_the_decoder(bound, table):
         weight = nodes.target_probs[:, y]
         expected.scatter_add_(1, emitted[:, None], weight[:, None])
         accepted += weight * (rank < 3)
-    law = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, table, bound)
-    torch.testing.assert_close(law.probs, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(law.acceptance, accepted, atol=1e-12, rtol=0)
+    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, table, bound)
+    torch.testing.assert_close(found.probs, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.acceptance, accepted, atol=1e-12, rtol=0)
 
 
 def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_not(table):
     nodes = random_nodes(200)
-    curves = law_curves(nodes, table, k=8, deltas=[0.05, 0.2], num_children=3, options=OPTIONS)
+    curves = tv_curves(nodes, table, k=8, deltas=[0.05, 0.2], num_children=3, options=OPTIONS)
     largest = curves.set_index(["rule", "delta"])["tv_max"]
     assert set(curves["rule"]) == set(RULES)
     for delta in (0.05, 0.2):
@@ -119,31 +124,31 @@ def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_no
 
 def test_siblings_by_monte_carlo_state_their_error():
     nodes = random_nodes(20)
-    kind, law = law_of_method(
+    kind, found = distribution_of_method(
         nodes, MethodSpec(name="eagle1", tree="chain3", drafts="sampled"), None, num_samples=400, seed=1
     )
-    tv = law.tv_from(nodes.target_probs)
+    tv = found.tv_from(nodes.target_probs)
     assert kind == "monte_carlo"
-    assert (law.error > 0).all()
-    assert tv.mean() < 2 * law.error.mean()  # the rule is exact: what is left is noise, of the size stated
-    torch.testing.assert_close(law.probs.sum(-1), torch.ones(20, dtype=torch.float64))
+    assert (found.error > 0).all()
+    assert tv.mean() < 2 * found.error.mean()  # the rule is exact: what is left is noise, of the size stated
+    torch.testing.assert_close(found.probs.sum(-1), torch.ones(20, dtype=torch.float64))
 
 
 def test_coupled_drafts_are_not_enumerated():
     spec = MethodSpec(name="coupled", tree="chain3", drafts="coupled")
     with pytest.raises(ValueError, match="count substitutions"):
-        law_of_method(random_nodes(3), spec, None, num_samples=2, seed=0)
+        distribution_of_method(random_nodes(3), spec, None, num_samples=2, seed=0)
 
 
 def test_a_row_by_hand():
     target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]))
-    law = distribution_of_relaxed_sets(target, nodes.children, torch.tensor([[1], [0]]), AdditiveBound(1, 0.5))
-    assert law.probs.tolist() == [[1.0, 0.0], [1.0, 0.0]]
-    row = law_row(nodes, law, 0.4, OPTIONS)
+    found = distribution_of_relaxed_sets(target, nodes.children, torch.tensor([[1], [0]]), AdditiveBound(1, 0.5))
+    assert found.probs.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    row = tv_row(nodes, found, 0.4, OPTIONS)
     assert row["tv_mean"] == row["tv_p95"] == row["tv_max"] == 0.5
     assert row["tv_share_above_delta"] == row["tv_share_above_delta_low"] == 1
-    assert law_row(nodes, law, 0.5, OPTIONS)["tv_share_above_delta"] == 0
+    assert tv_row(nodes, found, 0.5, OPTIONS)["tv_share_above_delta"] == 0
 
 
 def test_acceptance_before_and_after_aggregation(table):
@@ -165,7 +170,7 @@ def test_acceptance_does_not_depend_on_how_many_masses_are_held(table, monkeypat
     arguments = random_nodes(20), {"l2_normalised": table}
     options = {"counts": [1, 4], "deltas": [0.1], "options": OPTIONS}
     whole = acceptance_table(*arguments, **options)
-    monkeypatch.setattr(aggregation, "MASSES_AT_ONCE", 3)
+    monkeypatch.setattr(total_variation, "MASSES_AT_ONCE", 3)
     pd.testing.assert_frame_equal(acceptance_table(*arguments, **options), whole, check_exact=True)
 
 
@@ -201,8 +206,8 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
         torch.testing.assert_close(nodes.target_probs.sum(-1), torch.ones(len(nodes)))
         counts.append(len(nodes))
     assert counts[0] == counts[1]
-    law = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
-    assert law.tv_from(nodes.target_probs).max() < 1e-5
+    found = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
+    assert found.tv_from(nodes.target_probs).max() < 1e-5
 
 
 def test_the_nodes_kept_do_not_depend_on_the_batch():
@@ -229,7 +234,7 @@ def test_no_more_nodes_are_kept_than_asked_for():
 def test_a_method_without_delta_has_no_share_above_it():
     nodes = random_nodes(10)
     emitted = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
-    row = law_row(nodes, emitted, None, OPTIONS)
+    row = tv_row(nodes, emitted, None, OPTIONS)
     missing = {name for name, value in row.items() if value != value}
     assert missing == {"tv_share_above_delta", "tv_share_above_delta_low", "tv_share_above_delta_high"}
 

@@ -1,4 +1,6 @@
-"""Tables of the law of the emitted token: every method on its own nodes, every rule on the same nodes."""
+"""Total variation from the target: every method on its own nodes, every rule on the same nodes; and, on the same nodes,
+what aggregating nearest codes does to acceptance.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -18,7 +21,7 @@ from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, make_relaxation
-from lantern_pipeline.analysis.aggregation import acceptance_table
+from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, with_ends
 from lantern_pipeline.metrics.output_distribution import (
     OutputDistribution,
     VerifiedNodes,
@@ -31,19 +34,9 @@ from lantern_pipeline.metrics.output_distribution import (
 )
 from lantern_pipeline.metrics.substitutions import drawn_tokens, substitution_row
 
-ROUNDING = 1e-5  # a TV computed in float32 counts as above its bound from here on
-MEANS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
-LAW_COLUMNS = (
-    "method_id",
-    "kind",
-    "num_images",
-    "num_nodes",
-    *(f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")),
-    "tv_p95",
-    "tv_max",
-    "monte_carlo_error",
-    "substitution_distance",
-)
+ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
+MASSES_AT_ONCE = 2**23  # neighbours' masses of pairs of node and draft; 64 MiB an int64 array of their codes
+COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *with_ends(*TV_INTERVALS), *TV_VALUES)
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",
     "top_children": "several deterministic drafts, LANTERN's bound for each",
@@ -57,17 +50,10 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class LawStudy:
-    """What all tables of laws share.
+class TotalVariationStudy:
+    """What all tables share: models, the prompts whose images are looked at, config section `total_variation`.
 
-    Attributes:
-        target_model: in evaluation mode, for the target's own draws.
-        encoder: of prompts.
-        prompts: whose images are looked at.
-        settings: config section `total_variation`.
-        num_resamples: of the bootstrap over images.
-        seed: of the noise fields, the choice of nodes and the bootstrap.
-        batch_size: images decoded together.
+    `seed` is that of the noise fields, of the choice of nodes and of the bootstrap over images.
     """
 
     target_model: TargetModel
@@ -87,26 +73,21 @@ class LawStudy:
     def measure_methods(
         self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords], codebook: torch.Tensor
     ) -> pd.DataFrame:
-        """Law and substitutions of every method, each at the nodes that it visits itself.
+        """Total variation and substitutions of every method at one temperature above 0, at the nodes it visits itself.
 
-        Args:
-            decoders: methods at one temperature above 0.
-            records: method id -> its records on the whole prompt set, for the substitutions.
-            codebook: (vocab, code_dim) as the tokenizer decodes it.
-
-        Returns:
-            One row per method: method_id, kind ("enumeration", "monte_carlo", "coupling" where drafts share the
-            target's noise, "none" for autoregressive decoding), `law_row` and `substitution_row`, where they apply.
+        `records` are by method id on the whole prompt set, for the substitutions; `codebook` is (vocab, code_dim) as
+        the tokenizer decodes it. One row per method, COLUMNS; kind is "enumeration", "monte_carlo", "coupling" where
+        drafts share the target's noise, "none" for autoregressive decoding.
         """
         rows = []
-        for decoder in tqdm(decoders, desc="law", unit="method", disable=None):
+        for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
             spec = decoder.spec
             row: dict[str, Any] = {"method_id": spec.method_id, "kind": "none" if spec.drafts is None else "coupling"}
             if spec.drafts in ("sampled", "top"):
                 nodes = self._record(decoder)
                 table, num_samples = decoder.verifier.table, self.settings["num_samples"]
-                row["kind"], law = law_of_method(nodes, spec, table, num_samples=num_samples, seed=self.seed)
-                row |= law_row(nodes, law, spec.delta, self.options)
+                row["kind"], found = distribution_of_method(nodes, spec, table, num_samples, self.seed)
+                row |= tv_row(nodes, found, spec.delta, self.options)
             if spec.drafts is not None and decoder.verifier.draws_target_tokens:
                 rows_wanted = [records[spec.method_id].prompt_ids.index(prompt.id) for prompt in self.prompts]
                 chosen = records[spec.method_id].select(rows_wanted)
@@ -115,23 +96,22 @@ class LawStudy:
                 )
                 row |= substitution_row(chosen, drawn, codebook, self.options)
             rows.append(row)
-        return pd.DataFrame(rows).reindex(columns=LAW_COLUMNS)
+        return pd.DataFrame(rows).reindex(columns=COLUMNS)
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
         """Nodes of exact decoding with one sampled draft at a time, where all rules can be compared.
 
-        Args:
-            decoder: any method of the run, for its models and its sampling.
+        Any decoder of the run gives its models and its sampling.
         """
         spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
         return self._record(Decoder(decoder.models, spec, decoder.sampling))
 
     @torch.inference_mode()
     def compare_rules(self, nodes: VerifiedNodes, table: torch.Tensor) -> pd.DataFrame:
-        """`law_curves` with the config's settings."""
+        """`tv_curves` with the config's settings."""
         wanted = {name: self.settings[name] for name in ("k", "deltas", "num_children")}
-        return law_curves(nodes, table, **wanted, options=self.options)
+        return tv_curves(nodes, table, **wanted, options=self.options)
 
     @torch.inference_mode()
     def aggregate(self, nodes: VerifiedNodes, tables: Mapping[str, torch.Tensor]) -> pd.DataFrame:
@@ -144,26 +124,16 @@ class LawStudy:
         return record_nodes(decoder, self.prompts, self.encoder, **wanted)
 
 
-def law_of_method(
-    nodes: VerifiedNodes, spec: MethodSpec, table: torch.Tensor | None, *, num_samples: int, seed: int
+def distribution_of_method(
+    nodes: VerifiedNodes, spec: MethodSpec, table: torch.Tensor | None, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
-    """Law of a method with sampled or top drafts at its own nodes.
+    """Output distribution of a method at its own nodes, and its kind: "enumeration" or "monte_carlo".
 
-    Args:
-        nodes: recorded from this method.
-        spec: the method.
-        table: int64, (vocab, > k): nearest codes; None without relaxation.
-        num_samples: Monte Carlo draws, for nodes with several sampled children.
-        seed: of these draws.
-
-    Returns:
-        ("enumeration" or "monte_carlo", the law).
-
-    Raises:
-        ValueError: coupled drafts, whose law depends on noise that target and draft model share.
+    `table` is int64, (vocab, > k), None without relaxation; where several children are sampled, the distribution is a
+    mean over `num_samples` draws of `seed`.
     """
     if spec.drafts not in ("sampled", "top"):
-        raise ValueError(f"the law of {spec.drafts} drafts is not enumerated; count substitutions instead")
+        raise ValueError(f"the distribution of {spec.drafts} drafts is not enumerated; count substitutions instead")
     relaxation = make_relaxation(spec)
     rule = RejectionRule(relaxation, table, spec.residual)
     if spec.drafts == "sampled" and nodes.children.shape[1] > 1:
@@ -175,23 +145,14 @@ def law_of_method(
     return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, table, relaxation)
 
 
-def law_row(
-    nodes: VerifiedNodes, law: OutputDistribution, delta: float | None, options: Mapping[str, int]
+def tv_row(
+    nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarises TV over nodes.
+    """Summarises total variation over nodes; the share above `delta` is nan where a method has none.
 
-    Args:
-        nodes: where the law was computed.
-        law: of the emitted token.
-        delta: the bound that TV is held against; None where the method has none.
-        options: num_resamples and seed of the bootstrap, which resamples images, since an image's nodes belong
-            together.
-
-    Returns:
-        num_images, num_nodes, tv_mean, tv_p95, tv_max, tv_share_above_delta (share of nodes; nan without delta), each
-        of the two means with _low and _high; monte_carlo_error (mean over nodes).
+    Means have intervals of a bootstrap that resamples images, since an image's nodes belong together.
     """
-    tv, image = law.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
+    tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
     above = (tv > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
     return {
         "num_images": len(image.unique()),
@@ -200,11 +161,11 @@ def law_row(
         "tv_p95": float(tv.quantile(0.95)),
         "tv_max": float(tv.max()),
         **mean_over_nodes("tv_share_above_delta", above, image, options),
-        "monte_carlo_error": float(law.error.mean()),
+        "monte_carlo_error": float(found.error.mean()),
     }
 
 
-def law_curves(
+def tv_curves(
     nodes: VerifiedNodes,
     table: torch.Tensor,
     *,
@@ -213,27 +174,19 @@ def law_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """TV of every rule against delta, all at the same nodes.
+    """Total variation of every rule against delta, a row per rule x delta, all at the same nodes.
 
-    Args:
-        nodes: visited by exact decoding with sampled drafts, so that contexts follow the target's law; the top drafts
-            are the most probable ones of the same draft_probs.
-        table: int64, (vocab, > k): nearest codes.
-        k: nearest codes considered.
-        deltas: bounds in [0, 1].
-        num_children: deterministic drafts per node, for the rules with several.
-        options: num_resamples and seed of the bootstrap over images.
-
-    Returns:
-        One row per rule x delta: rule, label, delta, acceptance (probability that a draft is accepted), and `law_row`.
+    The nodes are of exact decoding with sampled drafts, so that contexts follow the target's distribution; the
+    `num_children` top drafts are the most probable ones of the same draft_probs. `acceptance` is the probability that
+    a draft is accepted.
     """
     rows = []
     for delta in deltas:
         for name, compute in _rules(nodes, table, k, delta, num_children).items():
-            law = compute()
-            acceptance = {"acceptance": float(law.acceptance.mean())}
+            found = compute()
+            acceptance = {"acceptance": float(found.acceptance.mean())}
             head = {"rule": name, "label": RULES[name], "delta": delta}
-            rows.append({**head, **acceptance, **law_row(nodes, law, delta, options)})
+            rows.append({**head, **acceptance, **tv_row(nodes, found, delta, options)})
     return pd.DataFrame(rows)
 
 
@@ -243,18 +196,69 @@ def _rules(
     target, draft = nodes.target_probs, nodes.draft_probs
     top, additive = draft.topk(num_children, dim=-1).indices, AdditiveBound(k, delta)
 
-    def sampled(rule: RejectionRule) -> OutputDistribution:
-        return distribution_of_one_sampled_draft(target, draft, rule)
+    def sampled(bound: AdditiveBound, residual: str = "paper") -> OutputDistribution:
+        return distribution_of_one_sampled_draft(target, draft, RejectionRule(bound, table, residual))
 
+    official = RejectionRule(additive, table, "official")
     return {
         "top_one_child": lambda: distribution_of_relaxed_sets(target, top[:, :1], table, additive),
         "top_children": lambda: distribution_of_relaxed_sets(target, top, table, additive),
-        "top_official": lambda: distribution_given_children(
-            target, None, top, RejectionRule(additive, table, "official")
-        ),
+        "top_official": lambda: distribution_given_children(target, None, top, official),
         "bounded": lambda: distribution_of_relaxed_sets(target, top, table, BudgetBound(k, delta)),
-        "sampled_paper": lambda: sampled(RejectionRule(additive, table)),
-        "sampled_official": lambda: sampled(RejectionRule(additive, table, "official")),
-        "sampled_official_lumina": lambda: sampled(RejectionRule(additive, table, "official_lumina")),
-        "sampled_js": lambda: sampled(RejectionRule(JensenShannonBound(k, delta), table)),
+        "sampled_paper": lambda: sampled(additive),
+        "sampled_official": lambda: sampled(additive, "official"),
+        "sampled_official_lumina": lambda: sampled(additive, "official_lumina"),
+        "sampled_js": lambda: sampled(JensenShannonBound(k, delta)),
     }
+
+
+def acceptance_table(
+    nodes: VerifiedNodes,
+    tables: Mapping[str, torch.Tensor],
+    *,
+    counts: Sequence[int],
+    deltas: Sequence[float],
+    options: Mapping[str, int],
+) -> pd.DataFrame:
+    """Probability that a node's first draft is accepted, before and after its k nearest codes lend it their mass.
+
+    One row per drafts ("sampled": x ~ p, accepted with min(1, s(x) / p(x)); "top": the most probable x, with s(x)) x
+    neighbours (of `tables`, int64, (vocab, columns)) x delta of the additive rule (nan: no bound, always added) x k (0
+    always, and what a table can serve).
+    """
+    rows = []
+    for neighbours, table in tables.items():
+        for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
+            for delta in (*deltas, np.nan):
+                bound = AdditiveBound(k, 1.0 if np.isnan(delta) else delta)
+                for drafts, accepted in _acceptances(nodes, table, bound).items():
+                    mean = mean_over_nodes("acceptance", accepted, nodes.image.cpu(), options)
+                    head = {"drafts": drafts, "neighbours": neighbours, "k": k, "delta": delta}
+                    rows.append({**head, **mean, "num_nodes": len(nodes)})
+    return pd.DataFrame(rows)
+
+
+def _acceptances(nodes: VerifiedNodes, table: torch.Tensor, bound: AdditiveBound) -> dict[str, torch.Tensor]:
+    """Acceptance of the first draft at each node, (nodes,), by kind of draft."""
+    pairs = nodes.draft_probs.nonzero()
+    node, token = pairs.unbind(1)
+    size = max(1, MASSES_AT_ONCE // max(1, bound.k))
+    parts = [_surrogate(nodes.target_probs, *part.unbind(1), table, bound) for part in pairs.split(size)]
+    surrogate = torch.cat(parts)
+    accepted = torch.minimum(surrogate, nodes.draft_probs[node, token])  # p(x) min(1, s(x) / p(x))
+    sampled = torch.zeros_like(nodes.target_probs[:, 0]).index_add_(0, node, accepted)
+    every = torch.arange(len(nodes), device=node.device)
+    top = _surrogate(nodes.target_probs, every, nodes.draft_probs.argmax(-1), table, bound)
+    return {"sampled": sampled.cpu(), "top": top.cpu()}
+
+
+def _surrogate(
+    target_probs: torch.Tensor, node: torch.Tensor, token: torch.Tensor, table: torch.Tensor, bound: AdditiveBound
+) -> torch.Tensor:
+    """s(x) = t(x) + mass of A(x) of some (node, token) pairs, (pairs,)."""
+    own = target_probs[node, token]
+    if bound.k == 0:
+        return own
+    masses = target_probs[node[:, None], table[:, : bound.k][token]].cumsum(-1)  # (pairs, k)
+    admitted = bound.admits(masses, own[:, None], torch.zeros_like(own)[:, None])
+    return own + (masses * admitted).amax(-1)
