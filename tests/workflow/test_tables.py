@@ -1,4 +1,4 @@
-"""The tables of a finished tiny run: two repeats, total variation, pairs, ablations, the parts of a step, the study's page."""
+"""The tables of a finished tiny run: two repeats, total variation, pairs, ablations, parts of a step, the study."""
 
 import pandas as pd
 import pytest
@@ -53,7 +53,8 @@ def test_exact_methods_keep_the_distribution_and_a_budget_is_kept(finished):
 
 
 def test_rules_and_aggregation_are_compared_at_the_same_nodes(finished):
-    curves, acceptance = (read_table(finished.result(f"total_variation/{name}.csv")) for name in ("curves", "acceptance"))
+    folder = finished.result("total_variation")
+    curves, acceptance = (read_table(folder / f"{name}.csv") for name in ("curves", "acceptance"))
     assert set(curves["rule"]) == set(RULES) and set(curves["delta"]) == {0.1, 0.2}
     assert len(curves) == 2 * len(RULES) and curves["num_nodes"].nunique() == 1
     assert (curves[curves["rule"] == "bounded"]["tv_share_above_delta"] == 0).all()
