@@ -63,14 +63,14 @@ def accept_within_bound(
 ) -> torch.Tensor:
     """Mass-bounded verification, sampled once.
 
-    The same law as trying the children one by one with acceptance s(x) and removing {x} and A(x) on rejection.
+    The same output distribution as trying the children one by one with acceptance s(x) and removing {x} and A(x) on rejection.
 
     Args:
         probs: target distribution, (batch, inner, vocab).
         drawn: int64, (batch, inner): y.
         children: int64, (batch, inner, m): drafted tokens, -1 where there is none.
         table: int64, (vocab, >= k): nearest codes.
-        relaxation: additive, multiplicative or budget.
+        relaxation: one that bounds the mass of A(x).
 
     Returns:
         int64, (batch, inner): rank of the accepted child, m for none.
@@ -97,7 +97,7 @@ def accept_greedy(
         tokens: int64, (batch, nodes).
         parents: int64, (batch or 1, nodes).
         table: int64, (vocab, >= k): nearest codes.
-        relaxation: additive, multiplicative or budget.
+        relaxation: one that bounds the mass of A(x).
 
     Returns:
         bool, (batch, nodes): accepted by its parent; several children of one node may be.
@@ -206,7 +206,7 @@ def accept_by_rejection(
         rule: relaxation and residual.
 
     Returns:
-        See `Rejection`. Without relaxation the emitted law is the target's.
+        See `Rejection`. Without relaxation the output distribution is the target's.
 
     Source: Leviathan et al. 2023 (arXiv 2211.17192); siblings: Miao et al. 2024 (arXiv 2305.09781).
     """

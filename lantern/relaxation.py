@@ -1,7 +1,7 @@
 """Relaxations: which of a draft's nearest codes may stand in for it, the relaxed set A(x).
 
 A relaxation bounds the target mass of A(x), which is always a prefix of the k nearest codes of x. How far each departs
-from the target's law is measured by `workflow/lantern_pipeline/metrics/output_distribution.py`.
+from the target's distribution is measured by `workflow/lantern_pipeline/metrics/output_distribution.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Relaxation:
 class AdditiveBound(Relaxation):
     """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
 
-    The law departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and
+    The output distribution departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and
     with sampled drafts there is no such bound.
 
     Raises:
@@ -74,7 +74,8 @@ class JensenShannonBound(AdditiveBound):
     divergence of t~ and t, in bits, is <= delta.
 
     t~ is t with A(x)'s mass c moved onto x, so that the divergence depends on t(x) and c alone; it grows with c and is
-    at most c, hence a set at least as large as the additive bound's. What holds of the law there holds here.
+    at most c, hence a set at least as large as the additive bound's. What holds of the output distribution
+    there holds here.
 
     Raises:
         ValueError: delta outside [0, 1], or k < 0.
@@ -94,7 +95,7 @@ class JensenShannonBound(AdditiveBound):
 class MultiplicativeBound(Relaxation):
     """LANTERN++: A(x) is the longest prefix of the k nearest codes with mass <= (lambda - 1) t(x).
 
-    The law departs from the target's without a bound of its own: likely drafts draw in more mass.
+    The output distribution departs from the target's without a bound of its own: likely drafts draw in more mass.
 
     Raises:
         ValueError: lambda_ < 1, or k < 0.

@@ -1,0 +1,48 @@
+"""Methods by their parts: presets, the tree that a name stands for, and what a method's parts say about its tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from lantern.methods import DynamicTreeOptions, MethodSpec, keeps_tokens, make_method, tree_choices
+
+
+def test_a_preset_is_as_published_unless_told_otherwise():
+    spec = make_method("lantern_pp", k=5, lambda_=2.0)
+    assert (spec.method_id, spec.drafts, spec.neighbours) == ("lantern_pp", "sampled", "l2_normalised")
+    assert spec.tree == "naive_extend_57" and spec.tree_shape == tree_choices("naive_extend_57")
+    other = make_method("coupled", tree="chain3", method_id="mine")
+    assert (other.method_id, other.tree_shape, other.neighbours) == ("mine", ((0,), (0, 0), (0, 0, 0)), None)
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"preset must be one of autoregressive, eagle1, .*got 'lanturn'"):
+        make_method("lanturn")
+
+
+def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
+    assert MethodSpec("a").tree_shape is None
+    assert MethodSpec("a", "chain2", "top").tree_shape == ((0,), (0, 0))
+    assert MethodSpec("a", "mine", "top", tree_shape=[[0], [1]]).tree_shape == ((0,), (1,))
+    assert MethodSpec("a", "dynamic", "top").tree_shape == DynamicTreeOptions(58, 4, 10)
+    options = {"num_nodes": 6, "depth": 1, "top_k": 4}
+    assert MethodSpec("a", "dynamic", "top", tree_shape=options).tree_shape == DynamicTreeOptions(6, 1, 4)
+    with pytest.raises(ValueError, match=r"tree must be one of dynamic, chain1, .*mc_sim_7b_63, got 'mine'"):
+        MethodSpec("a", "mine", "top")
+
+
+@pytest.mark.parametrize(
+    ("drafts", "relaxation", "residual", "temperature", "kept"),
+    [
+        ("coupled", "none", "paper", 1.0, True),
+        ("top", "none", "paper", 1.0, True),
+        ("top", "none", "official", 1.0, True),  # nothing is relaxed, so that there is no residual of the authors'
+        ("sampled", "none", "paper", 1.0, False),  # the distribution is kept, not the tokens
+        ("sampled", "none", "paper", 0.0, True),
+        ("coupled", "proximity", "paper", 1.0, False),
+        ("top", "additive", "official", 0.0, False),
+    ],
+)
+def test_which_methods_keep_the_tokens_of_autoregressive_decoding(drafts, relaxation, residual, temperature, kept):
+    method = {"drafts": drafts, "relaxation": relaxation, "residual": residual}
+    assert keeps_tokens(method, temperature) is kept
