@@ -63,7 +63,8 @@ def accept_within_bound(
 ) -> torch.Tensor:
     """Mass-bounded verification, sampled once.
 
-    The same output distribution as trying the children one by one with acceptance s(x) and removing {x} and A(x) on rejection.
+    As trying the children one by one with acceptance s(x), removing {x} and A(x) on rejection: the output distribution
+    is the same.
 
     Args:
         probs: target distribution, (batch, inner, vocab).

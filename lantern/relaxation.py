@@ -49,8 +49,8 @@ class Relaxation:
 class AdditiveBound(Relaxation):
     """LANTERN: A(x) is the longest prefix of the k nearest codes with mass <= delta.
 
-    The output distribution departs from the target's: with one deterministic draft TV <= delta, with several 1 - (1 - delta)^m, and
-    with sampled drafts there is no such bound.
+    The output distribution departs from the target's: with one deterministic draft TV <= delta, with several
+    1 - (1 - delta)^m, and with sampled drafts there is no such bound.
 
     Raises:
         ValueError: delta outside [0, 1], or k < 0.
@@ -74,8 +74,7 @@ class JensenShannonBound(AdditiveBound):
     divergence of t~ and t, in bits, is <= delta.
 
     t~ is t with A(x)'s mass c moved onto x, so that the divergence depends on t(x) and c alone; it grows with c and is
-    at most c, hence a set at least as large as the additive bound's. What holds of the output distribution
-    there holds here.
+    at most c, hence a set at least as large as the additive bound's. What holds of TV there holds here.
 
     Raises:
         ValueError: delta outside [0, 1], or k < 0.
