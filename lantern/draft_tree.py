@@ -8,7 +8,7 @@ dynamic one (EAGLE-2) is chosen anew in every step from the draft model's probab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -138,13 +138,10 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
     parent_nodes = torch.tensor(inner, device=device)
     ordinal = torch.zeros(tree.num_nodes, dtype=torch.int64, device=device)
     ordinal[parent_nodes[1:]] = torch.arange(len(inner) - 1, device=device)
-    changed = {
-        "children": tree.children[:, parent_nodes],
-        "parent_nodes": parent_nodes,
-        "earlier_siblings": tree.earlier_siblings if tree.earlier_siblings.any() else None,
-    }
+    siblings = tree.earlier_siblings if tree.earlier_siblings.any() else None
+    tree = replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes, earlier_siblings=siblings)
     return StaticTree(
-        **{**vars(tree), **changed},
+        **vars(tree),
         levels=[torch.tensor(nodes, device=device) for nodes in by_level],
         drafted=drafted,
         level_children=level_children,

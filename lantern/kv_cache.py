@@ -24,8 +24,7 @@ class KVCache:
         num_captions: 1, or 2 under guidance.
         num_layers: layers.
         num_slots: sequence slots per row.
-        num_heads: attention heads.
-        head_dim: width of a head.
+        head_shape: attention heads, width of a head.
         dtype: element type.
     """
 
@@ -35,13 +34,11 @@ class KVCache:
         num_captions: int,
         num_layers: int,
         num_slots: int,
-        num_heads: int,
-        head_dim: int,
-        *,
+        head_shape: tuple[int, int],
         dtype: torch.dtype,
     ) -> None:
         self.visible, self.num_rows, self.num_slots = visible, num_captions * len(visible), num_slots
-        shape = (num_layers, self.num_rows, num_slots, num_heads, head_dim)
+        shape = (num_layers, self.num_rows, num_slots, *head_shape)
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=visible.device)
         self.values = torch.zeros_like(self.keys)

@@ -9,7 +9,7 @@ from lantern.kv_cache import KVCache
 
 def make_cache(num_captions: int = 1, batch: int = 2) -> KVCache:
     visible = torch.tensor([[False], [True]])[:batch]
-    return KVCache(visible, num_captions, 2, 6, 1, 1, dtype=torch.float32)
+    return KVCache(visible, num_captions, 2, 6, (1, 1), torch.float32)
 
 
 def test_rows_write_at_their_own_slots():

@@ -91,8 +91,9 @@ class DraftModel(nn.Module):
             num_slots: of the cache.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
-        c, head_dim = self.config, self.config.dim // self.config.num_heads
-        cache = KVCache(visible, len(hidden), 1, num_slots, c.num_heads, head_dim, dtype=hidden.dtype)
+        num_heads = self.config.num_heads
+        head_shape = (num_heads, self.config.dim // num_heads)
+        cache = KVCache(visible, len(hidden), 1, num_slots, head_shape, hidden.dtype)
         self._run(torch.zeros_like(mask, dtype=torch.int64), hidden, *cache.place_text(), cache)
         return cache
 

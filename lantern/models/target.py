@@ -119,8 +119,8 @@ class TargetModel(nn.Module):
         """
         if is_guided:
             features = torch.cat([features, self.null_features(len(features)).to(features.dtype)])
-        c, num_captions = self.config, 1 + is_guided
-        cache = KVCache(mask, num_captions, c.num_layers, num_slots, c.num_heads, c.head_dim, dtype=self.dtype)
+        c = self.config
+        cache = KVCache(mask, 1 + is_guided, c.num_layers, num_slots, (c.num_heads, c.head_dim), self.dtype)
         return self._run(self.embed_text(features), *cache.place_text(), cache), cache
 
     def extend(
