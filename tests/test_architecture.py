@@ -1,0 +1,97 @@
+"""Imports point one way: from the pipeline to the core, and inside each from the later stages to the earlier ones."""
+
+import ast
+
+import pytest
+
+from conftest import ROOT
+
+FILES = [path for folder in ("lantern", "workflow/lantern_pipeline") for path in (ROOT / folder).rglob("*.py")]
+# Room of the pipeline -> rooms that it may import, besides itself and lantern.
+BELOW = {
+    "runtime": set(),
+    "world": {"runtime"},
+    "downloads": {"runtime"},
+    "data": {"runtime", "world", "downloads"},
+    "training": {"runtime", "world", "downloads", "data"},
+    "metrics": {"runtime", "world", "downloads", "data"},
+    "analysis": {"runtime", "world", "downloads", "data", "metrics"},
+    "figures": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
+    "study": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
+    "archive": {"runtime", "world", "downloads", "data", "metrics", "analysis", "config"},
+    # Read while Snakemake plans: what it imports must be free of torch, see below.
+    "config": {"runtime", "downloads", "data", "metrics", "world", "figures", "training"},
+}
+CORE_ORDER = [
+    {"io", "methods", "noise", "sampling", "kv_cache", "attention_mask", "codebook", "prompts", "models.config"},
+    {"checkpoints.files", "checkpoints.pickles"},
+    {"relaxation", "draft_tree", "models"},
+    {"acceptance", "drafting", "checkpoints"},
+    {"verification"},
+    {"decoding"},
+    {"records"},
+    {"generation"},
+]
+
+
+def imports(path):
+    """Modules of ours that a file imports, inside functions too; not those that only type checkers read."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    names = set()
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.partition(".")[0] in ("lantern", "lantern_pipeline", "snakemake")}
+
+
+def core_level(name):
+    """Place of a module of lantern in CORE_ORDER."""
+    parts = name.split(".")[1:]
+    for part in (".".join(parts[:2]), parts[0]):  # a module of models/ or checkpoints/ may have a place of its own
+        for level, names in enumerate(CORE_ORDER):
+            if part in names:
+                return level
+    raise AssertionError(f"{name} has no place in CORE_ORDER")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_point_one_way(path):
+    found = imports(path)
+    assert not {name for name in found if name.startswith("snakemake")}, "Snakemake belongs to rules and scripts"
+    if path.is_relative_to(ROOT / "lantern"):
+        assert not {name for name in found if name.startswith("lantern_pipeline")}, "the core knows no pipeline"
+        if path.name != "__init__.py":
+            own = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+            higher = {name for name in found if name != "lantern.__version__" and core_level(name) > core_level(own)}
+            assert not higher, f"{own} imports what comes after it"
+        return
+    room = path.relative_to(ROOT / "workflow" / "lantern_pipeline").parts[0]
+    if room in BELOW:
+        rooms = {name.split(".")[1] for name in found if name.startswith("lantern_pipeline.")}
+        assert rooms <= BELOW[room] | {room}, f"{room} may import {sorted(BELOW[room])}"
+
+
+def test_every_room_has_a_place():
+    rooms = {
+        path.name for path in (ROOT / "workflow" / "lantern_pipeline").iterdir() if (path / "__init__.py").exists()
+    }
+    assert rooms == set(BELOW)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.name == "__init__.py"], ids=lambda path: path.parent.name
+)
+def test_init_files_import_nothing(path):
+    """An import there would tie every fingerprint below the package to it."""
+    assert not imports(path)

@@ -1,0 +1,49 @@
+"""What documentation, comments and messages point to is there; the README keeps to its size."""
+
+import re
+import subprocess
+
+import pytest
+
+from conftest import ROOT
+
+FOLDERS = "benchmarks|docs|experiments|lantern|profiles|reference|tests|workflow"
+ENDINGS = "csv|html|json|md|py|sh|smk|svg|toml|yaml|yml"
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split("\n")
+TEXTS = [name for name in TRACKED if re.search(r"(\.(md|py|rst|smk|yaml|yml)|Makefile|Snakefile|\.ci/run)$", name)]
+PAGES = [name for name in TRACKED if name.endswith(".md") and name != "CHANGELOG.md"]
+EXAMPLES = {"experiments/mine.yaml", "reference/metric_weights.json"}  # a user's file, a result
+
+
+def missing(names):
+    return sorted(name for name in names if name not in EXAMPLES and not (ROOT / name.rstrip("/")).exists())
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if not name.startswith(("tests/", "CHANGELOG"))])
+def test_paths_that_a_text_names_are_there(name):
+    text = (ROOT / name).read_text()
+    named = set(re.findall(rf"(?<![\w./<>{{}}@-])((?:{FOLDERS})/[\w./-]+\.(?:{ENDINGS}))\b", text))
+    assert not missing(named)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_points_to_is_there(name):
+    """Folders and files in back quotes, bare names of code, links."""
+    text = (ROOT / name).read_text()
+    assert not missing(re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", text))
+    bare = set(re.findall(r"`([\w-]+\.(?:py|smk))`", text))
+    assert not {file for file in bare if not any(path.endswith(f"/{file}") or path == file for path in TRACKED)}
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert not [link for link in links if link and not (ROOT / name).parent.joinpath(link).exists()]
+
+
+def test_make_knows_the_targets_that_pages_name():
+    text = "\n".join((ROOT / name).read_text() for name in PAGES)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"`make ([a-z-]+)`", text)) <= targets
+
+
+def test_the_readme_and_contributing_stay_short():
+    readme = (ROOT / "README.md").read_text().splitlines()
+    assert len(readme) <= 120 and max(map(len, readme)) <= 120
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 40
