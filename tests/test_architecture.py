@@ -31,6 +31,7 @@ CORE_ORDER = [
     {"decoding"},
     {"records"},
     {"generation"},
+    {"api"},
 ]
 
 

@@ -1,0 +1,16 @@
+"""The public face: what it takes to draw images from Python, in one import. See the README's example."""
+
+from lantern.decoding import Decoder, DecodingModels
+from lantern.generation import draw_images, load_decoding_models
+from lantern.methods import MethodSpec, make_method
+from lantern.sampling import SamplingConfig
+
+__all__ = [
+    "Decoder",
+    "DecodingModels",
+    "MethodSpec",
+    "SamplingConfig",
+    "draw_images",
+    "load_decoding_models",
+    "make_method",
+]
