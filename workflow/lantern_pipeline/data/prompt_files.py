@@ -46,27 +46,11 @@ def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
 def load_prompts(
     path: str | Path, *, member: str | None = None, caption: str = "longest", seed: int = 0
 ) -> list[Prompt]:
-    """Read a user's or a published prompt file.
+    """Reads a user's or a published prompt file, as `read_rows` does, in its order.
 
     Rows without a text are left out, and so are rows that repeat an id with the same text; both are logged. A text may
-    come again under another id: COCO has such captions, and each is a prompt of its own.
-
-    Args:
-        path: .txt (one prompt a line), .jsonl (one string or object a line), .json (a list of strings or objects, an
-            object of id: text, or COCO's captions), .csv or .tsv (first line names the columns), or a .zip or folder
-            with one of these. The text is called text, prompt or caption, the id id or image_id. Rows without an id
-            are called "<stem>-00000" and so on, after their place in the file: the first after the header is 0.
-        member: the file inside a .zip or a folder.
-        caption: which caption of a COCO image: longest | first | drawn (by `seed`).
-        seed: of that draw.
-
-    Returns:
-        Prompts in the file's order; captions of the embedded world get their scene, which is read off the text.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: unknown extension, no prompt at all, missing column, an empty id, an id with two texts (named), an
-            id or a text that no `Prompt` may have.
+    come again under another id: COCO has such captions, and each is a prompt of its own. Rows without an id are called
+    "<stem>-00000" and so on, after their place in the file: the first after the header is 0.
     """
     path = Path(path)
     stem = Path(member).stem if member else path.stem
@@ -91,16 +75,8 @@ def load_prompts(
 
 
 def load_prompt_set(path: str | Path, settings: Mapping[str, Any], seed: int) -> list[Prompt]:
-    """Read the prompt set that an entry of config section `prompts` describes.
-
-    Args:
-        path: its file.
-        settings: the entry: num (prompts, None for all), draw (True draws them, False takes the first), member and
-            caption as in `load_prompts`.
-        seed: run seed.
-
-    Raises:
-        ValueError: as `load_prompts` and `choose_prompts`.
+    """Reads the prompt set that an entry of config section `prompts` describes: num (prompts, None for all), draw (True
+    draws them, False takes the first), member and caption as in `read_rows`.
     """
     prompts = load_prompts(path, member=settings.get("member"), caption=settings.get("caption") or "longest", seed=seed)
     num, is_drawn = settings.get("num"), bool(settings.get("draw"))
@@ -110,7 +86,7 @@ def load_prompt_set(path: str | Path, settings: Mapping[str, Any], seed: int) ->
 
 
 def choose_prompts(prompts: Sequence[Prompt], num: int | None, *, is_drawn: bool, seed: int) -> list[Prompt]:
-    """Take `num` prompts, the first or a random choice, in the order of `prompts`; all where there are no more.
+    """Takes `num` prompts, the first or a random choice, in the order of `prompts`; all where there are no more.
 
     The choice depends on the seed and on how many prompts there are, and a smaller choice is part of a larger one.
     """
@@ -123,21 +99,13 @@ def choose_prompts(prompts: Sequence[Prompt], num: int | None, *, is_drawn: bool
 
 
 def read_rows(path: Path, member: str | None = None, caption: str = "longest", seed: int = 0) -> Rows:
-    """Reads a prompt file.
+    """Reads the rows of a prompt file, in its order; texts may be empty.
 
-    Args:
-        path: .txt, .jsonl, .json, .csv, .tsv, or a .zip or folder that holds such a file.
-        member: the file inside, where `path` is a zip archive or a folder; an archive of one such file needs none.
-        caption: which of an image's captions is taken from COCO's annotations: longest (in characters, as published;
-            the first of equally long ones) | first | drawn (by `seed`).
-        seed: of the draw.
-
-    Returns:
-        Rows in the file's order; texts may be empty.
-
-    Raises:
-        FileNotFoundError: no such file or member.
-        ValueError: unknown extension, not the format of its extension, missing column or key.
+    The file is .txt (one prompt a line), .jsonl (one string or object a line), .json (a list of strings or objects, an
+    object of id: text, or COCO's captions), .csv or .tsv (the first line names the columns), or a .zip or folder with
+    such a file, which `member` names where there are several. The text is called text, prompt or caption, the id id or
+    image_id. `caption` is which one of a COCO image is taken: longest (in characters, as published; the first of
+    equally long ones) | first | drawn (by `seed`).
     """
     name, text = _read_text(Path(path), member)
     if name.suffix.lower() not in _READERS:
