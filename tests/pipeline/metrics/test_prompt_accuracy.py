@@ -3,14 +3,15 @@ import math
 import pytest
 import torch
 
-from lantern_pipeline.metrics.prompt_accuracy import score_attributes, score_prompts
+from lantern.prompts import Prompt
+from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore, score_attributes
 from lantern_pipeline.world.attribute_classifier import (
     HEADS,
     AttributeClassifier,
     AttributeClassifierConfig,
     attribute_targets,
 )
-from lantern_pipeline.world.scenes import BACKGROUNDS, Scene
+from lantern_pipeline.world.scenes import BACKGROUNDS, Scene, caption
 
 TWO = Scene(BACKGROUNDS[0], (("large", "red", "circle"), ("small", "blue", "square")), "left of")
 ONE = Scene(BACKGROUNDS[1], (("small", "green", "triangle"),))
@@ -25,9 +26,9 @@ def logits_that_read(scenes):
 
 
 def test_right_images_score_one():
-    result = score_attributes(logits_that_read([TWO, ONE]), attribute_targets([TWO, ONE]))
-    assert result.per_prompt.tolist() == [1.0, 1.0]
-    assert result.is_all_correct.tolist() == [1.0, 1.0]
+    share, is_all_correct = score_attributes(logits_that_read([TWO, ONE]), attribute_targets([TWO, ONE]))
+    assert share.tolist() == [1.0, 1.0]
+    assert is_all_correct.tolist() == [1.0, 1.0]
 
 
 def test_by_hand():
@@ -36,32 +37,29 @@ def test_by_hand():
     seen = Scene(BACKGROUNDS[1], (("large", "red", "circle"), ("small", "white", "square")), "left of")
     # one object: 5 attributes, one wrong
     small = Scene(BACKGROUNDS[1], (("large", "green", "triangle"),))
-    result = score_attributes(logits_that_read([seen, small]), attribute_targets([TWO, ONE]))
-    assert result.per_prompt.tolist() == pytest.approx([6 / 8, 4 / 5])
-    assert result.is_all_correct.tolist() == [0.0, 0.0]
-    assert result.per_head["background"] == 0.5
-    assert result.per_head["colour_1"] == 0.0  # asked of the first image only
-    assert result.per_head["layout"] == 1.0
+    share, is_all_correct = score_attributes(logits_that_read([seen, small]), attribute_targets([TWO, ONE]))
+    assert share.tolist() == pytest.approx([6 / 8, 4 / 5])
+    assert is_all_correct.tolist() == [0.0, 0.0]
 
 
 def test_the_same_relation_said_the_other_way_round_is_right():
     said = Scene(BACKGROUNDS[0], (("small", "blue", "square"), ("large", "red", "circle")), "right of")
-    assert score_attributes(logits_that_read([TWO]), attribute_targets([said])).per_prompt.tolist() == [1.0]
+    assert score_attributes(logits_that_read([TWO]), attribute_targets([said]))[0].tolist() == [1.0]
 
 
 def test_objects_in_swapped_places_are_wrong():
     swapped = Scene(BACKGROUNDS[0], TWO.objects[::-1], "left of")
-    result = score_attributes(logits_that_read([swapped]), attribute_targets([TWO]))
-    assert result.per_prompt.tolist() == pytest.approx([2 / 8])  # background and layout
+    share, _ = score_attributes(logits_that_read([swapped]), attribute_targets([TWO]))
+    assert share.tolist() == pytest.approx([2 / 8])  # background and layout
 
 
 def test_prompts_without_a_scene_are_nan_and_leave_the_others_alone():
     torch.manual_seed(0)
-    attribute_classifier = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=16)).eval()
+    accuracy = AccuracyScore(AttributeClassifier(AttributeClassifierConfig(width=8, num_features=16)).eval())
     images = torch.rand(3, 3, 48, 48) * 2 - 1
-    mixed = score_prompts(attribute_classifier, images, [TWO.to_dict(), None, ONE.to_dict()])
-    alone = score_prompts(attribute_classifier, images[[0, 2]], [TWO.to_dict(), ONE.to_dict()])
-    assert math.isnan(mixed.per_prompt[1])
-    assert math.isnan(mixed.is_all_correct[1])
-    assert torch.equal(mixed.per_prompt[[0, 2]], alone.per_prompt)
-    assert score_prompts(attribute_classifier, images, [None] * 3).per_prompt.isnan().all()
+    known, free = [Prompt(name, caption(scene)) for name, scene in (("two", TWO), ("one", ONE))], Prompt("f", "a dog")
+    mixed, alone = accuracy.score(images, [known[0], free, known[1]]), accuracy.score(images[[0, 2]], known)
+    assert math.isnan(mixed["prompt_accuracy"][1])
+    assert math.isnan(mixed["is_all_correct"][1])
+    assert torch.equal(mixed["prompt_accuracy"][[0, 2]], alone["prompt_accuracy"])
+    assert accuracy.score(images, [free] * 3)["prompt_accuracy"].isnan().all()

@@ -33,7 +33,7 @@ from lantern_pipeline.metrics.measuring_models import (
 from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.metrics.quality import hash_prompts, measure_quality
 from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
-from lantern_pipeline.metrics.registry import MetricFiles, chosen
+from lantern_pipeline.metrics.registry import DECODING, METRICS, MetricFiles, chosen
 from lantern_pipeline.world import attribute_classifier as attribute_classifier
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
@@ -199,9 +199,8 @@ def test_images_are_those_of_their_prompts(measure, files, models, records):
 def test_statistics_alone_give_fid_alone(measure):
     rows = measure(reference="statistics.npz", fidelity="inception").rows
     assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
-    assert (
-        not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows) and rows["num_reference"].isna().all()
-    )
+    assert rows["num_reference"].isna().all()
+    assert not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows)
 
 
 ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
@@ -220,6 +219,9 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     assert measured <= set(paired["metric"]) and not {"prompt_accuracy", "feature_distance"} & set(paired["metric"])
     assert "nan" not in table
     assert ("hps" in quality.rows) == ("hps" in on) == ("hps" in quality.images)
+    of_quality = [metric for metric in METRICS if metric.over != DECODING and not metric.is_distance]
+    assert {metric.key for metric in of_quality if metric.column in quality.rows} == {None, *on}
+    assert {metric.key for metric in of_quality if metric.column not in quality.rows} == set(OFF) - set(on)
     described = [name for name in quality.rows if name.endswith(("_extractor", "_weights_sha256"))]
     assert len(described) == 2 * sum({"fidelity": 2, "clip": 1, "hps": 1}[name] for name in on)
 

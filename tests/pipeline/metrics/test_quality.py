@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -236,6 +237,22 @@ def test_foreign_records_are_rejected(records, source, models):
         measure_quality(records, source.prompts("unseen", NUM), source, models, **OPTIONS)
     with pytest.raises(ValueError, match="needs the records of autoregressive"):
         measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, models, **OPTIONS)
+
+
+class Redness:
+    """A metric that the table of metrics does not know."""
+
+    def describe(self):
+        return {}
+
+    def score(self, images, prompts):
+        return {"redness": images[:, 0].mean(dim=(1, 2)).cpu()}
+
+
+def test_a_column_without_a_row_in_the_table_of_metrics_is_named(records, source, models):
+    models = replace(models, scores=(Redness(),))
+    with pytest.raises(ValueError, match=r"redness is measured but has no row in metrics\.registry\.METRICS"):
+        measure_quality(records, source.prompts("seen", NUM), source, models, **OPTIONS)
 
 
 @pytest.mark.gpu

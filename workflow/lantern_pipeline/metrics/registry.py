@@ -41,7 +41,6 @@ class Metric:
         better: HIGHER, LOWER or NEITHER.
         digits: after the point, in tables; where `title` says per cent, those of the percentage.
         key: of config section `metrics`, which switches it on; None where it is always measured.
-        values: those of the key that give it; empty for all.
         is_share: lies in [0, 1].
         is_non_negative: cannot be below 0, although its interval might.
         is_yes_no: of an image it is 0 or 1.
@@ -56,7 +55,6 @@ class Metric:
     better: str
     digits: int
     key: str | None = None
-    values: tuple[str | bool, ...] = ()
     is_share: bool = False
     is_non_negative: bool = False
     is_yes_no: bool = False
@@ -78,17 +76,11 @@ class Metric:
         """Range of the quantity, at whose ends an interval is cut off."""
         return 0.0 if self.is_share or self.is_non_negative else -math.inf, 1.0 if self.is_share else math.inf
 
-    def is_measured(self, metrics: Mapping[str, Any]) -> bool:
-        """Tells whether config section `metrics` switches it on."""
-        value = None if self.key is None else metrics[self.key]
-        return self.key is None or (bool(value) and (not self.values or value in self.values))
 
-
-_TIMES = "times autoregressive decoding"
 METRICS = (
     Metric("mean_accepted_length", "tokens per forward", "tokens / forward", DECODING, HIGHER, 2),
     Metric("latency_s", "seconds", "latency (s)", DECODING, LOWER, 2),
-    Metric("speedup", _TIMES, "speed-up", DECODING, HIGHER, 2),
+    Metric("speedup", "times autoregressive decoding", "speed-up", DECODING, HIGHER, 2),
     Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
     # likelier tokens are not better ones: greedy images are the likeliest
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
@@ -133,6 +125,7 @@ METRICS = (
     ),
     Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
     Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
+    # of the attribute classifier's features only
     Metric(
         "feature_distance",
         "standard deviations of a feature",
@@ -141,16 +134,14 @@ METRICS = (
         NEITHER,
         2,
         "fidelity",
-        ("attribute_classifier",),
         is_distance=True,
     ),
 )
 
 
-def metrics_over(what: str, metrics: Mapping[str, Any] | None = None) -> tuple[Metric, ...]:
-    """Selects the metrics over IMAGES, SETS or DECODING; of a config section `metrics`, those that it measures."""
-    chosen = [metric for metric in METRICS if metric.over == what]
-    return tuple(metric for metric in chosen if metrics is None or metric.is_measured(metrics))
+def metrics_over(what: str) -> tuple[Metric, ...]:
+    """Selects the metrics over IMAGES, SETS or DECODING."""
+    return tuple(metric for metric in METRICS if metric.over == what)
 
 
 @dataclass(frozen=True)
@@ -277,13 +268,12 @@ def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource])
 def _check_source(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
     part = key.split(".")[2]
     users = ", ".join(
-        metric for metric, choices in CHOICES.items() for choice in choices.values() if _uses(choice, part)
+        metric
+        for metric, choices in CHOICES.items()
+        for choice in choices.values()
+        if part in choice.weights or (part == "reference" and choice.has_reference)
     )
     remedy = f"give the name of an entry of resources or a path, or switch off metrics.{users}"
     if value is None:
         raise ValueError(f"config key {key} names no file, which metrics.{users} needs; {remedy}")
     check_reference(key, value, resources)
-
-
-def _uses(choice: Choice, part: str) -> bool:
-    return part in choice.weights or (part == "reference" and choice.has_reference)
