@@ -178,29 +178,35 @@ def test_substitutions_are_counted_where_the_emitted_token_is_not_the_targets(mo
         assert first == 16 or relaxed.codes[row, first] != exact.codes[row, first]
 
 
+@pytest.mark.parametrize("tree", [[(0,), (0, 0)], [(0,), (1,), (0, 0), (1, 0)]], ids=["chain", "siblings"])
 @pytest.mark.parametrize("drafts", ["sampled", "top", "coupled"])
-def test_emitted_pairs_have_the_targets_law(drafts):
-    """Chi-square of the first two tokens over 4000 images against the enumerated law; fails once in 10^4 by chance."""
+def test_emitted_pairs_have_the_targets_distribution(drafts, tree):
+    """Chi-square of the first two tokens over 4000 images against the enumeration; fails once in 10^4 by chance.
+
+    Both acceptance and rejection are common at the root, so that what is emitted after either has its say.
+    """
     models = make_models(vocab_size=4, grid=2, seed=3)
     target, count = models.target, 4000
     features, mask = make_prompts(models, 1)
     features, mask = features.expand(count, -1, -1), mask.expand(count, -1)
     noise = NoiseField(11, [f"p{i}" for i in range(count)], 4, 4)
-    spec = MethodSpec(name="pair", tree="pair", tree_shape=[(0,), (1,), (0, 0), (1, 0)], drafts=drafts)
+    spec = MethodSpec(name="pair", tree="pair", tree_shape=tree, drafts=drafts)
     decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0))
-    codes = decoder.generate(features, mask, noise).codes
+    generation = decoder.generate(features, mask, noise)
+    codes = generation.codes
     with torch.inference_mode():
         first = target.head(target(features[:1], mask[:1], codes[:1, :0])[:, -1]).softmax(-1)[0].double()
         rows = torch.arange(4)[:, None]
         second = target.head(target(features[:4], mask[:4], rows)[:, -1]).softmax(-1).double()
-    law = (first[:, None] * second).flatten()
+    expected = (first[:, None] * second).flatten() * count
     observed = torch.bincount(codes[:, 0] * 4 + codes[:, 1], minlength=16).double()
-    kept = law * count > 1
-    statistic = ((observed - law * count) ** 2 / (law * count))[kept].sum()
+    kept = expected > 1
+    statistic = ((observed - expected) ** 2 / expected)[kept].sum()
     degrees = int(kept.sum()) - 1
     # 99.99th percentile by the Wilson-Hilferty approximation
     limit = degrees * (1 - 2 / (9 * degrees) + 3.72 * (2 / (9 * degrees)) ** 0.5) ** 3
     assert statistic < limit, (float(statistic), limit)
+    assert 0.15 < (generation.accepted_lengths[:, 0] == 0).float().mean() < 0.85
 
 
 class NoHostSync(TorchDispatchMode):
