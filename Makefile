@@ -11,13 +11,13 @@
 #   make lock        remake requirements.lock.txt and environment.yml's pins from pyproject.toml (needs uv)
 #   make clean       remove results/ and Snakemake's records; `make distclean` removes .venv too
 #
-# ARGS adds arguments to Snakemake:  make reproduce ARGS="--configfile experiments/smoke.yaml"
+# ARGS adds arguments to Snakemake:  make reproduce ARGS="--configfile experiments/quick.yaml"
 # PYTHON names the interpreter:      make reproduce PYTHON=/opt/python3.12/bin/python3
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test figures report readme lint format resume lock clean distclean
+.PHONY: help arguments reproduce test figures report readme lint format resume lock clean distclean
 
 CORES ?= all
 ARGS ?=
@@ -45,16 +45,26 @@ if [ ! -e $(REPORT) ] || [ -n "$$(find results workflow/report \( -name '*.csv' 
 fi
 endef
 
-reproduce: $(STAMP)
+# A dry run writes no report.
+IS_DRY := $(filter -n --dry-run --dryrun,$(ARGS))
+
+# Snakemake says of a config file that is not there where in its code it noticed.
+arguments:
+	@for word in $(ARGS); do word=$${word#--configfile=}; case $$word in \
+		*=*) ;; \
+		*.yaml|*.yml|*.json) [ -e "$$word" ] || { echo "ARGS names $$word, which does not exist: check its spelling and folder" >&2; exit 1; } ;; \
+	esac; done
+
+reproduce: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS)
-	@$(WRITE_REPORT_IF_OLD)
+	@$(if $(IS_DRY),:,$(WRITE_REPORT_IF_OLD))
 
 # Snakemake writes the report in place: the rename makes it whole or absent.
-report: $(STAMP)
-	$(SNAKEMAKE) $(ARGS) --report results/.report.html
+report: arguments $(STAMP)
+	$(SNAKEMAKE) $(ARGS) --report results/.report.html --report-stylesheet workflow/report/stylesheet.css
 	mv results/.report.html $(REPORT)
 
-readme: $(STAMP)
+readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
 # Two processes side by side, since much of the time goes by while workflows start their jobs; the second's output comes last.
@@ -66,9 +76,10 @@ test: $(STAMP)
 	wait $$second || code=1; cat $$log; rm -f $$log; exit $$code
 
 # Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
-FIGURE_RULES = $(shell sed -n 's/^rule \(draw_[a-z_]*\):.*/\1/p; s/^use rule .* as \(draw_[a-z_]*\) with:.*/\1/p' workflow/rules/*figures.smk)
-figures: $(STAMP)
-	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $(FIGURE_RULES) figures --forcerun $(FIGURE_RULES) $(ARGS) -- figures
+# Which those are depends on the config: a figure of an ablation that is off has no rule.
+figures: arguments $(STAMP)
+	@rules=$$($(SNAKEMAKE) --list-rules $(ARGS) | grep -o 'draw_[a-z_]*'); \
+	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $$rules figures --forcerun $$rules $(ARGS) -- figures
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -81,11 +92,11 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow/rules
 
-# While a run goes on in this folder, `--unlock` refuses (workflow/lantern_pipeline/runtime/run_lock.py), and nothing is started.
-resume: $(STAMP)
-	$(BIN)/snakemake --unlock $(ARGS)
+# While a run goes on in this folder, `--unlock` refuses (workflow/lantern_pipeline/runtime/locks.py), and nothing is started.
+resume: arguments $(STAMP)
+	$(SNAKEMAKE) --unlock $(ARGS)
 	$(SNAKEMAKE) --rerun-incomplete $(ARGS)
-	@$(WRITE_REPORT_IF_OLD)
+	@$(if $(IS_DRY),:,$(WRITE_REPORT_IF_OLD))
 
 # --- installation --------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from snakemake.utils import min_version
 
-min_version("9.0")
+min_version("9.12")  # path variables
 
 
 configfile: "config.yaml"
@@ -10,11 +10,15 @@ configfile: "config.yaml"
 configfile: f"{workflow.basedir}/workflow/resources.yaml"
 
 
+pathvars:
+    results=f"results/{config['experiment']}",
+    logs="<results>/logs",
+
+
 report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/paths.smk"
 
 
 scattergather:
@@ -23,38 +27,30 @@ scattergather:
     image_shards=config["data"]["num_shards"],
 
 
-include: "workflow/rules/resources.smk"
-include: "workflow/rules/prompts.smk"
-include: "workflow/rules/text.smk"
-include: "workflow/rules/captions.smk"
+wildcard_constraints:
+    prompt_set="|".join(PLAN.prompt_sets),
+    method="|".join(PLAN.specs).replace(".", r"\."),
+    temperature=r"[0-9.e-]+",
+    neighbours=r"[a-z0-9_]+",
+    ablation="|".join(PLAN.ablations) or "none",
+    training_seed=r"\d+",
+    noise_seed=r"\d+",
+    split="train|val",
+
+
+include: "workflow/rules/data.smk"
 include: "workflow/rules/world.smk"
-include: "workflow/rules/tokenizer.smk"
-include: "workflow/rules/target.smk"
-include: "workflow/rules/drafter.smk"
-include: "workflow/rules/published.smk"
-include: "workflow/rules/codebook.smk"
-include: "workflow/rules/generation.smk"
-include: "workflow/rules/latency.smk"
-include: "workflow/rules/reference.smk"
-include: "workflow/rules/quality.smk"
-include: "workflow/rules/ablations.smk"
-include: "workflow/rules/total_variation.smk"
-include: "workflow/rules/summary.smk"
-include: "workflow/rules/figures.smk"
-include: "workflow/rules/evidence_figures.smk"
-include: "workflow/rules/picture_figures.smk"
-include: "workflow/rules/provenance.smk"
+include: "workflow/rules/models.smk"
+include: "workflow/rules/generate.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/report.smk"
 include: "workflow/rules/study.smk"
-
-
-localrules:
-    all,
-    figures,
 
 
 rule figures:
     input:
         figure_files(),
+    localrule: True
 
 
 rule all:
@@ -64,3 +60,4 @@ rule all:
         rules.compare_published.output,
         rules.figures.input,
         rules.write_provenance.output,
+    localrule: True

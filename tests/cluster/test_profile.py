@@ -5,10 +5,16 @@ import re
 import yaml
 
 from cluster_run import PROFILE
+from conftest import load_config
+from lantern_pipeline.config.figures import figure_table
+from lantern_pipeline.config.paths import RunPlan
+from lantern_pipeline.downloads.entries import parse_entries
 from tiny_run import ROOT
 
+DEFAULT = load_config([ROOT / "config.yaml"])
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
-RULES = {
+FIGURES = figure_table(RunPlan(DEFAULT, parse_entries(DEFAULT["resources"])), DEFAULT)
+RULES = {f"draw_{name}" for name in FIGURES} | {
     name
     for file in (ROOT / "workflow" / "rules").glob("*.smk")
     for pair in re.findall(r"^ *(?:rule (\w+):|use rule \w+ as (\w+) with:)", file.read_text(), re.M)

@@ -1,7 +1,6 @@
 """Faults put into a copy of the finished tiny run, and what a table must still say after them."""
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -45,12 +44,8 @@ def check_table(workflow, finished):
 
 
 def resume(workflow):
-    """Runs what `make resume` runs, up to the table; returns the output of the second of its commands."""
-    commands = subprocess.run(["make", "--dry-run", "resume"], cwd=ROOT, capture_output=True, text=True).stdout
-    unlock, go_on = re.findall(r"^\S*/snakemake (?:--cores all )?(--.+)$", commands, re.M)[:2]
-    code, output = workflow.run(*unlock.split())
-    assert code == 0, output
-    code, output = workflow.run(*go_on.split(), "--", TABLE)
+    """Runs `make resume` up to the table, without the report; returns its output."""
+    code, output = workflow.make("resume", TABLE, WRITE_REPORT_IF_OLD=":")
     assert code == 0, output + workflow.logs()
     return output
 

@@ -5,9 +5,9 @@ import hashlib
 import os
 import random
 import re
+import shlex
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lantern.io import read_json
 from lantern_pipeline.archive.provenance import FILE_PARTS
 from lantern_pipeline.cli import app
-from tiny_run import METHODS, ROOT, Workflow, planned
+from tiny_run import METHODS, ROOT, Workflow, planned, with_overlay
 
 DRAWN = [f"fig_{name}" for name in ("a_samples", "b_tradeoff", "d_aggregation", "e_latent_proximity", "k_pairs")]
 
@@ -65,12 +65,6 @@ def test_a_changed_table_makes_the_provenance_anew_and_nothing_else(copy_of_fini
     assert code == 0 and planned(output) == {"write_provenance": 1, "all": 1, "total": 2}, output
 
 
-def figures_command():
-    """Arguments that `make figures` hands to Snakemake, but for the number of cores and the target."""
-    command = subprocess.run(["make", "--dry-run", "figures"], cwd=ROOT, capture_output=True, text=True).stdout
-    return re.search(r"snakemake --cores all (.*--allowed-rules.*) -- figures", command).group(1).split()
-
-
 def elsewhere(finished, folder):
     """Another machine's folder, to which only results/ was copied, with dates in any order."""
     shutil.copytree(finished.folder / "results", folder / "results")
@@ -81,13 +75,13 @@ def elsewhere(finished, folder):
 
 
 def test_a_copy_of_the_results_gives_the_same_figures_and_generates_nothing(finished, tmp_path):
-    workflow, arguments = elsewhere(finished, tmp_path), figures_command()
-    code, output = workflow.run("--dry-run", *arguments, "--", "figures")
+    workflow = elsewhere(finished, tmp_path)
+    code, output = workflow.make("figures", "--dry-run")
     jobs = set(planned(output)) - {"total", "figures"}
     assert code == 0 and len(jobs) == 14 and all(job.startswith("draw_") for job in jobs), output
 
     shutil.rmtree(workflow.result("figures"))
-    drawing = arguments[: arguments.index("--forcerun")]
+    drawing = ["--rerun-triggers", "mtime", "--allowed-rules", *sorted(jobs)]
     code, output = workflow.run(*drawing, "--", *(f"results/tiny/figures/{name}.png" for name in DRAWN))
     assert code == 0, output + workflow.logs()
     assert all(job.startswith("draw_") for job in set(planned(output)) - {"total"}), output
@@ -99,8 +93,22 @@ def test_a_copy_of_the_results_gives_the_same_figures_and_generates_nothing(fini
 def test_a_missing_table_stops_the_drawing_instead_of_being_made(finished, tmp_path):
     workflow = elsewhere(finished, tmp_path)
     workflow.result("summary.csv").unlink()
-    code, output = workflow.run("--dry-run", *figures_command(), "--", "figures")
+    code, output = workflow.make("figures", "--dry-run")
     assert code != 0 and "MissingInputException" in output and "results/tiny/summary.csv" in output, output
+
+
+def test_figures_are_redrawn_where_an_ablation_is_off(finished, tmp_path):
+    run = with_overlay(elsewhere(finished, tmp_path), tmp_path, ablations={"grids": {"neighbours": None}})
+    code, output = run.make("figures", "--dry-run")
+    jobs = set(planned(output)) - {"total", "figures"}
+    assert code == 0 and len(jobs) == 13 and "draw_neighbours" not in jobs, output
+
+
+def test_the_figures_of_published_models_are_listed_without_those_that_are_off(tmp_path):
+    """`--forcerun` refuses a rule that the config lacks."""
+    configs = [str(ROOT / "experiments" / f"{name}.yaml") for name in ("llamagen_stage1", "llamagen_quick")]
+    code, output = Workflow(tmp_path).make("figures", ARGS=shlex.join(["--dry-run", "--configfile", *configs]))
+    assert code != 0 and "MissingInputException" in output and "draw_neighbours" not in output, output
 
 
 def test_the_archive_of_a_run_is_verified_and_draws_the_same_codes(finished, tmp_path):

@@ -111,13 +111,32 @@ def test_a_second_run_has_nothing_to_do(finished):
     assert code == 0 and "Nothing to be done" in output, output
 
 
-def test_the_report_stands_alone_and_holds_numbers_and_figures(finished, tmp_path):
-    report = tmp_path / "report.html"
-    code, output = finished.run("--report", str(report))
+def test_a_dry_run_of_make_writes_no_report(finished):
+    for target in ("reproduce", "resume"):
+        code, output = finished.make(target, "--dry-run")
+        assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
+    assert not (finished.folder / "results" / "report.html").exists()
+
+
+@pytest.mark.parametrize("target", ["reproduce", "figures", "report", "resume"])
+def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path, target):
+    code, output = Workflow(tmp_path, (tmp_path / "nosuch.yaml",)).make(target)
+    sentence, end = output.strip().splitlines()
+    assert (
+        code != 0
+        and sentence == f"ARGS names {tmp_path}/nosuch.yaml, which does not exist: check its spelling and folder"
+    )
+    assert end.startswith("make: ***") and not (tmp_path / "results").exists()
+
+
+def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished):
+    finished, report = copy_of_finished, copy_of_finished.folder / "results" / "report.html"
+    code, output = finished.make("report")
     assert code == 0, output
     page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
-    assert "fig_b_tradeoff.png" in page and "summary.csv" in page
+    assert "safe center" in page  # the stylesheet that keeps the front page's beginning in reach
+    assert "(b) What speed costs" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert "What made these results" in page and "provenance.json" in page
     assert "findings.html" in page and "4 prompts in 2 repeats" in page  # captions have their numbers
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):

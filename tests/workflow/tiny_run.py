@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+PINS = ("requirements.lock.txt", "pyproject.toml")  # what the Makefile reads
 TINY = Path(__file__).parent / "tiny.yaml"
 METHODS = ["autoregressive", "eagle2", "coupled", "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
 EXACT = METHODS[:3]
@@ -48,6 +50,29 @@ class Workflow:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=timeout,
+        )
+        return result.returncode, result.stdout
+
+    def make(self, target, *arguments, **variables):
+        """Runs the Makefile's own lines in the run's folder, which is made to look like the project's.
+
+        `arguments` go into ARGS beside the tiny config, `variables` to make. Returns (exit code, everything printed).
+        """
+        for name in ("Makefile", "Snakefile", "config.yaml", "profiles", "workflow", *PINS):
+            if not (self.folder / name).exists():
+                (self.folder / name).symlink_to(ROOT / name)
+        configs = [str(path) for path in (TINY, *self.overlays)]
+        variables = {
+            "STAMP": "",  # nothing is installed
+            "BIN": Path(sys.executable).parent,
+            "CORES": 2,
+            "ARGS": shlex.join([*arguments, "--configfile", *configs]),
+            **variables,
+        }
+        command = ["make", target, *(f"{name}={value}" for name, value in variables.items())]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/workflow"}
+        result = subprocess.run(
+            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         return result.returncode, result.stdout
 

@@ -1,4 +1,4 @@
-"""Helpers of the rules: the checked config, what runs, folders, code fingerprints. Paths of inputs are in paths.smk."""
+"""Helpers of the rules: the checked config, what it plans, settings that rules share. Paths are in config/paths.py."""
 
 import json
 import sys
@@ -8,16 +8,26 @@ from pathlib import Path
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
-from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
-from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
-from lantern_pipeline.runtime.environment import set_job_environment
-from lantern_pipeline.runtime.fingerprint import code_fingerprint
+from lantern_pipeline.config.figures import figure_table
+from lantern_pipeline.config.paths import (
+    TOKENIZER,
+    RunPlan,
+    drafter_of,
+    drafter_seed,
+    drafter_settings,
+    table_of,
+    tables_of,
+    target_of,
+)
 from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
-from lantern_pipeline.runtime.machine import memory_bytes
-from lantern_pipeline.metrics.registry import check_choices, metric_files, published_files, trained_models
+from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.data.user_files import check_user_files
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
+from lantern_pipeline.metrics.registry import check_choices, published_files, trained_models
+from lantern_pipeline.runtime.environment import set_job_environment
+from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.locks import RunLock
+from lantern_pipeline.runtime.machine import limit_memory
 
 RUN_LOCK = RunLock()
 try:
@@ -33,13 +43,7 @@ except ValueError as error:
     sys.exit(str(error))
 
 set_job_environment(workflow.basedir)
-
-# Jobs side by side on one machine ask for no more memory than it has; one that asks for more by itself runs alone.
-# Elsewhere (`--jobs`) each job has a machine's.
-MEMORY = memory_bytes()
-IS_LOCAL = workflow.is_main_process and workflow.global_resources["_nodes"].value is None
-if IS_LOCAL and MEMORY and "mem_mb" not in workflow.global_resources:
-    workflow.register_resource("mem_mb", MEMORY // 10**6)
+limit_memory(workflow)
 
 
 onstart:
@@ -47,92 +51,64 @@ onstart:
 
 
 ENVIRONMENT = "../../environment.yml"
-SCRIPTS = Path(workflow.basedir) / "workflow" / "scripts"
-SEED = config["seed"]
-DEVICE = config["device"]
+PIPELINE = Path(workflow.basedir, "workflow", "lantern_pipeline")
+PLAN = RunPlan(config, RESOURCES)
+FIRST, HEADLINE, SAMPLED = PLAN.first, PLAN.headline, PLAN.sampled
+FIGURES = figure_table(PLAN, config)
+SEED, DEVICE, SOURCE = config["seed"], config["device"], config["data"]["source"]
 GPU = int(uses_gpu(DEVICE))
 SIZES = JobSizes(config, has_gpu=bool(GPU))
-PROMPT_SETS = [name for name, entry in config["prompts"].items() if entry is not None]
-RUNS = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
-SPECS = {spec.method_id: spec for spec, _ in RUNS}
-TEMPERATURES = sorted({temperature for _, temperature in RUNS}, key=float)
-ABLATIONS = expand_ablations(config)
-REPEATS = [f"s{t}n{n}" for t in config["repeats"]["training_seeds"] for n in config["repeats"]["noise_seeds"]]
-# Ablations, laws and pictures are of the first repeat.
-FIRST = {"training_seed": config["repeats"]["training_seeds"][0], "noise_seed": config["repeats"]["noise_seeds"][0]}
-HEADLINE = {
-    "prompt_set": config["metrics"]["headline_prompt_set"],
-    "temperature": f"{config['metrics']['headline_temperature']:g}",
-}
-# Laws are of sampled tokens: at a greedy headline, those of the highest temperature that runs.
-LAW = HEADLINE if HEADLINE["temperature"] != "0" else {**HEADLINE, "temperature": TEMPERATURES[-1]}
-# Weights and real images from elsewhere, looked at before anything is generated; none where the run trains its rulers.
+# Weights and real images from elsewhere, looked at before anything is generated; none where the run trains its own.
 METRIC_FILES = published_files(config["metrics"], RESOURCES)
 # What a folder of images holds is part of the config as far as re-running is concerned; in how many jobs it is read is not.
 DATA = {
     "data": {key: value for key, value in config["data"].items() if key not in ("num_shards", "captions")},
     "listing": describe_folder(config["data"]["folder"]),
 }
-SOURCE = config["data"]["source"]
 # Held-out images with captions of the run's own: what ceilings and ambiguity are measured on.
 HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
-
-PUBLISHED_RESULTS = Path(workflow.basedir, "workflow/lantern_pipeline/analysis/published_results.csv").as_posix()
-
-FIGURES = [
-    "fig_a_samples",
-    "fig_b_tradeoff",
-    "fig_c_ambiguity",
-    "fig_d_aggregation",
-    "fig_e_latent_proximity",
-    "fig_f_speed_bars",
-    "fig_h_total_variation",
-    "fig_i_acceptance_map",
-    "fig_j_step_time",
-    "fig_l_published",
-    "fig_m_divergence",
-]
-# Figures of what a config may leave out: an ablation, a pair of coupled methods, every ablation.
-COUPLED = {
-    spec.is_relaxed for spec, temperature in RUNS if (spec.drafts, temperature) == ("coupled", HEADLINE["temperature"])
-}
-FIGURES += ["fig_g_neighbours"] if "neighbours" in ABLATIONS else []
-FIGURES += ["fig_k_pairs"] if config["figures"]["pair_methods"] or COUPLED == {True, False} else []
-FIGURES += ["fig_n_ablations"] if ABLATIONS else []
+STORES_TEXT = config["text"]["encoder"] != "words"  # words are embedded on the fly
+# Parameters of jobs that read captions, and of jobs that decode.
+TEXT_PARAMS = {"text": config["text"], "source": SOURCE, "seed": SEED, "device": DEVICE}
+DECODING_PARAMS = {**TEXT_PARAMS, "sampling": config["sampling"], "dtype": config["generation"]["dtype"]}
 
 
-wildcard_constraints:
-    prompt_set="|".join(PROMPT_SETS),
-    method="|".join(SPECS).replace(".", r"\."),
-    temperature=r"[0-9.e-]+",
-    neighbours=r"[a-z0-9_]+",
-    ablation="|".join(ABLATIONS) or "none",
-    training_seed=r"\d+",
-    noise_seed=r"\d+",
-    repeat=r"s\d+n\d+",
-    split="train|val",
-    drafter=r"s\d+(-\d+steps)?",
+def code(script, *modules):
+    """Fingerprint of a script, of what it imports and of modules that it is given by name: edits re-run what uses them.
+
+    A parameter that Snakemake asks for job by job, so that no process works out those of other rules' scripts.
+    """
+    files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / module for module in modules)]
+    return lambda wildcards: " ".join(code_fingerprint(file) for file in files)
 
 
-def stage(*parts):
-    """Path of a file below results/<experiment>/."""
-    return Path("results", config["experiment"], *parts).as_posix()
+def shards_of(files):
+    """Record files of all shards, for paths that hold {scatteritem}."""
+    return [shard for file in files for shard in gather.shards(file)]
 
 
-def metric_inputs(metrics):
-    """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""
-    trained = {name: stage(name, "model.safetensors") for name in ("attribute_classifier", "clip")}
-    return metric_files(metrics, trained, RESOURCES, stage("reference", "features.safetensors"))
+def text_features_of(*prompt_sets):
+    """Stored text features of prompt sets; no file where words are embedded on the fly."""
+    files = [f"<results>/text/{name}/features-{{scatteritem}}.safetensors" for name in prompt_sets if STORES_TEXT]
+    return [shard for file in files for shard in gather.text_shards(file)]
 
 
-def log_of(*parts):
-    """Log file of a rule: results/<experiment>/logs/<rule>[.<wildcards>].log."""
-    return stage("logs", ".".join(parts) + ".log")
+def caption_features_of(split):
+    """Stored text features of the training captions of a split; no file where words are embedded on the fly."""
+    file = f"<results>/captions/{split}/features-{{scatteritem}}.safetensors"
+    return gather.image_shards(file) if STORES_TEXT else []
 
 
-def code(script):
-    """Fingerprint of a script and of what it imports from lantern/: a parameter, so that edits re-run what uses them."""
-    return code_fingerprint(SCRIPTS / script)
+def codes_of(split):
+    """Codes of the source's images of a split, train or val."""
+    return gather.image_shards(f"<results>/codes/{split}-{{scatteritem}}.safetensors")
+
+
+def drafter_codes_of(split, training_seed):
+    """Codes that a draft model learns from: the source's images, or images that its target drew."""
+    if config["drafter"]["codes"] == "images":
+        return codes_of(split)
+    return gather.image_shards(f"<results>/samples/s{training_seed}/{split}-{{scatteritem}}.safetensors")
 
 
 def num_drawn(wildcards):
@@ -142,7 +118,7 @@ def num_drawn(wildcards):
 
 def num_measured(wildcards):
     """Images of a job that measures a prompt set's images of all methods at a temperature."""
-    return SIZES.images_of(wildcards.prompt_set) * len(methods_at(wildcards.temperature))
+    return SIZES.images_of(wildcards.prompt_set) * len(PLAN.methods_at(wildcards.temperature))
 
 
 def num_texts(wildcards):
@@ -150,3 +126,19 @@ def num_texts(wildcards):
     if "prompt_set" in wildcards.keys():
         return SIZES.images_of(wildcards.prompt_set, config["text"]["num_shards"])
     return ((config["data"]["captions"] or {}).get("num") or 100_000) // config["data"]["num_shards"]
+
+
+def result_table(path, caption, title):
+    """A table that the report lists under "Results"; its caption is a page of workflow/report/."""
+    return report(path, caption=f"../report/{caption}.rst", category="Results", labels={"table": title})
+
+
+def finding_numbers(wildcards, input):
+    """Numbers that the captions interpolate: name -> text. Snakemake shows TBD while the file is still to be made."""
+    return json.loads(Path(input.findings).read_text())["numbers"]
+
+
+def figure_files(endings=("png", "pdf")):
+    """All figures, each in every format."""
+    names = [f"fig_{figure.letter}_{name}" for name, figure in FIGURES.items()]
+    return expand("<results>/figures/{name}.{ending}", name=names, ending=endings)

@@ -5,19 +5,18 @@ from lantern_pipeline.study.folder import find_answers
 
 rule build_study:
     input:
-        records=headline_records(),
-        prompts=stage("prompts", f"{HEADLINE['prompt_set']}.jsonl"),
+        records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,
         # The fingerprint of the code sees Python only.
         template=workflow.source_path("../lantern_pipeline/study/page.html"),
     output:
-        page=stage("study", "study.html"),
-        key=stage("study", "key.json"),
+        page="<results>/study/study.html",
+        key="<results>/study/key.json",
     log:
-        log_of("build_study"),
+        "<logs>/build_study.log",
     conda:
         ENVIRONMENT
-    threads: 1
     resources:
         mem_mb=growing(3500),
         runtime=growing(90),
@@ -33,21 +32,18 @@ rule build_study:
 rule analyse_study:
     input:
         answers=lambda wildcards: find_answers(
-            config["study"]["answers"] or stage("study", "answers"), stage("study", "study.html")
+            config["study"]["answers"] or f"results/{config['experiment']}/study/answers",
+            f"results/{config['experiment']}/study/study.html",
         ),
         # Its content ties it to the page, whatever its date.
         key=ancient(rules.build_study.output.key),
     output:
-        table=stage("study", "preferences.csv"),
-        conclusion=stage("study", "conclusion.md"),
+        table="<results>/study/preferences.csv",
+        conclusion="<results>/study/conclusion.md",
     log:
-        log_of("analyse_study"),
+        "<logs>/analyse_study.log",
     conda:
         ENVIRONMENT
-    threads: 1
-    resources:
-        mem_mb=growing(1000),
-        runtime=growing(10),
     params:
         code=code("analyse_study.py"),
         min_checks=config["study"]["min_checks"],

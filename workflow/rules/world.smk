@@ -1,15 +1,14 @@
-"""What images are measured with: the attribute classifier and the CLIP model."""
+"""What images are measured with: models that the run trains, real images and weights from elsewhere."""
 
 
 rule train_attribute_classifier:
     output:
-        model=stage("attribute_classifier", "model.safetensors"),
-        report=stage("attribute_classifier", "report.json"),
+        model="<results>/attribute_classifier/model.safetensors",
+        report="<results>/attribute_classifier/report.json",
     log:
-        log_of("train_attribute_classifier"),
+        "<logs>/train_attribute_classifier.log",
     conda:
         ENVIRONMENT
-    threads: 1
     resources:
         mem_mb=growing(2000),
         runtime=growing(60),
@@ -26,13 +25,12 @@ rule train_attribute_classifier:
 
 rule train_clip:
     output:
-        model=stage("clip", "model.safetensors"),
-        report=stage("clip", "report.json"),
+        model="<results>/clip/model.safetensors",
+        report="<results>/clip/report.json",
     log:
-        log_of("train_clip"),
+        "<logs>/train_clip.log",
     conda:
         ENVIRONMENT
-    threads: 1
     resources:
         mem_mb=growing(2000),
         runtime=growing(60),
@@ -47,3 +45,59 @@ rule train_clip:
         "Training the CLIP model"
     script:
         "../scripts/train_clip.py"
+
+
+# Features of the real images behind FID, KID, precision and recall; only where metrics.fidelity is inception.
+rule measure_reference:
+    input:
+        images=resource_of(config["metrics"]["published"]["reference"]["images"], RESOURCES),
+        inception_weights=resource_of(config["metrics"]["published"]["inception"], RESOURCES),
+        vgg16_weights=resource_of(config["metrics"]["published"]["vgg16"], RESOURCES),
+    output:
+        "<results>/reference/features.safetensors",
+    log:
+        "<logs>/measure_reference.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(6000),
+        # 25 KB an image: Inception's and VGG16's features in float32, of COCO's 40,504 validation images.
+        disk_mb=disk_mb(1e9),
+        runtime=growing(240),
+        gpu=GPU,
+    params:
+        code=code("measure_reference.py"),
+        settings={key: config["metrics"]["published"][key] for key in ("reference", "preprocessing", "vgg16_layer")},
+        batch_size=config["metrics"]["batch_size"],
+        device=DEVICE,
+    message:
+        "Measuring the real images of {params.settings[reference][name]}"
+    script:
+        "../scripts/measure_reference.py"
+
+
+if METRIC_FILES:
+
+    # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
+    # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
+    rule check_metric_weights:
+        input:
+            **METRIC_FILES,
+        output:
+            "<results>/reference/metric_weights.json",
+        log:
+            "<logs>/check_metric_weights.log",
+        priority: 100
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
+        params:
+            code=code("check_metric_weights.py"),
+            settings={
+                key: config["metrics"][key] for key in ("fidelity", "clip", "prompt_accuracy", "hps", "published")
+            },
+        message:
+            "Loading what images will be measured with"
+        script:
+            "../scripts/check_metric_weights.py"

@@ -14,7 +14,7 @@ from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_recor
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
-    models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.settings["dtype"])
+    models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.dtype)
     sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None)
@@ -25,7 +25,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
         prompts,
         encoder,
         run_seed=params.noise_seed,
-        batch_size=params.settings["batch_size"],
+        batch_size=params.batch_size,
         partial=partial,
         partial_every_s=PARTIAL_EVERY_S,
     )

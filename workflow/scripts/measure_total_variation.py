@@ -38,7 +38,7 @@ with job_log(snakemake):
         dtype=params.dtype,
     )
     codebook = F.normalize(load_tokenizer(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
-    write_table(snakemake.output.law, study.measure_methods(decoders, records, codebook).assign(**params.place))
+    write_table(snakemake.output.methods, study.measure_methods(decoders, records, codebook).assign(**params.place))
     tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
     nodes = study.common_nodes(decoders[0])
     write_table(snakemake.output.curves, study.compare_rules(nodes, tables["nearest"]))

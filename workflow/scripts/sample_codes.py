@@ -14,7 +14,7 @@ from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_recor
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files = snakemake.params, snakemake.input
     encoder = make_text_encoder(params.text, params.source, params.seed, [*files.text, *files.val_text])
-    models = load_decoding_models(files.target, device=resolve_device(params.device), dtype=params.settings["dtype"])
+    models = load_decoding_models(files.target, device=resolve_device(params.device), dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
     decoder = Decoder(models, MethodSpec(**params.method), sampling)
     captions = {"train": files.captions, "val": files.val_captions}
@@ -22,13 +22,13 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
         split: select_shard(read_prompts(path)[: params.num_samples], snakemake.wildcards.scatteritem)
         for split, path in captions.items()
     }
-    prompts, settings = [*shards["train"], *shards["val"]], params.settings
+    prompts = [*shards["train"], *shards["val"]]
     records = generate_records(
         decoder,
         prompts,
         encoder,
         run_seed=params.training_seed,
-        batch_size=settings["batch_size"],
+        batch_size=params.batch_size,
         partial=partial,
         partial_every_s=PARTIAL_EVERY_S,
     )

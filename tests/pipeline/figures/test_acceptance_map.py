@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from figure_tables import assert_legible
-from lantern_pipeline.figures.acceptance_map import draw_acceptance_map
+from lantern_pipeline.figures.acceptance_map import draw_maps
 from lantern_pipeline.metrics.acceptance_map import AcceptanceMap
 
 
@@ -15,7 +15,7 @@ def make_map(scale):
 
 
 def test_two_rows_with_one_scale_each_and_the_ends_hidden():
-    figure = draw_acceptance_map([make_map(1), make_map(2)], ["coupled", "proximity\nk 5"])
+    figure = draw_maps([make_map(1), make_map(2)], ["coupled", "proximity\nk 5"])
     assert_legible(figure)
     panels = [axes for axes in figure.axes if axes.images]
     assert len(panels) == 4
@@ -29,6 +29,6 @@ def test_two_rows_with_one_scale_each_and_the_ends_hidden():
 
 def test_maps_must_fit_their_titles():
     with pytest.raises(ValueError, match="got 1 maps, 2 titles"):
-        draw_acceptance_map([make_map(1)], ["a", "b"])
+        draw_maps([make_map(1)], ["a", "b"])
     with pytest.raises(ValueError, match="got 0 maps"):
-        draw_acceptance_map([], [])
+        draw_maps([], [])

@@ -1,8 +1,11 @@
 """Memory that jobs may share."""
 
 import os
+from types import SimpleNamespace
 
-from lantern_pipeline.runtime.machine import memory_bytes
+import pytest
+
+from lantern_pipeline.runtime.machine import limit_memory, memory_bytes
 
 
 def test_without_a_limit_it_is_the_machines(tmp_path):
@@ -22,3 +25,19 @@ def test_a_containers_or_a_sessions_limit_holds_where_it_is_lower(tmp_path):
     assert memory_bytes(tmp_path, tmp_path / "own") == 4000000
     (tmp_path / "memory.max").write_text("3000000\n")
     assert memory_bytes(tmp_path, tmp_path / "own") == 3000000
+
+
+@pytest.mark.parametrize(
+    "is_main, nodes, given, is_limited",
+    [(True, None, {}, True), (False, None, {}, False), (True, 4, {}, False), (True, None, {"mem_mb": 5000}, False)],
+    ids=["local", "a job's process", "on a cluster", "the user's own"],
+)
+def test_only_a_local_run_is_held_within_the_machines_memory(is_main, nodes, given, is_limited):
+    registered = {}
+    workflow = SimpleNamespace(
+        is_main_process=is_main,
+        global_resources={"_nodes": SimpleNamespace(value=nodes), **given},
+        register_resource=registered.__setitem__,
+    )
+    limit_memory(workflow)
+    assert registered == ({"mem_mb": memory_bytes() // 10**6} if is_limited else {})

@@ -70,7 +70,7 @@ def job(tmp_path) -> DrafterJob:
         settings=settings,
         sampling={"cfg_scale": 3.0, "top_k": 5, "top_p": 1.0, "filter_order": "top_k_first"},
         text={"encoder": "words", "caption_dim": CONFIG.caption_dim, "max_tokens": CONFIG.num_text_tokens},
-        data_source="folder",
+        source="folder",
         seed=0,
         training_seed=3,
         device="cpu",

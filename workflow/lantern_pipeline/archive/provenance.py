@@ -63,14 +63,16 @@ def describe_code(root: Path = ROOT) -> dict[str, Any]:
         commit = _git(root, "rev-parse", "HEAD")
         status = _git(root, "status", "--porcelain", "--", "Snakefile", "lantern", "workflow")
         is_modified = None if status is None else bool(status)
-    scripts = sorted((root / "workflow" / "scripts").glob("*.py"))
+    # The script that draws loads the figures by name.
+    folders = (root / "workflow" / folder for folder in ("scripts", "lantern_pipeline/figures"))
+    scripts = [file for folder in folders for file in folder.glob("[!_]*.py")]
     return {
         "version": __version__,
         "commit": commit,
         "is_modified": is_modified,
         "fingerprints": {
             script.name: code_fingerprint(script, [root / "lantern", root / "workflow" / "lantern_pipeline"])
-            for script in scripts
+            for script in sorted(scripts)
         },
     }
 

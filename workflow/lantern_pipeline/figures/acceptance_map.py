@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 import numpy as np
@@ -11,15 +11,31 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_style
-from lantern_pipeline.metrics.acceptance_map import AcceptanceMap
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.figures.style import (
+    GREY,
+    PAGE_WIDTH,
+    column_titles,
+    first_of_each_preset,
+    new_figure,
+    paper_style,
+)
+from lantern_pipeline.metrics.acceptance_map import AcceptanceMap, map_accepted
+from lantern_pipeline.metrics.speed import BASELINE
 
 COLOUR_MAP = "viridis"  # rises in lightness, also for colour-blind readers
 LABELS = ("tokens that were\naccepted drafts (%)", "tokens per step\nthat begins here")
 TITLE_LINE = 0.14  # inches
 
 
-def draw_acceptance_map(maps: Sequence[AcceptanceMap], titles: Sequence[str]) -> Figure:
+def draw_acceptance_map(records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], grid: int) -> Figure:
+    """Draws the first method of every speculative preset; `records`: method_id -> records of one prompt set."""
+    shown = [records[method_id] for method_id in first_of_each_preset(records) if method_id != BASELINE]
+    return draw_maps([map_accepted(found, grid) for found in shown], column_titles(shown))
+
+
+def draw_maps(maps: Sequence[AcceptanceMap], titles: Sequence[str]) -> Figure:
     """Draws two rows of heat maps, one column per method, with one colour bar per row.
 
     A figure of page width at most. Cells without a value are grey: the first and the last token, and those where no

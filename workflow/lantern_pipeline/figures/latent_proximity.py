@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import PictureGrid
+from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
+from lantern_pipeline.metrics.speed import BASELINE
 
 RANKS = (1, 10, 100)
 MOST_TOKENS = 6144  # of the images that are decoded, five times each: a VQ-16 takes 5 s for 256 tokens on a CPU core
 SMALLEST_ERROR = 1e-10  # mean squared, so that equal images have a finite PSNR
+
+
+def draw_latent_proximity(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    nearest_codes: torch.Tensor,
+    settings: Mapping[str, Any],
+    seed: int,
+) -> Figure:
+    """Draws what `select_proximity` makes of autoregressive images."""
+    codes, num_rows = records[BASELINE].codes, settings["proximity_prompts"]
+    return draw_pictures(select_proximity(codes, prompts, tokenizer, nearest_codes, num_rows=num_rows, seed=seed))
 
 
 def select_proximity(

@@ -7,17 +7,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import PictureGrid
+from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
 from lantern_pipeline.figures.style import column_titles
 from lantern_pipeline.metrics.speed import BASELINE
 
 AMPLIFIED = 2  # times the difference of two images
 KNOWS_SUBSTITUTIONS = ("coupled", "top")  # drafts with which the target draws a token of its own at every place
+
+
+def draw_pairs(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    settings: Mapping[str, Any],
+) -> Figure:
+    """Draws the images that `select_pairs` chooses."""
+    return draw_pictures(select_pairs(records, prompts, tokenizer, settings=settings))
 
 
 def select_pairs(

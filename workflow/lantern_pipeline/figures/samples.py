@@ -6,13 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import PictureGrid
+from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset
+
+
+def draw_samples(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    settings: Mapping[str, Any],
+) -> Figure:
+    """Draws the images that `select_samples` chooses."""
+    return draw_pictures(select_samples(records, prompts, tokenizer, settings=settings))
 
 
 def select_samples(

@@ -32,7 +32,7 @@ from lantern_pipeline.figures.style import (
 )
 
 CURVE_COLUMNS = ("rule", "label", "delta", "tv_mean", "tv_mean_low", "tv_mean_high", "tv_p95")
-LAW_COLUMNS = (
+METHOD_COLUMNS = (
     "method_id",
     "prompt_set",
     "temperature",
@@ -58,19 +58,19 @@ WRAP = 58  # letters in a line of the legend
 
 
 def draw_total_variation(
-    curves: pd.DataFrame, law: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]
+    curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]
 ) -> Figure:
     """Draws TV against delta for every rule (top), and the TV of this run's relaxed methods (bottom).
 
     A figure of page width. Bands and bars are 95 % intervals, thin lines 95th percentiles over nodes. `curves`:
-    total_variation/curves.csv: every rule and delta at the same nodes. `law`: total_variation/methods.csv: one row per
-    method, prompt set, temperature and repeat.
+    total_variation/curves.csv: every rule and delta at the same nodes. `methods`: total_variation/methods.csv: one row
+    per method, prompt set, temperature and repeat.
     """
     require_columns(curves, CURVE_COLUMNS, "total_variation/curves.csv")
-    require_columns(law, LAW_COLUMNS, "total_variation/methods.csv")
-    methods = _select_methods(law, select_headline(summary, settings))
+    require_columns(methods, METHOD_COLUMNS, "total_variation/methods.csv")
+    relaxed = _select_relaxed(methods, select_headline(summary, settings))
     positive = curves[curves["delta"] > 0]
-    lower_height = 0.85 + 0.17 * len(methods)  # inches
+    lower_height = 0.85 + 0.17 * len(relaxed)  # inches
     with paper_style():
         figure = new_figure(PAGE_WIDTH, UPPER_HEIGHT + lower_height)
         upper, lower = figure.subfigures(2, 1, height_ratios=(UPPER_HEIGHT, lower_height))
@@ -80,15 +80,15 @@ def draw_total_variation(
             _draw_curves(axes, positive, positive[is_here])
             axes.set_title(title, loc="left")
         panels[0].set_ylabel("TV from the target, per token")
-        _draw_methods(lower.subplots(), methods)
+        _draw_methods(lower.subplots(), relaxed)
         lower.legend(handles=_method_marks(), loc="outside lower center", ncols=3, handlelength=1.2)
         return figure
 
 
-def _select_methods(law: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
+def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFrame:
     """Relaxed methods of the headline whose distance was computed or bounded, with label, method and delta."""
     keys = headline.iloc[0]
-    rows = law[(law["prompt_set"] == keys["prompt_set"]) & (law["temperature"] == keys["temperature"])]
+    rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
     names = headline.loc[headline["relaxation"] != "none", ["method_id", "label", "method", "delta"]]
     return names.merge(rows, on="method_id", how="inner")

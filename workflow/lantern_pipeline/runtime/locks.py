@@ -22,7 +22,17 @@ T = TypeVar("T")
 LOCK_FILE = Path(".snakemake", "lantern.lock")
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 # What Snakemake may be asked beside a run, since it changes nothing.
-_HARMLESS = {"-n", "--dry-run", "--dryrun", "--lint", "--summary", "--detailed-summary", "--dag", "--rulegraph"}
+_HARMLESS = {
+    "-n",
+    "--dry-run",
+    "--dryrun",
+    "--lint",
+    "--list-rules",
+    "--summary",
+    "--detailed-summary",
+    "--dag",
+    "--rulegraph",
+}
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # some network file systems
 
 

@@ -28,6 +28,16 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     return min(limits, default=None)
 
 
+def limit_memory(workflow: Any) -> None:
+    """Lets jobs side by side on this machine ask for no more memory than it has; one that asks for more runs alone.
+
+    `workflow` is Snakemake's. Elsewhere (`--jobs`) each job has a machine's; a user's own `mem_mb` stays.
+    """
+    is_local = workflow.is_main_process and workflow.global_resources["_nodes"].value is None
+    if is_local and "mem_mb" not in workflow.global_resources and (memory := memory_bytes()):
+        workflow.register_resource("mem_mb", memory // 10**6)
+
+
 def describe_machine() -> dict[str, Any]:
     """Describes this machine: cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda, driver."""
     import torch

@@ -46,7 +46,7 @@ class DrafterJob:
     settings: dict[str, Any]  # section drafter
     sampling: dict[str, Any]
     text: dict[str, Any]
-    data_source: str
+    source: str
     seed: int  # of text embeddings
     training_seed: int  # of initial weights, order and noise
     device: str
@@ -98,7 +98,7 @@ def train_drafter(job: DrafterJob) -> None:
 
 
 def _load(job: DrafterJob, codes: list[str], captions: str, features: list[str]) -> CodeDataset:
-    return load_codes(codes, captions, make_text_encoder(job.text, job.data_source, job.seed, features))
+    return load_codes(codes, captions, make_text_encoder(job.text, job.source, job.seed, features))
 
 
 def main(path: str) -> None:

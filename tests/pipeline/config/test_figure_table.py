@@ -1,0 +1,43 @@
+"""The table of figures fits the drawing functions, the captions and the cluster profile."""
+
+import copy
+import inspect
+from importlib import import_module
+
+import pytest
+
+from conftest import ROOT, load_config
+from lantern_pipeline.config.figures import figure_table
+from lantern_pipeline.config.paths import RunPlan
+from lantern_pipeline.downloads.entries import parse_entries
+
+DEFAULT = load_config([ROOT / "config.yaml"])
+
+
+def table_of(config):
+    return figure_table(RunPlan(config, parse_entries(config["resources"])), config)
+
+
+FIGURES = table_of(DEFAULT)
+
+
+def test_letters_and_titles_tell_the_figures_apart():
+    assert [figure.letter for figure in FIGURES.values()] == list("abcdefghijklmn")
+    assert len({figure.title for figure in FIGURES.values()}) == len(FIGURES)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_has_a_caption_and_a_function_that_takes_its_files_and_settings(name):
+    figure = FIGURES[name]
+    assert (ROOT / "workflow" / "report" / f"fig_{figure.letter}_{name}.rst").is_file()
+    draw = getattr(import_module(f"lantern_pipeline.figures.{name}"), f"draw_{name}")
+    assert set(inspect.signature(draw).parameters) == {*figure.files, *figure.settings}
+
+
+def test_what_is_off_has_no_figure():
+    config = copy.deepcopy(DEFAULT)
+    config["ablations"]["grids"]["neighbours"] = None
+    assert set(FIGURES) - set(table_of(config)) == {"neighbours"}
+    config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
+    config["methods"] = [{"preset": "autoregressive"}]
+    assert set(FIGURES) - set(table_of(config)) == {"neighbours", "pairs", "ablations"}

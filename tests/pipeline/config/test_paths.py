@@ -1,0 +1,75 @@
+"""What a config plans, and where its files lie."""
+
+import copy
+
+import pytest
+
+from conftest import ROOT, load_config
+from lantern_pipeline.config.paths import RunPlan, drafter_of, drafter_seed, drafter_settings, table_of, tables_of
+from lantern_pipeline.downloads.entries import parse_entries
+
+DEFAULT = load_config([ROOT / "config.yaml"])
+
+
+def plan(**sections):
+    config = copy.deepcopy(DEFAULT)
+    for name, section in sections.items():
+        config[name] = {**config[name], **section} if isinstance(section, dict) else section
+    return RunPlan(config, parse_entries(config["resources"]))
+
+
+def test_a_drafter_of_an_ablation_has_a_name_a_seed_and_steps_of_its_own():
+    assert drafter_of(0) == "<results>/drafter/s0/model.safetensors"
+    assert drafter_of(3, 40) == "<results>/drafter/s3-40steps/model.safetensors"
+    assert drafter_seed("s12") == 12 and drafter_seed("s3-40steps") == 3
+    section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
+    assert drafter_settings("s3", section) == section
+    assert drafter_settings("s3-40steps", section) == {"num_steps": 40, "num_epochs": None, "batch_size": 8}
+
+
+def test_only_relaxed_methods_read_a_table():
+    specs = plan(methods=[{"preset": ["autoregressive", "eagle2"]}, {"preset": "proximity", "k": [5, 20]}]).specs
+    assert table_of(specs["eagle2"], 0) == []
+    assert tables_of(specs.values(), 0) == [table_of(specs["proximity-k5"], 0)]
+    assert tables_of(specs.values(), 0)[0].startswith("<results>/codebook/")
+
+
+def test_a_run_is_every_method_at_its_temperatures():
+    planned = plan(methods=[{"preset": "autoregressive", "temperatures": [0, 1]}, {"preset": "eagle2"}])
+    assert planned.temperatures == ["0", "1"]
+    assert planned.methods_at("0") == ["autoregressive"] and planned.methods_at("1") == ["autoregressive", "eagle2"]
+    assert [temperature for *_, temperature in planned.run_params()] == [0.0, 1.0, 1.0]
+    assert [method["method_id"] for method, *_ in planned.run_params("0")] == ["autoregressive"]
+
+
+def test_repeats_and_prompt_sets_name_the_files():
+    planned = plan(
+        methods=[{"preset": "autoregressive"}],
+        repeats={"training_seeds": [4], "noise_seeds": [0, 7]},
+        prompts={"seen": {"split": "val", "num": 4}, "unseen": None},
+    )
+    assert planned.repeats == ["s4n0", "s4n7"] and planned.first == {"training_seed": 4, "noise_seed": 0}
+    assert planned.prompt_sets == ["seen"]
+    folder = "<results>/generation/autoregressive/seen/T1"
+    assert planned.all_records() == [f"{folder}/{repeat}/{{scatteritem}}.safetensors" for repeat in planned.repeats]
+    assert planned.quality_tables("csv") == [f"<results>/quality/seen.T1.{repeat}.csv" for repeat in planned.repeats]
+    assert planned.latency_tables() == [f"<results>/latency/{repeat}.csv" for repeat in planned.repeats]
+
+
+def test_output_distributions_are_of_sampled_tokens():
+    assert plan().sampled == plan().headline
+    greedy = plan(metrics={"headline_temperature": 0.0})
+    assert greedy.headline["temperature"] == "0" and greedy.sampled["temperature"] == "1"
+
+
+def test_every_model_is_named_once():
+    files = plan().model_files()
+    assert len(files) == len(set(files))
+    names = ("tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip")
+    assert {f"<results>/{name}/model.safetensors" for name in names} <= set(files)
+
+
+@pytest.mark.parametrize("more, has_pairs", [([], False), ([{"preset": "proximity", "k": 5}], True)])
+def test_pairs_need_an_exact_and_a_relaxed_method_of_the_same_noise(more, has_pairs):
+    methods = [{"preset": ["autoregressive", "coupled"]}, *more]
+    assert plan(methods=methods, figures={"pair_methods": None}).has_pairs() == has_pairs

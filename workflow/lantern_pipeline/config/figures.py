@@ -1,0 +1,94 @@
+"""The table of figures: title, files and settings of each. Read while Snakemake builds the workflow: no matplotlib.
+
+A figure is drawn by `draw_<name>` of `lantern_pipeline.figures.<name>`, which `workflow/scripts/draw_figure.py` calls
+with what the files hold and with the settings, both by the names here. Its caption is a page of `workflow/report/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lantern_pipeline.config.paths import TOKENIZER, RunPlan
+
+SUMMARY = "<results>/summary.csv"
+PUBLISHED_RESULTS = Path(__file__).resolve().parents[1].joinpath("analysis", "published_results.csv").as_posix()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        letter: by which texts call it.
+        title: how the report lists it.
+        files: argument's name -> paths; those of records hold {scatteritem} for the shard.
+        settings: argument's name -> value.
+    """
+
+    letter: str
+    title: str
+    files: Mapping[str, str | list[str]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def draws_images(self) -> bool:
+        """Whether it reads records of images, not tables alone."""
+        return "records" in self.files
+
+
+def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
+    """The figures that a run draws, by name, without those of what its config leaves out (an ablation, pairs)."""
+    of_rows = {"settings": config["metrics"]}
+    of_images = {"settings": config["figures"]}
+    prompts = f"<results>/prompts/{plan.headline['prompt_set']}.jsonl"
+    records = {"records": plan.records_of(**plan.headline, repeat=plan.repeats[0]), "prompts": prompts}
+    images = {**records, "tokenizer": TOKENIZER}
+    originals = plan.records_of(**plan.headline, repeat=plan.repeats[0], methods=["autoregressive"])
+    nearest = "<results>/codebook/l2_normalised.safetensors"
+    tables = "<results>/total_variation"
+    figures = {
+        "samples": Figure("a", "Same prompts, same noise, every method", images, of_images),
+        "tradeoff": Figure("b", "What speed costs", {"summary": SUMMARY}, of_rows),
+        "ambiguity": Figure("c", "Token-selection ambiguity", {"ambiguity": "<results>/quality/ambiguity.csv"}),
+        "aggregation": Figure("d", "What aggregation does to acceptance", {"acceptance": f"{tables}/acceptance.csv"}),
+        "latent_proximity": Figure(
+            "e",
+            "Are near codes look-alikes?",
+            {**images, "records": originals, "nearest_codes": nearest},
+            {**of_images, "seed": config["seed"]},
+        ),
+        "speed_bars": Figure("f", "Speed-up and accepted length", {"summary": SUMMARY}, of_rows),
+        "neighbours": Figure(
+            "g", "Nearest against random and other neighbours", {"table": "<results>/ablations/neighbours.csv"}
+        ),
+        "total_variation": Figure(
+            "h",
+            "Is delta a bound?",
+            {"curves": f"{tables}/curves.csv", "methods": f"{tables}/methods.csv", "summary": SUMMARY},
+            of_rows,
+        ),
+        "acceptance_map": Figure("i", "Where are drafts accepted?", records, {"grid": config["tokenizer"]["grid"]}),
+        "step_time": Figure(
+            "j", "Where a step's time goes", {"steps": "<results>/latency/steps.csv", "summary": SUMMARY}, of_rows
+        ),
+        "pairs": Figure("k", "Same noise, three ways", images, of_images),
+        "published": Figure(
+            "l", "Published numbers beside this run's", {"published": PUBLISHED_RESULTS, "summary": SUMMARY}, of_rows
+        ),
+        "divergence": Figure(
+            "m",
+            "Divergence over the image",
+            {"divergence": f"{tables}/divergence.csv", "summary": SUMMARY},
+            of_rows,
+        ),
+        "ablations": Figure("n", "Ablations", {"table": plan.ablation_tables("csv")}),
+    }
+    is_off = {
+        "neighbours": "neighbours" not in plan.ablations,
+        "pairs": not plan.has_pairs(),
+        "ablations": not plan.ablations,
+    }
+    return {name: figure for name, figure in figures.items() if not is_off.get(name)}

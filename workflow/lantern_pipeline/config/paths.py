@@ -1,0 +1,160 @@
+"""What a run's config plans, and where its files lie. Read while Snakemake builds the workflow: no torch, no pandas.
+
+Paths begin with Snakemake's path variable <results>, which stands for results/<experiment>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lantern.methods import MethodSpec
+from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
+from lantern_pipeline.downloads.entries import Resource, resource_of
+from lantern_pipeline.metrics.registry import metric_files, published_files, trained_models
+
+# A path and not an output by name, since the config decides whether the model is trained or converted.
+TOKENIZER = "<results>/tokenizer/model.safetensors"
+
+
+def target_of(training_seed: int | str) -> str:
+    """Target model of a training seed."""
+    return f"<results>/target/s{training_seed}/model.safetensors"
+
+
+def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
+    """Draft model of a training seed; with a number of training steps, the one of an ablation."""
+    return f"<results>/drafter/s{training_seed}" + (f"-{num_steps}steps" if num_steps else "") + "/model.safetensors"
+
+
+def drafter_seed(drafter: str) -> int:
+    """Training seed of a drafter, from a name such as s0 or s0-40steps."""
+    return int(drafter.partition("-")[0].removeprefix("s"))
+
+
+def drafter_settings(drafter: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Config section `drafter` of a drafter; an ablation's has a number of training steps of its own."""
+    steps = drafter.partition("-")[2].removesuffix("steps")
+    return {**section, "num_steps": int(steps), "num_epochs": None} if steps else dict(section)
+
+
+def table_of(spec: MethodSpec, training_seed: int | str) -> str | list[str]:
+    """Table of nearest codes that a method reads; no file for an exact method."""
+    return f"<results>/codebook/{table_file(spec.neighbours, training_seed)}" if spec.neighbours else []
+
+
+def tables_of(specs: Iterable[MethodSpec], training_seed: int | str) -> list[str]:
+    """Tables of nearest codes that some methods read."""
+    return sorted({table_of(spec, training_seed) for spec in specs if spec.neighbours})
+
+
+class RunPlan:
+    """What a checked config runs.
+
+    Attributes:
+        runs: (method, temperature as text), in the config's order.
+        specs: method id -> method.
+        temperatures: all of them as text, lowest first.
+        ablations: name -> points.
+        repeats: names such as s0n1, of training and noise seed.
+        first: both seeds of the first repeat, which ablations, output distributions and pictures are of.
+        prompt_sets: names of those that are on.
+        headline: prompt set and temperature of the headline numbers.
+        sampled: where output distributions are measured: at a greedy headline, the highest temperature that runs.
+    """
+
+    def __init__(self, config: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
+        self.config, self.resources = config, resources
+        self.runs = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
+        self.specs = {spec.method_id: spec for spec, _ in self.runs}
+        self.temperatures = sorted({temperature for _, temperature in self.runs}, key=float)
+        self.ablations = expand_ablations(config)
+        training_seeds, noise_seeds = (config["repeats"][name] for name in ("training_seeds", "noise_seeds"))
+        self.repeats = [f"s{t}n{n}" for t in training_seeds for n in noise_seeds]
+        self.first = {"training_seed": training_seeds[0], "noise_seed": noise_seeds[0]}
+        self.prompt_sets = [name for name, entry in config["prompts"].items() if entry is not None]
+        metrics = config["metrics"]
+        temperature = f"{metrics['headline_temperature']:g}"
+        self.headline = {"prompt_set": metrics["headline_prompt_set"], "temperature": temperature}
+        self.sampled = {**self.headline, "temperature": self.temperatures[-1]} if temperature == "0" else self.headline
+
+    def methods_at(self, temperature: str) -> list[str]:
+        """Method ids that run at a temperature."""
+        return [spec.method_id for spec, found in self.runs if found == temperature]
+
+    def run_params(self, temperature: str | None = None) -> list[tuple]:
+        """(Fields of the method, temperature) of all runs, or of those at a temperature."""
+        return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
+
+    def steps_of(self, ablation: str) -> list[int | None]:
+        """Numbers of training steps of the draft models that an ablation needs; None is the run's own."""
+        return list(dict.fromkeys(point.drafter_steps for point in self.ablations[ablation]))
+
+    def records_of(
+        self, prompt_set: str, temperature: str, repeat: str, methods: Sequence[str] | None = None
+    ) -> list[str]:
+        """Record files of all methods (or of some), with {scatteritem} for the shard."""
+        return [
+            f"<results>/generation/{method}/{prompt_set}/T{temperature}/{repeat}/{{scatteritem}}.safetensors"
+            for method in methods or self.methods_at(temperature)
+        ]
+
+    def all_records(self) -> list[str]:
+        """Record files of the whole run, with {scatteritem} for the shard."""
+        return [file for *place, repeat in self._places() for file in self.records_of(*place, repeat)]
+
+    def quality_tables(self, ending: str) -> list[str]:
+        """Quality tables of all prompt sets, temperatures and repeats: "csv" (one row a method), "images.csv", ..."""
+        return [f"<results>/quality/{name}.T{found}.{repeat}.{ending}" for name, found, repeat in self._places()]
+
+    def latency_tables(self) -> list[str]:
+        """Tables of latency, one a repeat."""
+        return [f"<results>/latency/{repeat}.csv" for repeat in self.repeats]
+
+    def ablation_tables(self, *endings: str) -> list[str]:
+        """Tables of all ablations: "csv" (one row a point), "images.csv"."""
+        return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
+
+    def metric_inputs(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""
+        trained = {name: f"<results>/{name}/model.safetensors" for name in ("attribute_classifier", "clip")}
+        return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
+
+    def model_files(self) -> list[str]:
+        """Weights and tables of codes that the run made or converted, and decodes or measures with."""
+        specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
+        files = [TOKENIZER, *(f"<results>/{name}/model.safetensors" for name in trained_models(self.config["metrics"]))]
+        for seed in self.config["repeats"]["training_seeds"]:
+            files.append(target_of(seed))
+            files += [drafter_of(seed)] if any(spec.drafts for spec in self.specs.values()) else []
+            files += tables_of(self.specs.values(), seed)
+        first = self.first["training_seed"]
+        files += [drafter_of(first, steps) for name in self.ablations for steps in self.steps_of(name)]
+        return list(dict.fromkeys([*files, *tables_of(specs, first)]))
+
+    def files_from_elsewhere(self) -> list[str]:
+        """Files from elsewhere that the run used: manifests, or the user's own copies."""
+        sections = ["tokenizer", "target", "drafter"] + ["text"] * (self.config["text"]["encoder"] != "words")
+        values = [self.config[section]["checkpoint"] for section in sections]
+        values += [self.config["prompts"][name].get("file") for name in self.prompt_sets]
+        found = [resource_of(value, self.resources) for value in values if value]
+        published = published_files(self.config["metrics"], self.resources)
+        return list(dict.fromkeys([*found, *published.values()]))
+
+    def has_pairs(self) -> bool:
+        """Whether an exact and a relaxed method of the same noise run at the headline temperature, or are named."""
+        coupled = {
+            spec.is_relaxed
+            for spec, temperature in self.runs
+            if (spec.drafts, temperature) == ("coupled", self.headline["temperature"])
+        }
+        return bool(self.config["figures"]["pair_methods"]) or coupled == {True, False}
+
+    def _places(self) -> list[tuple[str, str, str]]:
+        return [
+            (name, temperature, repeat)
+            for name in self.prompt_sets
+            for temperature in self.temperatures
+            for repeat in self.repeats
+        ]

@@ -1,0 +1,140 @@
+"""What a run reads: files from elsewhere, prompt sets, captions of the training images, and their text features."""
+
+
+rule fetch_resource:
+    input:
+        lambda wildcards: RESOURCES[wildcards.resource].inputs,
+    output:
+        # The files themselves are no output: Snakemake would delete gigabytes before it runs the rule again.
+        "resources/{resource}.json",
+    log:
+        "<logs>/fetch_resource.{resource}.log",
+    wildcard_constraints:
+        resource="|".join(RESOURCES) or "none",
+    # First of all, so that a missing file or network stops the run before anything is computed.
+    priority: 100
+    # Where jobs run elsewhere: the machine that starts Snakemake is the one with a network.
+    localrule: True
+    conda:
+        ENVIRONMENT
+    params:
+        # No fingerprint of the code: an edit of it makes no other file.
+        entry=lambda wildcards: config["resources"][wildcards.resource],
+    message:
+        "Fetching resource {wildcards.resource}"
+    script:
+        "../scripts/fetch_resource.py"
+
+
+rule write_prompts:
+    input:
+        lambda wildcards: resource_of(config["prompts"][wildcards.prompt_set].get("file"), RESOURCES),
+    output:
+        "<results>/prompts/{prompt_set}.jsonl",
+    log:
+        "<logs>/write_prompts.{prompt_set}.log",
+    # First of all, so that an unknown word or a missing file stops the run before any training.
+    priority: 100
+    conda:
+        ENVIRONMENT
+    params:
+        code=code("write_prompts.py"),
+        settings=lambda wildcards: config["prompts"][wildcards.prompt_set],
+        source=DATA,
+        text=config["text"],
+        seed=SEED,
+    message:
+        "Writing prompt set {wildcards.prompt_set}"
+    script:
+        "../scripts/write_prompts.py"
+
+
+rule write_captions:
+    input:
+        file=resource_of(config["data"]["captions"]["file"], RESOURCES) if SOURCE == "captions" else [],
+    output:
+        train="<results>/captions/train.jsonl",
+        val="<results>/captions/val.jsonl",
+    log:
+        "<logs>/write_captions.log",
+    conda:
+        ENVIRONMENT
+    params:
+        code=code("write_captions.py"),
+        num_val=config["target"]["num_eval"],
+        source=DATA,
+        captions=config["data"]["captions"],
+        seed=SEED,
+    message:
+        "Writing the captions of the training images"
+    script:
+        "../scripts/write_captions.py"
+
+
+# The only rules that load T5; without it, words are embedded on the fly.
+rule encode_prompts:
+    input:
+        prompts="<results>/prompts/{prompt_set}.jsonl",
+        t5=resource_of(config["text"]["checkpoint"], RESOURCES),
+    output:
+        "<results>/text/{prompt_set}/features-{scatteritem}.safetensors",
+    log:
+        "<logs>/encode_prompts.{prompt_set}.{scatteritem}.log",
+    conda:
+        ENVIRONMENT
+    threads: 2
+    resources:
+        # flan-t5-xl: 2.3 GiB in bfloat16; the float32 file, mapped while it is read, makes it 7.6 at the peak.
+        mem_mb=growing(10000),
+        disk_mb=lambda wildcards: SIZES.text_disk_mb(num_texts(wildcards)),
+        runtime=growing(120),
+        gpu=GPU,
+    params:
+        code=code("encode_prompts.py"),
+        settings=config["text"],
+        device=DEVICE,
+    message:
+        "Encoding prompt set {wildcards.prompt_set}, shard {wildcards.scatteritem}"
+    script:
+        "../scripts/encode_prompts.py"
+
+
+use rule encode_prompts as encode_captions with:
+    input:
+        prompts="<results>/captions/{split}.jsonl",
+        t5=resource_of(config["text"]["checkpoint"], RESOURCES),
+    output:
+        "<results>/captions/{split}/features-{scatteritem}.safetensors",
+    log:
+        "<logs>/encode_captions.{split}.{scatteritem}.log",
+    message:
+        "Encoding the captions of {wildcards.split}, shard {wildcards.scatteritem}"
+
+
+rule encode_images:
+    input:
+        tokenizer=TOKENIZER,
+        train_captions=rules.write_captions.output.train,
+        val_captions=rules.write_captions.output.val,
+    output:
+        train="<results>/codes/train-{scatteritem}.safetensors",
+        val="<results>/codes/val-{scatteritem}.safetensors",
+    log:
+        "<logs>/encode_images.{scatteritem}.log",
+    conda:
+        ENVIRONMENT
+    threads: 2
+    resources:
+        mem_mb=growing(3000),
+        disk_mb=SIZES.codes_disk_mb(config["data"]["num_train"] if SOURCE == "scenes" else None),
+        runtime=growing(240),
+        gpu=GPU,
+    params:
+        code=code("encode_images.py"),
+        source=DATA,
+        seed=SEED,
+        device=DEVICE,
+    message:
+        "Encoding the training images, shard {wildcards.scatteritem}"
+    script:
+        "../scripts/encode_images.py"

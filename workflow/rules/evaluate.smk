@@ -1,0 +1,190 @@
+"""Evaluation: quality, ambiguity, output distributions, divergence, ablations."""
+
+
+rule measure_quality:
+    input:
+        **PLAN.metric_inputs(config["metrics"]),
+        checked="<results>/reference/metric_weights.json" if METRIC_FILES else [],
+        records=lambda wildcards: shards_of(
+            PLAN.records_of(
+                wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
+            )
+        ),
+        prompts=rules.write_prompts.output[0],
+        text=lambda wildcards: text_features_of(wildcards.prompt_set),
+        tokenizer=TOKENIZER,
+        target=lambda wildcards: target_of(wildcards.training_seed),
+    output:
+        table="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.csv",
+        images="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv",
+        tokens="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.tokens.safetensors",
+    log:
+        "<logs>/measure_quality.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        # On a CPU the published models lie in the same memory.
+        mem_mb=SIZES.scoring_mb(10000 if METRIC_FILES and not GPU else 0),
+        disk_mb=lambda wildcards: SIZES.records_disk_mb(num_measured(wildcards)),
+        runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
+        gpu=GPU,
+    params:
+        code=code("measure_quality.py"),
+        settings=config["metrics"],
+        repeat="s{training_seed}n{noise_seed}",
+        split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
+        text=config["text"],
+        # Published text features know the prompts only: no ceilings of held-out images then.
+        source=DATA if HAS_HELD_OUT else {"data": {**config["data"], "source": "none"}},
+        seed=SEED,
+        device=DEVICE,
+    message:
+        "Measuring quality: prompts {wildcards.prompt_set}, temperature {wildcards.temperature}"
+    script:
+        "../scripts/measure_quality.py"
+
+
+rule measure_ambiguity:
+    input:
+        # Held-out images; where a run has none, the autoregressive ones of the headline prompt set.
+        codes=codes_of("val") if HAS_HELD_OUT else [],
+        captions=rules.write_captions.output.val if HAS_HELD_OUT else [],
+        records=(
+            []
+            if HAS_HELD_OUT
+            else shards_of(PLAN.records_of(**SAMPLED, repeat=PLAN.repeats[0], methods=["autoregressive"]))
+        ),
+        prompts=f"<results>/prompts/{SAMPLED['prompt_set']}.jsonl",
+        text=text_features_of(SAMPLED["prompt_set"]),
+        target=target_of(FIRST["training_seed"]),
+    output:
+        "<results>/quality/ambiguity.csv",
+    log:
+        "<logs>/measure_ambiguity.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SIZES.scoring_mb(),
+        gpu=GPU,
+    params:
+        **TEXT_PARAMS,
+        code=code("measure_ambiguity.py"),
+        settings=config["metrics"],
+        cfg_scale=config["sampling"]["cfg_scale"],
+    message:
+        "Measuring the ambiguity of the target's next token"
+    script:
+        "../scripts/measure_ambiguity.py"
+
+
+# One job per grid, which draws and measures all its points.
+rule run_ablation:
+    input:
+        # The few images of an ablation's point are no set to compare with another.
+        **PLAN.metric_inputs({**config["metrics"], "fidelity": None}),
+        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
+        text=text_features_of(HEADLINE["prompt_set"]),
+        target=target_of(FIRST["training_seed"]),
+        drafters=lambda wildcards: [
+            drafter_of(FIRST["training_seed"], steps) for steps in PLAN.steps_of(wildcards.ablation)
+        ],
+        nearest_codes=lambda wildcards: tables_of(
+            [point.spec for point in PLAN.ablations[wildcards.ablation]], FIRST["training_seed"]
+        ),
+        tokenizer=TOKENIZER,
+    output:
+        table=report(
+            "<results>/ablations/{ablation}.csv",
+            caption="../report/ablations.rst",
+            category="Ablations",
+            labels={"ablation": "{ablation}"},
+        ),
+        images="<results>/ablations/{ablation}.images.csv",
+    log:
+        "<logs>/run_ablation.{ablation}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SIZES.scoring_mb(),
+        runtime=growing(120),
+        gpu=GPU,
+    params:
+        **TEXT_PARAMS,
+        code=code("run_ablation.py"),
+        points=lambda wildcards: [
+            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
+            for point in PLAN.ablations[wildcards.ablation]
+        ],
+        steps=lambda wildcards: PLAN.steps_of(wildcards.ablation),
+        num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
+            "num_prompts", config["ablations"]["num_prompts"]
+        ),
+        generation=config["generation"],
+        metrics=config["metrics"],
+        noise_seed=FIRST["noise_seed"],
+    message:
+        "Ablation: {wildcards.ablation}"
+    script:
+        "../scripts/run_ablation.py"
+
+
+rule measure_total_variation:
+    input:
+        records=shards_of(PLAN.records_of(**SAMPLED, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{SAMPLED['prompt_set']}.jsonl",
+        text=text_features_of(SAMPLED["prompt_set"]),
+        tokenizer=TOKENIZER,
+        target=target_of(FIRST["training_seed"]),
+        drafter=drafter_of(FIRST["training_seed"]),
+        nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
+        nearest=f"<results>/codebook/{config['codebook']['neighbours']}.safetensors",
+        random="<results>/codebook/random.safetensors",
+    output:
+        methods=result_table(
+            "<results>/total_variation/methods.csv", "total_variation", "Total variation of every method"
+        ),
+        curves="<results>/total_variation/curves.csv",
+        acceptance="<results>/total_variation/acceptance.csv",
+    log:
+        "<logs>/measure_total_variation.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SIZES.scoring_mb(1000),
+        runtime=SIZES.decoding_minutes(
+            len(PLAN.runs) * config["total_variation"]["num_images"], config["generation"]["batch_size"], 120
+        ),
+        gpu=GPU,
+    params:
+        **DECODING_PARAMS,
+        code=code("measure_total_variation.py"),
+        runs=PLAN.run_params(SAMPLED["temperature"]),
+        settings=config["total_variation"],
+        metrics=config["metrics"],
+        neighbours=config["codebook"]["neighbours"],
+        place={**SAMPLED, "temperature": float(SAMPLED["temperature"]), "repeat": PLAN.repeats[0]},
+        noise_seed=FIRST["noise_seed"],
+    message:
+        "Measuring the distribution of the emitted token"
+    script:
+        "../scripts/measure_total_variation.py"
+
+
+rule measure_divergence:
+    input:
+        images=PLAN.quality_tables("images.csv"),
+        tokens=PLAN.quality_tables("tokens.safetensors"),
+    output:
+        "<results>/total_variation/divergence.csv",
+    log:
+        "<logs>/measure_divergence.log",
+    conda:
+        ENVIRONMENT
+    params:
+        code=code("measure_divergence.py"),
+        settings=config["metrics"],
+        seed=SEED,
+    message:
+        "Following the images away from the autoregressive ones"
+    script:
+        "../scripts/measure_divergence.py"

@@ -1,0 +1,183 @@
+"""Decoding: the tables of nearest codes that relaxed methods read, images of every method, latency."""
+
+
+rule build_nearest_codes:
+    input:
+        tokenizer=TOKENIZER,
+    output:
+        "<results>/codebook/{neighbours}.safetensors",
+    log:
+        "<logs>/build_nearest_codes.{neighbours}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(2000),
+        disk_mb=SIZES.table_disk_mb(),
+    params:
+        code=code("build_nearest_codes.py"),
+        settings=config["codebook"],
+        seed=SEED,
+    message:
+        "Building the table of nearest codes ({wildcards.neighbours})"
+    script:
+        "../scripts/build_nearest_codes.py"
+
+
+rule build_co_varying_codes:
+    input:
+        codes=codes_of("val"),
+        captions=rules.write_captions.output.val,
+        text=caption_features_of("val"),
+        target=lambda wildcards: target_of(wildcards.training_seed),
+    output:
+        "<results>/codebook/probability.s{training_seed}.safetensors",
+    log:
+        "<logs>/build_co_varying_codes.s{training_seed}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SIZES.scoring_mb(),
+        disk_mb=SIZES.table_disk_mb(),
+        gpu=GPU,
+    params:
+        **TEXT_PARAMS,
+        code=code("build_co_varying_codes.py"),
+        settings=config["codebook"],
+        num_images=config["metrics"]["num_ambiguity"],
+        cfg_scale=config["sampling"]["cfg_scale"],
+    message:
+        "Building the table of codes whose probabilities co-vary"
+    script:
+        "../scripts/build_co_varying_codes.py"
+
+
+# For a draft model that learns from its target's own images.
+rule sample_codes:
+    input:
+        captions=rules.write_captions.output.train,
+        val_captions=rules.write_captions.output.val,
+        text=caption_features_of("train"),
+        val_text=caption_features_of("val"),
+        target=lambda wildcards: target_of(wildcards.training_seed),
+    output:
+        train="<results>/samples/s{training_seed}/train-{scatteritem}.safetensors",
+        val="<results>/samples/s{training_seed}/val-{scatteritem}.safetensors",
+    log:
+        "<logs>/sample_codes.s{training_seed}.{scatteritem}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SIZES.decoding_mb(),
+        disk_mb=SIZES.codes_disk_mb(config["drafter"]["num_samples"]),
+        runtime=growing(720),
+        gpu=GPU,
+    params:
+        **DECODING_PARAMS,
+        code=code("sample_codes.py"),
+        method=asdict(PLAN.specs["autoregressive"]),
+        batch_size=config["generation"]["batch_size"],
+        num_samples=config["drafter"]["num_samples"],
+        training_seed=lambda wildcards: int(wildcards.training_seed),
+    message:
+        "Drawing the draft model's training images, seed {wildcards.training_seed}, shard {wildcards.scatteritem}"
+    script:
+        "../scripts/sample_codes.py"
+
+
+rule generate_images:
+    input:
+        prompts=rules.write_prompts.output[0],
+        text=lambda wildcards: text_features_of(wildcards.prompt_set),
+        target=lambda wildcards: target_of(wildcards.training_seed),
+        drafter=lambda wildcards: drafter_of(wildcards.training_seed) if PLAN.specs[wildcards.method].drafts else [],
+        nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method], wildcards.training_seed),
+    output:
+        "<results>/generation/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}/{scatteritem}.safetensors",
+    log:
+        "<logs>/generate_images.{method}.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SIZES.decoding_mb(),
+        disk_mb=lambda wildcards: SIZES.records_disk_mb(num_drawn(wildcards)),
+        runtime=lambda wildcards, attempt: SIZES.decoding_minutes(
+            num_drawn(wildcards), config["generation"]["batch_size"]
+        )(wildcards, attempt),
+        gpu=GPU,
+    params:
+        **DECODING_PARAMS,
+        code=code("generate_images.py"),
+        method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
+        batch_size=config["generation"]["batch_size"],
+        noise_seed=lambda wildcards: int(wildcards.noise_seed),
+    message:
+        "Generating: {wildcards.method}, prompts {wildcards.prompt_set}, temperature {wildcards.temperature}, seeds {wildcards.training_seed} and {wildcards.noise_seed}, shard {wildcards.scatteritem}"
+    script:
+        "../scripts/generate_images.py"
+
+
+# A rule of its own that owns the machine: all methods interleaved image by image at batch 1.
+rule measure_latency:
+    input:
+        prompts=expand(rules.write_prompts.output, prompt_set=config["latency"]["prompt_sets"]),
+        text=text_features_of(*config["latency"]["prompt_sets"]),
+        target=lambda wildcards: target_of(wildcards.training_seed),
+        drafter=lambda wildcards: drafter_of(wildcards.training_seed),
+        nearest_codes=lambda wildcards: tables_of(PLAN.specs.values(), wildcards.training_seed),
+    output:
+        "<results>/latency/s{training_seed}n{noise_seed}.csv",
+    log:
+        "<logs>/measure_latency.s{training_seed}n{noise_seed}.log",
+    conda:
+        ENVIRONMENT
+    threads: workflow.cores
+    resources:
+        mem_mb=SIZES.decoding_mb(),
+        runtime=SIZES.decoding_minutes(
+            len(PLAN.runs)
+            * len(config["latency"]["prompt_sets"])
+            * (config["latency"]["num_images"] + config["latency"]["num_warmup"]),
+            1,
+        ),
+        gpu=GPU,
+    params:
+        **DECODING_PARAMS,
+        code=code("measure_latency.py"),
+        runs=PLAN.run_params(),
+        settings=config["latency"],
+        noise_seed=lambda wildcards: int(wildcards.noise_seed),
+        repeat="s{training_seed}n{noise_seed}",
+    message:
+        "Measuring latency, alone on the machine"
+    script:
+        "../scripts/measure_latency.py"
+
+
+rule profile_steps:
+    input:
+        prompts=expand(rules.write_prompts.output, prompt_set=HEADLINE["prompt_set"]),
+        text=text_features_of(HEADLINE["prompt_set"]),
+        target=target_of(FIRST["training_seed"]),
+        drafter=drafter_of(FIRST["training_seed"]),
+        nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
+    output:
+        "<results>/latency/steps.csv",
+    log:
+        "<logs>/profile_steps.log",
+    conda:
+        ENVIRONMENT
+    threads: workflow.cores
+    resources:
+        mem_mb=SIZES.decoding_mb(),
+        runtime=SIZES.decoding_minutes(len(PLAN.runs) * config["latency"]["num_profiled"], 1),
+        gpu=GPU,
+    params:
+        **DECODING_PARAMS,
+        code=code("profile_steps.py"),
+        runs=PLAN.run_params(HEADLINE["temperature"]),
+        settings=config["latency"],
+        noise_seed=FIRST["noise_seed"],
+    message:
+        "Measuring where a step's time goes, alone on the machine"
+    script:
+        "../scripts/profile_steps.py"

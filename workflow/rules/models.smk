@@ -1,0 +1,176 @@
+"""Image tokenizer, target and draft model: trained or, where the config names a `checkpoint`, converted."""
+
+CODES = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
+
+if config["tokenizer"]["checkpoint"]:
+
+    rule convert_tokenizer:
+        input:
+            checkpoint=resource_of(config["tokenizer"]["checkpoint"], RESOURCES),
+        output:
+            model=TOKENIZER,
+            report="<results>/tokenizer/report.json",
+        log:
+            "<logs>/convert_tokenizer.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(3000),
+            # VQ-16 has 72 million parameters.
+            disk_mb=disk_mb(3e8),
+        params:
+            code=code("convert_tokenizer.py"),
+            settings=config["tokenizer"],
+            image_size=config["data"]["image_size"],
+        message:
+            "Converting the published image tokenizer"
+        script:
+            "../scripts/convert_tokenizer.py"
+
+else:
+
+    rule train_tokenizer:
+        input:
+            attribute_classifier=rules.train_attribute_classifier.output.model,
+        output:
+            model=TOKENIZER,
+            report="<results>/tokenizer/report.json",
+        log:
+            "<logs>/train_tokenizer.log",
+        conda:
+            ENVIRONMENT
+        threads: 2
+        resources:
+            mem_mb=growing(3000),
+            disk_mb=disk_mb(3e7),
+            runtime=growing(60),
+        params:
+            code=code("train_tokenizer.py"),
+            settings=config["tokenizer"],
+            source=DATA,
+            seed=SEED,
+        message:
+            "Training the image tokenizer"
+        script:
+            "../scripts/train_tokenizer.py"
+
+
+if config["target"]["checkpoint"]:
+
+    rule convert_target:
+        input:
+            checkpoint=resource_of(config["target"]["checkpoint"], RESOURCES),
+        output:
+            model="<results>/target/s{training_seed}/model.safetensors",
+            report="<results>/target/s{training_seed}/report.json",
+        log:
+            "<logs>/convert_target.s{training_seed}.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(16000),
+            disk_mb=SIZES.target_disk_mb(is_trained=False),
+        params:
+            code=code("convert_target.py"),
+            settings=config["target"],
+            codes=CODES,
+            text=config["text"],
+        message:
+            "Converting the published target model"
+        script:
+            "../scripts/convert_target.py"
+
+else:
+
+    rule train_target:
+        input:
+            train=codes_of("train"),
+            val=codes_of("val"),
+            captions=rules.write_captions.output.train,
+            val_captions=rules.write_captions.output.val,
+            text=caption_features_of("train") + caption_features_of("val"),
+        output:
+            model="<results>/target/s{training_seed}/model.safetensors",
+            report="<results>/target/s{training_seed}/report.json",
+        log:
+            "<logs>/train_target.s{training_seed}.log",
+        conda:
+            ENVIRONMENT
+        threads: 2
+        resources:
+            mem_mb=SIZES.training_mb(),
+            disk_mb=SIZES.target_disk_mb(is_trained=True),
+            runtime=growing(120),
+            gpu=GPU,
+        params:
+            **TEXT_PARAMS,
+            code=code("train_target.py"),
+            settings=config["target"],
+            codes=CODES,
+            training_seed=lambda wildcards: int(wildcards.training_seed),
+        message:
+            "Training the target model, seed {wildcards.training_seed}"
+        script:
+            "../scripts/train_target.py"
+
+
+if config["drafter"]["checkpoint"]:
+
+    rule convert_drafter:
+        input:
+            checkpoint=resource_of(config["drafter"]["checkpoint"], RESOURCES),
+            target="<results>/target/s{training_seed}/model.safetensors",
+        output:
+            model="<results>/drafter/s{training_seed}/model.safetensors",
+            report="<results>/drafter/s{training_seed}/report.json",
+        log:
+            "<logs>/convert_drafter.s{training_seed}.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(4000),
+            disk_mb=SIZES.drafter_disk_mb(is_trained=False),
+        params:
+            code=code("convert_drafter.py"),
+        message:
+            "Converting the published draft model"
+        script:
+            "../scripts/convert_drafter.py"
+
+
+# An ablation over training steps trains drafters of its own, s0-40steps, also beside a published one.
+rule train_drafter:
+    input:
+        codes=lambda wildcards: drafter_codes_of("train", drafter_seed(wildcards.drafter)),
+        val_codes=lambda wildcards: drafter_codes_of("val", drafter_seed(wildcards.drafter)),
+        captions=rules.write_captions.output.train,
+        val_captions=rules.write_captions.output.val,
+        features=caption_features_of("train"),
+        val_features=caption_features_of("val"),
+        target=lambda wildcards: target_of(drafter_seed(wildcards.drafter)),
+    output:
+        model="<results>/drafter/{drafter}/model.safetensors",
+        report="<results>/drafter/{drafter}/report.json",
+    log:
+        "<logs>/train_drafter.{drafter}.log",
+    wildcard_constraints:
+        drafter=r"s\d+-\d+steps" if config["drafter"]["checkpoint"] else r"s\d+(-\d+steps)?",
+    conda:
+        ENVIRONMENT
+    # An ablation's short training leaves the other core to generation.
+    threads: lambda wildcards: 1 if "-" in wildcards.drafter else 2
+    resources:
+        mem_mb=SIZES.training_mb(),
+        disk_mb=SIZES.drafter_disk_mb(is_trained=True),
+        runtime=growing(1440 if config["target"]["checkpoint"] else 120),
+        gpu=GPU,
+    params:
+        **TEXT_PARAMS,
+        code=code("train_drafter.py"),
+        settings=lambda wildcards: drafter_settings(wildcards.drafter, config["drafter"]),
+        cfg_scale=config["sampling"]["cfg_scale"],
+        training_seed=lambda wildcards: drafter_seed(wildcards.drafter),
+    message:
+        "Training the draft model {wildcards.drafter}"
+    script:
+        "../scripts/train_drafter.py"

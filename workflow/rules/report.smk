@@ -1,0 +1,179 @@
+"""What a run comes to: tables, figures, provenance."""
+
+from lantern_pipeline.archive.provenance import publishable_config
+from lantern_pipeline.config.figures import PUBLISHED_RESULTS
+
+
+rule summarise:
+    input:
+        **{name: f"<results>/{name}/report.json" for name in trained_models(config["metrics"])},
+        quality=PLAN.quality_tables("csv"),
+        images=PLAN.quality_tables("images.csv"),
+        latency=PLAN.latency_tables(),
+        law=rules.measure_total_variation.output.methods,
+        curves=rules.measure_total_variation.output.curves,
+        ablations=PLAN.ablation_tables("images.csv"),
+        tokenizer="<results>/tokenizer/report.json",
+        target=[f"<results>/target/s{seed}/report.json" for seed in config["repeats"]["training_seeds"]],
+    output:
+        summary="<results>/summary.csv",
+        paired="<results>/paired.csv",
+        findings="<results>/findings.json",
+        page=report(
+            "<results>/findings.html",
+            caption="../report/findings.rst",
+            category="Overview",
+            labels={"page": "What came out"},
+        ),
+    log:
+        "<logs>/summarise.log",
+    conda:
+        ENVIRONMENT
+    params:
+        code=code("summarise.py"),
+        settings=config["metrics"],
+        training_seeds=config["repeats"]["training_seeds"],
+        trained=trained_models(config["metrics"]),
+        seed=SEED,
+    message:
+        "Summarising"
+    script:
+        "../scripts/summarise.py"
+
+
+rule publish_tables:
+    input:
+        summary=rules.summarise.output.summary,
+        paired=rules.summarise.output.paired,
+        findings=rules.summarise.output.findings,
+    output:
+        summary=result_table("results/summary.csv", "summary", "Every method: speed and quality"),
+        paired=result_table("results/paired.csv", "paired", "Differences from autoregressive decoding"),
+    log:
+        "<logs>/publish_tables.log",
+    conda:
+        ENVIRONMENT
+    params:
+        numbers=finding_numbers,
+    message:
+        "Writing {output}"
+    shell:
+        "(cp {input.summary} {output.summary} && cp {input.paired} {output.paired}) 2> {log}"
+
+
+rule compare_published:
+    input:
+        published=PUBLISHED_RESULTS,
+        summary=rules.summarise.output.summary,
+    output:
+        result_table("<results>/published.csv", "published", "Published numbers beside this run's"),
+    log:
+        "<logs>/compare_published.log",
+    conda:
+        ENVIRONMENT
+    params:
+        code=code("compare_published.py"),
+        settings=config["metrics"],
+        model=config["target"]["name"],
+    message:
+        "Putting published numbers beside this run's"
+    script:
+        "../scripts/compare_published.py"
+
+
+# Figures read stored results only, so that `make figures` redraws without generating. Their inputs are paths and not
+# outputs of rules: a rule that is named there may run where only drawing is allowed.
+for name, figure in FIGURES.items():
+
+    rule:
+        name:
+            f"draw_{name}"
+        input:
+            **{key: shards_of(files) if key == "records" else files for key, files in figure.files.items()},
+            findings="<results>/findings.json",
+        output:
+            png=report(
+                f"<results>/figures/fig_{figure.letter}_{name}.png",
+                caption=f"../report/fig_{figure.letter}_{name}.rst",
+                category="Figures",
+                labels={"figure": f"({figure.letter}) {figure.title}"},
+            ),
+            pdf=f"<results>/figures/fig_{figure.letter}_{name}.pdf",
+        log:
+            f"<logs>/draw_{name}.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(3500 if figure.draws_images else 1500),
+            runtime=growing(45 if figure.draws_images else 10),
+        params:
+            code=code("draw_figure.py", f"figures/{name}.py"),
+            figure=name,
+            dpi=config["figures"]["dpi"],
+            settings=figure.settings,
+            numbers=finding_numbers,
+        message:
+            f"Drawing figure ({figure.letter}): {figure.title}"
+        script:
+            "../scripts/draw_figure.py"
+
+
+# Not part of `all`: it changes files under version control. `make readme`.
+rule publish_readme:
+    input:
+        findings=rules.summarise.output.findings,
+        summary=rules.summarise.output.summary,
+        pictures=figure_files(["png"])[:2],
+    output:
+        touch("<results>/readme.published"),
+    log:
+        "<logs>/publish_readme.log",
+    conda:
+        ENVIRONMENT
+    params:
+        code=code("publish_readme.py"),
+        root=workflow.basedir,
+        settings=config["metrics"],
+    message:
+        "Writing the results into README.md and docs/"
+    script:
+        "../scripts/publish_readme.py"
+
+
+# After the tables and figures, whose change makes it anew.
+rule write_provenance:
+    input:
+        models=PLAN.model_files(),
+        prompts=[f"<results>/prompts/{name}.jsonl" for name in PLAN.prompt_sets],
+        records=shards_of(PLAN.all_records()),
+        tables=[
+            *rules.summarise.output,
+            *rules.compare_published.output,
+            *rules.measure_total_variation.output,
+            *rules.measure_divergence.output,
+            *rules.measure_ambiguity.output,
+            *rules.profile_steps.output,
+            *PLAN.quality_tables("csv"),
+            *PLAN.quality_tables("images.csv"),
+            *PLAN.latency_tables(),
+            *PLAN.ablation_tables("csv", "images.csv"),
+        ],
+        figures=figure_files(),
+        resources=PLAN.files_from_elsewhere(),
+        # Beside the files of results/<experiment>/.
+        published=rules.publish_tables.output,
+    output:
+        result_table("<results>/provenance.json", "provenance", "What made these results"),
+    log:
+        "<logs>/write_provenance.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        runtime=growing(60),
+    params:
+        code=code("write_provenance.py"),
+        config=publishable_config(config),
+    message:
+        "Writing down what made the results"
+    script:
+        "../scripts/write_provenance.py"

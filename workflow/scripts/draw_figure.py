@@ -1,0 +1,35 @@
+"""Draws one figure: reads the rule's inputs and hands them to the figure's module, each by its name."""
+
+from importlib import import_module
+
+import pandas as pd
+
+from lantern.generation import load_nearest_codes
+from lantern.records import load_shards
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world.tokenizer import load_tokenizer
+
+
+def read(name, files):
+    """What an input holds, as drawing functions want it."""
+    match name:
+        case "prompts":
+            return read_prompts(files)
+        case "records":
+            return load_shards(files, [prompt.id for prompt in read_prompts(snakemake.input.prompts)])
+        case "tokenizer":
+            return load_tokenizer(files)
+        case "nearest_codes":
+            return load_nearest_codes(files)
+    tables = [read_table(path) for path in ([files] if isinstance(files, str) else files)]
+    return pd.concat(tables, ignore_index=True)
+
+
+with job_log(snakemake):
+    params, outputs = snakemake.params, snakemake.output
+    draw = getattr(import_module(f"lantern_pipeline.figures.{params.figure}"), f"draw_{params.figure}")
+    arguments = {name: read(name, files) for name, files in snakemake.input.items() if name != "findings"}
+    save_figure(draw(**arguments, **params.settings), [outputs.png, outputs.pdf], dpi=params.dpi)
