@@ -14,8 +14,8 @@ from lantern_pipeline.analysis.findings import MIN_TIMED, caption_numbers, find_
 from lantern_pipeline.analysis.summary import build_summary
 
 EXACT, RELAXED, COST = "Exact, and faster?", "Relaxed, and faster still?", "At what cost?"
-BOUND, RULES = "Is delta a bound?", "Is proximity better than the published rules?"
-NEIGHBOURS, MODELS = "Are nearest codes better than others?", "How good are the models?"
+BOUND, RULES = "Is delta a bound?", "Does proximity beat the published rules?"
+NEIGHBOURS, MODELS = "Do nearest codes beat others?", "How good are the models?"
 REPORTS = {
     "clip": {"val_image_to_text_accuracy": 0.99, "val_text_to_image_accuracy": 0.98, "num_candidates": 32},
     "attribute_classifier": {"val": {"accuracy": 0.995}, "unseen": {"accuracy": 0.9}},
@@ -71,12 +71,10 @@ def find(summary, curves=None, ablations=None, reports=None):
 
 def test_the_fastest_rows_are_named(table):
     found = find(table)
-    assert found[EXACT].answer == (
-        "Tokens equal in 1 of 1 rows; faster: yes, coupled at 1.43 times autoregressive decoding."
-    )
+    assert found[EXACT].answer == ("Tokens equal in 1 of 1 rows; faster: yes, coupled, speed-up 1.43.")
     assert "0 images are excepted for a near-tie" in found[EXACT].details
     # lantern-b is faster but loses 5 points of accuracy; lantern-a loses one
-    assert found[RELAXED].answer == "Yes, LANTERN k 20, δ 0.1 at 1.67 times autoregressive decoding."
+    assert found[RELAXED].answer == "Yes, LANTERN k 20, δ 0.1, speed-up 1.67."
     assert "fastest with prompt accuracy within 2 points" in found[RELAXED].details
     assert found[RELAXED].numbers["method_id"] == "lantern-a"
     assert found[RELAXED].numbers["speedup"] == pytest.approx(1 / 0.6)
@@ -84,7 +82,7 @@ def test_the_fastest_rows_are_named(table):
 
 def test_a_row_that_should_be_exact_and_is_not_does_not_count(table):
     found = find(change(table, "coupled", tokens_equal_autoregressive=0.9))[EXACT]
-    assert found.answer.startswith("NOT EXACT: tokens equal in 0 of 1 rows; faster: yes, EAGLE-1 at 1.25")
+    assert found.answer.startswith("NOT EXACT: tokens equal in 0 of 1 rows; faster: yes, EAGLE-1, speed-up 1.25")
 
 
 def test_rows_of_single_repeats_are_counted_once_each():
@@ -95,7 +93,7 @@ def test_rows_of_single_repeats_are_counted_once_each():
 def test_in_bfloat16_equality_is_reported_and_not_demanded():
     table = build_summary(make_tables(dtype="bfloat16"), settings=SETTINGS, seed=0)
     found = find(change(table, "coupled", tokens_equal_autoregressive=0.75, margin_at_difference=0.021))[EXACT]
-    assert found.answer.startswith("Tokens equal in 75 % of the images (bfloat16); faster: yes, coupled at 1.43")
+    assert found.answer.startswith("Tokens equal in 75 % of the images (bfloat16); faster: yes, coupled, speed-up 1.43")
     assert "Decoded in bfloat16" in found.details and "candidates are 0.021 nats apart" in found.details
 
 
@@ -104,8 +102,8 @@ def test_slow_methods_are_called_slow():
         eagle1=(32, 0, 0, 2.0), coupled=(32, 0, 0, 1.5), lantern_a=(20, 1, 0.01, 1.6), lantern_b=(16, 1, 0.9, 0.3)
     )
     found = find(build_summary(make_tables(methods), settings=SETTINGS, seed=0))
-    assert "faster: no, coupled at 0.67" in found[EXACT].answer
-    assert found[RELAXED].answer.startswith("No, LANTERN k 20, δ 0.1 at 0.62")
+    assert "faster: no, coupled, speed-up 0.67" in found[EXACT].answer
+    assert found[RELAXED].answer.startswith("No, LANTERN k 20, δ 0.1, speed-up 0.62")
     assert "Slower than autoregressive decoding: LANTERN k 20, δ 0.1." in found[RELAXED].details
 
 
@@ -123,15 +121,15 @@ def test_faster_is_said_where_intervals_do_not_overlap(table, low, high, word):
 
 def test_a_relaxed_method_slower_than_an_exact_one_is_not_called_faster(table):
     changed = change(table, "lantern-a", speedup=1.2, speedup_low=1.1, speedup_high=1.6)
-    assert find(changed)[RELAXED].answer.startswith("No, LANTERN k 20, δ 0.1 at 1.20 [1.10, 1.60]")
+    assert find(changed)[RELAXED].answer.startswith("No, LANTERN k 20, δ 0.1, speed-up 1.20 [1.10, 1.60]")
 
 
 @pytest.mark.parametrize("num_timed, num_repeats", [(2, 1), (MIN_TIMED, 2)])
 def test_few_timed_prompts_cannot_tell(table, num_timed, num_repeats):
     found = find(table.assign(num_timed=num_timed, num_repeats=num_repeats))
     few = f"oo few timed prompts to tell ({num_timed // num_repeats})"
-    assert f"faster: t{few}, coupled at" in found[EXACT].answer
-    assert found[RELAXED].answer.startswith(f"T{few}, LANTERN k 20, δ 0.1 at 1.67")
+    assert f"faster: t{few}, coupled, speed-up" in found[EXACT].answer
+    assert found[RELAXED].answer.startswith(f"T{few}, LANTERN k 20, δ 0.1, speed-up 1.67")
 
 
 def test_prompts_without_attributes_rule_no_method_out():
@@ -160,7 +158,7 @@ def test_the_verb_follows_the_likelihood(table, nll, words):
         change(table, "autoregressive", nll=3.0), "lantern-a", nll=nll, nll_low=nll - 0.1, nll_high=nll + 0.1
     )
     found = find(changed)[COST]
-    assert f"The negative log-likelihood {words}" in found.answer
+    assert f"The NLL {words}" in found.answer
     assert ("no merit by themselves" in found.details) == (nll < 3)
 
 
@@ -180,33 +178,33 @@ def test_the_cost_is_told_with_its_intervals(table):
 def test_the_bound_follows_the_curves(table):
     found = find(table)[BOUND]
     assert found.answer == (
-        "Not of the published rules: mean total variation 0.30 to 0.40 at delta 0.1; ours never exceeds its delta."
+        "Not of the published rules: mean TV 0.30 to 0.40 at delta 0.1; ours never exceeds its delta."
     )
     assert "sampled_paper: 0.30 [0.29, 0.31]" in found.details and "300 nodes, 1 values" in found.details
     assert find(table, make_curves(published=-0.05))[BOUND].answer.startswith("Yes, at these nodes")
     assert "ours EXCEEDS its delta" in find(table, make_curves(bounded=0.2))[BOUND].answer
 
 
-@pytest.mark.parametrize("costs, word", [((0.1, 0.5), "Better than"), ((0.5, 0.1), "Worse than")])
+@pytest.mark.parametrize("costs, word", [((0.1, 0.5), "better"), ((0.5, 0.1), "worse")])
 def test_comparisons_at_equal_length_either_way(table, costs, word):
     found = find(
         table, ablations={"rules": ablation("method", dict(zip(("proximity", "lantern"), costs, strict=True)))}
     )
-    assert found[RULES].answer.startswith(f"{word} LANTERN's rule ({(costs[0] - costs[1]) / 2:+.2f} [")
-    assert "Against LANTERN's rule at 2.00 to 2.40 tokens per forward" in found[RULES].details
+    assert found[RULES].answer.startswith(f"LANTERN: {word}, NLL {(costs[0] - costs[1]) / 2:+.2f} [")
+    assert "LANTERN, at 2.00 to 2.40 tokens per forward" in found[RULES].details
 
 
 def test_comparisons_that_differ_are_told_one_by_one(table):
     images = ablation("method", {"proximity": 0.3, "lantern": 0.3, "lantern_pp": 0.1})
     answer = find(table, ablations={"rules": images})[RULES].answer
-    assert answer.startswith("Not told apart from LANTERN's rule (+0.00") and "; worse than LANTERN++'s rule" in answer
+    assert answer.startswith("LANTERN: not told apart, NLL +0.00") and "; LANTERN++: worse, NLL +0.1" in answer
 
 
 def test_curves_without_a_common_length_are_said_to_have_none(table):
     images = ablation("method", {"proximity": 0.1, "lantern": 0.5})
     images.loc[images["method"] == "lantern", "target_forwards"] = 12
     answer = find(table, ablations={"rules": images})[RULES].answer
-    assert answer == "No accepted length in common with LANTERN's rule."
+    assert answer == "LANTERN: no accepted length in common."
 
 
 def test_tables_of_different_prompts_are_an_error_and_no_finding(table):
@@ -219,7 +217,7 @@ def test_tables_of_different_prompts_are_an_error_and_no_finding(table):
 def test_nearest_against_random(table):
     images = ablation("neighbours", {"l2_normalised": 0.1, "random": 0.4})
     answer = find(table, ablations={"neighbours": images})[NEIGHBOURS].answer
-    assert answer.startswith("Better than random codes (-0.15 [")
+    assert answer.startswith("Random codes: better, NLL -0.15 [")
 
 
 def test_what_was_not_run_is_left_out(table):

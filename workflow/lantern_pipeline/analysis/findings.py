@@ -23,16 +23,16 @@ PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
 # ablation -> question, column that tells curves apart, the curve asked about, those that it is compared with
 AT_EQUAL_LENGTH = {
     "rules": (
-        "Is proximity better than the published rules?",
+        "Does proximity beat the published rules?",
         "method",
         "proximity",
-        {"lantern": "LANTERN's rule", "lantern_pp": "LANTERN++'s rule"},
+        {"lantern": "LANTERN", "lantern_pp": "LANTERN++"},
     ),
     "neighbours": (
-        "Are nearest codes better than others?",
+        "Do nearest codes beat others?",
         "neighbours",
         "l2_normalised",
-        {"random": "random codes", "probability": "codes whose probabilities co-vary"},
+        {"random": "random codes", "probability": "codes of co-varying probability"},
     ),
 }
 
@@ -127,7 +127,7 @@ def _speed(row: pd.Series, slower: float = 1.0, slower_high: float = 1.0) -> str
     word = "yes" if row["speedup_low"] > slower_high else "perhaps" if row["speedup"] > slower else "no"
     if _num_timed(row) < MIN_TIMED:
         word = f"too few timed prompts to tell ({_num_timed(row):.0f})"
-    return f"{word}, {row['label']} at {with_interval(row, 'speedup')} times autoregressive decoding"
+    return f"{word}, {row['label']}, speed-up {with_interval(row, 'speedup')}"
 
 
 def _exact(exact: pd.Series | None, summary: pd.DataFrame) -> Finding:
@@ -179,7 +179,7 @@ def _cost(row: pd.Series | None, baseline: pd.Series) -> Finding | None:
         return None
     before, after = f"{baseline['nll']:.2f}", f"{row['nll']:.2f}"
     verb = "stays" if before == after else "rises" if row["nll"] > baseline["nll"] else "falls"
-    answer = f"The negative log-likelihood {verb} from {before} to {with_interval(row, 'nll')} nats per token"
+    answer = f"The NLL {verb} from {before} to {with_interval(row, 'nll')}"
     details = "Likelier tokens are no merit by themselves: such images vary less than others. " * (verb == "falls")
     if not pd.isna(row["prompt_accuracy_change"]):
         answer += f"; prompt accuracy changes by {with_interval(row, 'prompt_accuracy_change', '+.1f', 100)} points"
@@ -198,7 +198,7 @@ def _bound(curves: pd.DataFrame) -> Finding:
     kept = "never exceeds" if (ours["tv_max"] <= ours["delta"] + ROUNDING).all() else "EXCEEDS"
     word = "Not of the published rules" if (at["tv_share_above_delta"] > 0).any() else "Yes, at these nodes"
     low, high = at["tv_mean"].min(), at["tv_mean"].max()
-    answer = f"{word}: mean total variation {low:.2f} to {high:.2f} at delta {delta:g}; ours {kept} its delta."
+    answer = f"{word}: mean TV {low:.2f} to {high:.2f} at delta {delta:g}; ours {kept} its delta."
     parts = "; ".join(f"{row['label']}: {with_interval(row, 'tv_mean')}" for _, row in at.iterrows())
     details = (
         f"Total variation between the distributions of the emitted and of the target's token at delta {delta:g}, mean "
@@ -218,13 +218,13 @@ def _compare(name: str, images: pd.DataFrame, options: Mapping[str, int]) -> Fin
         try:
             found = compare_at_equal_length(curves[first], curves[other], **options)
         except NoCommonLengthError:
-            answers.append(f"no accepted length in common with {others[other]}")
+            answers.append(f"{others[other]}: no accepted length in common")
             continue
-        word = "better than" if found.high < 0 else "worse than" if found.low > 0 else "not told apart from"
-        ends = f"{found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}] nats per token"
-        answers.append(f"{word} {others[other]} ({ends})")
+        word = "better" if found.high < 0 else "worse" if found.low > 0 else "not told apart"
+        change = f"{found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+        answers.append(f"{others[other]}: {word}, NLL {change}")
         details.append(
-            f"Against {others[other]} at {found.shortest:.2f} to {found.longest:.2f} tokens per forward: "
+            f"{_capitalise(others[other])}, at {found.shortest:.2f} to {found.longest:.2f} tokens per forward: "
             f"{found.first:.2f} against {found.second:.2f} nats per token."
         )
         numbers[other] = found.difference
