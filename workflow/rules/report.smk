@@ -10,7 +10,7 @@ rule summarise:
         quality=PLAN.quality_tables("csv"),
         images=PLAN.quality_tables("images.csv"),
         latency=PLAN.latency_tables(),
-        law=rules.measure_total_variation.output.methods,
+        total_variation=rules.measure_total_variation.output.methods,
         curves=rules.measure_total_variation.output.curves,
         ablations=PLAN.ablation_tables("images.csv"),
         tokenizer="<results>/tokenizer/report.json",

@@ -26,7 +26,7 @@ with job_log(snakemake):
     targets = [read_json(path) for path in files.target]
     entropies = [report.get("val_cross_entropy", math.nan) for report in targets]  # a published target has none
     cross_entropy = dict(zip(params.training_seeds, entropies, strict=True))
-    tables = Measurements(read_tables(files.quality), images, latency, read_table(files.law), cross_entropy)
+    tables = Measurements(read_tables(files.quality), images, latency, read_table(files.total_variation), cross_entropy)
     summary = build_summary(tables, **options, seed=params.seed)
     write_table(snakemake.output.summary, summary)
     write_table(snakemake.output.paired, build_paired(images, latency, **options, seed=params.seed))
