@@ -8,6 +8,8 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,49 @@ def test_the_archive_of_a_run_is_verified_and_draws_the_same_codes(finished, tmp
     archive.write_bytes(content)
     verified = CliRunner().invoke(app, ["verify", str(archive)])
     assert verified.exit_code == 1 and "damaged: results/tiny/" in verified.output
+
+
+def test_a_table_edited_by_hand_is_not_packed_and_is_made_again_once_it_is_deleted(copy_of_finished, tmp_path):
+    def pack():
+        results = str(copy_of_finished.folder / "results")
+        return CliRunner().invoke(app, ["pack", "--results", results, "--output", str(tmp_path / "tiny.zip")])
+
+    table = copy_of_finished.result("published.csv")
+    text = table.read_text()
+    table.write_text(text.replace("1", "7"))
+    refused = pack()
+    assert refused.exit_code == 1 and "published.csv has changed" in refused.output and "delete it" in refused.output
+    table.unlink()
+    code, output = copy_of_finished.run()
+    assert code == 0 and table.read_text() == text, output
+    assert pack().exit_code == 0
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A folder into which the project's wheel was installed, alone."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    ignored = shutil.ignore_patterns(".*", "results", "tests", "docs", "*.egg-info", "build", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--no-input"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source], check=True)
+    (file,) = folder.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", folder / "site", file], check=True)
+    return folder / "site"
+
+
+def test_the_commands_work_from_a_wheel(finished, wheel, tmp_path):
+    def lantern(*arguments):
+        code = f"import lantern_pipeline.cli as cli; assert cli.__file__.startswith({str(wheel)!r}); cli.app()"
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        environment = os.environ | {"PYTHONPATH": str(wheel), "PYTHONNOUSERSITE": "1"}
+        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    results = finished.folder / "results"
+    lantern("pack", "--results", results)
+    assert "1 equal, token by token" in lantern("verify", "tiny.zip", "--images", 1)
+    assert "wrote sample.png" in lantern("sample", "a red circle on grass", "--results", results)
+    assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")

@@ -159,3 +159,4 @@ def test_code_is_compared_by_what_a_script_runs(monkeypatch):
     assert "is the same" in compare_code({"code": theirs}, "work.py")
     theirs["fingerprints"] = {"work.py": "0" * 16}
     assert "is not the same" in compare_code({"code": theirs}, "work.py")
+    assert "no other.py beside this installation" in compare_code({"code": theirs}, "other.py")

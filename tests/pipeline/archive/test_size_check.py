@@ -7,7 +7,7 @@ from lantern.checkpoints.native import save_model
 from lantern.io import load_tensors, save_tensors
 from lantern.models.config import target_parameters
 from lantern.models.target import TargetConfig, TargetModel
-from lantern_pipeline.archive.size_check import check_model_size
+from lantern_pipeline.archive.regenerate import check_model_size
 
 
 @pytest.fixture

@@ -81,7 +81,9 @@ def compare_code(provenance: Mapping[str, Any], script: str) -> str:
     """Says in words whether this code runs a script as the code behind a provenance did."""
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
-    if ours["fingerprints"].get(script) == theirs["fingerprints"].get(script):
+    if script not in ours["fingerprints"]:
+        return f"no {script} beside this installation to compare with the one behind the archive ({commit})"
+    if ours["fingerprints"][script] == theirs["fingerprints"].get(script):
         return f"what {script} runs is the same as behind the archive ({commit})"
     return f"what {script} runs is not the same as behind the archive ({commit}): check that commit out to compare"
 

@@ -6,12 +6,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lantern.checkpoints.native import read_metadata
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed, load_decoding_models
 from lantern.methods import MethodSpec
@@ -20,7 +21,6 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, load_records
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.archive.archive import Archive
-from lantern_pipeline.archive.size_check import check_model_size
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -29,6 +29,7 @@ from lantern_pipeline.downloads.manifest import describe_file
 
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
 ROUNDING = 2e-5  # relative change of the head's weights that counts as rounding: about 1e-4 nats of a logit
+MAX_SIZE = 2**17  # of any number in a model's config
 NUM_ROUNDINGS = 8  # such changes tried before a difference counts
 
 
@@ -249,3 +250,26 @@ def explains_by_rounding(decoder: Decoder, draw: Callable[[], torch.Tensor], exp
         return False
     finally:
         weight.copy_(kept)
+
+
+def check_model_size(path: Path, config_class: type, count: Callable[[Any], int], grid: int) -> None:
+    """Checks, before a model is built, that the sizes in our checkpoint `path` are plain numbers, `grid` tokens a side,
+    and ask for no more parameters (`count` of them) than the file holds.
+    """
+    metadata = read_metadata(path)
+    if metadata is None:
+        raise ValueError(f"{path} is truncated or is not a safetensors file of ours")
+    sizes = metadata.get("config")
+    names = {field.name for field in fields(config_class)}
+    if not isinstance(sizes, dict) or set(sizes) - names or not all(_is_size(value) for value in sizes.values()):
+        raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(names))}")
+    config = config_class(**sizes)
+    if config.grid != grid:
+        raise ValueError(f"{path}: grid should be {grid} as config key tokenizer.grid says, found {config.grid}")
+    needed = 2 * count(config)  # bytes in the narrowest format
+    if needed > path.stat().st_size:
+        raise ValueError(f"{path}: its config asks for {needed} bytes of weights, the file has {path.stat().st_size}")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, int | float) and 0 < value < MAX_SIZE)
