@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 from result_tables import SETTINGS, join, make_tables, with_changes
 
+from conftest import ROOT
 from lantern_pipeline.analysis.findings import MIN_TIMED, caption_numbers, find_answers, with_interval
 from lantern_pipeline.analysis.summary import build_summary
 
@@ -250,6 +252,12 @@ def test_captions_have_their_numbers(table):
         "1025",
     )
     assert caption_numbers(table.assign(speedup=np.nan, num_timed=np.nan), SETTINGS)["num_timed"] == "no"
+
+
+def test_captions_ask_for_numbers_that_there_are(table):
+    captions = "".join(path.read_text() for path in (ROOT / "workflow" / "report").glob("*.rst"))
+    asked = set(re.findall(r"params\.numbers\.(\w+)", captions))
+    assert asked and asked <= set(caption_numbers(table, SETTINGS)) and "config.numbers" not in captions
 
 
 def test_survives_a_csv_file(table, tmp_path):
