@@ -14,7 +14,7 @@ def test_top_masses_by_hand():
     assert top_masses(probs.log())[1].tolist() == pytest.approx([1.0])  # fewer than ten tokens
 
 
-def test_uniform_law_has_the_least_mass():
+def test_a_uniform_distribution_has_the_least_mass():
     top1, top10 = top_masses(torch.zeros(3, 100))
     assert top1.tolist() == pytest.approx([0.01] * 3)
     assert top10.tolist() == pytest.approx([0.1] * 3)

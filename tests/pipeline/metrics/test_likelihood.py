@@ -56,7 +56,7 @@ def test_against_an_explicit_softmax_loop(target, codes):
     assert result.numpy() == pytest.approx(np.array(expected), abs=1e-4)
 
 
-def test_guidance_scale_one_is_the_conditional_law(target, codes):
+def test_guidance_scale_one_is_the_conditional_distribution(target, codes):
     features, mask = ENCODER.encode(TEXTS)
     with torch.no_grad():
         hidden = target(features, mask, codes)[:, 3:-1]  # row 3 is the last caption row
@@ -66,7 +66,7 @@ def test_guidance_scale_one_is_the_conditional_law(target, codes):
     assert torch.allclose(teacher_forced_logits(target, features, mask, codes, 1.0 + 1e-7), expected, atol=1e-4)
 
 
-def test_a_token_cannot_change_the_law_of_its_own_position(target, codes):
+def test_a_token_cannot_change_the_distribution_of_its_own_position(target, codes):
     features, mask = ENCODER.encode(TEXTS)
     changed = codes.clone()
     changed[:, 2] = (changed[:, 2] + 1) % 11

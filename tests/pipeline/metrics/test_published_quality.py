@@ -159,9 +159,9 @@ def summarise(quality):
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0")
     names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
-    law = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *names, *TV_VALUES])
+    total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *names, *TV_VALUES])
     summary = build_summary(
-        Measurements(quality.rows, quality.images, latency, law, {0: 3.9}), settings=SETTINGS, seed=0
+        Measurements(quality.rows, quality.images, latency, total_variation, {0: 3.9}), settings=SETTINGS, seed=0
     )
     paired = build_paired(quality.images, latency, settings=SETTINGS, seed=0)
     return summary.set_index("method_id"), paired, render_results([], results_table(summary, SETTINGS), {})

@@ -65,6 +65,7 @@ def load_open_clip(
     if path is None:
         raise ValueError(f"{architecture} needs a file of weights: a random model's scores look plausible")
     # Imported here: open_clip takes seconds to import, and only CLIP stages need it.
+    from open_clip import SimpleTokenizer
     from open_clip.model import CLIP
 
     config = read_architecture(architecture)
@@ -72,7 +73,8 @@ def load_open_clip(
     model = load_weights(CLIP(**config), weights.tensors, weights.path).to(device)
     name = architecture if not architecture.endswith(".json") else Path(architecture).stem
     prepare = OpenClipInput(config["vision_cfg"]["image_size"], Preprocessing(preprocessing))
-    tokenizer = _make_tokenizer(config["text_cfg"])
+    # the byte-pair tokenizer that open_clip carries with it; longer texts are cut, the end token stays
+    tokenizer = SimpleTokenizer(context_length=config["text_cfg"]["context_length"])
     return ClipScorer(model, tokenizer, prepare, name=name, prompt_prefix=prompt_prefix)
 
 
@@ -102,10 +104,3 @@ def read_architecture(architecture: str) -> dict[str, Any]:
     if foreign or "timm_model_name" in config["vision_cfg"] or "hf_model_name" in config["text_cfg"]:
         raise ValueError(f"the open_clip model {architecture!r} is not of the plain CLIP kind that can be scored with")
     return config
-
-
-def _make_tokenizer(text: dict[str, Any]) -> Any:
-    """The byte-pair tokenizer that open_clip carries with it; longer texts are cut, the end token stays."""
-    from open_clip import SimpleTokenizer
-
-    return SimpleTokenizer(context_length=text["context_length"])

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
 from lantern.checkpoints.files import find_weights, read_weights
 from lantern_pipeline.data.image_files import to_float, to_uint8
@@ -90,6 +89,9 @@ def load_vgg16(path: Path | str, device: torch.device | str = "cpu", layer: str 
 
 def load_extractor(name: str, layer: str, path: Path | str, device: torch.device | str = "cpu") -> Extractor:
     """Loads an extractor that torch-fidelity knows from a file of weights, or the manifest of a resource."""
+    # Imported here: torch-fidelity takes seconds to import, and ablations do without.
+    from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
+
     kind = FEATURE_EXTRACTORS_REGISTRY[name]
     layers = kind.get_provided_features_list()
     if layer not in layers:

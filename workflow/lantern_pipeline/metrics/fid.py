@@ -12,7 +12,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
 from lantern_pipeline.metrics.intervals import NON_NEGATIVE, draw_parts, jackknife_error, normal_interval
 
@@ -55,6 +54,9 @@ def measure_fid(generated: Tensor, reference: Gaussian, *, num_resamples: int, s
     Gives FID_COLUMNS, dimensionless. The interval is 1.96 standard errors either way, from `num_resamples` random parts
     of the images, for the value that n images have on average: FID falls with n. It is nan with fewer than 4 images.
     """
+    # Imported here: torch-fidelity takes seconds to import, and ablations do without.
+    from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
+
     check_features(generated, reference.covariance)
     # float64: with fewer images than features the covariances are singular, and their product's eigenvalues need the
     # digits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from torch import Tensor
-from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
 
 from lantern_pipeline.metrics.fid import FEWEST, check_features
 from lantern_pipeline.metrics.intervals import draw_parts, jackknife_error, normal_interval
@@ -24,6 +23,9 @@ def measure_kid(
     way from `num_resamples` random parts of the images; nan with fewer than 4. KID is unbiased, so that the estimate
     and its interval may reach below 0.
     """
+    # Imported here: torch-fidelity takes seconds to import, and ablations do without.
+    from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
+
     check_features(generated, reference)
     fewest = min(len(generated), len(reference))
     if subset_size > fewest:

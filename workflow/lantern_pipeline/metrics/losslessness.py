@@ -14,7 +14,7 @@ class Equality:
     Attributes:
         is_equal: (images,) bool, all codes are equal.
         is_near_tie: (images,) bool, codes differ, and the first difference sits where the autoregressive decoder's two
-            best candidates were closer than the stated margin: a difference of rounding, not of law.
+            best candidates were closer than the stated margin: a difference of rounding, not of the method.
         first_difference: (images,) int64, position of the first difference; the number of tokens where there is none.
         margin_at_difference: (images,) float, the autoregressive decoder's margin there, nats; nan where there is none.
     """

@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
 from lantern_pipeline.metrics.fid import check_features
 from lantern_pipeline.metrics.intervals import SHARE, draw_parts, jackknife_error, normal_interval, share_interval
@@ -29,6 +28,9 @@ def measure_precision_recall(
 
     Source: Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
     """
+    # Imported here: torch-fidelity takes seconds to import, and ablations do without.
+    from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
+
     _check(generated, reference, neighbours)
     # float64: torch.cdist of wide float32 features loses the digits that decide about the nearest
     generated, reference = generated.to(reference.device).double(), reference.double()

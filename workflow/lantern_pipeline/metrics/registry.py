@@ -1,6 +1,8 @@
 """What is measured, one row a metric, for whatever measures, tabulates, compares or draws; and what a config chooses.
 
-A new metric is a module that measures it and a row of METRICS (and of CHOICES, where a config key switches it on):
+A new metric over images is a module with a class like `clip_score.ClipScore`, a row of METRICS, and a line in
+`measuring_models.load_measuring_models`; where a config switches it on, a row of CHOICES, a case of
+`measuring_models.load_score` and a key in config.yaml and the schema. All tables then follow:
 
 - quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
   the rows alone; both with `_low` and `_high` in the summary. What is switched off is an absent column.
