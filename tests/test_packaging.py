@@ -63,14 +63,6 @@ def test_the_build_backend_is_locked_so_that_the_package_installs_without_isolat
     assert set(pyproject()["build-system"]["requires"]) <= set(pins())
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_files_that_the_documentation_names_are_there(name):
-    """In a fresh clone, which has no file that git ignores."""
-    folders = "benchmarks|docs|experiments|lantern|profiles|tests|workflow"
-    named = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", (ROOT / name).read_text()))
-    assert len(named) > 3 and not [path for path in named if not (ROOT / path).exists()]
-
-
 def test_the_version_is_the_same_everywhere():
     version = pyproject()["project"]["version"]
     assert f'__version__ = "{version}"' in (ROOT / "lantern" / "__init__.py").read_text()

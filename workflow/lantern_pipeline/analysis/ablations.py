@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from torch import Tensor
@@ -16,7 +16,6 @@ from lantern.generation import generate_records
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.methods import AblationPoint
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.metrics.evaluate_images import ImageScores, score_records
 from lantern_pipeline.metrics.intervals import mean_with_interval
@@ -24,6 +23,9 @@ from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 from lantern_pipeline.metrics.measuring_models import MeasuringModels
 from lantern_pipeline.metrics.registry import IMAGES, metrics_over
 from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length
+
+if TYPE_CHECKING:
+    from lantern_pipeline.config.methods import AblationPoint
 
 PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (metric.is_yes_no or metric.is_distance))
 
