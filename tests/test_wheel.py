@@ -40,14 +40,11 @@ else:
 DRAW = """
 import torch
 
+from lantern.api import Decoder, DecodingModels, SamplingConfig, draw_images, make_method
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels
-from lantern.generation import draw_images
-from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
-from lantern.sampling import SamplingConfig
 
 
 class LetterEncoder:
