@@ -7,6 +7,7 @@
 #   make report      write results/report.html from stored results
 #   make lint        ruff, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
+#   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
 #   make resume      go on after a crash or a kill -9
 #   make lock        remake requirements.lock.txt and environment.yml's pins from pyproject.toml (needs uv)
 #   make clean       remove results/ and Snakemake's records; `make distclean` removes .venv too
@@ -17,7 +18,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce test figures report readme lint format resume lock clean distclean
+.PHONY: help arguments reproduce test figures report readme rulegraph lint format resume lock clean distclean
 
 CORES ?= all
 ARGS ?=
@@ -80,6 +81,9 @@ test: $(STAMP)
 figures: arguments $(STAMP)
 	@rules=$$($(SNAKEMAKE) --list-rules $(ARGS) | grep -o 'draw_[a-z_]*'); \
 	$(SNAKEMAKE) --rerun-triggers mtime --allowed-rules $$rules figures --forcerun $$rules $(ARGS) -- figures
+
+rulegraph: $(STAMP)
+	$(SNAKEMAKE) --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

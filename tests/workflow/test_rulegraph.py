@@ -1,0 +1,24 @@
+"""The published graph of rules shows rules that are there."""
+
+import re
+import sys
+
+from tiny_run import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import rulegraph
+
+
+def test_every_box_is_a_rule_and_the_picture_shows_it():
+    rules = {
+        rule
+        for file in (ROOT / "workflow" / "rules").glob("*.smk")
+        for rule in re.findall(r"^ *rule (\w+):", file.read_text(), re.M)
+    }
+    picture = (ROOT / "docs" / "rulegraph.svg").read_text()
+    assert set(rulegraph.BOXES) <= rules and all(f">{rule}<" in picture for rule in rulegraph.BOXES)
+
+
+def test_rules_between_boxes_are_skipped():
+    edges = {"train_tokenizer": {"encode_images"}, "encode_images": {"train_target"}, "train_target": {"train_drafter"}}
+    assert rulegraph.followers("train_tokenizer", edges) == {"train_target"}
