@@ -11,11 +11,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    import torch  # loaded where tensors are: jobs that read tables start without it
 
 METADATA_KEY = "lantern"
 CHECKSUM_KEY = "content_sha256"  # in the metadata: of several entries, safetensors writes now one first, now the other
@@ -100,6 +101,8 @@ def save_tensors(path: Path | str, tensors: dict[str, torch.Tensor], metadata: d
     Raises:
         ValueError: the metadata is not JSON (NaN included).
     """
+    from safetensors.torch import save_file
+
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = metadata or {}
     metadata = {**metadata, CHECKSUM_KEY: _checksum(ready, _to_json(path, metadata))}
@@ -146,6 +149,8 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
     """SHA-256 of metadata and of names, formats, shapes and bytes of tensors on the CPU, whatever their order."""
+    import torch
+
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -159,6 +164,8 @@ def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         ValueError: a tensor holds nan or infinity; names it and says how many.
     """
+    import torch
+
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.sum(dtype=torch.float32).isfinite():
             continue  # the sum is one pass, the count several

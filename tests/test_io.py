@@ -75,7 +75,7 @@ def test_a_full_disk_under_safetensors_has_the_systems_words(tmp_path, monkeypat
     def full(*_, **__):  # what safetensors says; tests/workflow/test_faults.py fills a disk
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(io, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match=r"could not write .*t\.safetensors: No space left on device; nothing") as caught:
         save_tensors(tmp_path / "t.safetensors", {"codes": torch.arange(3)})
     assert caught.value.errno == errno.ENOSPC

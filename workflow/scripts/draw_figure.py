@@ -4,25 +4,28 @@ from importlib import import_module
 
 import pandas as pd
 
-from lantern.generation import load_nearest_codes
-from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.style import save_figure
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 
 def read(name, files):
-    """What an input holds, as drawing functions want it."""
+    """What an input holds, as drawing functions want it; torch is loaded for figures that draw images only."""
     match name:
         case "prompts":
             return read_prompts(files)
         case "records":
+            from lantern.records import load_shards
+
             return load_shards(files, [prompt.id for prompt in read_prompts(snakemake.input.prompts)])
         case "tokenizer":
+            from lantern_pipeline.world.tokenizer import load_tokenizer
+
             return load_tokenizer(files)
         case "nearest_codes":
+            from lantern.generation import load_nearest_codes
+
             return load_nearest_codes(files)
     tables = [read_table(path) for path in ([files] if isinstance(files, str) else files)]
     return pd.concat(tables, ignore_index=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
@@ -15,9 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern.io import atomic_path
-from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.method_labels import describe_parameters, label_families
 from lantern_pipeline.metrics.speed import BASELINE
+
+if TYPE_CHECKING:
+    from lantern.records import GenerationRecords
 
 COLUMN_WIDTH = 3.4  # inches, one column of a two-column paper
 PAGE_WIDTH = 7.0  # inches, both columns

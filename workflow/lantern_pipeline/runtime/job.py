@@ -11,12 +11,13 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from lantern.io import DamagedFileError
 from lantern_pipeline.runtime.locks import hold_gpus, hold_job
+
+if TYPE_CHECKING:
+    import torch
 
 # Seconds between two writes of the images finished so far; tests that interrupt jobs of a second ask for fewer.
 PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
@@ -36,7 +37,8 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     again. A job that asks for GPUs sees those that are its own.
     """
     terminal, stdout = sys.stderr, sys.stdout
-    torch.set_num_threads(max(1, int(snakemake.threads)))
+    if "torch" in sys.modules:  # a job on tables has none
+        sys.modules["torch"].set_num_threads(max(1, int(snakemake.threads)))
     path = Path(snakemake.log[0])
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -134,6 +136,8 @@ def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
 
 def resolve_device(name: str) -> torch.device:
     """Picks the device for a config value: "auto" (a CUDA device where there is one, else the CPU), "cpu" or "cuda"."""
+    import torch
+
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"config key device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
