@@ -8,7 +8,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from lantern import io
 from lantern.io import DamagedFileError, atomic_path, load_tensors, read_json, save_tensors, write_json, write_text
 
 
