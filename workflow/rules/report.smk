@@ -163,7 +163,13 @@ rule write_provenance:
         # Beside the files of results/<experiment>/.
         published=rules.publish_tables.output,
     output:
-        result_table("<results>/provenance.json", "provenance", "What made these results"),
+        provenance=result_table("<results>/provenance.json", "provenance", "What made these results, whole"),
+        page=report(
+            "<results>/provenance.html",
+            caption="../report/provenance.rst",
+            category="Overview",
+            labels={"page": "What made these results"},
+        ),
     log:
         "<logs>/write_provenance.log",
     conda:

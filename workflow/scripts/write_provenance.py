@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lantern.io import write_json
+from lantern.io import write_json, write_text
 from lantern_pipeline.archive.provenance import (
     FILE_PARTS,
     KIND,
@@ -11,6 +11,7 @@ from lantern_pipeline.archive.provenance import (
     describe_environment,
     describe_resources,
     hash_files,
+    render_page,
 )
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.runtime.machine import describe_machine
@@ -30,4 +31,5 @@ with job_log(snakemake):
         "resources": describe_resources(files.resources),
         "config": config,
     }
-    write_json(snakemake.output[0], provenance)
+    write_json(snakemake.output.provenance, provenance)
+    write_text(snakemake.output.page, render_page(provenance))

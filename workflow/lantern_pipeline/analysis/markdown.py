@@ -26,7 +26,7 @@ PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without interv
 NUM_EXACT, NUM_RELAXED, NUM_FINDINGS = 2, 4, 5  # in the README at most
 LINE = 120  # characters
 PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Findings</title>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
 h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p {{ margin: 0.3em 0 }}</style></head>
 <body>
@@ -76,7 +76,7 @@ def render_page(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     for finding in findings:
         question, answer, details = map(html.escape, (finding.question, finding.answer, finding.details))
         lines.append(f"<h2>{question}</h2>\n<p><b>{answer}</b> {details}</p>")
-    return PAGE.format(body="\n".join(lines))
+    return PAGE.format(title="Findings", body="\n".join(lines))
 
 
 def publish(root: Path) -> list[str]:

@@ -25,6 +25,7 @@ PACKED = (
     "findings.html",
     "findings.json",
     FILE_NAME,
+    "provenance.html",
     "ablations/*.csv",
     "clip/*",
     "codebook/*.safetensors",

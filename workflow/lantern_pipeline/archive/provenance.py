@@ -6,6 +6,7 @@ builds the workflow: no torch here, but inside functions.
 
 from __future__ import annotations
 
+import html
 import platform
 import re
 import subprocess
@@ -22,8 +23,6 @@ from lantern_pipeline.runtime.fingerprint import code_fingerprint
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"
 ROOT = Path(__file__).resolve().parents[3]
-# Of the workflow's own making: texts of the report, read from results.
-DERIVED_KEYS = ("numbers", "provenance")
 # Sections that hold the run's own files: name relative to results/<experiment>/ -> sha256 and bytes.
 FILE_PARTS = ("models", "prompts", "records", "tables", "figures")
 # What a number or a picture may depend on.
@@ -47,10 +46,10 @@ PACKAGES = (
 
 
 def publishable_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without what belongs to one machine: the workflow's own entries, folders of paths that are absolute or
-    lead out of the run's folder, user names and passwords in addresses.
+    """The config without what belongs to one machine: folders of paths that are absolute or lead out of the run's
+    folder, user names and passwords in addresses.
     """
-    return {key: _publishable(value) for key, value in config.items() if key not in DERIVED_KEYS}
+    return {key: _publishable(value) for key, value in config.items()}
 
 
 def describe_code(root: Path = ROOT) -> dict[str, Any]:
@@ -131,27 +130,30 @@ def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, Any]]:
     return [dict(zip(keys, values, strict=True)) for values in sorted(found, key=str)]
 
 
-def provenance_texts(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Writes a provenance as the texts that the report's front page shows, name -> text; none holds a back quote."""
+def render_page(provenance: Mapping[str, Any]) -> str:
+    """The report's page of what made the results, as HTML that needs nothing else."""
+    from lantern_pipeline.analysis.markdown import PAGE
+
     code, environment, machine = (provenance[part] for part in ("code", "environment", "machine"))
     commit = code["commit"] or "unknown (no git repository)"
     packages = environment["packages"]
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
     num_files = sum(len(provenance[part]) for part in FILE_PARTS)
-    texts = {
+    facts = {
         "code": f"Lantern {code['version']}, commit {commit}" + (", modified" if code["is_modified"] else ""),
-        "environment": f"{environment['python']}, torch {packages['torch']}, numpy {packages['numpy']}, "
+        "software": f"{environment['python']}, torch {packages['torch']}, numpy {packages['numpy']}, "
         f"{environment['system']}",
-        "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        "machine that wrote this": f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         + (f"{gpus}, driver {machine['driver']}" if gpus else "no GPU"),
-        "decoding": "; ".join(
+        "images decoded on": "; ".join(
             f"{found['gpu'] or found['device']}, {found['dtype']}, torch {found['torch']}"
             for found in provenance["decoding"]
         ),
         "seeds": ", ".join(f"{name} {value}" for name, value in provenance["seeds"].items()),
-        "files": f"SHA-256 of {num_files} files and of {len(provenance['resources'])} resources from elsewhere",
+        "checked by": f"SHA-256 of {num_files} files and of {len(provenance['resources'])} resources from elsewhere",
     }
-    return {name: text.replace("`", "'") for name, text in texts.items()}
+    rows = [f"<h2>{name}</h2>\n<p>{html.escape(text)}</p>" for name, text in facts.items()]
+    return PAGE.format(title="What made these results", body="\n".join(rows))
 
 
 def _publishable(value: Any) -> Any:
