@@ -129,3 +129,10 @@ def test_the_wheel_says_what_it_needs(bare):
     required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")]
     core = [line for line in required if "extra ==" not in line]
     assert sorted(line.split()[1].partition("==")[0] for line in core) == sorted(CORE)
+
+
+def test_the_command_asks_for_what_it_needs(bare, tmp_path):
+    command = [bare, "-I", "-c", "from lantern_pipeline.cli import app; app()", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "lantern: the command needs more than the core: pip install 'lantern[pipeline]'"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("lantern: the command needs more than the core: pip install 'lantern[pipeline]'")
 
 if TYPE_CHECKING:
     from lantern_pipeline.archive.archive import Archive
