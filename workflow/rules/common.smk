@@ -12,6 +12,7 @@ from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import (
     TOKENIZER,
     RunPlan,
+    answer_files,
     drafter_of,
     drafter_seed,
     drafter_settings,
@@ -24,10 +25,9 @@ from lantern_pipeline.config.validate import check_config_files, describe_folder
 from lantern_pipeline.data.user_files import check_user_files
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
 from lantern_pipeline.metrics.registry import check_choices, published_files, trained_models
-from lantern_pipeline.runtime.environment import set_job_environment
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.locks import RunLock
-from lantern_pipeline.runtime.machine import limit_memory
+from lantern_pipeline.runtime.machine import limit_memory, set_job_environment
 
 RUN_LOCK = RunLock()
 try:

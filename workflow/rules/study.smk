@@ -1,8 +1,5 @@
 """The perceptual study: a page that anyone can answer, and what came out. Not part of `all`: it needs people."""
 
-from lantern_pipeline.study.folder import find_answers
-
-
 rule build_study:
     input:
         records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
@@ -31,7 +28,7 @@ rule build_study:
 
 rule analyse_study:
     input:
-        answers=lambda wildcards: find_answers(
+        answers=lambda wildcards: answer_files(
             config["study"]["answers"] or f"results/{config['experiment']}/study/answers",
             f"results/{config['experiment']}/study/study.html",
         ),

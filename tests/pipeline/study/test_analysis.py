@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from lantern_pipeline.config.paths import answer_files
 from lantern_pipeline.metrics.intervals import share_interval
 from lantern_pipeline.study.analysis import analyse_answers, preference_interval, render_conclusion
 from lantern_pipeline.study.answers import read_answers, read_key
-from lantern_pipeline.study.folder import find_answers
 from lantern_pipeline.study.page import CHECK, PAIR
 
 METHODS = ("near", "far")
@@ -267,11 +267,11 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
 
 def test_an_empty_folder_says_how_to_get_answers(tmp_path):
     with pytest.raises(ValueError, match=r"no answer file in .*study\.html.*study\.answers"):
-        find_answers(tmp_path, "study.html")
+        answer_files(tmp_path, "study.html")
     with pytest.raises(ValueError, match=r"study\.answers"):
         analyse_answers([], make_key(), min_checks=0.8)
     write(tmp_path, "b", {}), write(tmp_path, "a", {})
-    assert find_answers(tmp_path, "study.html") == [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]
+    assert answer_files(tmp_path, "study.html") == [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]
 
 
 def test_only_a_key_is_read_as_a_key(tmp_path):

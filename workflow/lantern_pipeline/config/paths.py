@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from lantern.methods import MethodSpec
@@ -158,3 +159,14 @@ class RunPlan:
             for temperature in self.temperatures
             for repeat in self.repeats
         ]
+
+
+def answer_files(folder: Path | str, page: Path | str) -> list[str]:
+    """The *.json files that readers of the study's `page` saved and that lie in `folder`, sorted."""
+    files = sorted(file.as_posix() for file in Path(folder).glob("*.json"))
+    if not files:
+        raise ValueError(
+            f"there is no answer file in {folder}: let readers open {page} (`snakemake build_study` writes it), put "
+            "the .json files that they save into that folder, or name another one in the config key study.answers"
+        )
+    return files
