@@ -1,6 +1,6 @@
 """What a job of the workflow costs before it does anything: imports, its code's fingerprint, Snakemake's start.
 
-`python benchmarks/job_overhead.py [--jobs COUNTS]`: CPU seconds, the least of three runs. COUNTS is what
+`python benchmarks/job_overhead.py [--jobs COUNTS]`: CPU seconds, the least of two runs. COUNTS is what
 `snakemake --dry-run --quiet rules` prints; without it, the default run is asked. The last line is JSON.
 """
 
@@ -21,7 +21,7 @@ SCRIPTS = ROOT / "workflow" / "scripts"
 DRY_RUN = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2", "--forceall"]
 
 
-def cpu_seconds(command: list[str], repeats: int = 3) -> float:
+def cpu_seconds(command: list[str], repeats: int = 2) -> float:
     """CPU seconds, user and system, of a command and of what it starts."""
     taken = []
     for _ in range(repeats):

@@ -61,7 +61,7 @@ class Workflow:
         for name in ("Makefile", "Snakefile", "config.yaml", "profiles", "workflow", *PINS):
             if not (self.folder / name).exists():
                 (self.folder / name).symlink_to(ROOT / name)
-        configs = [str(path) for path in (TINY, *self.overlays)]
+        configs = [str(path) for path in (ROOT / "config.yaml", TINY, *self.overlays)]  # in the order of `command`
         variables = {
             "STAMP": "",  # nothing is installed
             "BIN": Path(sys.executable).parent,
