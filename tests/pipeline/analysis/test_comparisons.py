@@ -15,6 +15,7 @@ from lantern_pipeline.analysis.comparisons import (
     judge,
 )
 from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_statistic
+from lantern_pipeline.metrics.registry import IMAGES, NEITHER, Metric
 
 NUM = 40
 SETTINGS = {"bootstrap_resamples": 300}
@@ -69,6 +70,11 @@ def test_every_side_has_its_word():
     assert down["nll"] == "lower (not a merit by itself) at n = 40"
     assert down["clip_score"] == "worse at n = 40"
     assert up["speedup"] == "better at n = 6"
+
+
+def test_a_metric_without_a_better_side_is_higher_or_lower():
+    plain = Metric("redness", "levels", "redness", IMAGES, NEITHER, 1)
+    assert [judge(end, end, 9, metric=plain) for end in (-1.0, 1.0)] == ["lower at n = 9", "higher at n = 9"]
 
 
 @pytest.mark.parametrize("metric", ["pixel_mse", "feature_distance"])

@@ -23,14 +23,15 @@ from lantern_pipeline.metrics.intervals import (
     mean_statistic,
     median_statistic,
 )
-from lantern_pipeline.metrics.registry import HIGHER, IMAGES, METRICS, Metric, metrics_over
+from lantern_pipeline.metrics.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over
 from lantern_pipeline.metrics.repeats import KEYS, repeat_groups, stack_prompts
 from lantern_pipeline.metrics.speed import BASELINE, pair_latency
 
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
 NUM_LENGTHS = 21  # lengths at which curves are read off
-
+# Of a difference above 0 and one below, by the metric's direction.
+WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
 
 OF_IMAGES = {metric.column: metric for metric in metrics_over(IMAGES) if not metric.is_yes_no}
 SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
@@ -52,10 +53,9 @@ def build_paired(
 
 def judge(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
     """Says what a 95 % interval of a difference tells, and at how many prompts."""
-    above, below = ("better", "worse") if metric.better == HIGHER else ("worse", "better")
-    none = "no detectable difference"
+    (above, below), none = WORDS[metric.better], "no detectable difference"
     if metric.column == "nll":  # likelier tokens are not better ones: greedy images are the likeliest
-        below = "lower (not a merit by itself)"
+        above, below = "worse", "lower (not a merit by itself)"
     if metric.is_distance:
         above, below, none = "different images", "", "identical images"
     word = above if low > 0 else below if high < 0 else none
