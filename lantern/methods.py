@@ -146,7 +146,7 @@ class MethodSpec:
         name: preset or a name of the config's choice.
         tree: "dynamic", or the name of a static tree; None for autoregressive decoding.
         drafts: "sampled", "top" or "coupled"; None for autoregressive decoding.
-        relaxation: "none", "additive", "jensen_shannon", "multiplicative", "bounded" or "proximity".
+        relaxation: a name of RELAXATIONS; "none" is exact.
         residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina".
         neighbours: which nearest codes, one of NEIGHBOURS; None without relaxation.
         k: nearest codes; None without relaxation.

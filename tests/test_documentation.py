@@ -12,7 +12,13 @@ ENDINGS = "csv|html|json|md|py|sh|smk|svg|toml|yaml|yml"
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split("\n")
 TEXTS = [name for name in TRACKED if re.search(r"(\.(md|py|rst|smk|yaml|yml)|Makefile|Snakefile|\.ci/run)$", name)]
 PAGES = [name for name in TRACKED if name.endswith(".md") and name != "CHANGELOG.md"]
-EXAMPLES = {"experiments/mine.yaml", "reference/metric_weights.json"}  # a user's file, a result
+EXAMPLES = {
+    "experiments/mine.yaml",  # a user's file
+    "reference/metric_weights.json",  # a result
+    "workflow/lantern_pipeline/figures/substitutions.py",  # of docs/extending.md, as the next two
+    "workflow/lantern_pipeline/metrics/colourfulness.py",
+    "workflow/report/fig_o_substitutions.rst",
+}
 
 
 def missing(names):

@@ -10,7 +10,7 @@ from torch import nn
 from lantern.methods import PRESETS, MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.analysis.method_labels import METHODS
+from lantern_pipeline.analysis.method_labels import method_colour
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.figures.ambiguity import draw_ambiguity
 from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
@@ -93,7 +93,7 @@ def test_text_is_large_enough_to_read(summary, grid, ambiguity):
 
 
 def test_every_preset_has_a_colour_of_its_own():
-    colours = [to_rgb(METHODS[name].colour) for name in PRESETS]
+    colours = [to_rgb(method_colour(name)) for name in PRESETS]
     assert len(set(colours)) == len(PRESETS)
 
 
