@@ -54,7 +54,7 @@ def test_wrong_weights_name_file_key_expected_and_found(model, tmp_path):
 
 def test_nothing_is_left_of_a_checkpoint_that_failed_to_write(model, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "lantern.io.save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left"))
+        "safetensors.torch.save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left"))
     )
     with pytest.raises(OSError, match="No space left"):
         save_model(tmp_path / "t.safetensors", model)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -473,9 +474,10 @@ from lantern_pipeline.config.resources import growing
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
 RESOURCES = parse_entries(config["resources"])
 ENVIRONMENT = "{root}/environment.yml"
-def log_of(*parts):
-    return "logs/" + ".".join(parts) + ".log"
-include: "{root}/workflow/rules/resources.smk"
+pathvars:
+    logs="logs",
+
+{rule}
 rule use:
     input: [resource_of(name, RESOURCES) for name in RESOURCES]
     output: "used.txt"
@@ -484,7 +486,10 @@ rule use:
 
 
 def run_snakemake(folder, entries):
-    (folder / "Snakefile").write_text(SNAKEFILE.format(root=ROOT))
+    rules = (ROOT / "workflow" / "rules" / "data.smk").read_text()
+    rule = re.search(r"^rule fetch_resource:\n(?:    .*\n|\n(?=    ))*", rules, re.M)[0]
+    rule = rule.replace('"../scripts/', f'"{ROOT}/workflow/scripts/')
+    (folder / "Snakefile").write_text(SNAKEFILE.format(root=ROOT, rule=rule))
     (folder / "config.json").write_text(json.dumps({"resources": entries}))
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "--configfile", "config.json", "--", "use"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/workflow", "HF_HUB_OFFLINE": "1"}

@@ -43,7 +43,7 @@ _BOUND_WORDS = {
 def load_yaml(path: Path | str) -> dict[str, Any]:
     """Reads a YAML file that holds one mapping; a ValueError names the file and the line of what is wrong."""
     try:
-        value = yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)
+        value = _StrictLoader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
