@@ -2,15 +2,7 @@
 
 from lantern.decoding import Decoder, DecodingModels
 from lantern.generation import draw_images, load_decoding_models
-from lantern.methods import MethodSpec, make_method
+from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
 
-__all__ = [
-    "Decoder",
-    "DecodingModels",
-    "MethodSpec",
-    "SamplingConfig",
-    "draw_images",
-    "load_decoding_models",
-    "make_method",
-]
+__all__ = ["Decoder", "DecodingModels", "SamplingConfig", "draw_images", "load_decoding_models", "make_method"]
