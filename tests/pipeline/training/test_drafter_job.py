@@ -92,10 +92,12 @@ def run(job: DrafterJob, num_processes: int) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_two_processes_give_the_losses_of_one(job, loss):
-    """Noise, dropped captions, two batches a step and a validation of seven images over two processes."""
-    job = with_settings(job, **LOSSES[loss])
+def test_two_processes_give_the_losses_of_one(job):
+    """Noise, dropped captions, two batches a step and a validation of seven images over two processes.
+
+    Of the published loss: those of the guided one are compared below, with an interruption in their middle.
+    """
+    job = with_settings(job, **LOSSES["published"])
     alone, together = run(job, 1), run(job, 2)
     assert len(alone) == len(together) == STEPS
     for one, two in zip(alone, together, strict=True):
