@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from lantern.methods import DynamicTreeOptions, MethodSpec, keeps_tokens, make_method, tree_choices
+from conftest import ROOT
+from lantern.methods import (
+    PRESETS,
+    RELAXATIONS,
+    DynamicTreeOptions,
+    MethodSpec,
+    keeps_tokens,
+    make_method,
+    tree_choices,
+)
 
 
 def test_a_preset_is_as_published_unless_told_otherwise():
@@ -13,6 +22,21 @@ def test_a_preset_is_as_published_unless_told_otherwise():
     assert spec.tree == "naive_extend_57" and spec.tree_shape == tree_choices("naive_extend_57")
     other = make_method("coupled", tree="chain3", method_id="mine")
     assert (other.method_id, other.tree_shape, other.neighbours) == ("mine", ((0,), (0, 0), (0, 0, 0)), None)
+
+
+def test_the_readmes_table_of_methods_is_that_of_the_presets():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    table = lines[lines.index("| preset | tree | guesses | look-alikes that may stand in |") + 2 :]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
+    assert [row[0].removesuffix(" (ours)") for row in rows] == [f"`{name}`" for name in PRESETS]
+    words = {"sampled": "sampled", "top": "most probable", "coupled": "the target's own noise|coupled", None: "–"}
+    for (_, tree, guesses, stands_in), parts in zip(rows, PRESETS.values(), strict=True):
+        assert tree == (parts["tree"] or "–")
+        assert any(word in guesses for word in words[parts["drafts"]].split("|"))
+        is_exact = "exact" in stands_in or stands_in == "–"
+        assert is_exact == (parts["relaxation"] == "none")
+        named = {name for name in ("delta", "lambda_") if f"{name}" in stands_in}
+        assert named == set(RELAXATIONS[parts["relaxation"]].parameters) - {"k"}
 
 
 def test_an_unknown_preset_lists_the_known_ones():
