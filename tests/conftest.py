@@ -29,6 +29,17 @@ def pytest_runtest_makereport(item):
     return report
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A finished tiny run of the real Snakefile, for tests/workflow and tests/cluster.
+
+    `make test` gives both its processes one folder for it. Tests read it; who changes something takes a copy.
+    """
+    from tiny_run import finished_run
+
+    return finished_run(Path(os.environ.get("LANTERN_TINY_RUN") or tmp_path_factory.mktemp("tiny")))
+
+
 def load_config(paths) -> dict:
     """The config that Snakemake makes of config files, checked: later ones over earlier ones."""
     from snakemake.utils import update_config

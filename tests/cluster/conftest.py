@@ -1,12 +1,12 @@
 """One run on a toy Slurm and one on this machine, shared by the tests of this folder."""
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import toy_slurm
-from cluster_run import run_locally, run_on
+from cluster_run import SMALL, run_locally, run_on
+from tiny_run import copy_run
 
 
 @pytest.fixture(scope="session")
@@ -23,20 +23,18 @@ def slurm():
 
 
 @pytest.fixture(scope="session")
-def both_runs(slurm, tmp_path_factory):
-    """A finished run with the Slurm profile and one on this machine. At the same time: jobs on Slurm mostly wait."""
-    with ThreadPoolExecutor() as threads:
-        local = threads.submit(run_locally, tmp_path_factory.mktemp("local"))
-        return run_on(slurm, tmp_path_factory.mktemp("cluster")), local.result()
+def trained(finished, tmp_path_factory):
+    """Makes copies of the finished tiny run: its models serve, the images are others."""
+    return lambda name: copy_run(finished, tmp_path_factory.mktemp(name) / "run", (SMALL,))
 
 
 @pytest.fixture(scope="session")
-def cluster_run(both_runs):
-    """The run with the Slurm profile."""
-    return both_runs[0]
+def cluster_run(slurm, trained):
+    """A finished run with the Slurm profile."""
+    return run_on(slurm, trained("cluster"))
 
 
 @pytest.fixture(scope="session")
-def local_run(both_runs):
+def local_run(slurm, trained):
     """The same without Slurm."""
-    return both_runs[1]
+    return run_locally(trained("local"))

@@ -19,7 +19,7 @@ from cluster_run import (
     minutes,
     profile_arguments,
 )
-from tiny_run import Workflow
+from tiny_run import copy_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -37,8 +37,7 @@ DOWN_S = 3
 
 def copy_without_images(run, folder):
     """Copies a finished run, dates and Snakemake's records included, without its images and what was made of them."""
-    shutil.copytree(run.folder, folder, symlinks=True)
-    copy = Workflow(folder, overlays=run.overlays)
+    copy = copy_run(run, folder, run.overlays)
     for path in [copy.result("generation"), copy.result("quality"), folder / "profile"]:
         shutil.rmtree(path)
     for path in [*(folder / target for target in TARGETS), *copy.result(".").glob("*.*")]:

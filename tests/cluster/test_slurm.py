@@ -37,7 +37,7 @@ def test_a_finished_run_leaves_no_process(slurm, cluster_run):
 
 def test_other_rules_run_in_the_cpu_partition_and_see_no_gpu(cluster_run):
     jobs = [job for job in cluster_run.jobs if job["Partition"] == "cpu"]
-    assert [job["Comment"].split("_")[1] for job in jobs] == ["models", "measure", "report"]
+    assert [job["Comment"].split("_")[1] for job in jobs] == ["start", "measure", "report"]
     for job in jobs:
         assert "TresPerJob" not in job and cluster_run.devices[job["JobId"]] == {"none"}
 

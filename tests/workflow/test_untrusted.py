@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ import yaml
 from PIL import Image
 
 from lantern.io import read_json
-from tiny_run import Workflow
+from tiny_run import TRAINING, Workflow, planned
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
 TEXTS = {
@@ -40,60 +41,73 @@ def no_network():
         raise OSError(ctypes.get_errno(), "unshare")
 
 
-@pytest.fixture(scope="module")
+@cache
 def can_cut_network():
     code = "import socket; socket.create_connection(('127.0.0.1', 9), timeout=2)"
     try:
         found = subprocess.run([sys.executable, "-c", code], preexec_fn=no_network, capture_output=True, text=True)
     except (subprocess.SubprocessError, AttributeError, OSError):
-        pytest.skip("needs Linux and the right to make a network namespace (root)")
+        return False  # needs Linux and the right to make a network namespace (root)
     assert "Network is unreachable" in found.stderr
+    return True
 
 
-def run_without_network(workflow, *arguments):
-    result = subprocess.run(
-        workflow.command(*arguments),
-        cwd=workflow.folder,
-        preexec_fn=no_network,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-    )
-    return result.returncode, result.stdout
+def without_network(workflow, *arguments):
+    """Runs Snakemake without a network, where that can be cut."""
+    code, output = workflow.run(*arguments, before=no_network if can_cut_network() else None)
+    assert code == 0, output + workflow.logs()
+    return planned(output)
 
 
 @pytest.fixture(scope="module")
-def hostile(can_cut_network, tmp_path_factory):
-    """A finished run on hostile input, with report and study page, made without a network."""
+def hostile(tmp_path_factory):
+    """A finished run on a folder of images and on prompts that are hostile, with report and study page."""
     folder = tmp_path_factory.mktemp("hostile")
     inputs = folder / "in put $(touch hacked);`touch hacked`"
     inputs.mkdir()
     for number in range(40):
-        name = NAMES[number] if number < len(NAMES) else f"photo{number}"
-        Image.new("RGB", (40, 64), (6 * number, 0, 0)).save(inputs / f"{name}.png")
-        (inputs / f"{name}.txt").write_text(f"Photo number {number} $x_1$ <b>", encoding="utf-8")
+        name = NAMES[number] if number < len(NAMES) else f"photo {number}"
+        colour = tuple((number * step) % 256 for step in (37, 91, 151))
+        Image.new("RGB", (40 + number, 64), colour).save(inputs / f"{name}.png")
+        (inputs / f"{name}.txt").write_text(f"Photo number {number} of the “garden” $x_1$ <b>\n", encoding="utf-8")
     (folder / "own.jsonl").write_text("".join(json.dumps({"id": id, "text": TEXTS[id]}) + "\n" for id in TEXTS))
     overlay = {
         "data": {"source": "folder", "folder": str(inputs)},
-        "prompts": {"seen": {"file": str(folder / "own.jsonl"), "split": None, "num": None}},
+        "prompts": {"own": {"file": str(folder / "own.jsonl")}},
         "repeats": {"noise_seeds": [3]},
         "methods": [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}],
         "ablations": {"grids": dict.fromkeys(ABLATIONS)},
+        "metrics": {"headline_prompt_set": "own"},
         "figures": {"sample_prompts": len(TEXTS), "proximity_prompts": len(TEXTS)},
         "study": {"num_trials": len(TEXTS), "num_checks": 2},
     }
     (folder / "overlay.yaml").write_text(yaml.safe_dump(overlay))
     workflow = Workflow(folder, (folder / "overlay.yaml",))
-    code, output = run_without_network(workflow, "all", "build_study")
-    assert code == 0, output + workflow.logs()
-    code, output = run_without_network(workflow, "--report", "report.html")
-    assert code == 0, output
+    workflow.jobs = without_network(workflow, "all", "build_study")
+    without_network(workflow, "--report", "report.html")
     return workflow
 
 
 @pytest.mark.slow
-def test_every_stage_passes_without_network_and_no_prompt_becomes_a_path_or_a_command(hostile):
+def test_the_whole_pipeline_runs_on_a_folder_of_images(hostile):
+    summary = pd.read_csv(hostile.folder / "results" / "summary.csv")
+    coupled = summary[summary["method"] == "coupled"]
+    assert coupled["prompt_set"].tolist() == ["seen", "own"] and set(coupled["repeat"]) == {"s0n3"}
+    assert (coupled["tokens_equal_autoregressive"] == 1).all() and coupled["prompt_accuracy"].isna().all()
+    rows = [json.loads(line) for line in hostile.result("prompts/seen.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 and all(row["id"].startswith("seen-") and "“garden”" in row["text"] for row in rows)
+    assert (hostile.result("figures/fig_a_samples.png")).stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_every_stage_passes_without_network(hostile):
+    if not can_cut_network():
+        pytest.skip("needs Linux and the right to make a network namespace (root)")
+    assert hostile.jobs.keys() >= TRAINING | {"generate_images", "write_provenance", "build_study"}
+
+
+@pytest.mark.slow
+def test_no_prompt_becomes_a_path_or_a_command(hostile):
     assert sorted(path.name for path in hostile.folder.iterdir() if not path.name.startswith(".")) == sorted(
         ["in put $(touch hacked);`touch hacked`", "own.jsonl", "overlay.yaml", "report.html", "results"]
     )
@@ -105,12 +119,12 @@ def test_every_stage_passes_without_network_and_no_prompt_becomes_a_path_or_a_co
 
 @pytest.mark.slow
 def test_ids_and_texts_reach_tables_and_figures_unchanged(hostile):
-    rows = [json.loads(line) for line in hostile.result("prompts/seen.jsonl").read_text().split("\n")[:-1]]
+    rows = [json.loads(line) for line in hostile.result("prompts/own.jsonl").read_text().split("\n")[:-1]]
     assert {row["id"]: row["text"] for row in rows} == TEXTS
-    images = pd.read_csv(hostile.result("quality/seen.T1.s0n3.images.csv"), dtype=str, keep_default_na=False)
+    images = pd.read_csv(hostile.result("quality/own.T1.s0n3.images.csv"), dtype=str, keep_default_na=False)
     assert set(images.loc[images["method_id"] == "coupled", "prompt_id"]) == set(TEXTS)
     summary = pd.read_csv(hostile.folder / "results" / "summary.csv")
-    coupled = summary[summary["method_id"] == "coupled"]
+    coupled = summary[(summary["method_id"] == "coupled") & (summary["prompt_set"] == "own")]
     assert (coupled["num_images"] == len(TEXTS)).all() and (coupled["tokens_equal_autoregressive"] == 1).all()
     assert hostile.result("figures/fig_a_samples.pdf").read_bytes().startswith(b"%PDF")
     trials = read_json(hostile.result("study/key.json"))["trials"].values()

@@ -52,20 +52,11 @@ TRAINED_OVERLAYS = [
 
 @pytest.mark.parametrize("overlay", [None, *TRAINED_OVERLAYS], ids=lambda p: getattr(p, "stem", "default"))
 def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
-    configs = [path for path in (ROOT / "config.yaml", overlay) if path]
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2"]
-    command += [
-        "--snakefile",
-        str(ROOT / "Snakefile"),
-        "--directory",
-        str(tmp_path),
-        "--configfile",
-        *map(str, configs),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True)
-    output = result.stdout + result.stderr
-    assert result.returncode == 0, output
-    jobs, config = planned(output), load_config(configs)
+    (tmp_path / "images").mkdir()  # what data.folder of own_images.yaml names
+    overlays = [overlay] if overlay else []
+    code, output = Workflow(tmp_path, overlays, config=()).run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    jobs, config = planned(output), load_config([ROOT / "config.yaml", *overlays])
     seeds = config["repeats"]["training_seeds"]
     num_repeats = len(seeds) * len(config["repeats"]["noise_seeds"])
     num_sets = sum(entry is not None for entry in config["prompts"].values())
@@ -76,7 +67,7 @@ def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
     assert jobs.get("run_ablation", 0) == len(ablations)
     assert jobs["train_target"] == len(seeds) and jobs["train_drafter"] == len(seeds) + len(steps)
     assert jobs["total"] == sum(count for name, count in jobs.items() if name != "total")
-    assert os.listdir(tmp_path) in ([], [".snakemake"])
+    assert set(os.listdir(tmp_path)) <= {".snakemake", "images"} and not os.listdir(tmp_path / "images")
 
 
 # --- a whole run -----------------------------------------------------------------------------------
@@ -116,6 +107,19 @@ def test_a_dry_run_of_make_writes_no_report(finished):
         code, output = finished.make(target, "--dry-run")
         assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
     assert not (finished.folder / "results" / "report.html").exists()
+
+
+def test_make_readme_publishes_what_is_there(finished):
+    code, output = finished.make("readme", "--dry-run")
+    assert code == 0 and planned(output) == {"publish_readme": 1, "total": 1}, output
+
+
+def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tmp_path):
+    for name in ("results", ".snakemake", ".venv", "lantern.egg-info", "mine"):
+        (tmp_path / name).mkdir()
+    for target, left in (("clean", {".venv", "lantern.egg-info", "mine"}), ("distclean", {"mine"})):
+        code, output = Workflow(tmp_path).make(target)
+        assert code == 0 and {path.name for path in tmp_path.iterdir() if not path.is_symlink()} == left, output
 
 
 @pytest.mark.parametrize("target", ["reproduce", "figures", "report", "resume"])
@@ -367,38 +371,3 @@ def test_jobs_side_by_side_ask_for_no_more_memory_than_the_machine_has(tmp_path)
     for arguments, words in (((), own), (("--resources", "mem_mb=5000"), 'mem_mb=Resource("mem_mb", 5000)')):
         code, output = workflow.run("--until", "write_prompts", "--forceall", *arguments)
         assert code == 0 and words in output, output
-
-
-# --- a user's own images ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_whole_pipeline_runs_on_a_folder_of_images(tmp_path):
-    from PIL import Image
-
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for number in range(40):
-        colour = tuple((number * step) % 256 for step in (37, 91, 151))
-        Image.new("RGB", (40 + number, 64), colour).save(folder / f"photo {number:02d}.png")
-        (folder / f"photo {number:02d}.txt").write_text(f"Photo number {number}, taken in the “garden”.\n")
-    own = tmp_path / "own.txt"
-    own.write_text("".join(f"A photo that nobody took, number {number}\n" for number in range(4)))
-    workflow = with_overlay(
-        Workflow(tmp_path),
-        tmp_path,
-        data={"source": "folder", "folder": str(folder)},
-        prompts={"own": {"file": str(own)}},
-        methods=[{"preset": ["autoregressive", "coupled"]}],
-        repeats={"noise_seeds": [3]},
-        generation={"num_shards": 2},
-    )
-    picture = "results/tiny/figures/fig_a_samples.png"
-    code, output = workflow.run("results/summary.csv", picture)
-    assert code == 0, output + workflow.logs()
-    summary = pd.read_csv(tmp_path / "results" / "summary.csv")
-    coupled = summary[summary["method"] == "coupled"]
-    assert coupled["prompt_set"].tolist() == ["seen", "own"] and set(coupled["repeat"]) == {"s0n3"}
-    assert (coupled["tokens_equal_autoregressive"] == 1).all() and coupled["prompt_accuracy"].isna().all()
-    assert "seen-photo" in (workflow.result("prompts/seen.jsonl")).read_text()
-    assert (tmp_path / picture).stat().st_size > 1000

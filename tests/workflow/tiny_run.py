@@ -1,16 +1,30 @@
 """Runs the real Snakefile on the tiny config, in a folder of its own."""
 
+import concurrent.futures.thread
 import hashlib
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+import matplotlib.figure  # noqa: F401 (with pandas, scipy and torch: what jobs that are forks find imported)
+import pandas  # noqa: F401
+import scipy.stats  # noqa: F401
+import snakemake.cli
+import snakemake.script
+import torch  # noqa: F401
 import yaml
+from filelock import FileLock
+
+from lantern_pipeline.runtime.fingerprint import code_fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ("requirements.lock.txt", "pyproject.toml")  # what the Makefile reads
@@ -28,30 +42,41 @@ TRAINING = {
 }
 
 
+FORK = multiprocessing.get_context("fork")
+
+
 @dataclass
 class Workflow:
     """The project's Snakefile, run in a folder of its own on the tiny config (and overlays)."""
 
     folder: Path
     overlays: tuple = ()
+    config: tuple = (TINY,)
 
     def command(self, *arguments):
-        configs = [str(path) for path in (ROOT / "config.yaml", TINY, *self.overlays)]
+        configs = [str(path) for path in (ROOT / "config.yaml", *self.config, *self.overlays)]
         snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
         return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
-    def run(self, *arguments, env=None, timeout=600):
-        """Runs Snakemake; returns (exit code, everything printed)."""
-        result = subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
-        return result.returncode, result.stdout
+    def run(self, *arguments, env=None, before=None, new_processes=False, timeout=900):
+        """Runs Snakemake in a fork of this process, and each job in a fork of that; returns (exit code, all output).
+
+        A fork has torch and Snakemake imported, which else takes longer than most jobs do; our packages are imported
+        anew. `new_processes` starts a Python for each job, as outside tests. `before` is called first, in the fork.
+        """
+        know_fingerprints()
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+            arguments = (self.command(*arguments)[2:], self.folder, env or {}, before, new_processes, output)
+            process = FORK.Process(target=run_snakemake, args=arguments)
+            process.start()
+            process.join(timeout)
+            is_late = process.is_alive()
+            process.kill()
+            process.join()
+            output.seek(0)
+            printed = output.read()
+        assert not is_late, f"Snakemake took more than {timeout} s: {printed}"
+        return process.exitcode, printed
 
     def make(self, target, *arguments, **variables):
         """Runs the Makefile's own lines in the run's folder, which is made to look like the project's.
@@ -61,7 +86,7 @@ class Workflow:
         for name in ("Makefile", "Snakefile", "config.yaml", "profiles", "workflow", *PINS):
             if not (self.folder / name).exists():
                 (self.folder / name).symlink_to(ROOT / name)
-        configs = [str(path) for path in (ROOT / "config.yaml", TINY, *self.overlays)]  # in the order of `command`
+        configs = [str(path) for path in (ROOT / "config.yaml", *self.config, *self.overlays)]
         variables = {
             "STAMP": "",  # nothing is installed
             "BIN": Path(sys.executable).parent,
@@ -81,6 +106,70 @@ class Workflow:
 
     def logs(self):
         return "\n".join(f"== {path}\n{path.read_text()}" for path in sorted(self.result("logs").glob("*.log")))
+
+
+def run_snakemake(command, folder, environment, before, new_processes, output):
+    """What the fork of `Workflow.run` does: `python -m snakemake`."""
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+    own_output()
+    os.environ.update(environment)
+    os.chdir(folder)
+    if before:
+        before()
+    if not new_processes:
+        snakemake.script.PythonScript.execute_script = run_script
+    sys.argv = command
+    snakemake.cli.main()
+
+
+def own_output():
+    """Opens the streams of a fork, since those it got may have been locked by a thread that it has not."""
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+
+
+def run_script(self, path, edit=False):
+    """What Snakemake does to run a job's script, with a fork in place of a new Python."""
+    process = FORK.Process(target=be_script, args=(path,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise subprocess.CalledProcessError(process.exitcode, path)
+
+
+def be_script(path):
+    own_output()
+    concurrent.futures.thread._threads_queues.clear()  # those of Snakemake, which a fork would wait for at its end
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("lantern", "lantern_pipeline")]:
+        del sys.modules[name]
+    runpy.run_path(path, run_name="__main__")
+
+
+@cache
+def know_fingerprints():
+    """Works out the fingerprints of all scripts once, for all forks."""
+    for script in (ROOT / "workflow" / "scripts").glob("*.py"):
+        code_fingerprint(script)
+
+
+def finished_run(folder):
+    """The finished tiny run of a folder, made by the first that wants it; tests in several processes share it."""
+    workflow, printed = Workflow(folder / "run"), folder / "printed.txt"
+    with FileLock(folder / "lock"):
+        if not printed.exists():
+            workflow.folder.mkdir(exist_ok=True)
+            code, output = workflow.run(new_processes=True)
+            assert code == 0, output + workflow.logs()
+            printed.write_text(output)
+    workflow.output = printed.read_text()
+    return workflow
+
+
+def copy_run(workflow, folder, overlays=()):
+    """A copy of a run, file dates and Snakemake's records included."""
+    # Another test may ask for something in the run at this very moment: its lock is no part of the copy.
+    shutil.copytree(workflow.folder, folder, symlinks=True, ignore=shutil.ignore_patterns("locks"))
+    return Workflow(folder, overlays)
 
 
 def planned(output):
