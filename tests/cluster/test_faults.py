@@ -79,9 +79,14 @@ def cancel(slurm, workflow):
 
 
 def restart_controller(slurm, workflow):
-    """The controller is killed while a job runs, and started again."""
+    """The controller is killed while jobs run, and started again. Each has begun its step: one that is asked for while
+    the controller is away waits for minutes.
+    """
     job = find_running(slurm, "measure_quality")
     if job is None or datetime.datetime.now() - datetime.datetime.fromisoformat(job["StartTime"]) < WRITTEN_DOWN:
+        return False
+    steps = slurm.run("squeue", "--steps", "--noheader", "--format=%i").split()
+    if any(f"{job['JobId']}.0" not in steps for job in slurm.jobs() if job["JobState"] == "RUNNING"):
         return False
     slurm.kill_controller()
     time.sleep(DOWN_S)
