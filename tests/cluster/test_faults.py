@@ -114,8 +114,10 @@ def disturbed_run(slurm, cluster_run, tmp_path_factory):
     printed = workflow.folder / "printed.txt"
     with open(printed, "w") as file:
         process = subprocess.Popen(command, cwd=workflow.folder, env=environment, stdout=file, stderr=file)
-        left = inject(slurm, workflow, process, [hang, cancel, restart_controller])
-        process.kill()
+        try:
+            left = inject(slurm, workflow, process, [hang, cancel, restart_controller])
+        finally:
+            process.kill()
     assert process.wait() == 0 and not left, f"{left}\n{printed.read_text()}{workflow.logs()}{slurm.logs()}"
     return ClusterRun(workflow, slurm.jobs()[before:], slurm.visible_devices())
 
