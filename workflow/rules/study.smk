@@ -1,5 +1,6 @@
 """The perceptual study: a page that anyone can answer, and what came out. Not part of `all`: it needs people."""
 
+
 rule build_study:
     input:
         records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
