@@ -16,7 +16,7 @@ done = []
 def is_own():
     frame = sys._getframe(2)
     while frame and "importlib" not in frame.f_code.co_filename:
-        if frame.f_code.co_filename.startswith(sys.argv[1]):
+        if frame.f_code.co_filename.startswith((sys.argv[1] + "/lantern/", sys.argv[1] + "/workflow/")):
             return True
         frame = frame.f_back
 

@@ -41,7 +41,11 @@ def test_run(tmp_path):
     folders = [HERE, HERE.parent / "workflow", HERE.parent, *map(Path, sys.path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
+    # A process in a shell's background ignores SIGINT, and so would those that it starts.
+    with subprocess.Popen(
+        command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options
+    ) as process:
         wait_for(lambda: "up" in process.stdout.readline())
         yield process
         process.kill()

@@ -95,7 +95,8 @@ class Workflow:
             **variables,
         }
         command = ["make", target, *(f"{name}={value}" for name, value in variables.items())]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/workflow"}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT}/workflow"
         result = subprocess.run(
             command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
