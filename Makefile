@@ -72,9 +72,9 @@ readme: arguments $(STAMP)
 # first wants the finished tiny run makes it, for both: tests/cluster, early. Jobs that are forks take GOMP_SPINCOUNT from here.
 SECOND := tests/cluster tests/pipeline/training/test_drafter_job.py tests/workflow/test_published.py tests/workflow/test_untrusted.py
 test: $(STAMP)
-	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; trap 'kill $$second; wait; exit 130' INT TERM; code=0; \
+	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; trap 'kill -- -$$second; wait; exit 130' INT TERM; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	$(BIN)/python -m pytest $(SECOND) > $$folder/second.log 2>&1 & second=$$!; \
+	set -m; $(BIN)/python -m pytest $(SECOND) > $$folder/second.log 2>&1 & second=$$!; set +m; \
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(SECOND)) || code=1; \
 	wait $$second || code=1; cat $$folder/second.log; exit $$code
 
