@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 from conftest import ROOT, load_config
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_sample import FinishedRun
-from lantern_pipeline.config.methods import expand_methods
 
 CONFIG = load_config([ROOT / "config.yaml"])
 
@@ -53,6 +52,5 @@ def test_the_models_are_those_of_the_first_training_seed(tmp_path, missing):
     for stage in {"target/s3", "drafter/s3"} - {missing}:
         (tmp_path / stage).mkdir(parents=True)
         (tmp_path / stage / "model.safetensors").touch()
-    coupled = next(method for method in expand_methods(config) if method.spec.name == "coupled")
     with pytest.raises(FileNotFoundError, match=f"{missing}/model.safetensors: run `make reproduce` first"):
-        stored._make_decoder(coupled.spec)
+        stored._load_decoders()

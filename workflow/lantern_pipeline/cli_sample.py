@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
-from lantern.generation import decode_timed, load_decoding_models
-from lantern.methods import MethodSpec
+from lantern.generation import decode_timed
 from lantern.prompts import Prompt
-from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.figures.image_grid import wrap_prompt
@@ -49,27 +48,28 @@ class FinishedRun:
     def sample(self, prompt: str) -> list[Sample]:
         """Draws a prompt with every method of the run at its headline temperature."""
         self.encoder.encode([prompt])  # an unknown word stops here
-        temperature = self.config["metrics"]["headline_temperature"]
-        specs = [run.spec for run in expand_methods(self.config) if run.temperature == temperature]
-        return [self._sample_with(spec, Prompt(prompt, prompt)) for spec in tqdm(specs, unit="method", disable=None)]
+        decoders = tqdm(self._load_decoders(), unit="method", disable=None)
+        return [self._sample_with(decoder, Prompt(prompt, prompt)) for decoder in decoders]
 
-    def _sample_with(self, spec: MethodSpec, prompt: Prompt) -> Sample:
-        decoder, noise_seed = self._make_decoder(spec), self.config["repeats"]["noise_seeds"][0]
+    def _sample_with(self, decoder: Decoder, prompt: Prompt) -> Sample:
+        noise_seed = self.config["repeats"]["noise_seeds"][0]
         for _ in range(2):  # the first warms up
             generation, seconds = decode_timed(decoder, [prompt], self.encoder, noise_seed)
         pixels = to_pixels(decode_images(self.tokenizer, generation.codes))[0]
-        return Sample(spec.method_id, pixels, int(generation.target_forwards[0]), decoder.num_tokens, seconds)
+        forwards = int(generation.target_forwards[0])
+        return Sample(decoder.spec.method_id, pixels, forwards, decoder.num_tokens, seconds)
 
-    def _make_decoder(self, spec: MethodSpec) -> Decoder:
-        seed = self.config["repeats"]["training_seeds"][0]
-        models = load_decoding_models(
-            self._find(f"target/s{seed}"),
-            self._find(f"drafter/s{seed}") if spec.drafts else None,
-            self._find("codebook", table_file(spec.neighbours, seed)) if spec.neighbours else None,
+    def _load_decoders(self) -> list[Decoder]:
+        temperature, seed = self.config["metrics"]["headline_temperature"], self.config["repeats"]["training_seeds"][0]
+        specs = [run.spec for run in expand_methods(self.config) if run.temperature == temperature]
+        tables = dict.fromkeys(table_file(spec.neighbours, seed) for spec in specs if spec.neighbours)
+        return load_decoders(
+            [(asdict(spec), temperature) for spec in specs],
+            self.config["sampling"],
+            target=self._find(f"target/s{seed}"),
+            drafter=self._find(f"drafter/s{seed}") if any(spec.drafts for spec in specs) else None,
+            nearest_codes=[self._find("codebook", name) for name in tables],
         )
-        temperature = self.config["metrics"]["headline_temperature"]
-        sampling = SamplingConfig(temperature=temperature, **self.config["sampling"])
-        return Decoder(models, spec, sampling)
 
     def _find(self, stage: str, name: str = "model.safetensors") -> Path:
         path = self.folder / stage / name

@@ -20,7 +20,7 @@ def load_decoders(
     sampling: dict[str, Any],
     *,
     target: Path | str,
-    drafter: Path | str,
+    drafter: Path | str | None,
     nearest_codes: Sequence[Path | str],
     device: torch.device | str = "cpu",
     dtype: str = "float32",
