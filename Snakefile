@@ -1,5 +1,7 @@
 """Lantern: from captions to tables, figures and a report. `snakemake --cores all` runs everything on config.yaml."""
 
+import re
+
 from snakemake.utils import min_version
 
 min_version("9.12")  # path variables
@@ -29,7 +31,7 @@ scattergather:
 
 wildcard_constraints:
     prompt_set="|".join(PLAN.prompt_sets),
-    method="|".join(PLAN.specs).replace(".", r"\."),
+    method="|".join(map(re.escape, PLAN.specs)),
     temperature=r"[0-9.e-]+",
     neighbours=r"[a-z0-9_]+",
     ablation="|".join(PLAN.ablations) or "none",

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
-DRAFTS = ("sampled", "top", "coupled")
+# What a node's children are; "jacobi" and "hybrid" are coupled too, since the target's own noise picks them.
+DRAFTS = ("sampled", "top", "coupled", "jacobi", "hybrid")
 RESIDUALS = ("paper", "official", "official_lumina")
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
 
@@ -24,6 +26,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "coupled": {"tree": "static", "drafts": "coupled", "relaxation": "none"},
     "proximity": {"tree": "static", "drafts": "coupled", "relaxation": "proximity"},
     "bounded": {"tree": "dynamic", "drafts": "top", "relaxation": "bounded"},
+    "jacobi": {"tree": "chain9", "drafts": "jacobi", "relaxation": "none"},
+    "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid", "relaxation": "none"},
 }
 
 
@@ -50,7 +54,7 @@ RELAXATIONS = {
     "jensen_shannon": RelaxationParts(("k", "delta")),
     "multiplicative": RelaxationParts(("k", "lambda_")),
     "bounded": RelaxationParts(("k", "delta"), ("top",), has_official=False, reason="; only there delta bounds TV"),
-    "proximity": RelaxationParts(("k",), ("coupled", "top"), has_official=False),
+    "proximity": RelaxationParts(("k",), ("coupled", "top", "jacobi", "hybrid"), has_official=False),
 }
 
 # Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
@@ -91,14 +95,28 @@ class DynamicTreeOptions:
             )
 
 
-TreeShape = tuple[tuple[int, ...], ...] | DynamicTreeOptions
+@dataclass(frozen=True)
+class JointTree:
+    """Two static trees side by side below one root, for hybrid drafts.
+
+    Args:
+        jacobi: choices of the tree that Jacobi drafts fill.
+        drafter: choices of the tree that the draft model fills.
+    """
+
+    jacobi: tuple[tuple[int, ...], ...]
+    drafter: tuple[tuple[int, ...], ...]
+
+
+TreeShape = tuple[tuple[int, ...], ...] | DynamicTreeOptions | JointTree
 
 
 def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> tuple[tuple[int, ...], ...]:
     """Choices of a static tree by its name.
 
     Args:
-        tree: "chain3" (a chain of three drafts; any length), "naive_extend_57", "mc_sim_7b_63", or a key of `named`.
+        tree: "chain3" (a chain of three drafts; any length), "chain9k3d2" (the same with 3 siblings in place of one
+            draft at the first 2 depths), "naive_extend_57", "mc_sim_7b_63", or a key of `named`.
         named: further trees, of the config.
 
     Raises:
@@ -106,10 +124,12 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
     """
     if named and tree in named:
         return tuple(tuple(path) for path in named[tree])
-    if match := re.fullmatch(r"chain([1-9]\d*)", tree):
-        return tuple((0,) * n for n in range(1, int(match[1]) + 1))
+    if match := re.fullmatch(r"chain([1-9]\d*)(?:k([1-9]\d*)d([1-9]\d*))?", tree):
+        length, width, wide_depth = int(match[1]), int(match[2] or 1), int(match[3] or 0)
+        wide = (path for n in range(1, min(length, wide_depth) + 1) for path in product(range(width), repeat=n))
+        return (*wide, *((0,) * n for n in range(wide_depth + 1, length + 1)))
     if tree not in _PUBLISHED:
-        known = ["dynamic", "chain1, chain2, ...", *_PUBLISHED, *(named or {})]
+        known = ["dynamic", "chain1, chain2, ...", "chain9k3d2, ...", *_PUBLISHED, *(named or {})]
         raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
     return tuple(tuple(int(digit) for digit in word) for word in _PUBLISHED[tree].split())
 
@@ -144,8 +164,10 @@ class MethodSpec:
 
     Attributes:
         name: preset or a name of the config's choice.
-        tree: "dynamic", or the name of a static tree; None for autoregressive decoding.
-        drafts: "sampled", "top" or "coupled"; None for autoregressive decoding.
+        tree: "dynamic", or the name of a static tree, or two of them as "chain9+chain3" (Jacobi's and the draft
+            model's) for hybrid drafts; None for autoregressive decoding.
+        drafts: "sampled", "top" or "coupled" ones of a draft model; "jacobi", the target's own draws of the last step;
+            "hybrid", Jacobi drafts and coupled ones of a draft model side by side; None for autoregressive decoding.
         relaxation: a name of RELAXATIONS; "none" is exact.
         residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina".
         neighbours: which nearest codes, one of NEIGHBOURS; None without relaxation.
@@ -176,12 +198,17 @@ class MethodSpec:
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_parameters(self)
-        object.__setattr__(self, "tree_shape", _shape_of(self.tree, self.tree_shape))
+        object.__setattr__(self, "tree_shape", _shape_of(self))
 
     @property
     def is_relaxed(self) -> bool:
         """Whether the output distribution may depart from the target's."""
         return self.relaxation != "none"
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether a draft model makes the drafts, or some of them."""
+        return self.drafts not in (None, "jacobi")
 
     def to_dict(self) -> dict[str, Any]:
         """What records and tables keep of a method, as JSON values: all fields but the tree's shape."""
@@ -253,9 +280,9 @@ def _check_parts(spec: MethodSpec) -> None:
 def _check_drafts(spec: MethodSpec) -> None:
     if spec.drafts not in DRAFTS:
         raise ValueError(f"drafts of {spec.name} must be one of {', '.join(DRAFTS)}, got {spec.drafts!r}")
-    if spec.drafts == "sampled" and spec.tree == "dynamic":
+    if spec.drafts in ("sampled", "jacobi", "hybrid") and spec.tree == "dynamic":
         raise ValueError(
-            f"sampled drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
+            f"{spec.drafts} drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
         )
     relaxation = RELAXATIONS[spec.relaxation]
     if spec.drafts not in relaxation.drafts:
@@ -263,7 +290,7 @@ def _check_drafts(spec: MethodSpec) -> None:
             f"relaxation {spec.relaxation} needs drafts {' or '.join(relaxation.drafts)}, got {spec.drafts} for "
             f"{spec.name}{relaxation.reason}"
         )
-    if spec.residual != "paper" and (spec.drafts == "coupled" or not relaxation.has_official):
+    if spec.residual != "paper" and (spec.drafts not in ("sampled", "top") or not relaxation.has_official):
         raise ValueError(
             f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
         )
@@ -303,9 +330,27 @@ def check_bounds(delta: float | None = None, lambda_: float | None = None, owner
         raise ValueError(f"lambda_{owner} must be >= 1, got {lambda_}; 1 is exact, for the additive bound set delta")
 
 
-def _shape_of(tree: str | None, shape: Any) -> TreeShape | None:
-    if tree is None or isinstance(shape, DynamicTreeOptions):
+def _shape_of(spec: MethodSpec) -> TreeShape | None:
+    shape = spec.tree_shape
+    if spec.tree is None or isinstance(shape, DynamicTreeOptions | JointTree):
         return shape
-    if tree == "dynamic":
+    if spec.drafts == "hybrid":
+        return JointTree(**shape) if isinstance(shape, Mapping) else joint_choices(spec.tree)
+    if spec.tree == "dynamic":
         return DynamicTreeOptions(**(shape or {}))
-    return tree_choices(tree, None if shape is None else {tree: shape})
+    return tree_choices(spec.tree, None if shape is None else {spec.tree: shape})
+
+
+def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
+    """Choices of two static trees side by side, named as in "chain9+chain3"; `named` as in `tree_choices`.
+
+    Raises:
+        ValueError: not two names, or an unknown one.
+    """
+    names = tree.split("+")
+    if len(names) != 2:
+        raise ValueError(
+            f"tree of hybrid drafts must be two static trees as in chain9+chain3, Jacobi's and the draft model's, got "
+            f"{tree!r}"
+        )
+    return JointTree(*(tree_choices(name.strip(), named) for name in names))

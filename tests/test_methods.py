@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from conftest import ROOT
@@ -9,6 +11,7 @@ from lantern.methods import (
     PRESETS,
     RELAXATIONS,
     DynamicTreeOptions,
+    JointTree,
     MethodSpec,
     keeps_tokens,
     make_method,
@@ -30,6 +33,7 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
     assert [row[0].removesuffix(" (ours)") for row in rows] == [f"`{name}`" for name in PRESETS]
     words = {"sampled": "sampled", "top": "most probable", "coupled": "the target's own noise|coupled", None: "–"}
+    words |= {"jacobi": "the step before", "hybrid": "side by side"}
     for (_, tree, guesses, stands_in), parts in zip(rows, PRESETS.values(), strict=True):
         assert tree == (parts["tree"] or "–")
         assert any(word in guesses for word in words[parts["drafts"]].split("|"))
@@ -51,6 +55,18 @@ def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
     assert MethodSpec("a", "dynamic", "top").tree_shape == DynamicTreeOptions(58, 4, 10)
     options = {"num_nodes": 6, "depth": 1, "top_k": 4}
     assert MethodSpec("a", "dynamic", "top", tree_shape=options).tree_shape == DynamicTreeOptions(6, 1, 4)
+    joint = JointTree(((0,), (0, 0)), ((0,),))
+    assert MethodSpec("a", "chain2+chain1", "hybrid").tree_shape == joint
+    assert MethodSpec("a", "mine", "hybrid", tree_shape=asdict(joint)).tree_shape == joint
+    assert tree_choices("chain3k2d1") == ((0,), (1,), (0, 0), (0, 0, 0))
+    assert len(tree_choices("chain9k3d2")) == 3 + 9 + 7
+
+
+def test_hybrid_drafts_name_two_static_trees():
+    with pytest.raises(ValueError, match=r"must be two static trees as in chain9\+chain3, .* got 'chain9'"):
+        MethodSpec("a", "chain9", "hybrid")
+    with pytest.raises(ValueError, match="jacobi drafts need a static tree, got tree dynamic for a"):
+        MethodSpec("a", "dynamic", "jacobi")
     with pytest.raises(ValueError, match=r"tree must be one of dynamic, chain1, .*mc_sim_7b_63, got 'mine'"):
         MethodSpec("a", "mine", "top")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import PRESETS, MethodSpec, tree_choices
+from lantern.methods import PRESETS, MethodSpec, joint_choices, tree_choices
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,19 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
         fields = dict(zip(lists, values, strict=True))
         if fields.get("tree") == "static":
             fields["tree"] = config["draft_tree"]["static"]
-        shape = _tree_shape(fields.get("tree"), config)
+        shape = _tree_shape(fields.get("tree"), fields.get("drafts"), config)
         spec = MethodSpec(name=entry.get("name", preset), tree_shape=shape, **fields)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
 
 
-def _tree_shape(tree: str | None, config: dict[str, Any]) -> Any:
+def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) -> Any:
     """What a tree's name stands for in this config."""
     if tree is None:
         return None
+    if drafts == "hybrid":
+        return joint_choices(str(tree), config["trees"])
     return config["draft_tree"]["dynamic"] if tree == "dynamic" else tree_choices(str(tree), config["trees"])
 
 
@@ -118,7 +120,7 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
     for field in ("tree", "drafts", "relaxation", "residual", "neighbours"):
         departs = getattr(spec, field) != defaults.get(field) if defaults else isinstance(given.get(field), list)
         if field in given and departs:
-            words.append(f"{getattr(spec, field)}")
+            words.append(getattr(spec, field).replace("+", "_"))
     if spec.k is not None:
         words.append(f"k{int(spec.k)}")
     if spec.delta is not None:
