@@ -38,7 +38,6 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel, cast_target
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
-from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
@@ -182,10 +181,8 @@ def run_image(
     features = torch.randn(options.batch, config.num_text_tokens, config.caption_dim, generator=generator)
     mask = torch.arange(config.num_text_tokens) >= config.num_text_tokens - 20  # a caption of 20 tokens
     mask = mask.expand(options.batch, -1)
-    ids = [str(i) for i in range(options.batch)]
     with Clock(seconds, "noise_s", device):
-        noise = NoiseField(0, ids, config.num_image_tokens, config.vocab_size, device)
-        noise.prepare(decoder.noise_streams)
+        fields = [decoder.make_noise(0, str(i)) for i in range(options.batch)]
     start = decoder.start
 
     def timed_start(*arguments: object) -> object:
@@ -197,7 +194,7 @@ def run_image(
 
     decoder.start = timed_start
     with Clock(seconds, "steps_s", device), operations or nullcontext():
-        generation = decoder.generate(features * mask[..., None], mask, noise)
+        generation = decoder.generate(features * mask[..., None], mask, fields)
     del decoder.start
     seconds["steps_s"] -= seconds["prefill_s"]
     with Clock(seconds, "image_decoder_s", device):

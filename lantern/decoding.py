@@ -7,7 +7,7 @@ to the host; the loop around it asks once per step whether all images are comple
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from lantern.kv_cache import KVCache
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.noise import NoiseField
+from lantern.noise import ImageNoise, NoiseField, make_noise
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.verification import Outcome, Verifier
 
@@ -142,16 +142,24 @@ class Decoder:
         """The noise that this method reads."""
         if self.sampling.is_greedy:
             return []
-        return ["target"] if self.verifier.draws_target_tokens else ["target", "draft", "accept"]
+        streams = ["target"]
+        if self.drafter is not None and self.drafter.drafts == "sampled":
+            streams.append("draft")
+        return streams if self.verifier.draws_target_tokens else [*streams, "accept"]
+
+    def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
+        """The noise of one image as `generate` wants it; on the CPU, in whatever thread."""
+        vocab_size = self.target.config.vocab_size
+        return make_noise(run_seed, prompt_id, self.noise_streams, self.num_tokens, vocab_size)
 
     @torch.inference_mode()
-    def generate(self, features: torch.Tensor, mask: torch.Tensor, noise: NoiseField) -> Generation:
+    def generate(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> Generation:
         """Generates one image per prompt.
 
         Args:
             features: caption features, (batch, num_text_tokens, caption_dim), left-padded.
             mask: bool, (batch, num_text_tokens), True where a caption token is.
-            noise: the images' noise; keyed by prompt id.
+            fields: the images' noise, see `make_noise`.
 
         Returns:
             See `Generation`.
@@ -159,16 +167,19 @@ class Decoder:
         Raises:
             FloatingPointError: the model's logits are not finite; names the prompt and the step.
         """
-        state = self.start(features, mask, noise)
+        state = self.start(features, mask, fields)
         counts = []
         while not self._is_complete(state, len(counts)):
             with self.timer("step"):
                 counts.append(self.step(state))
         return self._collect(state, counts)
 
-    def start(self, features: torch.Tensor, mask: torch.Tensor, noise: NoiseField) -> DecodingState:
+    def start(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
         """Runs the caption through the target and emits image token 0."""
         features, mask, batch = features.to(self.device, self.dtype), mask.to(self.device), len(mask)
+        vocab_size = self.target.config.vocab_size
+        noise = NoiseField(batch, self.num_tokens, vocab_size, self.noise_streams, self.device)
+        noise.fill(range(batch), fields)
         hidden, cache = self.target.prefill(features, mask, self.num_slots, is_guided=self.sampling.is_guided)
         width = self.num_tokens + self.max_depth + 1
         state = DecodingState(

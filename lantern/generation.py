@@ -17,7 +17,6 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, cast_target
 from lantern.models.text import TextEncoder
 from lantern.models.transformer import cast_weights
-from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 
@@ -177,13 +176,10 @@ def decode_timed(
 ) -> tuple[Generation, float]:
     """Draws one batch; returns it with its seconds, synchronised, text encoding and noise excluded."""
     features, mask = encoder.encode([prompt.text for prompt in prompts])
-    noise = NoiseField(
-        run_seed, [p.id for p in prompts], decoder.num_tokens, decoder.target.config.vocab_size, decoder.device
-    )
-    noise.prepare(decoder.noise_streams)
+    fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)
     begun = time.perf_counter()
-    generation = decoder.generate(features, mask, noise)
+    generation = decoder.generate(features, mask, fields)
     synchronise(decoder.device)
     return generation, time.perf_counter() - begun
 

@@ -17,83 +17,160 @@ NOISE_BLOCK = 2**18  # values of noise made at once
 MAX_SIBLINGS = 64  # accept decisions per position that have noise of their own; the same for every tree
 
 
-def uniform_field(run_seed: int, prompt_id: str, stream: str, num_positions: int, num_slots: int) -> np.ndarray:
+def uniform_field(
+    run_seed: int, prompt_id: str, stream: str, num_positions: int, num_slots: int, first: int = 0
+) -> np.ndarray:
     """Uniform noise of one image in (0, 1).
 
     Args:
         run_seed: seed of the run.
         prompt_id: the image's prompt id.
         stream: independent fields of one image: "target", "draft", "accept".
-        num_positions: rows; row n is the same however many rows are asked for.
+        num_positions: rows; the row of a position is the same however many rows are asked for.
         num_slots: columns, for example the vocabulary.
+        first: position of the first row.
 
     Returns:
         float64, (num_positions, num_slots).
 
     Source: Philox (Salmon et al. 2011), a counter-based generator, through numpy.
     """
-    values = list(_uniform_blocks(run_seed, prompt_id, stream, num_positions * num_slots))
+    values = list(_uniform_blocks(run_seed, prompt_id, stream, first * num_slots, num_positions * num_slots))
     return np.concatenate(values).reshape(num_positions, num_slots)
 
 
-def gumbel_field(run_seed: int, prompt_id: str, stream: str, num_positions: int, num_codes: int) -> torch.Tensor:
+def gumbel_field(
+    run_seed: int, prompt_id: str, stream: str, num_positions: int, num_codes: int, first: int = 0
+) -> torch.Tensor:
     """Standard Gumbel noise of one image, float32, (num_positions, num_codes); arguments as in `uniform_field`."""
-    noise, first = np.empty(num_positions * num_codes, np.float32), 0
-    for block in _uniform_blocks(run_seed, prompt_id, stream, len(noise)):
+    noise, done = np.empty(num_positions * num_codes, np.float32), 0
+    for block in _uniform_blocks(run_seed, prompt_id, stream, first * num_codes, len(noise)):
         np.log(block, out=block)
         np.negative(block, out=block)
         np.log(block, out=block)
-        noise[first : first + len(block)] = np.negative(block, out=block)
-        first += len(block)
+        noise[done : done + len(block)] = np.negative(block, out=block)
+        done += len(block)
     return torch.from_numpy(noise.reshape(num_positions, num_codes))
 
 
-def _uniform_blocks(run_seed: int, prompt_id: str, stream: str, num_values: int) -> Iterator[np.ndarray]:
-    """The values of a field in order, float64, NOISE_BLOCK at a time: blocks that stay in the cache are made faster."""
+def _uniform_blocks(
+    run_seed: int, prompt_id: str, stream: str, first_value: int, num_values: int
+) -> Iterator[np.ndarray]:
+    """Values of a field in order, float64, NOISE_BLOCK at a time: blocks that stay in the cache are made faster."""
     digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
     generator = np.random.Philox(key=np.frombuffer(digest, dtype="<u8"))
-    for first in range(0, num_values, NOISE_BLOCK):
-        raw = generator.random_raw(min(NOISE_BLOCK, num_values - first))
-        yield ((raw >> np.uint64(11)) + 0.5) * 2.0**-53
+    generator.advance(first_value // 4)  # of the counter, which gives four values a step
+    generator.random_raw(first_value % 4)
+    for begin in range(0, num_values, NOISE_BLOCK):
+        raw = generator.random_raw(min(NOISE_BLOCK, num_values - begin))
+        values = (raw >> np.uint64(11)) + 0.5
+        values *= 2.0**-53
+        yield np.minimum(values, 1 - 2.0**-53, out=values)  # the largest rounds to 1: infinite Gumbel noise
 
 
-class NoiseField:
-    """The noise of a batch of images; a stream is made when first read.
+class ImageNoise:
+    """The noise of one image on the CPU; made by `make_noise`.
+
+    Attributes:
+        prompt_id: the image's prompt id.
+    """
+
+    def __init__(self, run_seed: int, prompt_id: str, sizes: dict[str, int], num_positions: int) -> None:
+        self.run_seed, self.prompt_id, self._sizes = run_seed, prompt_id, sizes
+        self._values = {stream: self._make(stream, 0, num_positions) for stream in sizes}
+
+    def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
+        """Noise of positions begin to end - 1, float32, (end - begin, codes or MAX_SIBLINGS)."""
+        values = self._values[stream]
+        return values[begin:end] if end <= len(values) else self._make(stream, begin, end)
+
+    def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
+        make = uniform_field if stream == "accept" else gumbel_field
+        values = make(self.run_seed, self.prompt_id, stream, end - begin, self._sizes[stream], begin)
+        return torch.as_tensor(values, dtype=torch.float32)
+
+
+def make_noise(
+    run_seed: int, prompt_id: str, streams: Sequence[str], num_positions: int, vocab_size: int
+) -> ImageNoise:
+    """Makes the noise of one image; numpy lets other threads run meanwhile.
 
     Args:
         run_seed: seed of the run.
-        prompt_ids: one id per image; equal ids give equal noise.
+        prompt_id: equal ids give equal noise.
+        streams: what to make of "target", "draft" (Gumbel) and "accept" (uniform).
+        num_positions: of the image made now; later ones are made when they are read.
+        vocab_size: codes.
+    """
+    return ImageNoise(run_seed, prompt_id, _stream_sizes(streams, vocab_size), num_positions)
+
+
+def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
+    return {stream: MAX_SIBLINGS if stream == "accept" else vocab_size for stream in streams}
+
+
+class NoiseField:
+    """The noise of a batch of images in fixed buffers; rows are replaced in place.
+
+    A row holds the noise of `window` positions, that of position p at place p % window.
+
+    Args:
+        num_rows: images at a time.
         num_positions: image tokens.
         vocab_size: codes.
-        device: where the fields live.
+        streams: those that are read.
+        device: where the buffers live.
+        window: positions held at a time; None for all. A smaller window has to be kept up by `advance`.
+
+    Attributes:
+        prompt_ids: of the rows; None where no image is.
     """
 
     def __init__(
         self,
-        run_seed: int,
-        prompt_ids: Sequence[str],
+        num_rows: int,
         num_positions: int,
         vocab_size: int,
+        streams: Sequence[str],
         device: torch.device | str = "cpu",
+        window: int | None = None,
     ) -> None:
-        self.run_seed, self.prompt_ids, self.device = run_seed, list(prompt_ids), device
-        self.num_positions, self.vocab_size = num_positions, vocab_size
-        self._fields: dict[str, torch.Tensor] = {}
-        self._row_offsets = torch.arange(len(self.prompt_ids), device=device)[:, None] * num_positions
+        self.num_positions, self.window = num_positions, min(window or num_positions, num_positions)
+        self.prompt_ids: list[str | None] = [None] * num_rows
+        self._images: list[ImageNoise | None] = [None] * num_rows
+        self._ends = [0] * num_rows  # positions below are held, or no longer needed
+        self._values = {
+            stream: torch.zeros(num_rows * self.window, size, device=device)
+            for stream, size in _stream_sizes(streams, vocab_size).items()
+        }
+        self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
-    def prepare(self, streams: Sequence[str]) -> None:
-        """Makes the fields of some streams now: "target", "draft", "accept"."""
-        for stream in streams:
-            if stream not in self._fields:
-                self._fields[stream] = torch.cat([self._make(stream, prompt_id) for prompt_id in self.prompt_ids]).to(
-                    self.device
-                )
+    def fill(self, rows: Sequence[int], fields: Sequence[ImageNoise]) -> None:
+        """Gives rows to new images, which stand at position 0.
 
-    def _make(self, stream: str, prompt_id: str) -> torch.Tensor:
-        if stream == "accept":
-            uniform = uniform_field(self.run_seed, prompt_id, stream, self.num_positions, MAX_SIBLINGS)
-            return torch.from_numpy(uniform).float()
-        return gumbel_field(self.run_seed, prompt_id, stream, self.num_positions, self.vocab_size)
+        Args:
+            rows: which.
+            fields: one per row, with the streams of this field.
+        """
+        for row, image in zip(rows, fields, strict=True):
+            self.prompt_ids[row], self._images[row], self._ends[row] = image.prompt_id, image, 0
+            self._extend(row, 0)
+
+    def advance(self, lengths: Sequence[int]) -> None:
+        """Makes sure that each row holds the `window` positions from its length on; nothing to do without a window."""
+        for row, length in enumerate(lengths):
+            self._extend(row, length)
+
+    def _extend(self, row: int, length: int) -> None:
+        image, begin, end = self._images[row], self._ends[row], min(length + self.window, self.num_positions)
+        if image is None or begin >= end:
+            return
+        self._ends[row] = end
+        for stream, values in self._values.items():
+            places = torch.arange(begin, end, device=values.device) % self.window + row * self.window
+            values.index_copy_(0, places, image.read(stream, begin, end).to(values.device))
+        if end == self.num_positions:
+            self._images[row] = None
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
         """Gumbel noise: positions int64 (batch, nodes), clamped to the last one -> (batch, nodes, vocab)."""
@@ -106,6 +183,8 @@ class NoiseField:
         return self._read("accept", positions)[..., :num_slots]
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        self.prepare([stream])
-        flat = (positions.clamp(max=self.num_positions - 1) + self._row_offsets).flatten()
-        return self._fields[stream].index_select(0, flat).view(*positions.shape, -1)
+        places = positions.clamp(max=self.num_positions - 1)
+        if self.window < self.num_positions:
+            places = places % self.window
+        flat = (places + self._row_offsets).flatten()
+        return self._values[stream].index_select(0, flat).view(*positions.shape, -1)

@@ -12,7 +12,7 @@ from lantern.draft_tree import static_tree
 from lantern.methods import PRESETS, RELAXATIONS, DynamicTreeOptions, MethodSpec, make_method, tree_choices
 from lantern.models.target import cast_target
 from lantern.models.transformer import cast_weights
-from lantern.noise import NoiseField
+from lantern.noise import NoiseField, make_noise
 from lantern.sampling import SamplingConfig
 from lantern.verification import Verifier, longest_path
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
@@ -38,10 +38,8 @@ def generate(
     features, mask = make_prompts(models, 5)
     ids = ids or [f"prompt-{i}" for i in range(batch)]
     rows = torch.tensor([int(i.split("-")[1]) % 5 for i in ids])
-    config = models.target.config
-    noise = NoiseField(7, ids, config.num_image_tokens, config.vocab_size)
     decoder = Decoder(models, spec, sampling)
-    return decoder.generate(features[rows], mask[rows], noise)
+    return decoder.generate(features[rows], mask[rows], [decoder.make_noise(7, i) for i in ids])
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -71,9 +69,9 @@ def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
     spec, (features, mask) = method(tree=tree, drafts=drafts), make_prompts(models, 5)
     found = []
     for part in (AUTOREGRESSIVE, spec):
-        noise = NoiseField(7, [f"prompt-{i}" for i in range(5)], 16, models.target.config.vocab_size)
         decoder = Decoder(models, part, SamplingConfig(cfg_scale=2.0), records_margins=part.drafts is None)
-        found.append(decoder.generate(features, mask, noise))
+        fields = [decoder.make_noise(7, f"prompt-{i}") for i in range(5)]
+        found.append(decoder.generate(features, mask, fields))
     expected, result = found
     equality = compare_with_autoregressive(result.codes, expected.codes, expected.margins)
     assert equality.margin_at_difference.nan_to_num(0.0).max() < 0.1  # nats; typical margins are ten times that
@@ -128,9 +126,9 @@ def test_a_decoder_can_hold_two_batches(models, name, temperature):
     spec, sampling = METHODS[name], SamplingConfig(temperature=temperature, cfg_scale=2.0)
     decoder = Decoder(models, spec, sampling)
     features, mask = make_prompts(models, 5)
-    ids = [f"prompt-{i}" for i in range(5)]
+    fields = [decoder.make_noise(7, f"prompt-{i}") for i in range(5)]
     rows = [slice(0, 3), slice(3, 5)]
-    batches = [(features[part], mask[part], NoiseField(7, ids[part], 16, 12)) for part in rows]
+    batches = [(features[part], mask[part], fields[part]) for part in rows]
     alone = [decoder.generate(*batch).codes for batch in batches]
     with torch.inference_mode():
         states = [decoder.start(*batch) for batch in batches]
@@ -146,9 +144,9 @@ def test_images_do_not_depend_on_the_order_of_methods(models):
     features, mask = make_prompts(models, 3)
 
     def draw(names: list[str]) -> dict[str, torch.Tensor]:
-        noise, codes = NoiseField(7, ["a", "b", "c"], 16, 12), {}
+        fields, codes = [make_noise(7, i, ["target", "draft", "accept"], 16, 12) for i in "abc"], {}
         for name in names:
-            codes[name] = Decoder(models, METHODS[name], SamplingConfig()).generate(features, mask, noise).codes
+            codes[name] = Decoder(models, METHODS[name], SamplingConfig()).generate(features, mask, fields).codes
         return codes
 
     forth, back = draw(list(METHODS)), draw(list(METHODS)[::-1])
@@ -189,10 +187,9 @@ def test_emitted_pairs_have_the_targets_distribution(drafts, tree):
     target, count = models.target, 4000
     features, mask = make_prompts(models, 1)
     features, mask = features.expand(count, -1, -1), mask.expand(count, -1)
-    noise = NoiseField(11, [f"p{i}" for i in range(count)], 4, 4)
     spec = MethodSpec(name="pair", tree="pair", tree_shape=tree, drafts=drafts)
     decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0))
-    generation = decoder.generate(features, mask, noise)
+    generation = decoder.generate(features, mask, [decoder.make_noise(11, f"p{i}") for i in range(count)])
     codes = generation.codes
     with torch.inference_mode():
         first = target.head(target(features[:1], mask[:1], codes[:1, :0])[:, -1]).softmax(-1)[0].double()
@@ -207,6 +204,21 @@ def test_emitted_pairs_have_the_targets_distribution(drafts, tree):
     limit = degrees * (1 - 2 / (9 * degrees) + 3.72 * (2 / (9 * degrees)) ** 0.5) ** 3
     assert statistic < limit, (float(statistic), limit)
     assert 0.15 < (generation.accepted_lengths[:, 0] == 0).float().mean() < 0.85
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_noise_that_is_made_is_the_noise_that_is_read(models, name, temperature, monkeypatch):
+    found, read = set(), NoiseField._read
+
+    def spy(self, stream, positions):
+        found.add(stream)
+        return read(self, stream, positions)
+
+    monkeypatch.setattr(NoiseField, "_read", spy)
+    generate(models, METHODS[name], temperature=temperature)
+    decoder = Decoder(models, METHODS[name], SamplingConfig(temperature=temperature))
+    assert found == set(decoder.noise_streams)
 
 
 class NoHostSync(TorchDispatchMode):
@@ -228,12 +240,10 @@ class NoHostSync(TorchDispatchMode):
 def test_a_step_does_not_synchronise(models, name, temperature):
     spec = METHODS[name]
     features, mask = make_prompts(models, 3)
-    noise = NoiseField(0, ["a", "b", "c"], 16, models.target.config.vocab_size)
     sampling = SamplingConfig(temperature=temperature, cfg_scale=2.0)
     decoder = Decoder(models, spec, sampling)
-    noise.prepare(decoder.noise_streams)
     with torch.inference_mode():
-        state = decoder.start(features, mask, noise)
+        state = decoder.start(features, mask, [decoder.make_noise(0, i) for i in "abc"])
         with NoHostSync():
             for _ in range(3):
                 decoder.step(state)
@@ -253,12 +263,11 @@ class AcceptsByDepth(Verifier):
 def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths, forwards):
     """16 tokens on a chain of 3: the prefill emits one, each step one more than it accepts."""
     features, mask = make_prompts(models, 2)
-    noise = NoiseField(0, ["a", "b"], 16, models.target.config.vocab_size)
     spec, sampling = method(tree="chain3", drafts="coupled"), SamplingConfig(cfg_scale=2.0)
     decoder = Decoder(models, spec, sampling)
     decoder.verifier = AcceptsByDepth(None, spec, sampling)
     decoder.verifier.depths = depths
-    generation = decoder.generate(features, mask, noise)
+    generation = decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "ab"])
     assert generation.target_forwards.tolist() == [forwards, forwards]
     assert generation.step_lengths.sum(1).tolist() == [16, 16]
     assert generation.step_lengths[0, : forwards - 1].tolist() == [1] + [depths + 1] * (forwards - 2)

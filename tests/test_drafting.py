@@ -10,7 +10,6 @@ from lantern.decoding import Decoder, DecodingModels
 from lantern.drafting import Drafts
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.transformer import OVERSHOOT
-from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 
 DYNAMIC = MethodSpec("dynamic", "dynamic", "top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4))
@@ -37,7 +36,7 @@ def drawn_trees(models: DecodingModels, sampling: SamplingConfig) -> list[tuple[
         return found[-1][0]
 
     decoder.drafter._select = spy
-    decoder.generate(features, mask, NoiseField(0, list("abcde"), 16, 12))
+    decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "abcde"])
     return found
 
 
@@ -74,7 +73,7 @@ def test_greedy_drafts_do_not_depend_on_the_filters(models, drafts):
         decoder = Decoder(models, spec, sampling)
         tokens: list[torch.Tensor] = []
         decoder.observer = lambda weights, drafts, *rest, tokens=tokens: tokens.append(drafts.tokens)
-        decoder.generate(features, mask, NoiseField(0, list("abcde"), 16, 12))
+        decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "abcde"])
         found.append(torch.stack(tokens))
     assert torch.equal(*found)
 
@@ -84,7 +83,7 @@ def test_a_tree_may_be_as_deep_as_the_rotary_table_reaches(models):
     codes = []
     for tree in ("chain1", f"chain{OVERSHOOT}"):
         decoder = Decoder(models, MethodSpec("deep", tree, "coupled"), SamplingConfig(cfg_scale=2.0))
-        codes.append(decoder.generate(features, mask, NoiseField(0, ["a", "b"], 16, 12)).codes)
+        codes.append(decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "ab"]).codes)
     assert torch.equal(*codes)
     with pytest.raises(ValueError, match="at most 32 drafts deep, got 33; choose a shallower tree"):
         Decoder(models, MethodSpec("deep", f"chain{OVERSHOOT + 1}", "coupled"), SamplingConfig())

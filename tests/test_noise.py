@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from lantern.noise import MAX_SIBLINGS, NoiseField, gumbel_field, uniform_field
+from lantern.noise import MAX_SIBLINGS, NoiseField, gumbel_field, make_noise, uniform_field
+
+STREAMS = ("target", "draft", "accept")
 
 
 def test_noise_is_a_function_of_seed_id_stream_position_and_code():
@@ -17,8 +20,38 @@ def test_noise_is_a_function_of_seed_id_stream_position_and_code():
     assert not torch.isclose(base, gumbel_field(1, "a", "draft", 8, 16)).any()
 
 
+@pytest.mark.parametrize("first", [1, 2, 5])
+def test_noise_of_a_position_does_not_depend_on_where_one_begins(first):
+    """Rows of 7 values begin inside a counter step, which gives four."""
+    assert torch.equal(gumbel_field(1, "a", "target", 3, 7, first), gumbel_field(1, "a", "target", 8, 7)[first:][:3])
+
+
+def test_noise_is_finite_at_the_largest_raw_values(monkeypatch):
+    """2^53 - 0.5 is no double: the largest value would be 1, its Gumbel noise infinite."""
+
+    class Largest:
+        def __init__(self, **_):
+            pass
+
+        def advance(self, _):
+            pass
+
+        def random_raw(self, count):
+            return np.full(count, 2**64 - 1, np.uint64)
+
+    monkeypatch.setattr(np.random, "Philox", Largest)
+    assert (uniform_field(0, "p", "target", 1, 3) == 1 - 2.0**-53).all()
+    assert gumbel_field(0, "p", "target", 1, 3).isfinite().all()
+
+
+def make_field(num_rows, *ids, window=None, made=6):
+    noise = NoiseField(num_rows, 6, 5, STREAMS, window=window)
+    noise.fill(range(len(ids)), [make_noise(3, i, STREAMS, made, 5) for i in ids])
+    return noise
+
+
 def test_noise_of_a_batch_is_that_of_its_images():
-    noise = NoiseField(3, ["x", "y"], 6, 5)
+    noise = make_field(2, "x", "y")
     read = noise.gumbel("target", torch.tensor([[0, 2], [5, 9]]))  # position 9 is clamped to the last, 5
     assert torch.equal(read[0, 1], gumbel_field(3, "x", "target", 6, 5)[2])
     assert torch.equal(read[1, 0], gumbel_field(3, "y", "target", 6, 5)[5])
@@ -27,13 +60,44 @@ def test_noise_of_a_batch_is_that_of_its_images():
 
 @pytest.mark.parametrize("num_slots", [1, 7, MAX_SIBLINGS])
 def test_uniform_noise_does_not_depend_on_the_number_of_slots_read(num_slots):
-    noise = NoiseField(3, ["x", "y"], 6, 5)
+    noise = make_field(2, "x", "y")
     read = noise.uniform(torch.tensor([[1, 4], [0, 5]]), num_slots)
     assert read.shape == (2, 2, num_slots)
     for row, (prompt_id, positions) in enumerate({"x": [1, 4], "y": [0, 5]}.items()):
         field = torch.from_numpy(uniform_field(3, prompt_id, "accept", 6, 64)).float()
         for column, position in enumerate(positions):
             assert read[row, column].tolist() == [field[position, slot] for slot in range(num_slots)]
+
+
+def test_a_row_takes_another_image_in_place():
+    noise, positions = make_field(3, "x", "y", "z"), torch.arange(6).expand(3, -1)
+    before = {stream: values.data_ptr() for stream, values in noise._values.items()}
+    noise.fill([2, 0], [make_noise(3, i, STREAMS, 6, 5) for i in "ab"])
+    assert noise.prompt_ids == ["b", "y", "a"]
+    fresh = make_field(3, "b", "y", "a")
+    for stream in ("target", "draft"):
+        assert torch.equal(noise.gumbel(stream, positions), fresh.gumbel(stream, positions))
+    assert torch.equal(noise.uniform(positions, 4), fresh.uniform(positions, 4))
+    assert before == {stream: values.data_ptr() for stream, values in noise._values.items()}
+
+
+@pytest.mark.parametrize("made", [3, 6])
+def test_a_window_of_positions_holds_the_same_noise(made):
+    """Rows at different positions, one of which takes another image half way; positions made at once or when read."""
+    whole, part = make_field(2, "x", "y"), make_field(2, "x", "y", window=3, made=made)
+    lengths = [0, 0]
+    for steps in ([1, 2], [2, 1], [1, -4], [2, 4], [0, 2], [0, 1]):
+        lengths = [length + step for length, step in zip(lengths, steps, strict=True)]
+        if steps[1] == -4:
+            lengths[1] = 0
+            for noise in (whole, part):
+                noise.fill([1], [make_noise(3, "z", STREAMS, made if noise is part else 6, 5)])
+        part.advance(lengths)
+        positions = torch.tensor(lengths)[:, None] + torch.arange(3)
+        for stream in ("target", "draft"):
+            assert torch.equal(whole.gumbel(stream, positions), part.gumbel(stream, positions))
+        assert torch.equal(whole.uniform(positions, 4), part.uniform(positions, 4))
+    assert lengths == [6, 7]
 
 
 def test_noise_has_the_moments_of_its_law():

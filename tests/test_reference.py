@@ -139,7 +139,7 @@ def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tup
     """A drafter that has seen the stored caption, and the first emitted token."""
     stored = reference.tree
     drafter = TreeDrafter(reference.draft, reference.target, drafts, tree, sampling)
-    noise = NoiseField(0, ["p"], SIZES["block"], SIZES["vocab"])
+    noise = NoiseField(1, SIZES["block"], SIZES["vocab"], [])
     mask = torch.ones(1, SIZES["cls"], dtype=torch.bool)
     first = stored["input_ids_full"][:1, -1:].long()
     with torch.inference_mode():
@@ -379,8 +379,7 @@ def generate_reference(reference, run: str, scale: float) -> decoding.Generation
     features, mask = reference.io["cond_leftpad"], reference.io["mask_leftpad"].bool()
     stored = reference.io["prefill_hidden_lantern"].unflatten(0, (-1, len(features)))
     decoder.drafter.start = lambda hidden, *rest: start(stored, *rest)
-    ids = [f"p{i}" for i in range(len(features))]
-    return decoder.generate(features, mask, NoiseField(0, ids, SIZES["block"], SIZES["vocab"]))
+    return decoder.generate(features, mask, [decoder.make_noise(0, f"p{i}") for i in range(len(features))])
 
 
 @pytest.mark.parametrize("scale", [1.5, 3.0, 7.5])
@@ -388,8 +387,7 @@ def test_greedy_ids_autoregressive(reference, scale):
     models = DecodingModels(reference.target)
     decoder = Decoder(models, MethodSpec(name="autoregressive"), SamplingConfig(temperature=0.0, cfg_scale=scale))
     features, mask = reference.io["cond_leftpad"], reference.io["mask_leftpad"].bool()
-    noise = NoiseField(0, [f"p{i}" for i in range(len(features))], SIZES["block"], SIZES["vocab"])
-    codes = decoder.generate(features, mask, noise).codes
+    codes = decoder.generate(features, mask, [decoder.make_noise(0, f"p{i}") for i in range(len(features))]).codes
     assert codes.tolist() == [GENERATIONS[f"p{i}/cfg{scale}"]["vanilla"] for i in range(len(features))]
 
 
@@ -416,8 +414,8 @@ def test_sampled_drafts_keep_the_targets_law_on_trained_models(reference, tree):
     models = DecodingModels(reference.target, reference.draft)
     spec = MethodSpec(name="eagle1", tree=tree, drafts="sampled")
     decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0))
-    noise = NoiseField(5, [f"image-{i}" for i in range(count)], SIZES["block"], vocab)
-    generation = decoder.generate(features.expand(count, -1, -1), mask.expand(count, -1), noise)
+    fields = [decoder.make_noise(5, f"image-{i}") for i in range(count)]
+    generation = decoder.generate(features.expand(count, -1, -1), mask.expand(count, -1), fields)
     assert generation.target_forwards.float().mean() < 0.9 * SIZES["block"]
     first, second = torch.meshgrid(torch.arange(vocab), torch.arange(vocab), indexing="ij")
     pairs = torch.stack([first.flatten(), second.flatten()], dim=1)

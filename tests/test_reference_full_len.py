@@ -116,7 +116,7 @@ def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig):
     """
     stored = reference.tree
     drafter = TreeDrafter(reference.draft, reference.target, drafts, tree, sampling)
-    first, noise = stored["input_ids_full"][:1, -1:].long(), NoiseField(0, ["p"], 256, 128)
+    first, noise = stored["input_ids_full"][:1, -1:].long(), NoiseField(1, 256, 128, [])
     with torch.inference_mode():
         mask = torch.ones(1, 120, dtype=torch.bool)
         state = drafter.start(stored["prefill_hidden"][:, None], mask, noise, first)
@@ -195,7 +195,7 @@ def generate(reference, prompts: list[int], spec: MethodSpec):
     models = DecodingModels(reference.target, reference.draft, reference.io["table_raw_l2"].long())
     decoder = Decoder(models, spec, SamplingConfig(temperature=0.0, cfg_scale=SCALE))
     features, mask = reference.io["cond_leftpad"][prompts], reference.io["mask_leftpad"][prompts].bool()
-    return decoder.generate(features, mask, NoiseField(0, [f"p{i}" for i in prompts], 256, 128))
+    return decoder.generate(features, mask, [decoder.make_noise(0, f"p{i}") for i in prompts])
 
 
 def test_greedy_ids_autoregressive(reference):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -9,15 +11,22 @@ from scipy.stats import chisquare
 from lantern.draft_tree import static_tree
 from lantern.drafting import Drafts
 from lantern.methods import MethodSpec
-from lantern.noise import NoiseField
+from lantern.noise import NoiseField, make_noise
 from lantern.sampling import SamplingConfig
 from lantern.verification import Verifier
 
 COUNT = 20_000  # emissions
 TARGET = torch.tensor([0.0, 0.45, 0.3, 0.25, 0.0])
 DRAFT = torch.tensor([0.5, 0.05, 0.15, 0.1, 0.2])
-NOISE = NoiseField(3, [f"p{i}" for i in range(COUNT)], 1, len(TARGET))  # made when first read
+STREAMS = ("target", "accept")
 TABLE = torch.tensor([[1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2]])
+
+
+@cache
+def make_field() -> NoiseField:
+    field = NoiseField(COUNT, 1, len(TARGET), STREAMS)
+    field.fill(range(COUNT), [make_noise(3, f"p{i}", STREAMS, 1, len(TARGET)) for i in range(COUNT)])
+    return field
 
 
 def emit(children: torch.Tensor, **parts) -> torch.Tensor:
@@ -29,7 +38,7 @@ def emit(children: torch.Tensor, **parts) -> torch.Tensor:
     drafts = Drafts(tokens, static_tree(choices), DRAFT.expand(COUNT, 1, -1))
     weights = TARGET.log().expand(COUNT, 1 + num_children, -1)
     positions = torch.zeros(COUNT, 1 + num_children, dtype=torch.int64)
-    outcome = Verifier(TABLE, spec, SamplingConfig()).verify(weights, weights, weights, drafts, NOISE, positions)
+    outcome = Verifier(TABLE, spec, SamplingConfig()).verify(weights, weights, weights, drafts, make_field(), positions)
     return outcome.emitted[:, 0]
 
 

@@ -11,7 +11,6 @@ from conftest import make_models, make_prompts
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
 from lantern.methods import DRAFTS, PRESETS, RELAXATIONS, make_method
-from lantern.noise import NoiseField
 from lantern.relaxation import CLASSES, AdditiveBound, MultiplicativeBound, relaxed_set
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.analysis.method_labels import method_colour, method_name
@@ -33,10 +32,8 @@ def capped(drafts="sampled", **parts):
 
 
 def generate(models, spec, temperature=1.0):
-    config = models.target.config
-    noise = NoiseField(7, [f"prompt-{i}" for i in range(5)], config.num_image_tokens, config.vocab_size)
     decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0, temperature=temperature))
-    return decoder.generate(*make_prompts(models, 5), noise)
+    return decoder.generate(*make_prompts(models, 5), [decoder.make_noise(7, f"prompt-{i}") for i in range(5)])
 
 
 def random_nodes(children):

@@ -13,7 +13,6 @@ from lantern.acceptance import RejectionRule, accept_within_bound
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
-from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
 from lantern.sampling import SamplingConfig
@@ -197,7 +196,7 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
     for ids in (range(5), range(5)):
         recorder = NodeRecorder(5, 16, max_nodes=5 * 16, seed=0)
         decoder.observer = recorder
-        generation = decoder.generate(features, mask, NoiseField(7, [f"p{i}" for i in ids], 16, 12))
+        generation = decoder.generate(features, mask, [decoder.make_noise(7, f"p{i}") for i in ids])
         nodes = recorder.collect()
         # the prefill's token and a full chain's bonus token are drawn where no draft was verified
         num_bonus = int((generation.accepted_lengths == 3).sum())

@@ -9,7 +9,6 @@ import torch
 from conftest import make_models, make_prompts
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
-from lantern.noise import NoiseField
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
@@ -44,8 +43,8 @@ def test_draws_of_the_target_are_found_again(temperature, images_at_once, monkey
     spec = MethodSpec(name="near", tree="chain3", drafts="coupled", relaxation="proximity", neighbours="l2", k=4)
     features, mask = make_prompts(models, 5)
     ids = [f"p{i}" for i in range(5)]
-    noise = NoiseField(7, ids, 16, 12)
-    generation = Decoder(models, spec, sampling).generate(features, mask, noise)
+    decoder = Decoder(models, spec, sampling)
+    generation = decoder.generate(features, mask, [decoder.make_noise(7, i) for i in ids])
     prompts = [Prompt(i, i.removeprefix("p")) for i in ids]
     drawn = drawn_tokens(models.target, _Encoder(features, mask), prompts, generation.codes, sampling, run_seed=7)
     assert generation.is_substituted.any()

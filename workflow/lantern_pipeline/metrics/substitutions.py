@@ -9,7 +9,7 @@ import torch
 
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
-from lantern.noise import NoiseField
+from lantern.noise import gumbel_field
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig, filter_logits
@@ -33,14 +33,12 @@ def drawn_tokens(
     texts = [prompt.text for prompt in prompts]
     options = {"cfg_scale": sampling.cfg_scale, "batch_size": len(prompts)}
     drawn = []
-    for rows, chosen, logits in walk_logits(target_model, encoder, codes, texts, **options):
+    for rows, _, logits in walk_logits(target_model, encoder, codes, texts, **options):
         if sampling.is_greedy:
             drawn.append(logits.argmax(-1).cpu())
             continue
-        num_tokens, device = chosen.shape[1], logits.device
-        noise = NoiseField(run_seed, [prompt.id for prompt in prompts[rows]], num_tokens, logits.shape[-1], device)
-        positions = torch.arange(num_tokens, device=device).expand(len(chosen), -1)
-        drawn.append((filter_logits(logits, sampling) + noise.gumbel("target", positions)).argmax(-1).cpu())
+        noise = [gumbel_field(run_seed, prompt.id, "target", *logits.shape[1:]) for prompt in prompts[rows]]
+        drawn.append((filter_logits(logits, sampling) + torch.stack(noise).to(logits.device)).argmax(-1).cpu())
     return torch.cat(drawn)
 
 
