@@ -1,177 +1,191 @@
-"""Where a step's time goes, for every method of a configuration, against autoregressive decoding in the same process.
+"""Where a step's time goes, method by method, beside another version of this project.
 
-    python benchmarks/decode.py                        # models of results/embedded, config.yaml's methods
-    python benchmarks/decode.py --images 20 --temperature 0
-    python benchmarks/decode.py --random-weights       # no run needed: true costs, meaningless accepted lengths
-    python benchmarks/decode.py --compile              # the target's layers through torch.compile (needs a C++
-    compiler)
+    python benchmarks/decode.py --results results/embedded                    # trained models of a run: whole images
+    python benchmarks/decode.py --case large vocab16384                       # random weights: steps alone
+    python benchmarks/decode.py --case embedded large --against ../old --output benchmarks/results/decode.json
 
-Batch 1, one thread. Whole images are timed first, methods interleaved; the parts of a step in a second pass over a
-quarter of the images, since the clocks themselves cost something. The last line of the output is JSON.
+Batch 1, one thread, on a CPU. Methods and checkouts take turns image by image. Milliseconds are medians over the steps
+of an image, then over images; ratios (this version / the other) are medians of ratios of the same image. The clocks
+of the parts cost about 1 % of the smallest step. The last line of the output is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
+import sys
+import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import pandas as pd
-import torch
+import side_by_side
+from side_by_side import Side, take_turns
 
-from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels
-from lantern.generation import load_decoding_models
-from lantern.methods import MethodSpec
-from lantern.models.draft import DraftModel
-from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.text import TextEncoder
-from lantern.prompts import Prompt
-from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.methods import expand_methods, table_file
-from lantern_pipeline.config.validate import load_yaml
-from lantern_pipeline.data.decoders import load_tables
-from lantern_pipeline.data.prompt_files import read_prompts
-from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
+from lantern.generation import decode_timed
+from lantern.methods import MethodSpec, make_method
+from lantern_pipeline.config.methods import expand_methods
 
-BASELINE = MethodSpec(name="autoregressive", method_id="autoregressive")
-
-
-def choose_specs(config: dict[str, Any], temperature: float) -> list[MethodSpec]:
-    """Methods of the configuration at this temperature, autoregressive decoding first."""
-    found = [run.spec for run in expand_methods(config) if run.temperature == temperature]
-    return [BASELINE, *(spec for spec in found if spec != BASELINE)]
+BASELINE = "autoregressive"
+LARGE = {
+    **{"dim": 256, "num_layers": 8, "num_heads": 4, "vocab_size": 4096, "grid": 16},
+    **{"num_text_tokens": 120, "caption_dim": 256},
+}
+# Random weights; `steps` of an image are measured, in which hardly a draft is accepted.
+RANDOM_CASES: dict[str, dict[str, Any]] = {
+    "large": {"sizes": LARGE, "images": 3, "steps": 16},
+    "vocab16384": {"sizes": {**LARGE, "vocab_size": 16384}, "images": 3, "steps": 8},
+}
+SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
+FORWARDS = {1: BASELINE, 8: "coupled-chain7"}  # nodes -> method whose target forward has as many
 
 
-def load_models(config: dict[str, Any], folder: Path) -> DecodingModels:
-    """Target and draft model of the run's first training seed."""
-    seed = config["repeats"]["training_seeds"][0]
-    return load_decoding_models(*(folder / name / f"s{seed}" / "model.safetensors" for name in ("target", "drafter")))
+class EnoughSteps(Exception):
+    """Ends an image of which no more steps are wanted."""
 
 
-def load_used_tables(config: dict[str, Any], folder: Path, specs: list[MethodSpec]) -> dict[str, torch.Tensor]:
-    """Tables of nearest codes that the methods read, by neighbours."""
-    seed = config["repeats"]["training_seeds"][0]
-    used = sorted({table_file(spec.neighbours, seed) for spec in specs if spec.neighbours})
-    return load_tables([folder / "codebook" / name for name in used])
+class DecodingBench(side_by_side.Bench):
+    """Draws images by the clock."""
+
+    def decode(self, method: str, image: int, steps: int | None) -> dict[str, float]:
+        """Milliseconds of the parts of a step of one image, or of its first steps; of a whole image also its seconds
+        and the tokens that a target forward emits.
+        """
+        decoder, parts = self.decoders[method], defaultdict(list)
+        now: dict[str, float] = defaultdict(float)
+
+        @contextmanager
+        def clock(part: str) -> Iterator[None]:
+            begun = time.perf_counter()
+            yield
+            now[part] += 1000 * (time.perf_counter() - begun)
+            if part == "step":
+                now["other"] = 2 * now["step"] - sum(now.values())
+                for name in now:
+                    parts[name].append(now[name])
+                now.clear()
+                if len(parts["step"]) == steps:
+                    raise EnoughSteps
+
+        decoder.timer, whole = clock, {}
+        try:
+            generation, seconds = decode_timed(decoder, [self.prompts[image]], self.encoder, run_seed=0)
+            forwards = int(generation.target_forwards[0])
+            whole = {"latency_s": seconds, "mean_accepted_length": decoder.num_tokens / forwards}
+        except EnoughSteps:
+            pass
+        finally:
+            decoder.timer = nullcontext
+        return {**whole, **{f"{part}_ms": median(values) for part, values in parts.items()}}
 
 
-def make_random_models(config: dict[str, Any]) -> tuple[DecodingModels, dict[str, torch.Tensor]]:
-    """Random models and one table of the configured sizes."""
-    sizes = {key: config["target"][key] for key in ("dim", "num_layers", "num_heads")}
-    codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
-    text = {"num_text_tokens": config["text"]["max_tokens"], "caption_dim": config["text"]["caption_dim"]}
-    target = TargetModel(TargetConfig(**sizes, **codes, **text))
-    draft = DraftModel.from_target(target, 0)
-    table = nearest_codes(torch.randn(target.config.vocab_size, 8), config["codebook"]["num_neighbours"])
-    models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
-    return models, defaultdict(lambda: table)
+def common_methods(k: int) -> list[MethodSpec]:
+    """What every case measures: the published trees, and chains of 4, 8 and 10 nodes."""
+    chains = [("coupled", 3), ("coupled", 7), ("jacobi", 9)]
+    tree = "naive_extend_57"
+    return [
+        make_method(BASELINE),
+        *(make_method(name, tree=f"chain{n}", method_id=f"{name}-chain{n}") for name, n in chains),
+        make_method("eagle1", tree=tree, method_id=f"eagle1-{tree}"),
+        make_method("lantern_pp", k=10, lambda_=2.0, tree=tree, method_id=f"lantern_pp-{tree}"),
+        make_method("eagle2", method_id="eagle2-dynamic58"),
+        make_method("lantern", k=k, delta=0.4, method_id="lantern-dynamic58"),
+    ]
 
 
-def load_prompts(config: dict[str, Any], folder: Path, is_random: bool) -> tuple[list[Prompt], TextEncoder]:
-    """What is drawn, and the encoder that reads it: the run's own prompts, or any words for random weights."""
-    if is_random:
-        prompts = [Prompt(f"random-{i}", f"caption number {i}") for i in range(32)]
-        return prompts, make_text_encoder(config["text"], "folder", config["seed"])
-    prompts = read_prompts(folder / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl")
-    return prompts, make_text_encoder(config["text"], config["data"]["source"], config["seed"])
+def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What the workers of a case are told before they start."""
+    if name == "embedded":
+        config = side_by_side.read_config(options.config)
+        found = [run.spec for run in expand_methods(config) if run.temperature == options.temperature]
+        specs = {spec.method_id: spec for spec in [*common_methods(k=20), *found]}
+        case = side_by_side.trained_case(config, options.results, [asdict(spec) for spec in specs.values()])
+        case |= {"images": 8, "steps": None}
+    else:
+        specs = common_methods(k=1000)
+        case = side_by_side.random_case(RANDOM_CASES[name]["sizes"], SAMPLING, [asdict(spec) for spec in specs])
+        case |= RANDOM_CASES[name]
+    return case | {"temperature": options.temperature, "threads": options.threads}
 
 
-def make_decoders(
-    config: dict[str, Any],
-    models: DecodingModels,
-    tables: dict[str, torch.Tensor],
-    specs: list[MethodSpec],
-    temperature: float,
-) -> list[Decoder]:
-    """One decoder per method."""
-    sampling = SamplingConfig(temperature=temperature, **config["sampling"])
-    decoders = []
-    for spec in specs:
-        parts = DecodingModels(models.target, models.draft, tables[spec.neighbours] if spec.is_relaxed else None)
-        decoders.append(Decoder(parts, spec, sampling))
-    return decoders
+def measure(sides: list[Side], images: int, steps: int | None) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """What every side answers for every image: method -> side -> answers. The image before the first does not count."""
+    answers: dict[str, dict[str, list]] = {method: defaultdict(list) for method in sides[0].methods}
+    for image in range(-1, images):
+        for place, method in enumerate(answers):
+            found = take_turns(sides, image + place, "decode", method=method, image=max(image, 0), steps=steps)
+            for name, answer in found.items():
+                if image >= 0:
+                    answers[method][name].append(answer)
+        print(f"image {image + 1} of {images}", file=sys.stderr)
+    return answers
 
 
-def measure(
-    decoders: list[Decoder], prompts: list[Prompt], encoder: TextEncoder, num_warmup: int
-) -> dict[str, dict[str, float]]:
-    """Interleaved whole-image times, then the parts of a step: method id -> its numbers."""
-    images = measure_latency(decoders, prompts, encoder, run_seed=0, num_warmup=num_warmup)
-    some = prompts[: max(1, len(prompts) // 4)]
-    parts = profile_steps(decoders, some, encoder, run_seed=0, num_resamples=2)
-    seconds = images.pivot(index="prompt_id", columns="method_id", values="seconds")
-    rows = {}
-    for decoder in decoders:
-        method_id = decoder.spec.method_id
-        forwards = images.loc[images["method_id"] == method_id, "target_forwards"].sum()
-        length = len(prompts) * decoder.num_tokens / float(forwards)
-        speedup = float((seconds[BASELINE.method_id] / seconds[method_id]).median())
-        rows[method_id] = {
-            "latency_s": float(seconds[method_id].median()),
-            "speedup": speedup,
-            "mean_accepted_length": length,
-            "step_cost": length / speedup,
-            **parts_of(parts, method_id),
-        }
+def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, Any]]:
+    """Method -> side -> numbers; "ratio" is this version over the other."""
+    rows: dict[str, dict[str, Any]] = {}
+    for method, sides in answers.items():
+        rows[method] = {}
+        for name, images in sides.items():
+            row = {key: median(image[key] for image in images) for key in images[0]}
+            if "latency_s" in row:
+                pairs = zip(answers[BASELINE][name], images, strict=True)
+                row["speedup"] = median(base["latency_s"] / image["latency_s"] for base, image in pairs)
+            rows[method][name] = row
+        if len(sides) == 2:
+            pairs = list(zip(sides["this"], sides["against"], strict=True))
+            keys = [key for key in sides["this"][0] if sides["against"][0].get(key)]
+            rows[method]["ratio"] = {key: median(new[key] / old[key] for new, old in pairs) for key in keys}
     return rows
 
 
-def parts_of(parts: pd.DataFrame, method_id: str) -> dict[str, float]:
-    """Milliseconds per step of each part, their sum, and what is left of the step."""
-    mine = parts[parts["method_id"] == method_id].set_index("part")["milliseconds"]
-    values = {f"{part}_ms": float(mine[part]) for part in PARTS}
-    return {**values, "step_ms": float(mine.sum()), "other_ms": float(mine["other"])}
+def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
+    """Tables for people: milliseconds of a step and its parts, and in brackets their ratio to the other version."""
+    keys = ["step_ms", *(f"{part}_ms" for part in ("draft", "target", "score", "verify", "commit", "other"))]
+    print(f"\n{case:<42}", *(f"{key.removesuffix('_ms'):>15}" for key in keys))
 
+    def cell(row: dict[str, dict[str, float]], key: str) -> str:
+        value, ratio = row["this"].get(key), row.get("ratio", {}).get(key)
+        return ("" if value is None else f"{value:.2f}") + (f" ({ratio:.2f})" if ratio else "")
 
-def show(rows: dict[str, dict[str, float]]) -> None:
-    """A table for people: milliseconds per step, ratios over autoregressive."""
-    columns = list(next(iter(rows.values())))
-    width = max(len(name) for name in rows)
-    print(" " * width, *(f"{name.removesuffix('_ms'):>10.10}" for name in columns))
-    for name, row in rows.items():
-        print(f"{name:<{width}}", *(f"{row[column]:>10.3f}" for column in columns))
+    for method, row in rows.items():
+        print(f"{method:<42}", *(f"{cell(row, key):>15}" for key in keys))
+    for nodes, method in FORWARDS.items():
+        print(f"target forward, nodes: {nodes}  {cell(rows[method], 'target_ms')} ms")
+    for method, row in rows.items():
+        if "speedup" in row["this"]:
+            speedups = ", ".join(f"{name} {row[name]['speedup']:.2f}" for name in ("this", "against") if name in row)
+            print(f"{method:<42} {row['this']['mean_accepted_length']:.2f} tokens a forward; speed-up: {speedups}")
 
 
 def main() -> None:
     """Command line."""
+    if sys.argv[1:] == ["--worker"]:
+        side_by_side.serve(DecodingBench)
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", type=Path, default=Path("config.yaml"), help="configuration to take methods from")
-    parser.add_argument("--results", type=Path, help="folder of the run; default results/<experiment>")
-    parser.add_argument("--random-weights", action="store_true", help="measure costs without a run")
-    parser.add_argument("--compile", action="store_true", help="compile the layers (needs a C++ compiler)")
+    parser.add_argument("--case", nargs="+", choices=["embedded", *RANDOM_CASES], default=["embedded"])
+    parser.add_argument("--config", type=Path, default=side_by_side.ROOT / "config.yaml", help="of the case embedded")
+    parser.add_argument("--results", type=Path, default=Path("results/embedded"), help="the run of the case embedded")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--images", type=int, default=12)
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--images", type=int, help="images per method; default: as the case says")
+    side_by_side.add_options(parser)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    config = load_yaml(options.config)
-    folder = options.results or Path("results") / config["experiment"]
-    specs = choose_specs(config, options.temperature)
-    if options.random_weights:
-        models, tables = make_random_models(config)
-    else:
-        models, tables = load_models(config, folder), load_used_tables(config, folder, specs)
-    if options.compile:
-        models.target.extend = torch.compile(models.target.extend, dynamic=False)
-        models.draft.extend = torch.compile(models.draft.extend, dynamic=False)
-    decoders = make_decoders(config, models, tables, specs, options.temperature)
-    prompts, encoder = load_prompts(config, folder, options.random_weights)
-    rows = measure(decoders, prompts[: options.images], encoder, options.warmup)
-    show(rows)
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "threads": options.threads,
-    }
-    settings = {"temperature": options.temperature, "images": options.images, "compile": options.compile}
-    print(json.dumps({"benchmark": "decode", "machine": machine, "settings": settings, "methods": rows}))
+    report = {"benchmark": "decode", **side_by_side.describe_run(options)}
+    report["settings"] = {"temperature": options.temperature}
+    report["cases"] = {}
+    for name in options.case:
+        case = make_case(name, options)
+        images = options.images or case["images"]
+        with side_by_side.open_sides(Path(__file__), case, options.against) as sides:
+            answers = measure(sides, images, case["steps"])
+        rows = summarise(answers)
+        show(name, rows)
+        report["cases"][name] = {"images": images, "steps": case["steps"], "methods": rows}
+    side_by_side.write_report(report, options.output)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,29 @@
 """Every benchmark runs, on the smallest models and images it takes, and its last line is the JSON that it promises."""
 
 import json
-import math
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 
 import decode
 import full_size
 import job_overhead
 import overlay_hours
 import pytest
+import side_by_side
 import torch
-import yaml
-from snakemake.utils import update_config
 
-from conftest import ROOT, load_yaml
+from conftest import ROOT
+from lantern.checkpoints.native import save_model
+from lantern.codebook import nearest_codes
+from lantern.io import save_tensors
+from lantern.methods import make_method
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
-from tiny_run import TINY
 
 SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2}
+TINY_SIZES = {**SIZE, "vocab_size": 1100, "grid": 8, "num_text_tokens": 5, "caption_dim": 16}
 
 
 @pytest.fixture
@@ -31,14 +38,73 @@ def run(monkeypatch, capsys):
     return run
 
 
-def test_decoding_is_measured_without_a_run(run, tmp_path):
-    config = load_yaml(ROOT / "config.yaml")
-    update_config(config, load_yaml(TINY))
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    found = run(decode, "--config", tmp_path / "config.yaml", "--random-weights", "--images", 2, "--warmup", 1)
-    assert found["benchmark"] == "decode" and found["methods"]["autoregressive"]["speedup"] == 1
-    for row in found["methods"].values():
-        assert all(math.isfinite(value) for value in row.values()) and row["mean_accepted_length"] >= 1
+def test_decoding_is_measured_beside_another_checkout(run, monkeypatch, tmp_path):
+    monkeypatch.setitem(decode.RANDOM_CASES, "large", {"sizes": TINY_SIZES, "images": 2, "steps": 2})
+    monkeypatch.setattr(side_by_side.os, "getloadavg", lambda: (0.6, 0.0, 0.0))
+    written = tmp_path / "decode.json"
+    arguments = ["--case", "large", "--against", ROOT, "--output", written]
+    with pytest.raises(SystemExit, match=r"load average must be <= 0.5 before the start, got 0.60: wait, or mark"):
+        run(decode, *arguments)
+    assert not written.exists()
+
+    found = run(decode, *arguments, "--mark-load")
+    assert found == json.loads(written.read_text()) and found["benchmark"] == "decode"
+    assert found["machine"]["load_average"] == 0.6 and not found["machine"]["is_idle"]
+    methods = found["cases"]["large"]["methods"]
+    assert set(decode.FORWARDS.values()) < set(methods) and set(found["commits"]) == {"this", "against"}
+    for row in methods.values():
+        assert set(row) == {"this", "against", "ratio"} and {"target_ms", "score_ms", "step_ms"} <= set(row["ratio"])
+        assert all(value > 0 for side in row.values() for key, value in side.items() if key != "other_ms")
+
+
+def test_whole_images_of_a_finished_run_are_measured(tmp_path):
+    text = {"encoder": "words", "caption_dim": 16, "max_tokens": 5}
+    torch.manual_seed(0)
+    target = TargetModel(TargetConfig(**{**TINY_SIZES, "grid": 3, "vocab_size": 12}))
+    save_model(tmp_path / "target" / "s0" / "model.safetensors", target)
+    save_model(tmp_path / "drafter" / "s0" / "model.safetensors", DraftModel.from_target(target, 0))
+    table = nearest_codes(torch.randn(12, 4), k=11)
+    for name in ("l2_normalised", "probability.s0", "probability.s1"):
+        save_tensors(tmp_path / "codebook" / f"{name}.safetensors", {"nearest_codes": table})
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "seen.jsonl").write_text('{"id": "a", "text": "a red square", "more": 1}\n')
+    config = {"repeats": {"training_seeds": [0]}, "metrics": {"headline_prompt_set": "seen"}, "text": text, "seed": 0}
+    config |= {"data": {"source": "folder"}, "sampling": {"cfg_scale": 3.0}}
+    methods = [make_method("autoregressive"), make_method("proximity", k=10, tree="chain2")]
+    unheard = {**asdict(methods[1]), "method_id": "unheard", "drafts": "unheard"}
+    case = side_by_side.trained_case(config, tmp_path, [*map(asdict, methods), unheard])
+    assert [Path(path).name for path in case["files"]["tables"]] == [
+        "l2_normalised.safetensors",
+        "probability.s0.safetensors",
+    ]
+
+    bench = decode.DecodingBench(json.loads(json.dumps(case | {"temperature": 1.0})))
+    assert list(bench.decoders) == ["autoregressive", "proximity"]  # a version leaves out what it does not know
+    answers = {name: {"this": [bench.decode(name, 0, None)]} for name in bench.decoders}
+    rows = decode.summarise(answers)
+    assert rows["autoregressive"]["this"]["speedup"] == rows["autoregressive"]["this"]["mean_accepted_length"] == 1
+    assert rows["proximity"]["this"]["mean_accepted_length"] > 1 and rows["proximity"]["this"]["verify_ms"] > 0
+
+
+def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
+    calls = []
+
+    def side(name, *methods):
+        answer = SimpleNamespace(name=name, methods=methods)
+        return type("Side", (SimpleNamespace,), {"__call__": lambda self, *_, **given: calls.append(name)})(
+            **vars(answer)
+        )
+
+    sides = [side("this", "jacobi", "eagle1"), side("against", "eagle1")]
+    for turn in range(2):
+        side_by_side.take_turns(sides, turn, "decode", method="eagle1")
+    assert calls == ["this", "against", "against", "this"]
+    assert list(side_by_side.take_turns(sides, 0, "decode", method="jacobi")) == ["this"]
+
+    case = side_by_side.random_case(TINY_SIZES, decode.SAMPLING, []) | {"temperature": 1.0, "threads": 1}
+    other = side_by_side.Side("against", Path(decode.__file__), tmp_path, case)
+    with pytest.raises(ValueError, match=f"against must run the code of {tmp_path}, found "), other:
+        pass
 
 
 def test_a_published_size_is_measured_and_an_overlays_hours_follow_from_it(run, monkeypatch, tmp_path):
