@@ -129,7 +129,7 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         wide = (path for n in range(1, min(length, wide_depth) + 1) for path in product(range(width), repeat=n))
         return (*wide, *((0,) * n for n in range(wide_depth + 1, length + 1)))
     if tree not in _PUBLISHED:
-        known = ["dynamic", "chain1, chain2, ...", "chain9k3d2, ...", *_PUBLISHED, *(named or {})]
+        known = ["dynamic", "chain1, chain2, ...", "chain9k3d2, ...", "tuned", *_PUBLISHED, *(named or {})]
         raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
     return tuple(tuple(int(digit) for digit in word) for word in _PUBLISHED[tree].split())
 
@@ -165,7 +165,7 @@ class MethodSpec:
     Attributes:
         name: preset or a name of the config's choice.
         tree: "dynamic", or the name of a static tree, or two of them as "chain9+chain3" (Jacobi's and the draft
-            model's) for hybrid drafts; None for autoregressive decoding.
+            model's) for hybrid drafts, or "tuned" for one that a run chooses; None for autoregressive decoding.
         drafts: "sampled", "top" or "coupled" ones of a draft model; "jacobi", the target's own draws of the last step;
             "hybrid", Jacobi drafts and coupled ones of a draft model side by side; None for autoregressive decoding.
         relaxation: a name of RELAXATIONS; "none" is exact.
@@ -176,7 +176,7 @@ class MethodSpec:
         lambda_: multiplicative bound, >= 1; None elsewhere.
         method_id: unique within a config, safe as a file name.
         tree_shape: choices of the static tree, or options of the dynamic one (also as JSON values); by default what
-            the name `tree` stands for. None for autoregressive decoding.
+            the name `tree` stands for. None for autoregressive decoding, and for a tuned tree not chosen yet.
 
     Raises:
         ValueError: parts that do not go together, a parameter missing, foreign or out of range, a tree of an unknown
@@ -332,10 +332,12 @@ def check_bounds(delta: float | None = None, lambda_: float | None = None, owner
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
     shape = spec.tree_shape
-    if spec.tree is None or isinstance(shape, DynamicTreeOptions | JointTree):
+    if spec.tree is None or isinstance(shape, DynamicTreeOptions | JointTree) or (spec.tree, shape) == ("tuned", None):
         return shape
     if spec.drafts == "hybrid":
-        return JointTree(**shape) if isinstance(shape, Mapping) else joint_choices(spec.tree)
+        if isinstance(shape, Mapping):
+            return JointTree(**{part: tuple(map(tuple, choices)) for part, choices in shape.items()})
+        return joint_choices(spec.tree)
     if spec.tree == "dynamic":
         return DynamicTreeOptions(**(shape or {}))
     return tree_choices(spec.tree, None if shape is None else {spec.tree: shape})

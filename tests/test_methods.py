@@ -62,6 +62,14 @@ def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
     assert len(tree_choices("chain9k3d2")) == 3 + 9 + 7
 
 
+def test_a_tuned_tree_has_no_shape_until_one_is_given():
+    assert MethodSpec("a", "tuned", "coupled").tree_shape is None
+    assert MethodSpec("a", "tuned", "hybrid").tree_shape is None
+    assert MethodSpec("a", "tuned", "coupled", tree_shape=[[0], [0, 0]]).tree_shape == ((0,), (0, 0))
+    with pytest.raises(ValueError, match=r"tree must be one of .*tuned.*got 'tuned'"):
+        tree_choices("tuned")
+
+
 def test_hybrid_drafts_name_two_static_trees():
     with pytest.raises(ValueError, match=r"must be two static trees as in chain9\+chain3, .* got 'chain9'"):
         MethodSpec("a", "chain9", "hybrid")

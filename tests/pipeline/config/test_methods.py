@@ -201,6 +201,7 @@ def test_an_ablation_that_is_null_is_left_out():
             r"ablations\.grids\.trees\.methods\[1\]: coupled at temperature 1 is listed twice",
         ),
         ([{"preset": ["coupled", "coupled"]}], r"ablations\.grids\.trees\.methods\[0\]: coupled .*listed twice"),
+        ([{"preset": "coupled", "tree": "tuned"}], r"ablations\.grids\.trees\.methods: tree tuned is chosen for"),
     ],
 )
 def test_a_bad_method_of_an_ablation_names_its_grid(methods, message):
@@ -212,10 +213,15 @@ def test_a_tree_is_known_by_its_name_or_by_the_config():
     def shape(tree):
         return expand({"preset": "eagle2", "tree": tree})[0].spec.tree_shape
 
+    def shape_and_id(preset):
+        spec = expand({"preset": preset, "tree": "tuned"})[0].spec
+        return spec.tree_shape, spec.method_id.removeprefix(preset)
+
     assert shape("dynamic") == DynamicTreeOptions(**DYNAMIC)
     assert shape("mine") == ((0,),)
     assert shape("static") == shape("chain3") == tree_choices("chain3")
     assert expand({"preset": "autoregressive"})[0].spec.tree_shape is None
+    assert shape_and_id("coupled") == shape_and_id("hybrid") == (None, "-tuned")
 
 
 @pytest.mark.parametrize(

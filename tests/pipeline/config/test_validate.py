@@ -153,6 +153,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("trees.mine", [], ["trees.mine must hold at least 1 entries"]),
         ("trees.dynamic", [[0]], ["trees.dynamic: methods know another tree by that name; choose a new one"]),
         ("trees.static", [[0]], ["trees.static: methods know another tree by that name"]),
+        ("trees.tuned", [[0]], ["trees.tuned: methods know another tree by that name"]),
         ("trees.chain3", [[0]], ["trees.chain3: methods know another tree by that name"]),
         ("trees.mc_sim_7b_63", [[0]], ["trees.mc_sim_7b_63: methods know another tree by that name"]),
         ("trees.a/b", [[0]], ["trees may hold only letters, digits, '_' and '-', got 'a/b'"]),

@@ -175,7 +175,7 @@ def _is_known_tree(name: str) -> bool:
     try:
         tree_choices(name)
     except ValueError:
-        return name in ("static", "dynamic")
+        return name in ("static", "dynamic", "tuned")
     return True
 
 

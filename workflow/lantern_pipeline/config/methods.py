@@ -67,6 +67,11 @@ def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) ->
     baseline = MethodSpec(**PRESETS["autoregressive"], name="autoregressive", method_id="autoregressive")
     temperatures = dict.fromkeys(run.temperature for run in runs)
     drafted = [run for run in runs if run.spec.drafts is not None]
+    if any(run.spec.tree == "tuned" for run in drafted):
+        raise ValueError(
+            f"config key ablations.grids.{name}.methods: tree tuned is chosen for config key methods alone, under the "
+            "run's own settings; name another tree"
+        )
     changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
     points = []
     for values in itertools.product(*changes.values()):
@@ -106,8 +111,8 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
 
 
 def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) -> Any:
-    """What a tree's name stands for in this config."""
-    if tree is None:
+    """What a tree's name stands for in this config; None for a tree that the run itself chooses."""
+    if tree in (None, "tuned"):
         return None
     if drafts == "hybrid":
         return joint_choices(str(tree), config["trees"])

@@ -11,6 +11,7 @@ import torch
 
 from lantern.decoding import Decoder
 from lantern.generation import load_decoding_models, load_nearest_codes
+from lantern.io import read_json
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 
@@ -24,18 +25,39 @@ def load_decoders(
     nearest_codes: Sequence[Path | str],
     device: torch.device | str = "cpu",
     dtype: str = "float32",
+    trees: Path | str | None = None,
 ) -> list[Decoder]:
     """Makes a decoder of every run (all fields of a `MethodSpec`, temperature) with the config section `sampling`; the
-    models are read once, the tables of nearest codes as `load_tables` does.
+    models are read once, the tables of nearest codes as `load_tables` does, tuned trees as `resolve_tree` does.
     """
     shared = load_decoding_models(target, drafter, device=device, dtype=dtype)
     tables = load_tables(nearest_codes, device)
     decoders = []
     for method, temperature in runs:
-        spec = MethodSpec(**method)
+        spec = resolve_tree(MethodSpec(**method), temperature, trees)
         models = replace(shared, nearest_codes=tables.get(spec.neighbours))
         decoders.append(Decoder(models, spec, SamplingConfig(temperature=temperature, **sampling)))
     return decoders
+
+
+def tuned_name(spec: MethodSpec, temperature: float) -> str:
+    """How the file of tuned trees calls a method at a temperature."""
+    return f"{spec.method_id} T{temperature:g}"
+
+
+def resolve_tree(spec: MethodSpec, temperature: float, trees: Path | str | None) -> MethodSpec:
+    """The method with the shape of its tree: where it is tuned, the one that rule tune_tree chose and wrote into the
+    file `trees`; other methods stay as they are.
+    """
+    if spec.tree != "tuned":
+        return spec
+    name = tuned_name(spec, temperature)
+    found = read_json(Path(trees))["methods"] if trees else {}
+    if name not in found:
+        raise ValueError(
+            f"{trees or 'no file of trees'} holds no tree of {name}; delete it and run rule tune_tree again"
+        )
+    return replace(spec, tree_shape=found[name]["tree_shape"])
 
 
 def load_tables(
