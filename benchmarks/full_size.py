@@ -20,7 +20,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -31,13 +31,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
-from lantern.generation import synchronise
+from lantern.generation import decode_timed, synchronise
 from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel, cast_target
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
@@ -172,31 +173,38 @@ def make_decoder(models: Models, preset: str, options: argparse.Namespace) -> De
     return Decoder(parts, spec, sampling)
 
 
+class RandomCaptions:
+    """A text encoder that gives every text a caption of 20 tokens with random features."""
+
+    def __init__(self, config: TargetConfig) -> None:
+        self.config = config
+
+    def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features (texts, tokens, channels) and mask (texts, tokens)."""
+        num_tokens = self.config.num_text_tokens
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(len(texts), num_tokens, self.config.caption_dim, generator=generator)
+        mask = (torch.arange(num_tokens) >= num_tokens - 20).expand(len(texts), -1)
+        return features * mask[..., None], mask
+
+
 def run_image(
     decoder: Decoder, models: Models, options: argparse.Namespace, operations: OperationCount | None = None
 ) -> tuple[dict[str, float], int]:
-    """(seconds by stage, target forwards of the slowest image) of one batch, from caption features to pixels."""
-    config, device, seconds = models.decoding.target.config, models.device, {}
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(options.batch, config.num_text_tokens, config.caption_dim, generator=generator)
-    mask = torch.arange(config.num_text_tokens) >= config.num_text_tokens - 20  # a caption of 20 tokens
-    mask = mask.expand(options.batch, -1)
+    """(seconds by stage, target forwards of the slowest image) of one batch, from caption features to pixels; counts
+    the operations of its steps where asked to.
+    """
+    device, seconds = models.device, {"noise_s": 0.0, "prefill_s": 0.0, "steps_s": 0.0}
+    prompts = [Prompt(str(i), "") for i in range(options.batch)]
+
+    def timer(part: str) -> AbstractContextManager:
+        return nullcontext() if part != "step" else operations or Clock(seconds, "steps_s", device)
+
+    decoder.timer = timer
     with Clock(seconds, "noise_s", device):
-        fields = [decoder.make_noise(0, str(i)) for i in range(options.batch)]
-    start = decoder.start
-
-    def timed_start(*arguments: object) -> object:
-        with Clock(seconds, "prefill_s", device):
-            state = start(*arguments)
-        if operations is not None:
-            operations.count = 0  # those of the steps alone
-        return state
-
-    decoder.start = timed_start
-    with Clock(seconds, "steps_s", device), operations or nullcontext():
-        generation = decoder.generate(features * mask[..., None], mask, fields)
-    del decoder.start
-    seconds["steps_s"] -= seconds["prefill_s"]
+        generation, decoding_s = decode_timed(decoder, prompts, RandomCaptions(models.decoding.target.config), 0)
+    seconds["noise_s"] -= decoding_s
+    seconds["prefill_s"] = decoding_s - seconds["steps_s"]
     with Clock(seconds, "image_decoder_s", device):
         models.tokenizer.decode(generation.codes)
     return seconds, int(generation.target_forwards.max())

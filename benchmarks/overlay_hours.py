@@ -23,7 +23,7 @@ from typing import Any
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from snakemake.utils import update_config
 
-from lantern.methods import MethodSpec, verifies_by_rejection
+from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, target_parameters
 from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.config.resources import target_sizes
@@ -68,7 +68,7 @@ def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
         num_nodes=nodes_of(spec.tree_shape),
         bytes_per_value=2 if config["generation"]["dtype"] == "bfloat16" else 4,
         is_guided=config["sampling"]["cfg_scale"] > 1,
-        noise_streams=2 if verifies_by_rejection(spec.to_dict()) else 1,
+        noise_streams=2 if spec.drafts == "sampled" else 1,
         table_columns=config["codebook"]["num_neighbours"] if spec.is_relaxed else 0,
     )
     return estimate_memory(target, load, DraftConfig.of(target) if spec.drafts else None).total / GIB
