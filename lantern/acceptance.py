@@ -18,44 +18,21 @@ import torch
 from lantern.relaxation import Relaxation, RelaxedSet, relaxed_set, remove_relaxed_set, walk_children
 
 
-def accept_exact(drawn: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-    """Exact verification, sampled once: a node is accepted if it is the token that the target drew at its parent.
+def accept_look_alikes(drawn: torch.Tensor, children: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Proximity verification: the child equal to y, or else the first child x of which y is one of the k nearest codes.
 
     Args:
-        drawn: int64, (batch, nodes): the target's token after each node.
-        tokens: int64, (batch, nodes): the tree's tokens.
-        parents: int64, (batch or 1, nodes).
+        drawn: int64, (..., n): y of each node.
+        children: int64, (..., n, m): drafted tokens, -1 where there is none.
+        table: (vocab, k): nearest codes, whole numbers.
 
     Returns:
-        bool, (batch, nodes): accepted by its parent; the root's entry has no meaning.
+        int64, (..., n): rank of the accepted child, m for none.
     """
-    return drawn.gather(1, parents.expand(drawn.shape)) == tokens
-
-
-def accept_look_alikes(
-    drawn: torch.Tensor,
-    tokens: torch.Tensor,
-    parents: torch.Tensor,
-    earlier_siblings: torch.Tensor | None,
-    table: torch.Tensor,
-) -> torch.Tensor:
-    """Proximity verification: the first child x with y in {x} or the k nearest codes of x.
-
-    Args:
-        drawn: int64, (batch, nodes): y of each node.
-        tokens: int64, (batch, nodes).
-        parents: int64, (batch or 1, nodes).
-        earlier_siblings: bool, (batch or 1, nodes, nodes), or None where no node has a sibling.
-        table: int64, (vocab, k): nearest codes.
-
-    Returns:
-        bool, (batch, nodes): accepted by its parent.
-    """
-    own = drawn.gather(1, parents.expand(drawn.shape))
-    fits = (tokens == own) | (table[tokens] == own[..., None]).any(-1)
-    if earlier_siblings is None:
-        return fits
-    return fits & ~(fits[:, None, :] & earlier_siblings).any(-1)
+    drawn = drawn[..., None]
+    is_near = (table[children.clamp(min=0)] == drawn[..., None].to(table.dtype)).any(-1) & (children >= 0)
+    fits = torch.cat([2 * (children == drawn) + is_near, torch.ones_like(drawn)], dim=-1)
+    return fits.argmax(-1)
 
 
 def accept_within_bound(

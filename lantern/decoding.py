@@ -16,14 +16,15 @@ import torch.nn.functional as F
 
 from lantern.attention_mask import slide_window, window_table
 from lantern.draft_tree import DraftTree, static_tree
-from lantern.drafting import DrafterState, Drafts, PendingTokens, TreeDrafter, pick_nodes
+from lantern.drafting import DrafterState, PendingTokens, TreeDrafter, pick_nodes
 from lantern.kv_cache import KVCache
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField, make_noise
-from lantern.sampling import SamplingConfig, filter_logits
-from lantern.verification import Outcome, Verifier
+from lantern.rules import Rule, make_rule
+from lantern.sampling import SamplingConfig
+from lantern.verification import Outcome, Scores
 
 
 @dataclass
@@ -101,9 +102,8 @@ class Decoder:
         records_margins: also record the target's margins (slower; for the autoregressive reference).
 
     Attributes:
-        observer: None, or what a measurement wants to be called with at every step: log-weights after the filters
-            (batch, nodes, vocab), drafts, acceptances (batch, nodes), image positions that the nodes predict (batch,
-            nodes).
+        rule: decides which drafts are accepted.
+        observer: None, or what a measurement wants to be called with at every step that drafts.
         timer: makes the context in which a part of a step runs, by the part's name: "draft", "target", "score",
             "verify" and "commit", all of them within "step"; does nothing unless a measurement sets it.
 
@@ -133,8 +133,8 @@ class Decoder:
         self.num_slots = self.num_text + self.num_tokens + num_nodes
         self._nodes = torch.arange(num_nodes, device=self.device)
         self._window = None if ancestors is None else window_table(ancestors, self.num_slots, self.dtype)
-        self.verifier = Verifier(models.nearest_codes, spec, sampling)
-        self.observer: Callable[[torch.Tensor, Drafts, torch.Tensor, torch.Tensor], None] | None = None
+        self.rule: Rule = make_rule(spec, sampling, models.nearest_codes)
+        self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
 
     @property
@@ -145,7 +145,7 @@ class Decoder:
         streams = ["target"]
         if self.drafter is not None and self.drafter.drafts == "sampled":
             streams.append("draft")
-        return streams if self.verifier.draws_target_tokens else [*streams, "accept"]
+        return [*streams, *self.rule.noise_streams]
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
         """The noise of one image as `generate` wants it; on the CPU, in whatever thread."""
@@ -192,9 +192,9 @@ class Decoder:
             is_finite=torch.ones(batch, dtype=torch.bool, device=self.device),
         )
         position = torch.zeros(batch, 1, dtype=torch.int64, device=self.device)
-        keys, _, _ = self._score(state, hidden[:, :, -1:], position)
-        self._record_margins(state, keys, position)
-        state.tokens[:, :1] = keys.argmax(-1)
+        scores = self._score(state, hidden[:, :, -1:], position)
+        self._record_margins(state, scores)
+        state.tokens[:, :1] = scores.keys.argmax(-1)
         if self.drafter:
             state.drafter = self.drafter.start(hidden, mask, noise, state.tokens[:, :1])
         return state
@@ -213,11 +213,11 @@ class Decoder:
             hidden = self._run_target(state, drafts.tokens, drafts.tree)
         positions = state.lengths[:, None] + drafts.tree.depths
         with self.timer("score"):
-            keys, weights, logits = self._score(state, hidden, positions)
+            scores = self._score(state, hidden, positions)
         with self.timer("verify"):
-            outcome = self.verifier.verify(keys, weights, logits, drafts, state.noise, positions)
+            outcome = self.rule.verify(scores, drafts)
         if self.observer is not None:
-            self.observer(weights, drafts, outcome.is_accepted, positions)
+            self.observer(outcome)
         with self.timer("commit"):
             return self._commit_path(state, hidden, outcome)
 
@@ -226,10 +226,10 @@ class Decoder:
         with self.timer("target"):
             hidden = self._run_target(state, state.tokens.gather(1, positions - 1), None)
         with self.timer("score"):
-            keys, _, _ = self._score(state, hidden, positions)
-        self._record_margins(state, keys, positions)
+            scores = self._score(state, hidden, positions)
+        self._record_margins(state, scores)
         with self.timer("commit"):
-            return self._emit(state, keys.argmax(-1), torch.zeros_like(state.lengths))
+            return self._emit(state, scores.keys.argmax(-1), torch.zeros_like(state.lengths))
 
     def _run_target(self, state: DecodingState, tokens: torch.Tensor, tree: DraftTree | None) -> torch.Tensor:
         """Target hidden states of a tree's nodes, (captions, batch, nodes, dim); the root is the last token emitted."""
@@ -241,16 +241,10 @@ class Decoder:
         window = slide_window(table, root_slot[:, 0], self.num_slots)
         return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, window)
 
-    def _score(
-        self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(log-weights with the target's noise, log-weights, raw guided logits), each float32 (batch, nodes, vocab)."""
+    def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)
         state.is_finite = logits.sum((1, 2)).isfinite()  # a sum is not finite as soon as one logit is not
-        if self.sampling.is_greedy:
-            return logits, logits, logits
-        weights = filter_logits(logits, self.sampling)
-        return weights + state.noise.gumbel("target", positions), weights, logits
+        return Scores(hidden, logits, positions.expand(logits.shape[:2]), state.noise, self.sampling)
 
     def _commit_path(self, state: DecodingState, hidden: torch.Tensor, outcome: Outcome) -> torch.Tensor:
         """Emits what verification found and keeps the path's keys and values."""
@@ -272,10 +266,10 @@ class Decoder:
         state.lengths = (state.lengths + num_accepted + 1).clamp(max=self.num_tokens)
         return torch.where(is_running, num_accepted, -1)
 
-    def _record_margins(self, state: DecodingState, keys: torch.Tensor, positions: torch.Tensor) -> None:
+    def _record_margins(self, state: DecodingState, scores: Scores) -> None:
         if state.margins is not None:
-            best = keys.topk(2, dim=-1).values
-            state.margins.scatter_(1, positions, best[..., 0] - best[..., 1])
+            best = scores.keys.topk(2, dim=-1).values
+            state.margins.scatter_(1, scores.positions, best[..., 0] - best[..., 1])
 
     def _is_complete(self, state: DecodingState, step: int) -> bool:
         """The loop's one question to the host per step: are all images complete, and are the logits still finite?"""

@@ -55,11 +55,11 @@ class DrafterState:
 
 
 @dataclass
-class Drafts:
+class Proposal:
     """A filled tree.
 
     Attributes:
-        tokens: int64, (batch, nodes), root included.
+        tokens: int64, (batch, nodes), root included; -1 where a node has no draft.
         tree: its structure.
         draft_probs: what each node's children were drawn from, (batch, inner, vocab); None unless they were sampled.
     """
@@ -124,7 +124,7 @@ class TreeDrafter:
         tokens = F.pad(first, (0, self.max_depth))
         return DrafterState(cache, noise, PendingTokens(tokens, hidden, torch.ones_like(first[:, 0])))
 
-    def grow(self, state: DrafterState, lengths: torch.Tensor) -> Drafts:
+    def grow(self, state: DrafterState, lengths: torch.Tensor) -> Proposal:
         """Catches up with the pending tokens and drafts a tree behind them.
 
         Args:
@@ -171,7 +171,7 @@ class TreeDrafter:
 
     def _grow_static(
         self, state: DrafterState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
-    ) -> Drafts:
+    ) -> Proposal:
         levels, probs = [root], []
         for depth, plan in enumerate(self._levels):
             if depth > 0:
@@ -183,11 +183,11 @@ class TreeDrafter:
                 probs.append(weights.softmax(-1))
             best = keys.argmax(-1, keepdim=True) if plan.width == 1 else keys.topk(plan.width, dim=-1).indices
             levels.append(best.flatten(1).index_select(1, plan.drafted))
-        return Drafts(torch.cat(levels, dim=1), self.tree, torch.cat(probs, dim=1) if probs else None)
+        return Proposal(torch.cat(levels, dim=1), self.tree, torch.cat(probs, dim=1) if probs else None)
 
     def _grow_dynamic(
         self, state: DrafterState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
-    ) -> Drafts:
+    ) -> Proposal:
         """Source: EAGLE-2 (arXiv 2406.16858), section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate)."""
         options: DynamicTreeOptions = self.tree
         k, batch = options.top_k, len(lengths)
@@ -212,7 +212,9 @@ class TreeDrafter:
             visible = visible.gather(1, parent[..., None].expand_as(visible))
         return self._select(root, *(torch.cat(column, dim=1) for column in zip(*found, strict=True)))
 
-    def _select(self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor) -> Drafts:
+    def _select(
+        self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
+    ) -> Proposal:
         """Keeps the candidates of highest score, in the order in which they were found.
 
         A score never exceeds the parent's, and parents are found first: in a stable order they are kept first.
@@ -224,7 +226,7 @@ class TreeDrafter:
         numbers = torch.where(parents < 0, 0, torch.searchsorted(kept, parents.clamp(min=0)) + 1)
         numbers = torch.cat([torch.zeros_like(root), numbers], dim=1)
         tree = tree_from_parents(numbers, self.max_depth, options.top_k)
-        return Drafts(torch.cat([root, tokens.gather(1, kept)], dim=1), tree)
+        return Proposal(torch.cat([root, tokens.gather(1, kept)], dim=1), tree)
 
 
 def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:

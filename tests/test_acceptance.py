@@ -11,7 +11,6 @@ from conftest import DATA
 from lantern.acceptance import (
     RejectionRule,
     accept_by_rejection,
-    accept_exact,
     accept_greedy,
     accept_look_alikes,
     accept_within_bound,
@@ -79,28 +78,25 @@ def test_emitted_law_equals_the_reference(case):
     torch.testing.assert_close(law, torch.tensor(case["law"], dtype=torch.float64), atol=1e-9, rtol=0)
 
 
-# A root with two children, the first of which has one: nodes 0, 1, 2, 3.
-PARENTS = torch.tensor([[0, 0, 0, 1]])
-EARLIER_SIBLINGS = torch.zeros(1, 4, 4, dtype=torch.bool).index_put(
-    (torch.tensor(0), torch.tensor(2), torch.tensor(1)), torch.tensor(True)
-)
+PARENTS = torch.tensor([[0, 0, 0, 1]])  # a root with two children, the first of which has one: nodes 0, 1, 2, 3
 TABLE = torch.tensor([[1, 2], [0, 2], [3, 1], [2, 1], [3, 2]])  # two nearest codes of five
 
 
-def test_exact_verification_accepts_what_the_target_drew():
-    drawn = torch.tensor([[2, 4, 0, 0]])
-    assert accept_exact(drawn, torch.tensor([[0, 1, 2, 4]]), PARENTS)[0, 1:].tolist() == [False, True, True]
-
-
-def test_the_first_look_alike_of_the_drawn_token_is_accepted():
-    drawn = torch.tensor([[2, 4, 0, 0]])  # the root's token is 2
-
-    def accept(tokens):
-        return accept_look_alikes(drawn, torch.tensor([[0, *tokens]]), PARENTS, EARLIER_SIBLINGS, TABLE)
-
-    assert accept([0, 2, 3])[0, 1:].tolist() == [True, False, False]  # 2 is near 0, so that 2 itself comes too late
-    assert accept([2, 0, 4])[0, 1:].tolist() == [True, False, True]
-    assert accept([4, 1, 1])[0, 1:].tolist() == [True, False, False]
+@pytest.mark.parametrize(
+    ("children", "rank"),
+    [
+        ([0, 4, -1], 0),  # 2 is near 0, and near 4 too, which comes later
+        ([0, 4, 2], 2),  # 2 itself is preferred
+        ([2, 0, 2], 0),
+        ([-1, 2, -1], 1),
+        ([-1, 4, 0], 1),
+        ([-1, -1, -1], 3),  # no draft's nearest codes are read
+    ],
+)
+def test_the_drawn_token_or_else_its_first_look_alike_is_accepted(children, rank):
+    drawn, table = torch.tensor([[2]]), torch.tensor([[1, 2], [0, 2], [3, 1], [1, 0], [3, 2]])
+    assert accept_look_alikes(drawn, torch.tensor([[children]]), table).item() == rank
+    assert accept_look_alikes(drawn, torch.tensor([[children]]), table.short()).item() == rank
 
 
 @pytest.mark.parametrize(

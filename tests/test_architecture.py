@@ -28,6 +28,7 @@ CORE_ORDER = [
     {"relaxation", "draft_tree", "models"},
     {"acceptance", "drafting", "checkpoints"},
     {"verification"},
+    {"rules"},
     {"decoding"},
     {"records"},
     {"generation"},

@@ -13,8 +13,9 @@ from lantern.methods import PRESETS, RELAXATIONS, DynamicTreeOptions, MethodSpec
 from lantern.models.target import cast_target
 from lantern.models.transformer import cast_weights
 from lantern.noise import NoiseField, make_noise
+from lantern.rules import ByEquality
 from lantern.sampling import SamplingConfig
-from lantern.verification import Verifier, longest_path
+from lantern.verification import longest_path
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 
 TREES = {
@@ -249,14 +250,14 @@ def test_a_step_does_not_synchronise(models, name, temperature):
                 decoder.step(state)
 
 
-class AcceptsByDepth(Verifier):
+class AcceptsByDepth(ByEquality):
     """Accepts every draft down to a depth, whatever it is."""
 
     depths: int
 
-    def decide(self, keys, weights, logits, drafts, noise, positions):
-        _, drawn = super().decide(keys, weights, logits, drafts, noise, positions)
-        return (drafts.tree.depths <= self.depths).expand(drafts.tokens.shape), drawn
+    def judge_all(self, scores, proposal):
+        _, own, best = super().judge_all(scores, proposal)
+        return (proposal.tree.depths <= self.depths).expand(proposal.tokens.shape), own, best
 
 
 @pytest.mark.parametrize(("depths", "forwards"), [(0, 16), (1, 9), (3, 5)])
@@ -265,8 +266,8 @@ def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths
     features, mask = make_prompts(models, 2)
     spec, sampling = method(tree="chain3", drafts="coupled"), SamplingConfig(cfg_scale=2.0)
     decoder = Decoder(models, spec, sampling)
-    decoder.verifier = AcceptsByDepth(None, spec, sampling)
-    decoder.verifier.depths = depths
+    decoder.rule = AcceptsByDepth()
+    decoder.rule.depths = depths
     generation = decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "ab"])
     assert generation.target_forwards.tolist() == [forwards, forwards]
     assert generation.step_lengths.sum(1).tolist() == [16, 16]

@@ -7,7 +7,7 @@ import torch
 
 from conftest import make_models, make_prompts
 from lantern.decoding import Decoder, DecodingModels
-from lantern.drafting import Drafts
+from lantern.drafting import Proposal
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.transformer import OVERSHOOT
 from lantern.sampling import SamplingConfig
@@ -25,7 +25,7 @@ def certain_models() -> DecodingModels:
     return models
 
 
-def drawn_trees(models: DecodingModels, sampling: SamplingConfig) -> list[tuple[Drafts, tuple[torch.Tensor, ...]]]:
+def drawn_trees(models: DecodingModels, sampling: SamplingConfig) -> list[tuple[Proposal, tuple[torch.Tensor, ...]]]:
     """Trees of some steps, each with the candidates (tokens, scores, parents) that it was chosen from."""
     decoder = Decoder(models, DYNAMIC, sampling)
     features, mask = make_prompts(models, 5)
@@ -72,7 +72,7 @@ def test_greedy_drafts_do_not_depend_on_the_filters(models, drafts):
         sampling = SamplingConfig(temperature=0.0, cfg_scale=2.0, **filters)
         decoder = Decoder(models, spec, sampling)
         tokens: list[torch.Tensor] = []
-        decoder.observer = lambda weights, drafts, *rest, tokens=tokens: tokens.append(drafts.tokens)
+        decoder.observer = lambda outcome, tokens=tokens: tokens.append(outcome.proposal.tokens)
         decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "abcde"])
         found.append(torch.stack(tokens))
     assert torch.equal(*found)

@@ -7,8 +7,8 @@ import torch
 
 from lantern.methods import PRESETS, RELAXATIONS, make_method
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
+from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
-from lantern.verification import Verifier
 
 
 def make_records(ids: list[str]) -> GenerationRecords:
@@ -104,8 +104,8 @@ def test_substitutions_are_counted_exactly_where_verification_tells_them(name, t
     parts = {"k": 2, "delta": 0.2, "lambda_": 2.0}
     wanted = {name: parts[name] for name in RELAXATIONS[PRESETS[name]["relaxation"]].parameters}
     method = make_method(name, **wanted)
-    verifier = Verifier(torch.zeros(4, 3, dtype=torch.int64), method, SamplingConfig(temperature=temperature))
+    rule = make_rule(method, SamplingConfig(temperature=temperature), torch.zeros(4, 3, dtype=torch.int64))
     records = make_records(["a"])
     records.metadata = {"method": method.to_dict(), "temperature": temperature}
-    is_told = verifier.draws_target_tokens or method.drafts is None
+    is_told = rule.draws_target_tokens or method.drafts is None
     assert records.substitutions.isnan().item() != is_told

@@ -24,13 +24,15 @@ from lantern.checkpoints.native import copy_tensors
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_from_parents
-from lantern.drafting import DrafterState, Drafts, PendingTokens, TreeDrafter
+from lantern.drafting import DrafterState, PendingTokens, Proposal, TreeDrafter
 from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import NoiseField
+from lantern.relaxation import make_relaxation
+from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig, filter_logits, guide
-from lantern.verification import Verifier, longest_path
+from lantern.verification import Scores
 
 FOLDER = DATA / "reference"
 SIZES = json.loads((FOLDER / "config.json").read_text())["tiny"]
@@ -304,18 +306,18 @@ def test_posterior(reference, case):
     sampling = SamplingConfig(
         0.0 if case["mode"] == "greedy" else 1.0, case["top_k"] or 0, case["top_p"] or 1.0, "top_p_first"
     )
-    verifier = Verifier(reference.table, method_of(case["kind"], case["k"], case["delta"]), sampling)
-    weights = filter_logits(logits, sampling)
-    drafts = Drafts(tokens, tree, draft_probs)
+    spec = method_of(case["kind"], case["k"], case["delta"])
+    proposal = Proposal(tokens, tree, draft_probs)
     if case["mode"] == "greedy":
-        accepted, drawn = verifier.decide(logits, logits, logits, drafts, None, None)
-        path, counts = longest_path(tree, accepted)
-        assert int(counts) == case["accept"]
+        rule = make_rule(spec, sampling, reference.table)
+        outcome = rule.verify(Scores(None, logits, tree.depths, None, sampling), proposal)
+        assert int(outcome.num_accepted) == case["accept"]
         expected_path = candidates[case["best"], : case["accept"] + 1]
-        assert torch.equal(tokens[0, path[0, : case["accept"] + 1]], expected_path)
-        assert int(drawn[0, path[0, -1]]) == int(stored[f"case{case['case']}.out"].argmax())
+        assert torch.equal(tokens[0, outcome.path[0, : case["accept"] + 1]], expected_path)
+        assert int(outcome.emitted[0, case["accept"]]) == int(stored[f"case{case['case']}.out"].argmax())
         return
-    walk_recorded(case, verifier, weights, drafts, stored)
+    rejection = acceptance.RejectionRule(make_relaxation(spec), reference.table, spec.residual)
+    walk_recorded(case, rejection, filter_logits(logits, sampling), proposal, stored)
 
 
 def draft_probs_of(stored, inp: str, tree) -> torch.Tensor:
@@ -328,7 +330,7 @@ def draft_probs_of(stored, inp: str, tree) -> torch.Tensor:
     return probs
 
 
-def walk_recorded(case, verifier, weights, drafts, stored) -> None:
+def walk_recorded(case, rejection, weights, drafts, stored) -> None:
     """Gives each decision on the reference's path the uniform that the reference drew for it."""
     tree, used = drafts.tree, 0
     children = tree.children[0]
@@ -347,7 +349,7 @@ def walk_recorded(case, verifier, weights, drafts, stored) -> None:
                 case["uniforms"][used + rank - ranks[0]] if used + rank < len(case["uniforms"]) else 0.5
             )
         outcome = acceptance.accept_by_rejection(
-            probs, verification.child_tokens(drafts), drafts.draft_probs, uniforms, verifier.rule
+            probs, verification.child_tokens(drafts), drafts.draft_probs, uniforms, rejection
         )
         rank = int(outcome.rank[0, node])
         if rank >= len(ranks):

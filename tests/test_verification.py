@@ -9,11 +9,12 @@ import torch
 from scipy.stats import chisquare
 
 from lantern.draft_tree import static_tree
-from lantern.drafting import Drafts
+from lantern.drafting import Proposal
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField, make_noise
+from lantern.rules import ByEquality, make_rule
 from lantern.sampling import SamplingConfig
-from lantern.verification import Verifier
+from lantern.verification import Scores
 
 COUNT = 20_000  # emissions
 TARGET = torch.tensor([0.0, 0.45, 0.3, 0.25, 0.0])
@@ -35,11 +36,11 @@ def emit(children: torch.Tensor, **parts) -> torch.Tensor:
     choices = [(rank,) for rank in range(num_children)]
     spec = MethodSpec("rejects", "mine", "sampled", tree_shape=choices, **parts)
     tokens = torch.cat([torch.zeros(COUNT, 1, dtype=torch.int64), children], dim=1)
-    drafts = Drafts(tokens, static_tree(choices), DRAFT.expand(COUNT, 1, -1))
+    proposal = Proposal(tokens, static_tree(choices), DRAFT.expand(COUNT, 1, -1))
     weights = TARGET.log().expand(COUNT, 1 + num_children, -1)
     positions = torch.zeros(COUNT, 1 + num_children, dtype=torch.int64)
-    outcome = Verifier(TABLE, spec, SamplingConfig()).verify(weights, weights, weights, drafts, make_field(), positions)
-    return outcome.emitted[:, 0]
+    scores = Scores(None, weights, positions, make_field(), SamplingConfig())
+    return make_rule(spec, SamplingConfig(), TABLE).verify(scores, proposal).emitted[:, 0]
 
 
 def follow(tokens: torch.Tensor, expected: torch.Tensor) -> None:
@@ -88,12 +89,13 @@ def test_a_relaxed_set_that_is_rejected_takes_its_mass_along():
 )
 def test_bounds_of_nothing_are_exact_decoding_and_need_no_table(bound):
     spec = MethodSpec(**{"name": "exact", "tree": "chain3", "drafts": "sampled", "neighbours": "l2", "k": 3, **bound})
-    verifier = Verifier(None, spec, SamplingConfig())
-    assert verifier.relaxation is None and verifier.table is None and verifier.rule.relaxation is None
+    for temperature in (0.0, 1.0):
+        rule = make_rule(spec, SamplingConfig(temperature), None)
+        assert isinstance(rule, ByEquality) or (rule.rejection.relaxation is None and rule.rejection.table is None)
 
 
 @pytest.mark.parametrize("bound", [{"relaxation": "additive", "delta": 0.001}, {"relaxation": "proximity"}])
 def test_any_other_bound_needs_its_table(bound):
     spec = MethodSpec(name="near", tree="chain3", drafts="top", neighbours="l2", k=3, **bound)
     with pytest.raises(ValueError, match="near needs the 3 nearest codes, got no table"):
-        Verifier(None, spec, SamplingConfig())
+        make_rule(spec, SamplingConfig(), None)

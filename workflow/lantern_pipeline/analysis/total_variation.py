@@ -85,10 +85,10 @@ class TotalVariationStudy:
             row: dict[str, Any] = {"method_id": spec.method_id, "kind": "none" if spec.drafts is None else "coupling"}
             if spec.drafts in ("sampled", "top"):
                 nodes = self._record(decoder)
-                table, num_samples = decoder.verifier.table, self.settings["num_samples"]
+                table, num_samples = decoder.models.nearest_codes, self.settings["num_samples"]
                 row["kind"], found = distribution_of_method(nodes, spec, table, num_samples, self.seed)
                 row |= tv_row(nodes, found, spec.delta, self.options)
-            if spec.drafts is not None and decoder.verifier.draws_target_tokens:
+            if spec.drafts is not None and decoder.rule.draws_target_tokens:
                 rows_wanted = [records[spec.method_id].prompt_ids.index(prompt.id) for prompt in self.prompts]
                 chosen = records[spec.method_id].select(rows_wanted)
                 drawn = drawn_tokens(

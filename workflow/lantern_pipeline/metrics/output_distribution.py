@@ -17,12 +17,11 @@ import torch
 
 from lantern.acceptance import RejectionRule
 from lantern.decoding import Decoder
-from lantern.drafting import Drafts
 from lantern.generation import decode_timed
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.relaxation import Relaxation, walk_children
-from lantern.verification import child_tokens, reached_nodes
+from lantern.verification import Outcome, child_tokens, reached_nodes
 from lantern_pipeline.metrics.intervals import bootstrap_interval, ratio_statistic
 
 PAIRS_AT_ONCE = 2048  # rows of a vocabulary held at once while drafts are enumerated
@@ -79,13 +78,10 @@ class NodeRecorder:
         self.num_tokens, self.first_image = num_tokens, 0
         self.parts: list[VerifiedNodes] = []
 
-    def __call__(
-        self, weights: torch.Tensor, drafts: Drafts, is_accepted: torch.Tensor, positions: torch.Tensor
-    ) -> None:
-        """Receives one step; arguments as in `Decoder.observer`."""
-        tree, inner = drafts.tree, drafts.tree.parent_nodes
-        reached = reached_nodes(tree, is_accepted)
-        positions = positions.expand(reached.shape)
+    def __call__(self, outcome: Outcome) -> None:
+        """Receives one step, as `Decoder.observer`."""
+        drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
+        inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
         if inner is not None:
             reached, positions, weights = (part.index_select(1, inner) for part in (reached, positions, weights))
         children = child_tokens(drafts)

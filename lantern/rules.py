@@ -1,0 +1,231 @@
+"""Rules of verification: how a method decides which drafts are accepted and what is emitted behind them.
+
+A rule judges nodes, each by itself: which token its children are accepted for, and what is emitted where none is. On a
+tree with many more nodes than levels only the nodes of the path that is taken are judged, one level after the other, so
+that filters, noise and relaxed sets are worked out for them alone; on a small one all nodes are judged at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from lantern import acceptance
+from lantern.drafting import Proposal
+from lantern.methods import MethodSpec, verifies_by_rejection
+from lantern.relaxation import Relaxation, make_relaxation
+from lantern.sampling import SamplingConfig
+from lantern.verification import Outcome, Scores, child_tokens, first_leaf, longest_path, of_all_nodes
+
+NO_TOKEN = -2  # chosen where no child is accepted; a missing draft is -1
+
+
+@dataclass
+class Choice:
+    """What a rule makes of some nodes.
+
+    Attributes:
+        chosen: int64, (batch, n): children with this token are accepted.
+        own: int64, (batch, n): the token emitted where no child is.
+        best: (batch, n): the largest of the numbers by which `own` was found; not finite where the logits are not.
+    """
+
+    chosen: torch.Tensor
+    own: torch.Tensor
+    best: torch.Tensor
+
+
+class Rule:
+    """What all rules share: the way through the tree.
+
+    Siblings that carry the same token are accepted together; the longest path wins.
+
+    Attributes:
+        noise_streams: what is read of the noise besides the target's own, at temperatures above 0.
+        draws_target_tokens: whether the target draws a token of its own at every node, so that a substitution is
+            defined.
+        follows_path: whether nodes of the path alone may be judged.
+        takes_first_leaf: whether the first leaf decides between paths of one length, not the first node.
+    """
+
+    noise_streams: ClassVar[tuple[str, ...]] = ()
+    draws_target_tokens: ClassVar[bool] = True
+    follows_path: bool = False
+    takes_first_leaf: bool = False
+
+    def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
+        """Finds the path that is taken and the tokens that are emitted.
+
+        Args:
+            scores: the target's view of all nodes.
+            proposal: the filled tree.
+        """
+        tree = proposal.tree
+        if tree.max_depth == 0:
+            best, own = scores.keys.max(-1)
+            no, none = torch.zeros_like(own, dtype=torch.bool), torch.zeros_like(own)
+            return Outcome(proposal, scores, no, none, none[:, 0], own, no, best[:, 0].isfinite())
+        is_accepted, own, best = self.judge_all(scores, proposal)
+        order = first_leaf(tree) if self.takes_first_leaf else None
+        path, num_accepted = longest_path(tree, is_accepted, order)
+        own = own.gather(1, path)
+        drafted = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
+        steps = torch.arange(path.shape[1], device=path.device)
+        emitted = torch.where(steps == num_accepted[:, None], own, drafted)
+        is_substituted = emitted != own if self.draws_target_tokens else torch.zeros_like(emitted, dtype=torch.bool)
+        is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
+        return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
+
+    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Judges all nodes at once.
+
+        Returns:
+            (accepted by its parent, bool (batch, nodes); own and best of `Choice`).
+        """
+        tree, draft_probs = proposal.tree, proposal.draft_probs
+        if draft_probs is not None and tree.parent_nodes is not None:
+            inner = torch.arange(len(tree.parent_nodes), device=draft_probs.device)[None]
+            draft_probs = draft_probs.index_select(1, of_all_nodes(inner, tree, 0)[0])
+        choice = self.judge(scores, of_all_nodes(child_tokens(proposal), tree, -1), draft_probs)
+        chosen = choice.chosen.gather(1, tree.parents.expand(proposal.tokens.shape))
+        return chosen == proposal.tokens, choice.own, choice.best
+
+    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+        """Judges each of some nodes.
+
+        Args:
+            scores: of these nodes.
+            children: int64, (batch, n, m): drafted tokens, -1 where there is none.
+            draft_probs: (batch, n, vocab): what they were drawn from; None unless they were sampled.
+        """
+        raise NotImplementedError
+
+
+class ByEquality(Rule):
+    """Exact decoding, sampled once: a draft is accepted if it is the token that the target draws."""
+
+    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+        """The target's token, whatever was drafted."""
+        best, own = scores.keys.max(-1)
+        return Choice(own, own, best)
+
+
+class ByLookAlike(Rule):
+    """Ours, proximity: a draft is also accepted if the token that the target draws is one of its k nearest codes.
+
+    A draft equal to that token is preferred to its look-alikes. What the target's filters took away is not accepted.
+
+    Args:
+        table: (vocab, k): nearest codes.
+    """
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+
+    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+        """The target's token or its first look-alike."""
+        best, own = scores.keys.max(-1)
+        is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
+        rank = acceptance.accept_look_alikes(own, children.masked_fill(~is_kept, -1), self.table)
+        return Choice(_token_of(rank, children, own), own, best)
+
+
+class WithinBound(Rule):
+    """Relaxed decoding of deterministic drafts, sampled once: a draft is accepted if the token that the target draws is
+    in its relaxed set. The papers' bounds may accept what the target's filters took away, our budget does not.
+
+    Args:
+        relaxation: bounds the sets' mass.
+        table: (vocab, k): nearest codes.
+    """
+
+    def __init__(self, relaxation: Relaxation, table: torch.Tensor) -> None:
+        self.relaxation, self.table = relaxation, table
+
+    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+        """The first draft whose set holds the target's token, or that token."""
+        best, own = scores.keys.max(-1)
+        probs = scores.weights.softmax(-1)
+        rank = acceptance.accept_within_bound(probs, own, children, self.table, self.relaxation)
+        return Choice(_token_of(rank, children, own), own, best)
+
+
+class GreedyWithinBound(Rule):
+    """Relaxed decoding at temperature 0, as the authors' code does it; see `acceptance.accept_greedy`.
+
+    Args:
+        relaxation: bounds the sets' mass.
+        table: (vocab, k): nearest codes.
+        takes_first_leaf: as the authors' code does in dynamic trees.
+    """
+
+    def __init__(self, relaxation: Relaxation, table: torch.Tensor, takes_first_leaf: bool = False) -> None:
+        self.relaxation, self.table, self.takes_first_leaf = relaxation, table, takes_first_leaf
+
+    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Several children of one node may be accepted, whatever their tokens."""
+        best, own = scores.logits.max(-1)
+        parents = proposal.tree.parents
+        accepted = acceptance.accept_greedy(scores.logits, proposal.tokens, parents, self.table, self.relaxation)
+        return accepted, own, best
+
+
+class ByRejection(Rule):
+    """Children are accepted one after the other with probability s(x) / p(x), a rejection leaves the residual
+    distribution; see `acceptance.accept_by_rejection`.
+
+    Args:
+        rejection: relaxation and residual.
+    """
+
+    noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
+    draws_target_tokens: ClassVar[bool] = False
+
+    def __init__(self, rejection: acceptance.RejectionRule) -> None:
+        self.rejection = rejection
+
+    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+        """The first accepted draft, or a token of the residual."""
+        uniforms = scores.noise.uniform(scores.positions, children.shape[-1])
+        probs = scores.weights.softmax(-1)
+        found = acceptance.accept_by_rejection(probs, children, draft_probs, uniforms, self.rejection)
+        best, own = (found.residual.log() + scores.noise.gumbel("target", scores.positions)).max(-1)
+        return Choice(_token_of(found.rank, children, torch.full_like(own, NO_TOKEN)), own, best)
+
+
+def _token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """Token of the child of this rank, or `otherwise`, like rank, where the rank is that of no child."""
+    return torch.cat([children, otherwise[..., None]], dim=-1).gather(-1, rank[..., None]).squeeze(-1)
+
+
+def make_rule(spec: MethodSpec, sampling: SamplingConfig, nearest_codes: torch.Tensor | None) -> Rule:
+    """The rule of a method.
+
+    Args:
+        spec: the method.
+        sampling: the temperature decides between the greedy and the sampled rules.
+        nearest_codes: (vocab, columns), whole numbers; None without relaxation.
+
+    Raises:
+        ValueError: the table is missing or too narrow.
+    """
+    relaxation, table = make_relaxation(spec), None
+    rejects = not sampling.is_greedy and spec.drafts is not None and verifies_by_rejection(spec.to_dict())
+    if relaxation is not None:
+        columns = spec.k + (rejects and spec.residual != "paper")  # the authors' residuals reach one code further
+        if nearest_codes is None or nearest_codes.shape[1] < columns:
+            found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
+            raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
+        table = nearest_codes[:, :columns].contiguous()
+    if rejects:
+        return ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual))
+    if relaxation is None:
+        return ByEquality()
+    if not relaxation.bounds_mass:
+        return ByLookAlike(table)
+    if sampling.is_greedy:
+        return GreedyWithinBound(relaxation, table, spec.residual != "paper" and spec.tree == "dynamic")
+    return WithinBound(relaxation, table)
