@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -27,27 +28,14 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
-def window_table(visible: torch.Tensor, num_slots: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `slide_window` slides over: [prefix, all visible | the nodes | behind them, nothing visible].
+def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What new nodes see of one another, for `KVCache.mask`: [all that precedes them | their slots | what lies behind].
 
     Args:
-        visible: bool, (rows or 1, queries, nodes).
-        num_slots: slots of the cache.
+        visible: bool, (batch or 1, queries, slots of the nodes).
         dtype: of the result.
 
     Returns:
-        Additive, (rows or 1, queries, num_slots + nodes + num_slots).
+        Additive, (batch or 1, queries, 1 + slots of the nodes + 1): 0 in the first column, -inf in the last.
     """
-    shape = (*visible.shape[:2], num_slots)
-    hidden = torch.full(shape, float("-inf"), dtype=dtype, device=visible.device)
-    nodes = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
-    return torch.cat([torch.zeros_like(hidden), nodes, hidden], dim=2)
-
-
-def slide_window(table: torch.Tensor, begin: torch.Tensor, num_slots: int) -> torch.Tensor:
-    """The part of `window_table` that puts the nodes of row b at slot begin[b]; (batch, queries, num_slots)."""
-    columns = torch.arange(num_slots, 2 * num_slots, device=begin.device) - begin[:, None]  # (batch, slots)
-    if table.shape[0] == 1:
-        batch, queries = begin.shape[0], table.shape[1]
-        return table[0].index_select(1, columns.flatten()).view(queries, batch, num_slots).transpose(0, 1)
-    return table.gather(2, columns[:, None, :].expand(-1, table.shape[1], -1))
+    return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from lantern.attention_mask import slide_window, window_table
+from lantern.attention_mask import window_table
 from lantern.draft_tree import DraftTree, static_tree
 from lantern.drafting import DrafterState, PendingTokens, TreeDrafter, pick_nodes
 from lantern.kv_cache import KVCache
@@ -132,7 +132,7 @@ class Decoder:
             ancestors = None if is_dynamic else tree.ancestors
         self.num_slots = self.num_text + self.num_tokens + num_nodes
         self._nodes = torch.arange(num_nodes, device=self.device)
-        self._window = None if ancestors is None else window_table(ancestors, self.num_slots, self.dtype)
+        self._window = None if ancestors is None else window_table(ancestors, self.dtype)
         self.rule: Rule = make_rule(spec, sampling, models.nearest_codes)
         self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
@@ -237,9 +237,9 @@ class Decoder:
         rotary_rows = root_slot if tree is None else root_slot + tree.depths
         table = self._window
         if table is None:  # the tree is another one in every step
-            table = window_table(tree.ancestors, self.num_slots, self.dtype)
-        window = slide_window(table, root_slot[:, 0], self.num_slots)
-        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, window)
+            table = window_table(tree.ancestors, self.dtype)
+        mask = state.cache.mask(table, root_slot[:, 0])
+        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, mask)
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from lantern.attention_mask import slide_window, window_table
+from lantern.attention_mask import window_table
 from lantern.draft_tree import DraftTree, StaticTree, tree_from_parents
 from lantern.kv_cache import KVCache
 from lantern.methods import DynamicTreeOptions
@@ -143,7 +143,7 @@ class TreeDrafter:
         return self._grow_dynamic(state, root, hidden, lengths)
 
     def _window(self, visible: torch.Tensor) -> torch.Tensor:
-        return window_table(visible, self.num_slots, self.dtype)
+        return window_table(visible, self.dtype)
 
     def _run(
         self, state: DrafterState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, places: _Places
@@ -151,8 +151,8 @@ class TreeDrafter:
         """One pass over nodes behind image position `begin` of each row: (captions, batch, nodes, dim)."""
         origin = (begin + self.num_text_rows)[:, None]
         rotary_rows = (origin + places.steps).expand(-1, tokens.shape[1])
-        window = slide_window(places.window, origin[:, 0], self.num_slots)
-        return self.draft.extend(state.cache, tokens, hidden, origin + places.slots, rotary_rows, window)
+        mask = state.cache.mask(places.window, origin[:, 0])
+        return self.draft.extend(state.cache, tokens, hidden, origin + places.slots, rotary_rows, mask)
 
     def _weights(
         self, state: DrafterState, hidden: torch.Tensor, positions: torch.Tensor

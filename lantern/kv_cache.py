@@ -7,14 +7,33 @@ the next step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
-from lantern.attention_mask import additive, prefix_mask
+from lantern.attention_mask import prefix_mask
+
+HIDDEN = 2**40  # place of a hidden caption row among the columns: behind every slot
+
+
+@dataclass
+class LayerCache:
+    """One layer's part of a `KVCache`; all three are views of one buffer.
+
+    Attributes:
+        entries: (rows * slots, 2 * dim): key and value of each slot, side by side.
+        keys: (rows, heads, slots, head_dim).
+        values: (rows, heads, slots, head_dim).
+    """
+
+    entries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 class KVCache:
-    """Pre-allocated keys and values of all layers.
+    """Pre-allocated keys and values of all layers; no tensor of it ever changes its address.
 
     A row is an image under one caption; under guidance the rows with the prompts' captions come first, then those with
     the null caption.
@@ -26,6 +45,11 @@ class KVCache:
         num_slots: sequence slots per row.
         head_shape: attention heads, width of a head.
         dtype: element type.
+
+    Attributes:
+        entries: (layers, captions, batch, slots, 2, heads, head_dim): a key and its value side by side, so that one
+            write stores both.
+        layers: of each layer, see `LayerCache`.
     """
 
     def __init__(
@@ -37,49 +61,46 @@ class KVCache:
         head_shape: tuple[int, int],
         dtype: torch.dtype,
     ) -> None:
-        self.visible, self.num_rows, self.num_slots = visible, num_captions * len(visible), num_slots
-        shape = (num_layers, self.num_rows, num_slots, *head_shape)
+        batch, self.num_slots = len(visible), num_slots
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
-        self.keys = torch.zeros(shape, dtype=dtype, device=visible.device)
-        self.values = torch.zeros_like(self.keys)
-        self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)]
-        self._row_offsets = torch.arange(self.num_rows, device=visible.device).view(num_captions, -1, 1) * num_slots
-        self._flat_slots = torch.empty(0, dtype=torch.int64, device=visible.device)
-        self._text_bias = F.pad(additive(visible, dtype), (0, num_slots - visible.shape[1]))[:, None]
+        shape = (num_layers, num_captions, batch, num_slots, 2, *head_shape)
+        self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
+        self.layers = []
+        for entries in self.entries.flatten(1, 2):  # (rows, slots, 2, heads, head_dim)
+            keys, values = entries.transpose(1, 3).unbind(2)
+            self.layers.append(LayerCache(entries.flatten(0, 1).flatten(1), keys, values))
+        rows = torch.arange(num_captions * batch, device=visible.device).view(num_captions, batch, 1)
+        self._offsets = rows * num_slots
+        slots = torch.arange(num_slots, device=visible.device)
+        is_seen = F.pad(visible, (0, num_slots - visible.shape[1]), value=True)
+        self._columns = torch.where(is_seen, slots, HIDDEN).repeat(num_captions, 1, 1)[:, :, None]
 
-    def place_text(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chooses the slots of the text prefix; returns them, int64 (batch, text rows), and a mask as `place` does."""
-        batch, n = self.visible.shape
-        slots = torch.arange(n, device=self.visible.device).expand(batch, n)
-        mask = prefix_mask(self.visible, n, self.keys.dtype)[:, 0]
-        return slots, self._place(slots, F.pad(mask, (0, self.num_slots - n), value=float("-inf")))
+    def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
+        """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""
+        n = visible.shape[1]
+        mask = F.pad(prefix_mask(visible, n, self.entries.dtype), (0, self.num_slots - n), value=float("-inf"))
+        return repeat_rows(mask, self._offsets.numel())
 
-    def place(self, slots: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
-        """Chooses where the next `append` of every layer writes.
-
-        Args:
-            slots: int64, (batch, nodes).
-            window: additive, (batch, nodes, slots): what each node sees, but for the caption rows that are closed.
-
-        Returns:
-            Additive attention mask, (rows, 1, nodes, slots).
-        """
-        return self._place(slots, window + self._text_bias)
-
-    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores one layer's new rows at the chosen slots.
+    def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
+        """The attention mask of a pass over new nodes: what precedes the nodes is seen, but for the hidden caption
+        rows; of the nodes' own slots what the window says; of what lies behind nothing.
 
         Args:
-            layer: index of the layer.
-            key: (rows, nodes, heads, head_dim).
-            value: same shape.
+            window: additive, (batch or 1, nodes, slots of the nodes + 2), see `window_table`.
+            begin: int64, (batch,): first slot of the nodes.
 
         Returns:
-            (keys, values) over all slots, each (rows, slots, heads, head_dim); views, not copies.
+            Additive, (rows, 1, nodes, slots).
         """
-        for store, new in zip(self._flat[layer], (key, value), strict=True):
-            store.index_copy_(0, self._flat_slots, new.flatten(0, 1))
-        return self.keys[layer], self.values[layer]
+        columns = (self._columns - (begin[:, None, None] - 1)).clamp_(0, window.shape[2] - 1)
+        shape = (*columns.shape[:2], window.shape[1], -1)
+        return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
+
+    def flat_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where slots int64 (batch, n) of all captions stand among the rows of `LayerCache.entries`: int64 (captions *
+        batch * n,).
+        """
+        return (slots + self._offsets).flatten()
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies slots of every layer: the slots source[b, j] of image b go to target[b, j].
@@ -88,17 +109,20 @@ class KVCache:
             source: int64, (batch, n).
             target: int64, same shape; no slot twice in a row.
         """
-        flat_source, flat_target = self._flatten(source), self._flatten(target)
-        for store in (self.keys, self.values):
-            flat = store.flatten(1, 2)
-            flat.index_copy_(1, flat_target, flat.index_select(1, flat_source))
+        flat = self.entries.flatten(1, 3)
+        flat.index_copy_(1, self.flat_slots(target), flat.index_select(1, self.flat_slots(source)))
 
-    def _place(self, slots: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        self._flat_slots = self._flatten(slots)
-        return repeat_rows(mask[:, None], self.num_rows)
+    def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
+        """Replaces images, in place, by those of another cache, keys, values and hidden caption rows.
 
-    def _flatten(self, slots: torch.Tensor) -> torch.Tensor:
-        return (slots + self._row_offsets).flatten()  # (captions, batch, n), flattened
+        What a row holds behind the slots of the other cache stays; it is masked until it is overwritten.
+
+        Args:
+            rows: int64, (n,): images of this cache; none twice.
+            other: of n images, with at most as many slots.
+        """
+        self.entries[:, :, :, : other.num_slots].index_copy_(2, rows, other.entries)
+        self._columns[..., : other.num_slots].index_copy_(1, rows, other._columns)
 
 
 def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:

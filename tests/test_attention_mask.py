@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from lantern.attention_mask import additive, slide_window, window_table
-from lantern.draft_tree import static_tree
+from lantern.attention_mask import additive, window_table
 
 
 def test_additive_mask():
     assert additive(torch.tensor([True, False]), torch.float32).tolist() == [0.0, float("-inf")]
 
 
-def test_window_slides_to_each_rows_length():
-    tree = static_tree([(0,), (1,)])
-    mask = slide_window(window_table(tree.ancestors, 6, torch.float32), torch.tensor([1, 3]), 6)
-    visible = (mask == 0).int().tolist()
-    assert visible[0] == [[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0]]
-    assert visible[1] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1]]
+def test_a_window_is_open_before_the_nodes_and_closed_behind_them():
+    table = window_table(torch.tensor([[[True, False], [True, True]]]), torch.float32)
+    assert (table == 0).int().tolist() == [[[1, 1, 0, 0], [1, 1, 1, 0]]]
+    assert (table.masked_fill(table == 0, float("-inf")) == float("-inf")).all()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lantern.kv_cache import KVCache, repeat_rows
+from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
 from lantern.models.target import TargetModel
 from lantern.models.transformer import Layer, gather_rotary, rotary_table, store_column_major
@@ -91,11 +91,16 @@ class DraftModel(nn.Module):
             num_slots: of the cache.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
-        num_heads = self.config.num_heads
-        head_shape = (num_heads, self.config.dim // num_heads)
-        cache = KVCache(visible, len(hidden), 1, num_slots, head_shape, hidden.dtype)
-        self._run(torch.zeros_like(mask, dtype=torch.int64), hidden, *cache.place_text(), cache)
+        cache = self.make_cache(visible, len(hidden), num_slots)
+        rows = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+        self.extend(cache, torch.zeros_like(rows), hidden, rows, rows, cache.text_mask(visible))
         return cache
+
+    def make_cache(self, visible: torch.Tensor, num_captions: int, num_slots: int) -> KVCache:
+        """An empty cache for this model; arguments as of `KVCache`."""
+        num_heads, dim = self.config.num_heads, self.config.dim
+        dtype = self.token_embedding.weight.dtype
+        return KVCache(visible, num_captions, 1, num_slots, (num_heads, dim // num_heads), dtype)
 
     def extend(
         self,
@@ -104,19 +109,14 @@ class DraftModel(nn.Module):
         hidden: torch.Tensor,
         slots: torch.Tensor,
         rotary_rows: torch.Tensor,
-        window: torch.Tensor,
+        mask: torch.Tensor,
     ) -> torch.Tensor:
         """Runs new nodes behind what the cache holds; arguments and result as in `TargetModel.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
-        return self._run(tokens, hidden, rotary_rows, cache.place(slots, window), cache)
-
-    def _run(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
-    ) -> torch.Tensor:
-        x = repeat_rows(self.embed(tokens), len(mask)) + self.from_hidden(hidden.flatten(0, 1))
-        rotary = gather_rotary(self.rotary, rotary_rows, len(x))
-        return self.layer(x, rotary, mask, cache).unflatten(0, (-1, len(tokens)))
+        x = (self.from_hidden(hidden) + self.embed(tokens)).flatten(0, 2)
+        self.layer.decode(x, gather_rotary(self.rotary, rotary_rows), mask, cache.layers[0], cache.flat_slots(slots))
+        return x.view(hidden.shape)
 
     def prepare_for_decoding(self) -> DraftModel:
         """As the target's: faster to decode with, no longer to be trained or saved. Tabulates `from_token` on any

@@ -119,9 +119,14 @@ class TargetModel(nn.Module):
         """
         if is_guided:
             features = torch.cat([features, self.null_features(len(features)).to(features.dtype)])
+        cache = self.make_cache(mask, 1 + is_guided, num_slots)
+        rows = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+        return self._run(self.embed_text(features), rows, rows, cache.text_mask(mask), cache), cache
+
+    def make_cache(self, visible: torch.Tensor, num_captions: int, num_slots: int) -> KVCache:
+        """An empty cache for this model; arguments as of `KVCache`."""
         c = self.config
-        cache = KVCache(mask, 1 + is_guided, c.num_layers, num_slots, (c.num_heads, c.head_dim), self.dtype)
-        return self._run(self.embed_text(features), *cache.place_text(), cache), cache
+        return KVCache(visible, num_captions, c.num_layers, num_slots, (c.num_heads, c.head_dim), self.dtype)
 
     def extend(
         self,
@@ -129,29 +134,30 @@ class TargetModel(nn.Module):
         tokens: torch.Tensor,
         slots: torch.Tensor,
         rotary_rows: torch.Tensor,
-        window: torch.Tensor,
+        mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes behind what the cache holds.
+        """Runs new nodes behind what the cache holds; not to be differentiated.
 
         Args:
             cache: of the batch; takes their keys and values.
             tokens: int64, (batch, nodes).
             slots: int64, (batch, nodes): where their keys and values go.
             rotary_rows: int64, (batch, nodes): row of the rotary table of each node.
-            window: additive, (batch, nodes, slots): what each node sees, closed caption rows notwithstanding.
+            mask: additive, (rows, 1, nodes, slots), see `KVCache.mask`.
 
         Returns:
             Hidden states after the final norm, (captions, batch, nodes, dim).
         """
-        x = repeat_rows(self.token_embedding(tokens), cache.num_rows)
-        return self._run(x, rotary_rows, cache.place(slots, window), cache)
+        return self._run(repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_rows, mask, cache)
 
-    def _run(self, x: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Embedded nodes (rows, nodes, dim), whose slots are chosen -> hidden states (captions, batch, nodes, dim)."""
-        rotary = gather_rotary(self.rotary, rotary_rows, len(x))
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, mask, cache, i)
-        return self.final_norm(x).unflatten(0, (-1, len(rotary_rows)))
+    def _run(
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+    ) -> torch.Tensor:
+        """Embedded nodes (rows, nodes, dim), which it changes -> hidden states (captions, batch, nodes, dim)."""
+        x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_rows), cache.flat_slots(slots)
+        for layer, past in zip(self.layers, cache.layers, strict=True):
+            layer.decode(x, rotary, mask, past, flat_slots)
+        return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def null_features(self, num_rows: int) -> torch.Tensor:
         """The learned null caption, (num_rows, num_text_tokens, caption_dim)."""

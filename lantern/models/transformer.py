@@ -1,16 +1,18 @@
 """Transformer parts that the target model and the draft model share: norm, rotary table, attention layer.
 
-The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It runs in two ways with the same code:
-over a whole sequence (training, `cache=None`), or over a few new rows against a `KVCache` (decoding).
+The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It runs in two ways with the same weights:
+`forward` over whole sequences, differentiably; `decode` over a few new nodes against a `KVCache`, in place.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lantern.kv_cache import KVCache, repeat_rows
+from lantern.kv_cache import LayerCache
 
 OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
 
@@ -67,6 +69,13 @@ class RMSNorm(nn.Module):
         self.weight = None
 
 
+class GrowingCache(Protocol):
+    """What collects keys and values over several differentiable passes of a layer."""
+
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes new keys and values, gives all so far; each (rows, nodes, heads, head_dim)."""
+
+
 class Layer(nn.Module):
     """One decoder layer.
 
@@ -91,46 +100,58 @@ class Layer(nn.Module):
         self.down = nn.Linear(ffn_hidden, dim, bias=False)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        rotary: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: KVCache | None = None,
-        index: int = 0,
+        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor | None, cache: GrowingCache | None = None
     ) -> torch.Tensor:
-        """Runs the layer.
+        """Runs the layer over whole sequences, differentiably.
 
         Args:
             x: (rows, nodes, dim).
             rotary: complex64, broadcastable to (rows, nodes, 2, heads, head_dim / 2).
             mask: additive attention mask, (rows or 1, 1, nodes, keys), dtype of x.
-            cache: where keys and values of the new nodes are stored and those of earlier ones are found; None attends
-                within x alone.
-            index: this layer's place in the cache.
+            cache: takes the keys and values of x and gives all those that x attends to; None attends within x alone.
 
         Returns:
             (rows, nodes, dim).
         """
-        x = x + self.attention_out(self._attend(x, rotary, mask, cache, index))
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
-
-    def _attend(
-        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor | None, cache: KVCache | None, index: int
-    ) -> torch.Tensor:
         rows, nodes, dim = x.shape
-        normed = x if self.attention_norm is None else self.attention_norm(x)
-        head_dim = dim // self.num_heads
-        qkv = self.qkv(normed).view(rows, nodes, 3, self.num_heads, head_dim // 2, 2)
+        qkv = self.qkv(self._normed(x)).view(rows, nodes, 3, self.num_heads, -1, 2)
         turned = torch.view_as_real(torch.view_as_complex(qkv[:, :, :2].float()) * rotary).to(x.dtype)
-        query, key = turned.view(rows, nodes, 2, self.num_heads, head_dim).unbind(2)
+        query, key = turned.flatten(-2).unbind(2)
         value = qkv[:, :, 2].flatten(-2)  # each of the three (rows, nodes, heads, head_dim)
         if cache is not None:
-            key, value = cache.append(index, key, value)
+            key, value = cache.append(key, value)
         attended = F.scaled_dot_product_attention(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask
         )
-        return attended.transpose(1, 2).reshape(rows, nodes, dim)
+        x = x + self.attention_out(attended.transpose(1, 2).reshape(rows, nodes, dim))
+        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    def decode(
+        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, slots: torch.Tensor
+    ) -> None:
+        """Runs the layer over a few new nodes behind what the cache holds, in as few kernels as can be; not to be
+        differentiated.
+
+        Args:
+            x: (rows * nodes, dim), changed in place to what `forward` returns.
+            rotary: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions.
+            mask: additive attention mask, (rows, 1, nodes, slots), dtype of x.
+            past: this layer's keys and values; takes those of the nodes.
+            slots: int64, (rows * nodes,): where they go, see `KVCache.flat_slots`.
+        """
+        dim = x.shape[1]
+        qkv = F.linear(self._normed(x), self.qkv.weight)
+        turn_(qkv[:, : 2 * dim].view(-1, *rotary.shape[:1], 2 * self.num_heads, rotary.shape[2], 2), rotary)
+        past.entries.index_copy_(0, slots, qkv[:, dim:])  # a key and its value lie side by side
+        query = qkv[:, :dim].view(len(mask), -1, self.num_heads, dim // self.num_heads).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(query, past.keys, past.values, attn_mask=mask)
+        x.addmm_(attended.transpose(1, 2).reshape(x.shape), self.attention_out.weight.t())
+        gate, up = F.linear(self.ffn_norm(x), self.gate_up.weight).chunk(2, dim=1)
+        x.addmm_(F.silu(gate).mul_(up), self.down.weight.t())
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.attention_norm is None else self.attention_norm(x)
 
     def fold_norms(self) -> None:
         """Folds both norms' weights into the linear maps behind them, in place; see `prepare_for_decoding`."""
@@ -139,12 +160,21 @@ class Layer(nn.Module):
         self.ffn_norm.fold_into(self.gate_up)
 
 
-def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Rotary factors of some nodes: table (n, head_dim / 2), rotary_rows (batch, nodes) -> (num_rows, nodes, 1, 1,
+def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:
+    """Turns pairs of channels in place: x (..., head_dim / 2, 2), rotary complex64, broadcastable to (...,
     head_dim / 2).
     """
-    rotary = table.index_select(0, rotary_rows.flatten()).view(*rotary_rows.shape, 1, 1, -1)
-    return repeat_rows(rotary, num_rows)
+    if x.dtype == torch.float32:
+        torch.view_as_complex(x).mul_(rotary)
+    else:
+        x.copy_(torch.view_as_real(torch.view_as_complex(x.float()) * rotary))
+
+
+def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor) -> torch.Tensor:
+    """Rotary factors of nodes, as `Layer.decode` wants them: table (n, head_dim / 2), rotary_rows int64 (batch, nodes)
+    -> (batch * nodes, 1, head_dim / 2).
+    """
+    return table.index_select(0, rotary_rows.flatten())[:, None]
 
 
 def store_column_major(module: nn.Module) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_codes import CONFIG
 
-from lantern.attention_mask import slide_window, window_table
+from lantern.attention_mask import window_table
 from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, rotary_table
 
@@ -28,11 +28,10 @@ def run_stepwise(model: TargetModel, features, mask, codes) -> torch.Tensor:
     n, total = CONFIG.num_text_tokens, CONFIG.num_text_tokens + codes.shape[1]
     (hidden,), cache = model.prefill(features, mask, total, is_guided=False)
     steps = [hidden]
-    table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), total, torch.float32)
+    window = window_table(torch.ones(1, 1, 1, dtype=torch.bool), torch.float32)
     for i in range(codes.shape[1]):
         slots = torch.full((len(codes), 1), n + i)
-        window = slide_window(table, slots[:, 0], total)
-        steps += model.extend(cache, codes[:, i : i + 1], slots, slots, window)
+        steps += model.extend(cache, codes[:, i : i + 1], slots, slots, cache.mask(window, slots[:, 0]))
     return torch.cat(steps, dim=1)
 
 
@@ -57,9 +56,9 @@ def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model):
         assert torch.equal(model.forward_with_null(features, mask, codes), expected)
         hidden, cache = model.prefill(features, mask, 7, is_guided=True)
         slots = torch.arange(3, 7).expand(2, 4)
-        table = window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), 7, torch.float32)
-        window = slide_window(table, torch.tensor([3, 3]), 7)
-        hidden = torch.cat([hidden, model.extend(cache, codes, slots, slots, window)], dim=2)
+        window = window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), torch.float32)
+        mask = cache.mask(window, torch.tensor([3, 3]))
+        hidden = torch.cat([hidden, model.extend(cache, codes, slots, slots, mask)], dim=2)
         logits = model.guided_logits(hidden, 3.0)
         captioned, null = model.read_logits(hidden)
     assert hidden.shape[:2] == (2, 2)

@@ -55,7 +55,7 @@ def test_cache_is_that_of_the_decoder():
     load = DecodingLoad(batch=2, num_nodes=59, bytes_per_value=2)
     visible = torch.ones(2, 120, dtype=torch.bool, device="meta")
     cache = KVCache(visible, 2, 36, 120 + 256 + 59, (20, 64), torch.bfloat16)
-    assert kv_cache_bytes(XL, load) == 2 * cache.keys.numel() * cache.keys.itemsize
+    assert kv_cache_bytes(XL, load) == cache.entries.numel() * cache.entries.itemsize
 
 
 def test_estimate_grows_with_what_is_asked_for():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_codes import make_dataset, make_recipe, make_target
 
-from lantern.attention_mask import slide_window, window_table
+from lantern.attention_mask import window_table
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern_pipeline.training.distributed import make_accelerator
@@ -48,11 +48,11 @@ def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
         hidden = target(features, mask, codes[:, :-1])  # (1, 6, dim)
         passes = unroll(draft, codes, mask, hidden, 3)
         cache = draft.prefill(hidden[None, :, :2], mask[:, :2], 8)
-        table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), 8, torch.float32)
+        table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), torch.float32)
 
         def run(code, state, slot):
             slots = torch.tensor([[slot]])
-            return draft.extend(cache, code, state, slots, slots, slide_window(table, slots[0], 8))
+            return draft.extend(cache, code, state, slots, slots, cache.mask(table, slots[0]))
 
         first = run(codes[:, :1], hidden[None, :, 2:3], 2)
         second = run(codes[:, 1:2], first, 3)

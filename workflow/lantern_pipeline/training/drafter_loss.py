@@ -135,7 +135,7 @@ class _GrowingCache:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 
-    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.append(key)
         self.values.append(value)
         return torch.cat(self.keys, dim=1), torch.cat(self.values, dim=1)
