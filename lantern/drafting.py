@@ -17,9 +17,9 @@ from lantern.attention_mask import window_table
 from lantern.draft_tree import DraftTree, StaticTree, tree_from_parents
 from lantern.kv_cache import KVCache
 from lantern.methods import DynamicTreeOptions
+from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.models.transformer import OVERSHOOT
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
-# What a node's children are; "jacobi" and "hybrid" are coupled too, since the target's own noise picks them.
-DRAFTS = ("sampled", "top", "coupled", "jacobi", "hybrid")
+COUPLED = ("coupled", "jacobi", "hybrid")  # drafts that the target's own noise picks
+DRAFTS = ("sampled", "top", *COUPLED)  # what a node's children are
 RESIDUALS = ("paper", "official", "official_lumina")
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
 

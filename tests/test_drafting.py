@@ -9,7 +9,7 @@ from conftest import make_models, make_prompts
 from lantern.decoding import Decoder, DecodingModels
 from lantern.drafting import Proposal
 from lantern.methods import DynamicTreeOptions, MethodSpec
-from lantern.models.transformer import OVERSHOOT
+from lantern.models.config import OVERSHOOT
 from lantern.sampling import SamplingConfig
 
 DYNAMIC = MethodSpec("dynamic", "dynamic", "top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4))

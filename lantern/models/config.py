@@ -22,6 +22,7 @@ LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "3B": {"dim": 3200, "num_layers": 24, "num_heads": 32},
     "7B": {"dim": 4096, "num_layers": 32, "num_heads": 32},
 }
+OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lantern.kv_cache import LayerCache
-
-OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
+from lantern.models.config import OVERSHOOT
 
 
 def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float) -> torch.Tensor:

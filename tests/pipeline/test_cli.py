@@ -54,3 +54,19 @@ def test_the_models_are_those_of_the_first_training_seed(tmp_path, missing):
         (tmp_path / stage / "model.safetensors").touch()
     with pytest.raises(FileNotFoundError, match=f"{missing}/model.safetensors: run `make reproduce` first"):
         stored._load_decoders()
+
+
+def test_a_method_without_a_draft_model_asks_for_none(tmp_path):
+    stored = object.__new__(FinishedRun)
+    stored.config, stored.folder = CONFIG, tmp_path
+    assert [spec.method_id for spec in stored._choose(["jacobi"], 1.0)] == ["autoregressive", "jacobi"]
+    with pytest.raises(FileNotFoundError, match=r"target/s0"):
+        stored._load_decoders(["jacobi"])
+    (tmp_path / "target" / "s0").mkdir(parents=True)
+    (tmp_path / "target" / "s0" / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"target/s0"):  # an empty file; the drafter is missed by those who need it
+        stored._load_decoders(["jacobi"])
+    with pytest.raises(FileNotFoundError, match=r"drafter/s0"):
+        stored._load_decoders(["jacobi", "coupled"])
+    with pytest.raises(ValueError, match=r"--method must be a preset or one of autoregressive, .*, got 'jakobi'"):
+        stored._choose(["jakobi"], 1.0)

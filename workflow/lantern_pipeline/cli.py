@@ -33,6 +33,9 @@ def sample(
         str, typer.Argument(help="What to draw, e.g. 'a large red circle left of a small blue square on grass'.")
     ],
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
+    method: Annotated[
+        list[str] | None, typer.Option(help="One of the experiment's method ids, or a preset; repeat it for several.")
+    ] = None,
     experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
 ) -> None:
@@ -47,7 +50,7 @@ def sample(
     torch.set_num_threads(1)  # one thread decodes faster than two
     with _one_sentence():
         folder = _finished_experiment(results, experiment)
-        samples = FinishedRun(folder, read_json(folder / FILE_NAME)["config"]).sample(prompt)
+        samples = FinishedRun(folder, read_json(folder / FILE_NAME)["config"]).sample(prompt, method or [])
         save_figure(draw_samples(prompt, samples), [output])
     typer.echo(f"{table_of(samples)}\nwrote {output}")
 

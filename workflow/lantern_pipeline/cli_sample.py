@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tqdm import tqdm
 
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed
+from lantern.methods import PRESETS, MethodSpec
 from lantern.prompts import Prompt
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.data.decoders import load_decoders
@@ -45,10 +47,12 @@ class FinishedRun:
         self.tokenizer = load_tokenizer(self._find("tokenizer"))
         self.encoder = make_text_encoder(config["text"], config["data"]["source"], config["seed"])
 
-    def sample(self, prompt: str) -> list[Sample]:
-        """Draws a prompt with every method of the run at its headline temperature."""
+    def sample(self, prompt: str, methods: Sequence[str] = ()) -> list[Sample]:
+        """Draws a prompt at the headline temperature with every method of the run; or with autoregressive decoding and
+        `methods`, ids of the run's or names of presets.
+        """
         self.encoder.encode([prompt])  # an unknown word stops here
-        decoders = tqdm(self._load_decoders(), unit="method", disable=None)
+        decoders = tqdm(self._load_decoders(methods), unit="method", disable=None)
         return [self._sample_with(decoder, Prompt(prompt, prompt)) for decoder in decoders]
 
     def _sample_with(self, decoder: Decoder, prompt: Prompt) -> Sample:
@@ -59,15 +63,28 @@ class FinishedRun:
         forwards = int(generation.target_forwards[0])
         return Sample(decoder.spec.method_id, pixels, forwards, decoder.num_tokens, seconds)
 
-    def _load_decoders(self) -> list[Decoder]:
+    def _choose(self, methods: Sequence[str], temperature: float) -> list[MethodSpec]:
+        known = {run.spec.method_id: run.spec for run in expand_methods(self.config) if run.temperature == temperature}
+        if not methods:
+            return list(known.values())
+        for name in methods:
+            if name not in known and name not in PRESETS:
+                raise ValueError(f"--method must be a preset or one of {', '.join(known)}, got {name!r}")
+        others = [{"preset": name} for name in methods if name not in known]
+        known |= {
+            run.spec.method_id: run.spec for run in expand_methods({**self.config, "methods": others}, "--method")
+        }
+        return [known[name] for name in dict.fromkeys(["autoregressive", *methods])]
+
+    def _load_decoders(self, methods: Sequence[str] = ()) -> list[Decoder]:
         temperature, seed = self.config["metrics"]["headline_temperature"], self.config["repeats"]["training_seeds"][0]
-        specs = [run.spec for run in expand_methods(self.config) if run.temperature == temperature]
+        specs = self._choose(methods, temperature)
         tables = dict.fromkeys(table_file(spec.neighbours, seed) for spec in specs if spec.neighbours)
         return load_decoders(
             [(asdict(spec), temperature) for spec in specs],
             self.config["sampling"],
             target=self._find(f"target/s{seed}"),
-            drafter=self._find(f"drafter/s{seed}") if any(spec.drafts for spec in specs) else None,
+            drafter=self._find(f"drafter/s{seed}") if any(spec.needs_draft_model for spec in specs) else None,
             nearest_codes=[self._find("codebook", name) for name in tables],
         )
 

@@ -13,6 +13,7 @@ from lantern_pipeline.config.paths import (
     TOKENIZER,
     RunPlan,
     answer_files,
+    drafter_for,
     drafter_of,
     drafter_seed,
     drafter_settings,

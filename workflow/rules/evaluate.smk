@@ -135,7 +135,7 @@ rule measure_total_variation:
         text=text_features_of(SAMPLED["prompt_set"]),
         tokenizer=TOKENIZER,
         target=target_of(FIRST["training_seed"]),
-        drafter=drafter_of(FIRST["training_seed"]),
+        drafter=drafter_for(PLAN.specs.values(), FIRST["training_seed"]),
         nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
         nearest=f"<results>/codebook/{config['codebook']['neighbours']}.safetensors",
         random="<results>/codebook/random.safetensors",

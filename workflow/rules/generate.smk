@@ -89,7 +89,7 @@ rule generate_images:
         prompts=rules.write_prompts.output[0],
         text=lambda wildcards: text_features_of(wildcards.prompt_set),
         target=lambda wildcards: target_of(wildcards.training_seed),
-        drafter=lambda wildcards: drafter_of(wildcards.training_seed) if PLAN.specs[wildcards.method].drafts else [],
+        drafter=lambda wildcards: drafter_for([PLAN.specs[wildcards.method]], wildcards.training_seed),
         nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method], wildcards.training_seed),
     output:
         "<results>/generation/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}/{scatteritem}.safetensors",
@@ -122,7 +122,7 @@ rule measure_latency:
         prompts=expand(rules.write_prompts.output, prompt_set=config["latency"]["prompt_sets"]),
         text=text_features_of(*config["latency"]["prompt_sets"]),
         target=lambda wildcards: target_of(wildcards.training_seed),
-        drafter=lambda wildcards: drafter_of(wildcards.training_seed),
+        drafter=lambda wildcards: drafter_for(PLAN.specs.values(), wildcards.training_seed),
         nearest_codes=lambda wildcards: tables_of(PLAN.specs.values(), wildcards.training_seed),
     output:
         "<results>/latency/s{training_seed}n{noise_seed}.csv",
@@ -158,7 +158,7 @@ rule profile_steps:
         prompts=expand(rules.write_prompts.output, prompt_set=HEADLINE["prompt_set"]),
         text=text_features_of(HEADLINE["prompt_set"]),
         target=target_of(FIRST["training_seed"]),
-        drafter=drafter_of(FIRST["training_seed"]),
+        drafter=drafter_for(PLAN.specs.values(), FIRST["training_seed"]),
         nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
     output:
         "<results>/latency/steps.csv",

@@ -17,7 +17,7 @@ with job_log(snakemake):
         params.runs,
         params.sampling,
         target=files.target,
-        drafter=files.drafter,
+        drafter=files.drafter or None,
         nearest_codes=files.nearest_codes,
         device=resolve_device(params.device),
         dtype=params.dtype,

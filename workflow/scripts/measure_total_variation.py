@@ -1,5 +1,6 @@
 """Measures total variation from the target, per method and per rule, and what aggregation does to acceptance."""
 
+import pandas as pd
 import torch.nn.functional as F
 
 from lantern.checkpoints.native import load_model
@@ -32,7 +33,7 @@ with job_log(snakemake):
         params.runs,
         params.sampling,
         target=files.target,
-        drafter=files.drafter,
+        drafter=files.drafter or None,
         nearest_codes=files.nearest_codes,
         device=device,
         dtype=params.dtype,
@@ -40,7 +41,9 @@ with job_log(snakemake):
     codebook = F.normalize(load_tokenizer(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
     write_table(snakemake.output.methods, study.measure_methods(decoders, records, codebook).assign(**params.place))
     tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
-    nodes = study.common_nodes(decoders[0])
-    write_table(snakemake.output.curves, study.compare_rules(nodes, tables["nearest"]))
     named = {params.neighbours: tables["nearest"], "random": tables["random"]}
-    write_table(snakemake.output.acceptance, study.aggregate(nodes, named))
+    nodes = study.common_nodes(decoders[0]) if files.drafter else None
+    curves = pd.DataFrame(columns=["rule", "delta"]) if nodes is None else study.compare_rules(nodes, tables["nearest"])
+    acceptance = pd.DataFrame(columns=["drafts"]) if nodes is None else study.aggregate(nodes, named)
+    write_table(snakemake.output.curves, curves)
+    write_table(snakemake.output.acceptance, acceptance)

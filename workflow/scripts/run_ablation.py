@@ -17,10 +17,11 @@ with job_log(snakemake):
     metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
     encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     chosen = MetricFiles.among(dict(files.items()))
+    drafters = {None: None, **dict(zip(params.steps, files.drafters, strict=True))}
     study = AblationStudy(
         drafters={
             steps: load_decoding_models(files.target, drafter, device=device, dtype=params.generation["dtype"])
-            for steps, drafter in zip(params.steps, files.drafters, strict=True)
+            for steps, drafter in drafters.items()
         },
         tables=load_tables(files.nearest_codes, device),
         measuring=load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device),

@@ -9,9 +9,10 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 import pytest
-from result_tables import SETTINGS, join, make_tables, with_changes
+from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
 from conftest import ROOT
+from lantern.methods import MethodSpec
 from lantern_pipeline.analysis.findings import MIN_TIMED, caption_numbers, find_answers, with_interval
 from lantern_pipeline.analysis.summary import build_summary
 
@@ -85,6 +86,19 @@ def test_the_fastest_rows_are_named(table):
 def test_a_row_that_should_be_exact_and_is_not_does_not_count(table):
     found = find(change(table, "coupled", tokens_equal_autoregressive=0.9))[EXACT]
     assert found.answer.startswith("NOT EXACT: tokens equal in 0 of 1 rows; faster: yes, EAGLE-1, speed-up 1.25")
+
+
+@pytest.mark.parametrize("seconds", [0.6, 0.9])
+def test_an_exact_method_without_a_draft_model_is_named(seconds):
+    jacobi = MethodSpec("jacobi", "chain9", "jacobi", method_id="jacobi")
+    methods = {**METHODS, "jacobi": (jacobi, 24, 0.0, 0.0, seconds)}
+    found = find(build_summary(make_tables(methods), settings=SETTINGS, seed=0))[EXACT]
+    assert found.answer.startswith("Tokens equal in 2 of 2 rows; faster: yes, ")
+    if seconds == 0.6:
+        assert found.answer.endswith("Jacobi, speed-up 1.67, without a draft model.")
+    else:
+        assert found.answer.endswith("coupled, speed-up 1.43.")
+        assert found.details.endswith("The fastest without a draft model: Jacobi, speed-up 1.11.")
 
 
 def test_rows_of_single_repeats_are_counted_once_each():

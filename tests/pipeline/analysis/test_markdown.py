@@ -105,6 +105,19 @@ def test_the_readme_has_few_rows_columns_and_findings(many):
     assert "Speed-ups are those of the machine that made this run." in " ".join(text.split())
 
 
+def test_the_readme_has_the_fastest_method_without_a_draft_model_besides():
+    drafts = {"eagle1": "sampled", "coupled": "coupled", "jacobi": "jacobi", "hybrid": "hybrid"}
+    methods = {"autoregressive": METHODS["autoregressive"]}
+    for number, (name, kind) in enumerate(drafts.items()):
+        tree = "chain6+chain3" if kind == "hybrid" else "chain6"
+        methods[name] = (MethodSpec(name, tree, kind, method_id=name), 32, 0.0, 0.0, 0.8 - 0.1 * number)
+    slower = MethodSpec("jacobi", "chain9", "jacobi", method_id="slower")
+    methods["slower"] = (slower, 32, 0.0, 0.0, 0.9)
+    few = select_few(results_table(build_summary(make_tables(methods), settings=SETTINGS, seed=0), SETTINGS))
+    assert few["method_id"].tolist() == ["autoregressive", "coupled", "jacobi", "hybrid", "real"]
+    assert few["label"].tolist()[2] == "Jacobi (chain6)"
+
+
 def test_of_untimed_methods_the_first_of_each_preset_is_shown(many):
     few = select_few(many.assign(speedup=np.nan))
     expected = ["autoregressive", "eagle1", "coupled", "lantern", "lantern_pp", "proximity", "bounded", "real"]

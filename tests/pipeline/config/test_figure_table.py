@@ -41,4 +41,10 @@ def test_what_is_off_has_no_figure():
     assert set(FIGURES) - set(table_of(config)) == {"neighbours"}
     config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
     config["methods"] = [{"preset": "autoregressive"}]
-    assert set(FIGURES) - set(table_of(config)) == {"neighbours", "pairs", "ablations"}
+    assert set(FIGURES) - set(table_of(config)) == {
+        "neighbours",
+        "pairs",
+        "ablations",
+        "aggregation",
+        "total_variation",
+    }

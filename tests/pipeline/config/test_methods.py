@@ -172,6 +172,16 @@ def test_drafters_multiply_the_drafted_methods_only():
     ]
 
 
+def test_jacobi_drafts_are_there_once_whatever_the_drafters():
+    points = expand_grid({"methods": [{"preset": ["coupled", "jacobi"]}], "drafter_steps": [40, None]})
+    assert [(point.spec.method_id, point.drafter_steps) for point in points] == [
+        ("autoregressive", None),
+        ("jacobi", None),
+        ("coupled", 40),
+        ("coupled", None),
+    ]
+
+
 def test_without_changes_an_ablation_has_the_runs_sampling_and_drafter():
     point = expand_grid({"methods": [{"preset": "coupled"}]})[-1]
     assert (point.spec.method_id, point.temperature, point.sampling, point.drafter_steps) == (

@@ -5,7 +5,15 @@ import copy
 import pytest
 
 from conftest import ROOT, load_config
-from lantern_pipeline.config.paths import RunPlan, drafter_of, drafter_seed, drafter_settings, table_of, tables_of
+from lantern_pipeline.config.paths import (
+    RunPlan,
+    drafter_for,
+    drafter_of,
+    drafter_seed,
+    drafter_settings,
+    table_of,
+    tables_of,
+)
 from lantern_pipeline.downloads.entries import parse_entries
 
 DEFAULT = load_config([ROOT / "config.yaml"])
@@ -67,6 +75,21 @@ def test_every_model_is_named_once():
     assert len(files) == len(set(files))
     names = ("tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip")
     assert {f"<results>/{name}/model.safetensors" for name in names} <= set(files)
+
+
+def test_a_run_of_jacobi_drafts_has_no_draft_model():
+    grids = {"jacobi": {"methods": [{"preset": "jacobi", "tree": ["chain3", "chain9"]}]}}
+    ablations = {"num_prompts": 2, "grids": grids}
+    alone = plan(
+        methods=[{"preset": ["autoregressive", "jacobi"]}], ablations=ablations, drafter={"checkpoint": "mine"}
+    )
+    assert not alone.needs_draft_model and alone.steps_of("jacobi") == []
+    assert drafter_for(alone.specs.values(), 0) == []
+    assert [file for file in alone.model_files() if "/drafter/" in file] == []
+    assert alone.files_from_elsewhere() == []
+    both = plan(methods=[{"preset": ["autoregressive", "jacobi", "hybrid"]}], ablations=ablations)
+    assert drafter_for(both.specs.values(), 3) == drafter_of(3)
+    assert drafter_for([both.specs["jacobi"]], 3) == [] and both.steps_of("jacobi") == []
 
 
 @pytest.mark.parametrize("more, has_pairs", [([], False), ([{"preset": "proximity", "k": 5}], True)])

@@ -181,6 +181,15 @@ def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
         ({"preset": "lantern_pp", "k": 20, "lambda_": 0.5}, ["methods[1].lambda_", "at least 1"]),
         ({"preset": "lantern", "k": 20, "delta": 0.1, "neighbours": "manhattan"}, ["methods[1]", "l2_normalised"]),
         ({"preset": "autoregressive"}, ["methods[1]", "autoregressive", "twice"]),
+        (
+            {"preset": "jacobi", "tree": "chain33"},
+            ["tree of jacobi-chain33", "at most 32 drafts deep, got 33"],
+        ),
+        ({"preset": "hybrid", "tree": "chain9"}, ["methods[1]", "two static trees as in chain9+chain3", "'chain9'"]),
+        (
+            {"preset": "hybrid", "tree": "chain2+chain2k1025d1"},
+            ["methods: tree of hybrid-chain2_chain2k1025d1", "tokenizer.codebook_size = 1024 children", "1025"],
+        ),
     ],
 )
 def test_a_bad_method_is_one_sentence(entry, words):
@@ -411,6 +420,19 @@ def test_captions_alone_train_a_drafter_on_samples_and_nothing_else():
     assert "drafter.checkpoint must be set" in sentence and "drafter.codes samples" in sentence
     config["target"]["checkpoint"] = None
     assert "target.checkpoint must be set" in sentence_for(config)
+
+
+def test_a_published_target_needs_no_drafter_where_no_method_does():
+    checkpoints = {"tokenizer": {"checkpoint": "llamagen_tokenizer"}, "target": {"checkpoint": "llamagen_stage1"}}
+    config = changed("data.source", "none")
+    for section, values in checkpoints.items():
+        config[section].update(values)
+    config["prompts"] = {"seen": {"file": "lantern_coco_2017", "num": 96}, "unseen": None}
+    config["ablations"]["grids"] = {}
+    config["latency"]["prompt_sets"] = ["seen"]
+    assert "drafter.checkpoint must be set" in sentence_for(config)
+    config["methods"] = [{"preset": ["autoregressive", "jacobi"]}]
+    validate_config(config)
 
 
 def test_a_folder_has_no_unseen_prompts():

@@ -35,7 +35,8 @@ class AblationStudy:
     """What all points of an ablation share.
 
     Attributes:
-        drafters: drafter steps -> models for decoding; None is the run's own draft model.
+        drafters: drafter steps -> models for decoding; None is the run's own draft model, or none where no point of the
+            run's own needs one.
         tables: neighbours -> int64 (vocab, columns).
         measuring: models that measure images.
         prompts: what is drawn.

@@ -65,9 +65,10 @@ def find_answers(
     rows = select_headline(summary, settings)
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lost = baseline["prompt_accuracy"] - rows["prompt_accuracy"]  # nan (prompts of free text) rules no row out
-    exact = _fastest(rows[is_lossless(rows)])
+    lossless = rows[is_lossless(rows)]
+    exact, alone = _fastest(lossless), _fastest(lossless[lossless["drafts"] == "jacobi"])
     relaxed = _fastest(rows[(rows["relaxation"] != "none") & ~(lost > ACCURACY_TOLERANCE + 1e-9)])
-    findings = [_exact(exact, summary), _relaxed(relaxed, exact, rows), _cost(relaxed, baseline), _bound(curves)]
+    findings = [_exact(exact, alone, summary), _relaxed(relaxed, exact, rows), _cost(relaxed, baseline), _bound(curves)]
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     findings += [_compare(name, ablations[name], options) for name in AT_EQUAL_LENGTH if name in ablations]
     findings.append(_models(reports))
@@ -130,8 +131,10 @@ def _speed(row: pd.Series, slower: float = 1.0, slower_high: float = 1.0) -> str
     return f"{word}, {row['label']}, speed-up {with_interval(row, 'speedup')}"
 
 
-def _exact(exact: pd.Series | None, summary: pd.DataFrame) -> Finding:
-    """Whether exact methods are exact, over all prompt sets, temperatures and repeats, and faster."""
+def _exact(exact: pd.Series | None, alone: pd.Series | None, summary: pd.DataFrame) -> Finding:
+    """Whether exact methods are exact, over all prompt sets, temperatures and repeats, and faster; `exact` is the
+    fastest of them, `alone` the fastest without a draft model.
+    """
     single = summary[summary["repeat"] != POOLED]
     kept = single[_keeps_tokens(single)]
     must = kept[kept["dtype"] == "float32"]
@@ -154,6 +157,10 @@ def _exact(exact: pd.Series | None, summary: pd.DataFrame) -> Finding:
     else:
         answer, details = "no method was run whose tokens must be equal", ""
     answer += "; none was timed" if exact is None else f"; faster: {_speed(exact)}"
+    if alone is not None and alone["method_id"] == exact["method_id"]:
+        answer += ", without a draft model"
+    elif alone is not None:
+        details += f" The fastest without a draft model: {alone['label']}, speed-up {with_interval(alone, 'speedup')}."
     numbers = {"num_rows": len(must), "num_equal_rows": num_equal, **_numbers(exact, "speedup")}
     return Finding("Exact, and faster?", f"{_capitalise(answer)}.", details, numbers)
 
@@ -190,8 +197,10 @@ def _cost(row: pd.Series | None, baseline: pd.Series) -> Finding | None:
     return Finding("At what cost?", f"{answer}.", details.strip(), _numbers(row, "nll"))
 
 
-def _bound(curves: pd.DataFrame) -> Finding:
+def _bound(curves: pd.DataFrame) -> Finding | None:
     """Whether delta bounds the total variation: of published rules at the delta nearest to 0.1, of ours at all."""
+    if curves.empty:  # of a run without a draft model
+        return None
     delta = min(sorted(curves["delta"].unique()), key=lambda value: abs(value - 0.1))
     at = curves[curves["delta"] == delta].set_index("rule").loc[list(PUBLISHED_RULES)]
     ours = curves[curves["rule"] == "bounded"]

@@ -23,7 +23,8 @@ COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance an
 # Of the README; the first and the last without intervals, so that a line stays short.
 README_COLUMNS = ("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "tv_mean")
 PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without intervals everywhere
-NUM_EXACT, NUM_RELAXED, NUM_FINDINGS = 2, 4, 5  # in the README at most
+# In the README at most; NUM_EXACT of those with a draft model, and one without.
+NUM_EXACT, NUM_RELAXED, NUM_FINDINGS = 2, 4, 5
 LINE = 120  # characters
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -41,16 +42,18 @@ def results_table(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Data
 
 
 def select_few(table: pd.DataFrame) -> pd.DataFrame:
-    """Selects at most eight rows of `results_table` for the README, in the table's order.
+    """Selects at most nine rows of `results_table` for the README, in the table's order.
 
     Autoregressive decoding and real images; of every preset the row with the highest speed-up (the first where none was
-    timed); of exact presets the two fastest, of relaxed ones the first four.
+    timed); of exact presets the two fastest and the fastest without a draft model, of relaxed ones the first four.
     """
     decoded = table[table["relaxation"].notna() & table["drafts"].notna()]
     preset = decoded["method"].map(preset_of)
     best = decoded.loc[decoded["speedup"].fillna(0).groupby(preset, sort=False).idxmax()]
     exact, relaxed = (best[(best["relaxation"] == "none") == is_exact] for is_exact in (True, False))
-    kept = [*exact.nlargest(NUM_EXACT, "speedup").index, *relaxed.index[:NUM_RELAXED]]
+    alone, drafted = (exact[(exact["drafts"] == "jacobi") == is_alone] for is_alone in (True, False))
+    kept = [*alone.nlargest(1, "speedup").index, *drafted.nlargest(NUM_EXACT, "speedup").index]
+    kept += list(relaxed.index[:NUM_RELAXED])
     is_end = (table["relaxation"].notna() & table["drafts"].isna()) | (table["method"] == REAL)
     return table[is_end | table.index.isin(kept)]
 

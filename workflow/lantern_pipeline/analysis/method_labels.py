@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-_FALLBACK_COLOURS = ("#882255", "#44AA99", "#999933", "#332288")
+_FALLBACK_COLOURS = ("#661100", "#44AA99", "#117733", "#332288")
 
 
 class Look(NamedTuple):
@@ -18,7 +18,7 @@ class Look(NamedTuple):
     marker: str
 
 
-# Colours of Okabe and Ito (2008), as in figures/style.py.
+# Colours of Okabe and Ito (2008), as in figures/style.py; then of Tol (2021), "muted".
 METHODS = {
     "autoregressive": Look("autoregressive", "#000000", "*"),
     "eagle1": Look("EAGLE-1", "#7F7F7F", "s"),
@@ -28,6 +28,8 @@ METHODS = {
     "lantern_pp": Look("LANTERN++", "#E69F00", "^"),
     "proximity": Look("proximity", "#009E73", "v"),
     "bounded": Look("bounded", "#CC79A7", "X"),
+    "jacobi": Look("Jacobi", "#882255", ">"),
+    "hybrid": Look("hybrid", "#999933", "p"),
 }
 NAMES = {
     **{method: look.name for method, look in METHODS.items()},

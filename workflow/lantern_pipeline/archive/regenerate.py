@@ -187,7 +187,7 @@ class Regenerator:
         target = self._find_model(f"target/s{seed}/model.safetensors")
         check_model_size(target, TargetConfig, target_parameters, grid)
         draft = table = None
-        if spec.drafts:
+        if spec.needs_draft_model:
             draft = self._find_model(f"drafter/s{seed}/model.safetensors")
             check_model_size(draft, DraftConfig, draft_parameters, grid)
         if spec.neighbours:

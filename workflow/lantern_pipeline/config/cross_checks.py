@@ -8,14 +8,14 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from lantern.methods import check_choices, tree_choices
-from lantern.models.config import resolve_size
+from lantern.methods import DynamicTreeOptions, JointTree, check_choices, tree_choices
+from lantern.models.config import OVERSHOOT, resolve_size
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.downloads.entries import check_reference, parse_entries
 
 if TYPE_CHECKING:
-    from lantern.methods import MethodSpec
+    from lantern.methods import MethodSpec, TreeShape
 
 
 def check_between_keys(config: dict[str, Any]) -> None:
@@ -101,8 +101,10 @@ def _check_source(config: dict[str, Any]) -> None:
 
 
 def _check_without_images(config: dict[str, Any], source: str) -> None:
+    runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
     has_samples = source == "captions" and config["drafter"]["codes"] == "samples"
-    for section in ("tokenizer", "target", *(() if has_samples else ("drafter",))):
+    needs_drafter = not has_samples and any(run.spec.needs_draft_model for run in runs)
+    for section in ("tokenizer", "target", *(["drafter"] if needs_drafter else [])):
         if config[section]["checkpoint"] is None:
             raise ValueError(
                 f"config key {section}.checkpoint must be set: with data.source {source} there are no images to train "
@@ -112,7 +114,6 @@ def _check_without_images(config: dict[str, Any], source: str) -> None:
     for name, entry in config["prompts"].items():
         if entry and entry.get("split"):
             raise ValueError(f"config key prompts.{name}.split needs images; with data.source {source}, give a file")
-    runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
     if any(run.spec.neighbours == "probability" for run in runs):
         raise ValueError(f"neighbours probability needs held-out images; data.source is {source}, choose another")
 
@@ -182,9 +183,9 @@ def _is_known_tree(name: str) -> bool:
 def _check_methods(config: dict[str, Any]) -> None:
     """Expands the methods, which checks each of them, and compares them with other keys."""
     runs = expand_methods(config)
-    _check_neighbour_counts("methods", [run.spec for run in runs], config)
+    _check_sizes_of_methods("methods", [run.spec for run in runs], config)
     for name, points in expand_ablations(config).items():
-        _check_neighbour_counts(f"ablations.grids.{name}", [point.spec for point in points], config)
+        _check_sizes_of_methods(f"ablations.grids.{name}", [point.spec for point in points], config)
     temperatures = sorted({run.temperature for run in runs})
     for temperature in temperatures:
         if ("autoregressive", temperature) not in {(run.spec.method_id, run.temperature) for run in runs}:
@@ -212,14 +213,36 @@ def _check_methods(config: dict[str, Any]) -> None:
         )
 
 
-def _check_neighbour_counts(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> None:
-    columns = config["codebook"]["num_neighbours"]
+def _check_sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> None:
+    """Neighbours against their table, siblings against the codebook, depth against the rotary table."""
+    columns, codebook_size = config["codebook"]["num_neighbours"], config["tokenizer"]["codebook_size"]
     for spec in specs:
+        depth, width = _depth_and_width(spec.tree_shape)
+        if depth > OVERSHOOT:
+            raise ValueError(
+                f"config key {key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; "
+                "choose a shallower tree or a shorter chain"
+            )
+        if width > codebook_size:
+            raise ValueError(
+                f"config key {key}: tree of {spec.method_id} must have at most tokenizer.codebook_size = "
+                f"{codebook_size} children of a node, got {width}"
+            )
         if spec.k is not None and spec.k > columns:
             raise ValueError(
                 f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours = {columns}, "
                 f"got {spec.k}; raise it where the codebook is large enough"
             )
+
+
+def _depth_and_width(shape: TreeShape | None) -> tuple[int, int]:
+    """Most drafts on a path of a tree, and most children of a node."""
+    if shape is None:
+        return 0, 0
+    if isinstance(shape, DynamicTreeOptions):
+        return shape.depth + 1, shape.top_k
+    paths = (*shape.jacobi, *shape.drafter) if isinstance(shape, JointTree) else shape
+    return max(map(len, paths)), 1 + max(map(max, paths))
 
 
 def closest(word: str, known: list[str]) -> str:

@@ -40,7 +40,9 @@ class Figure:
 
 
 def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
-    """The figures that a run draws, by name, without those of what its config leaves out (an ablation, pairs)."""
+    """The figures that a run draws, by name, without those of what its config leaves out (an ablation, pairs,
+    draft models).
+    """
     of_rows = {"settings": config["metrics"]}
     of_images = {"settings": config["figures"]}
     prompts = f"<results>/prompts/{plan.headline['prompt_set']}.jsonl"
@@ -87,7 +89,9 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "ablations": Figure("n", "Ablations", {"table": plan.ablation_tables("csv")}),
     }
     is_off = {
+        "aggregation": not plan.needs_draft_model,
         "neighbours": "neighbours" not in plan.ablations,
+        "total_variation": not plan.needs_draft_model,
         "pairs": not plan.has_pairs(),
         "ablations": not plan.ablations,
     }

@@ -66,17 +66,19 @@ def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) ->
     runs = expand_methods({**config, "methods": grid["methods"]}, f"ablations.grids.{name}.methods")
     baseline = MethodSpec(**PRESETS["autoregressive"], name="autoregressive", method_id="autoregressive")
     temperatures = dict.fromkeys(run.temperature for run in runs)
-    drafted = [run for run in runs if run.spec.drafts is not None]
-    if any(run.spec.tree == "tuned" for run in drafted):
+    if any(run.spec.tree == "tuned" for run in runs):
         raise ValueError(
             f"config key ablations.grids.{name}.methods: tree tuned is chosen for config key methods alone, under the "
             "run's own settings; name another tree"
         )
+    drafted = [run for run in runs if run.spec.needs_draft_model]
+    jacobi = [run for run in runs if run.spec.drafts == "jacobi"]  # no draft model to try several of
     changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
     points = []
     for values in itertools.product(*changes.values()):
         sampling = {**config["sampling"], **dict(zip(changes, values, strict=True))}
         points += [AblationPoint(baseline, temperature, sampling) for temperature in temperatures]
+        points += [AblationPoint(run.spec, run.temperature, sampling) for run in jacobi]
         for steps in grid.get("drafter_steps", [None]):
             points += [AblationPoint(run.spec, run.temperature, sampling, steps) for run in drafted]
     return points

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lantern.methods import MethodSpec
+from lantern.methods import COUPLED, MethodSpec
 from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
 from lantern_pipeline.downloads.entries import Resource, resource_of
 from lantern_pipeline.metrics.registry import metric_files, published_files, trained_models
@@ -27,6 +27,11 @@ def target_of(training_seed: int | str) -> str:
 def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
     """Draft model of a training seed; with a number of training steps, the one of an ablation."""
     return f"<results>/drafter/s{training_seed}" + (f"-{num_steps}steps" if num_steps else "") + "/model.safetensors"
+
+
+def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
+    """Draft model that some methods run with; no file where none of them needs one."""
+    return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
 def drafter_seed(drafter: str) -> int:
@@ -80,6 +85,11 @@ class RunPlan:
         self.headline = {"prompt_set": metrics["headline_prompt_set"], "temperature": temperature}
         self.sampled = {**self.headline, "temperature": self.temperatures[-1]} if temperature == "0" else self.headline
 
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether a method of the table runs with a draft model."""
+        return any(spec.needs_draft_model for spec in self.specs.values())
+
     def methods_at(self, temperature: str) -> list[str]:
         """Method ids that run at a temperature."""
         return [spec.method_id for spec, found in self.runs if found == temperature]
@@ -90,7 +100,8 @@ class RunPlan:
 
     def steps_of(self, ablation: str) -> list[int | None]:
         """Numbers of training steps of the draft models that an ablation needs; None is the run's own."""
-        return list(dict.fromkeys(point.drafter_steps for point in self.ablations[ablation]))
+        points = self.ablations[ablation]
+        return list(dict.fromkeys(point.drafter_steps for point in points if point.spec.needs_draft_model))
 
     def records_of(
         self, prompt_set: str, temperature: str, repeat: str, methods: Sequence[str] | None = None
@@ -128,7 +139,7 @@ class RunPlan:
         files = [TOKENIZER, *(f"<results>/{name}/model.safetensors" for name in trained_models(self.config["metrics"]))]
         for seed in self.config["repeats"]["training_seeds"]:
             files.append(target_of(seed))
-            files += [drafter_of(seed)] if any(spec.drafts for spec in self.specs.values()) else []
+            files += [drafter_of(seed)] if self.needs_draft_model else []
             files += tables_of(self.specs.values(), seed)
         first = self.first["training_seed"]
         files += [drafter_of(first, steps) for name in self.ablations for steps in self.steps_of(name)]
@@ -136,7 +147,8 @@ class RunPlan:
 
     def files_from_elsewhere(self) -> list[str]:
         """Files from elsewhere that the run used: manifests, or the user's own copies."""
-        sections = ["tokenizer", "target", "drafter"] + ["text"] * (self.config["text"]["encoder"] != "words")
+        sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] != "words")
+        sections += ["drafter"] * (self.needs_draft_model or any(map(self.steps_of, self.ablations)))
         values = [self.config[section]["checkpoint"] for section in sections]
         values += [self.config["prompts"][name].get("file") for name in self.prompt_sets]
         found = [resource_of(value, self.resources) for value in values if value]
@@ -145,12 +157,12 @@ class RunPlan:
 
     def has_pairs(self) -> bool:
         """Whether an exact and a relaxed method of the same noise run at the headline temperature, or are named."""
-        coupled = {
+        is_relaxed = {
             spec.is_relaxed
             for spec, temperature in self.runs
-            if (spec.drafts, temperature) == ("coupled", self.headline["temperature"])
+            if spec.drafts in COUPLED and temperature == self.headline["temperature"]
         }
-        return bool(self.config["figures"]["pair_methods"]) or coupled == {True, False}
+        return bool(self.config["figures"]["pair_methods"]) or is_relaxed == {True, False}
 
     def _places(self) -> list[tuple[str, str, str]]:
         return [

@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from lantern.methods import COUPLED, verifies_by_rejection
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
@@ -18,7 +19,6 @@ from lantern_pipeline.figures.style import column_titles
 from lantern_pipeline.metrics.speed import BASELINE
 
 AMPLIFIED = 2  # times the difference of two images
-KNOWS_SUBSTITUTIONS = ("coupled", "top")  # drafts with which the target draws a token of its own at every place
 
 
 def draw_pairs(
@@ -47,11 +47,10 @@ def select_pairs(
     for method_id in (BASELINE, exact, relaxed):
         if method_id not in records:
             raise ValueError(f"figures.pair_methods: no records of {method_id!r}; there are {', '.join(records)}")
-    drafts = records[relaxed].metadata["method"]["drafts"]
-    if drafts not in KNOWS_SUBSTITUTIONS:
+    if verifies_by_rejection(records[relaxed].metadata["method"]):
         raise ValueError(
-            f"figures.pair_methods: the substitutions of {relaxed} are not recorded (drafts {drafts}); choose a method "
-            f"with drafts {' or '.join(KNOWS_SUBSTITUTIONS)}"
+            f"figures.pair_methods: the substitutions of {relaxed} are not recorded (its drafts are verified by "
+            "rejection); choose a method with drafts coupled or top, jacobi or hybrid"
         )
     chosen = [records[method_id] for method_id in (BASELINE, exact, relaxed)]
     num_prompts, num_tokens = settings["sample_prompts"], chosen[0].codes.shape[1]
@@ -79,8 +78,8 @@ def _differing(count: int) -> str:
 
 
 def _choose(records: Mapping[str, GenerationRecords]) -> tuple[str, str]:
-    """The first exact method with coupled drafts, and the relaxed one with most substitutions."""
-    coupled = {name: found for name, found in records.items() if found.metadata["method"]["drafts"] == "coupled"}
+    """The first exact method with drafts of the target's noise, and the relaxed one with most substitutions."""
+    coupled = {name: found for name, found in records.items() if found.metadata["method"]["drafts"] in COUPLED}
     exact = [name for name, found in coupled.items() if found.metadata["method"]["relaxation"] == "none"]
     relaxed = [name for name in coupled if name not in exact]
     if not exact or not relaxed:
