@@ -1,8 +1,9 @@
 """The one decoding loop: autoregressive and speculative generation of a batch of images.
 
-A step drafts a tree (unless decoding is autoregressive), runs the target over all its nodes at once, verifies, and
-commits the accepted path with one more token of the target's own. Every step has fixed shapes and reads nothing back
-to the host; the loop around it asks once per step whether all images are complete.
+A step lets the drafter propose a tree, runs the target over all its nodes at once, verifies, and commits the accepted
+path with one more token of the target's own. Autoregressive decoding proposes the root alone. Every step has fixed
+shapes, changes the state in place and reads nothing back to the host; the loop around it asks whether images are
+complete only when they can be.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from lantern.attention_mask import window_table
+from lantern.attention_mask import slide_window, window_table
 from lantern.draft_tree import DraftTree, static_tree
-from lantern.drafting import DrafterState, PendingTokens, TreeDrafter, pick_nodes
-from lantern.kv_cache import KVCache
+from lantern.drafting import Drafter, NoDrafter, Prefill, Proposal
+from lantern.eagle import EagleDrafter
+from lantern.jacobi import HybridDrafter, JacobiDrafter
+from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
+from lantern.models.transformer import OVERSHOOT
 from lantern.noise import ImageNoise, NoiseField, make_noise
 from lantern.rules import Rule, make_rule
-from lantern.sampling import SamplingConfig
+from lantern.sampling import SamplingConfig, filter_logits
 from lantern.verification import Outcome, Scores
 
 
@@ -33,7 +38,7 @@ class DecodingModels:
 
     Attributes:
         target: the target model.
-        draft: the draft model; None for autoregressive decoding.
+        draft: the draft model; None where the method needs none.
         nearest_codes: int64, (vocab, columns); None without relaxation.
     """
 
@@ -52,6 +57,8 @@ class Generation:
         step_lengths: int64, (batch, tokens): tokens emitted by each target forward, zero-padded; rows sum to `tokens`.
         accepted_lengths: int64, (batch, steps): accepted drafts of each step after the prefill, the end of the image
             notwithstanding; -1 where an image was already complete.
+        accepted_nodes: int64, (batch, steps): the deepest accepted node of each of these steps, 0 for the root; -1 as
+            above.
         is_substituted: bool, (batch, tokens): emitted token differs from the one that the target drew at its node.
         margins: float32, (batch, tokens), or (batch, 0) unless asked for: gap of the two best perturbed log-weights,
             nats.
@@ -61,6 +68,7 @@ class Generation:
     target_forwards: torch.Tensor
     step_lengths: torch.Tensor
     accepted_lengths: torch.Tensor
+    accepted_nodes: torch.Tensor
     is_substituted: torch.Tensor
     margins: torch.Tensor
 
@@ -69,17 +77,20 @@ class Generation:
 class DecodingState:
     """Everything that lives as long as a batch of images; a decoder may work on several in turn.
 
-    Buffers are longer than an image, so that the last step may overshoot.
+    Its tensors stay where they are: steps and new prompts change them in place. Buffers are longer than an image, so
+    that the last step may overshoot.
 
     Attributes:
         noise: of the images.
         cache: the target's.
         tokens: int64, (batch, tokens + overshoot).
-        lengths: int64, (batch,): tokens emitted; stops at the size of the image.
+        lengths: int64, (batch,): tokens emitted; stops at the size of the image, where rows without a prompt stand.
         is_substituted: bool, like tokens.
         margins: float32, like tokens; None unless asked for.
-        is_finite: bool, (batch,): whether the logits of the last pass were.
-        drafter: the drafter's own; None for autoregressive decoding.
+        num_steps: int64, (batch,): steps that the image took.
+        step_log: int64, (batch, tokens, 3): of each step the accepted drafts, the deepest accepted node, and whether
+            the logits behind it were finite; entries behind `num_steps` have no meaning.
+        drafter: the drafter's own.
     """
 
     noise: NoiseField
@@ -88,8 +99,37 @@ class DecodingState:
     lengths: torch.Tensor
     is_substituted: torch.Tensor
     margins: torch.Tensor | None
-    is_finite: torch.Tensor
-    drafter: DrafterState | None = None
+    num_steps: torch.Tensor
+    step_log: torch.Tensor
+    drafter: Any
+
+
+def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
+    """The drafter of a method.
+
+    Raises:
+        ValueError: there is no draft model where the method needs one, or its tree is too deep.
+    """
+    target, shape, device = models.target, spec.tree_shape, models.target.device
+    if spec.needs_draft_model and models.draft is None:
+        raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
+    if spec.drafts is None:
+        drafter = NoDrafter(device)
+    elif spec.drafts == "jacobi":
+        drafter = JacobiDrafter(static_tree(shape, device), target.config.num_image_tokens)
+    elif spec.drafts == "hybrid":
+        jacobi = JacobiDrafter(static_tree(shape.jacobi, device), target.config.num_image_tokens)
+        tree = static_tree(shape.drafter, device)
+        most_pending = max(jacobi.max_depth, tree.max_depth) + 1
+        drafter = HybridDrafter(jacobi, EagleDrafter(models.draft, target, "coupled", tree, sampling, most_pending))
+    else:
+        tree = shape if isinstance(shape, DynamicTreeOptions) else static_tree(shape, device)
+        drafter = EagleDrafter(models.draft, target, spec.drafts, tree, sampling)
+    if drafter.max_depth > OVERSHOOT:
+        raise ValueError(
+            f"a draft tree must be at most {OVERSHOOT} drafts deep, got {drafter.max_depth}; choose a shallower tree"
+        )
+    return drafter
 
 
 class Decoder:
@@ -102,8 +142,9 @@ class Decoder:
         records_margins: also record the target's margins (slower; for the autoregressive reference).
 
     Attributes:
+        drafter: proposes trees.
         rule: decides which drafts are accepted.
-        observer: None, or what a measurement wants to be called with at every step that drafts.
+        observer: None, or what a measurement wants to be called with at every step's `Outcome`.
         timer: makes the context in which a part of a step runs, by the part's name: "draft", "target", "score",
             "verify" and "commit", all of them within "step"; does nothing unless a measurement sets it.
 
@@ -118,34 +159,25 @@ class Decoder:
         self.target, config = models.target, models.target.config
         self.num_tokens, self.num_text = config.num_image_tokens, config.num_text_tokens
         self.device, self.dtype = self.target.device, self.target.dtype
-        self.drafter: TreeDrafter | None = None
-        num_nodes, self.max_depth, self._is_chain = 1, 0, True
-        ancestors = torch.ones(1, 1, 1, dtype=torch.bool, device=self.device)  # of the root alone
-        if spec.drafts is not None:
-            if models.draft is None:
-                raise ValueError(f"method {spec.method_id or spec.name} drafts and needs a draft model; got none")
-            is_dynamic = isinstance(spec.tree_shape, DynamicTreeOptions)
-            tree = spec.tree_shape if is_dynamic else static_tree(spec.tree_shape, self.device)
-            self.drafter = TreeDrafter(models.draft, self.target, spec.drafts, tree, sampling)
-            num_nodes, self.max_depth = tree.num_nodes + is_dynamic, self.drafter.max_depth
-            self._is_chain = not is_dynamic and num_nodes == self.max_depth + 1
-            ancestors = None if is_dynamic else tree.ancestors
-        self.num_slots = self.num_text + self.num_tokens + num_nodes
-        self._nodes = torch.arange(num_nodes, device=self.device)
-        self._window = None if ancestors is None else window_table(ancestors, self.dtype)
+        self.drafter: Drafter = make_drafter(models, spec, sampling)
         self.rule: Rule = make_rule(spec, sampling, models.nearest_codes)
+        tree, self.max_depth = self.drafter.tree, self.drafter.max_depth
+        is_static = isinstance(tree, DraftTree)
+        num_nodes = tree.num_nodes + (not is_static)
+        self._is_chain = is_static and num_nodes == self.max_depth + 1
+        self.num_slots = round_slots(self.num_text + self.num_tokens + num_nodes)
+        self._nodes = torch.arange(num_nodes, device=self.device)
+        self._steps = torch.arange(self.max_depth + 1, device=self.device)
+        self._window = window_table(tree.ancestors, self.num_slots, self.dtype) if is_static else None
         self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
 
     @property
-    def noise_streams(self) -> list[str]:
+    def noise_streams(self) -> tuple[str, ...]:
         """The noise that this method reads."""
         if self.sampling.is_greedy:
-            return []
-        streams = ["target"]
-        if self.drafter is not None and self.drafter.drafts == "sampled":
-            streams.append("draft")
-        return [*streams, *self.rule.noise_streams]
+            return ()
+        return ("target", *self.drafter.noise_streams, *self.rule.noise_streams)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
         """The noise of one image as `generate` wants it; on the CPU, in whatever thread."""
@@ -168,130 +200,172 @@ class Decoder:
             FloatingPointError: the model's logits are not finite; names the prompt and the step.
         """
         state = self.start(features, mask, fields)
-        counts = []
-        while not self._is_complete(state, len(counts)):
-            with self.timer("step"):
-                counts.append(self.step(state))
-        return self._collect(state, counts)
+        self.run(state, len(fields))
+        return self.collect(state, range(len(fields)))
 
     def start(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
-        """Runs the caption through the target and emits image token 0."""
-        features, mask, batch = features.to(self.device, self.dtype), mask.to(self.device), len(mask)
-        vocab_size = self.target.config.vocab_size
-        noise = NoiseField(batch, self.num_tokens, vocab_size, self.noise_streams, self.device)
-        noise.fill(range(batch), fields)
-        hidden, cache = self.target.prefill(features, mask, self.num_slots, is_guided=self.sampling.is_guided)
-        width = self.num_tokens + self.max_depth + 1
-        state = DecodingState(
-            noise=noise,
-            cache=cache,
-            tokens=torch.zeros(batch, width, dtype=torch.int64, device=self.device),
-            lengths=torch.ones(batch, dtype=torch.int64, device=self.device),
-            is_substituted=torch.zeros(batch, width, dtype=torch.bool, device=self.device),
-            margins=torch.zeros(batch, width, device=self.device) if self.records_margins else None,
-            is_finite=torch.ones(batch, dtype=torch.bool, device=self.device),
-        )
-        position = torch.zeros(batch, 1, dtype=torch.int64, device=self.device)
-        scores = self._score(state, hidden[:, :, -1:], position)
-        self._record_margins(state, scores)
-        state.tokens[:, :1] = scores.keys.argmax(-1)
-        if self.drafter:
-            state.drafter = self.drafter.start(hidden, mask, noise, state.tokens[:, :1])
+        """State of a batch of prompts with image token 0 emitted; arguments as in `generate`."""
+        state = self.allocate(len(fields))
+        self.fill(state, range(len(fields)), features, mask, fields)
         return state
 
-    def step(self, state: DecodingState) -> torch.Tensor:
-        """One target forward: draft, verify, commit. Changes the state in place.
+    @torch.inference_mode()
+    def allocate(self, num_rows: int) -> DecodingState:
+        """State of a batch of `num_rows` images that have no prompts yet."""
+        config, device, n = self.target.config, self.device, self.num_tokens
+        noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device)
+        width = n + self.max_depth + 1
+        return DecodingState(
+            noise=noise,
+            cache=self.target.make_cache(num_rows, 1 + self.sampling.is_guided, self.num_slots),
+            tokens=torch.zeros(num_rows, width, dtype=torch.int64, device=device),
+            lengths=torch.full((num_rows,), n, device=device),
+            is_substituted=torch.zeros(num_rows, width, dtype=torch.bool, device=device),
+            margins=torch.zeros(num_rows, width, device=device) if self.records_margins else None,
+            num_steps=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
+            drafter=self.drafter.allocate(num_rows, noise),
+        )
 
-        Returns:
-            int64, (batch,): accepted drafts; -1 for images that were already complete.
+    @torch.inference_mode()
+    def fill(
+        self,
+        state: DecodingState,
+        rows: Sequence[int],
+        features: torch.Tensor,
+        mask: torch.Tensor,
+        fields: Sequence[ImageNoise],
+    ) -> None:
+        """Gives some rows new prompts: runs their captions through the target and emits image token 0.
+
+        Args:
+            state: changed in place.
+            rows: of the batch, one per prompt.
+            features: of these prompts, as in `generate`.
+            mask: as in `generate`.
+            fields: as in `generate`.
         """
-        if self.drafter is None:
-            return self._step_undrafted(state)
+        index = torch.tensor(list(rows), device=self.device)
+        features, mask = features.to(self.device, self.dtype), mask.to(self.device)
+        hidden, cache = self.target.prefill(features, mask, self.num_text, is_guided=self.sampling.is_guided)
+        state.cache.copy_rows(index, cache)
+        state.noise.fill(rows, fields)
+        for tensor, value in ((state.lengths, 1), (state.num_steps, 0), (state.is_substituted, False)):
+            tensor.index_fill_(0, index, value)
+        keys = self.target.guided_logits(hidden[:, :, -1:], self.sampling.cfg_scale)
+        if not self.sampling.is_greedy:
+            position = torch.zeros(len(state.tokens), 1, dtype=torch.int64, device=self.device)
+            noise = state.noise.gumbel("target", position).index_select(0, index)
+            keys = filter_logits(keys, self.sampling) + noise
+        first = keys.argmax(-1)
+        state.tokens[:, :1].index_copy_(0, index, first)
+        if state.margins is not None:
+            state.margins[:, :1].index_copy_(0, index, _margins(keys))
+        self.drafter.fill(state.drafter, index, Prefill(hidden, mask, first))
+
+    @torch.inference_mode()
+    def run(self, state: DecodingState, num_complete: int, step: Callable[[DecodingState], None] | None = None) -> None:
+        """Steps until as many rows are complete.
+
+        Args:
+            state: changed in place.
+            num_complete: rows, those without a prompt included.
+            step: what makes a step; by default this decoder's.
+
+        Raises:
+            FloatingPointError: the model's logits are not finite; names the prompt and the step.
+        """
+        while True:
+            self._check_finite(state)
+            missing = (self.num_tokens - state.lengths).sort().values[num_complete - 1].item()
+            if missing == 0:
+                return
+            for _ in range(-(-missing // (self.max_depth + 1))):  # no image gains more tokens in a step
+                with self.timer("step"):
+                    (step or self.step)(state)
+
+    @torch.inference_mode()
+    def step(self, state: DecodingState) -> None:
+        """One target forward: draft, verify, commit. Changes the state in place."""
         with self.timer("draft"):
-            drafts = self.drafter.grow(state.drafter, state.lengths)
+            root = state.tokens.gather(1, state.lengths[:, None] - 1)
+            proposal = self.drafter.propose(state.drafter, root, state.lengths)
+        positions = state.lengths[:, None] + proposal.tree.depths
         with self.timer("target"):
-            hidden = self._run_target(state, drafts.tokens, drafts.tree)
-        positions = state.lengths[:, None] + drafts.tree.depths
+            hidden = self._run_target(state, proposal)
         with self.timer("score"):
             scores = self._score(state, hidden, positions)
         with self.timer("verify"):
-            outcome = self.rule.verify(scores, drafts)
+            outcome = self.rule.verify(scores, proposal)
         if self.observer is not None:
             self.observer(outcome)
         with self.timer("commit"):
-            return self._commit_path(state, hidden, outcome)
+            self._commit(state, outcome)
 
-    def _step_undrafted(self, state: DecodingState) -> torch.Tensor:
-        positions = state.lengths[:, None]
-        with self.timer("target"):
-            hidden = self._run_target(state, state.tokens.gather(1, positions - 1), None)
-        with self.timer("score"):
-            scores = self._score(state, hidden, positions)
-        self._record_margins(state, scores)
-        with self.timer("commit"):
-            return self._emit(state, scores.keys.argmax(-1), torch.zeros_like(state.lengths))
-
-    def _run_target(self, state: DecodingState, tokens: torch.Tensor, tree: DraftTree | None) -> torch.Tensor:
-        """Target hidden states of a tree's nodes, (captions, batch, nodes, dim); the root is the last token emitted."""
+    def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
+        """Target hidden states of a tree's nodes, (captions, batch, nodes, dim)."""
         root_slot = state.lengths[:, None] + (self.num_text - 1)
-        rotary_rows = root_slot if tree is None else root_slot + tree.depths
         table = self._window
         if table is None:  # the tree is another one in every step
-            table = window_table(tree.ancestors, self.dtype)
-        mask = state.cache.mask(table, root_slot[:, 0])
-        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, mask)
+            table = window_table(proposal.tree.ancestors, self.num_slots, self.dtype)
+        window = slide_window(table, root_slot[:, 0], self.num_slots)
+        tokens = proposal.tokens.clamp(min=0)  # something must run where there is no draft
+        rotary_rows = root_slot + proposal.tree.depths
+        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, window)
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)
-        state.is_finite = logits.sum((1, 2)).isfinite()  # a sum is not finite as soon as one logit is not
-        return Scores(hidden, logits, positions.expand(logits.shape[:2]), state.noise, self.sampling)
+        return Scores(hidden, logits, positions, state.noise, self.sampling)
 
-    def _commit_path(self, state: DecodingState, hidden: torch.Tensor, outcome: Outcome) -> torch.Tensor:
+    def _commit(self, state: DecodingState, outcome: Outcome) -> None:
         """Emits what verification found and keeps the path's keys and values."""
-        path = outcome.path
-        steps = torch.arange(path.shape[1], device=path.device)
-        state.is_substituted.scatter_(1, state.lengths[:, None] + steps, outcome.is_substituted)
+        path, places = outcome.path, state.lengths[:, None] + self._steps
         if not self._is_chain:
             root_slot = state.lengths[:, None] + (self.num_text - 1)
-            state.cache.move(root_slot + path, root_slot + steps)
-            hidden = pick_nodes(hidden, path)
-        state.drafter.pending = PendingTokens(outcome.emitted, hidden, outcome.num_accepted + 1)
-        return self._emit(state, outcome.emitted, outcome.num_accepted)
-
-    def _emit(self, state: DecodingState, tokens: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:
-        """Writes tokens (batch, at most) of which num_accepted + 1 count; returns what `step` does."""
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        state.tokens.scatter_(1, state.lengths[:, None] + steps, tokens)
-        is_running = state.lengths < self.num_tokens
-        state.lengths = (state.lengths + num_accepted + 1).clamp(max=self.num_tokens)
-        return torch.where(is_running, num_accepted, -1)
-
-    def _record_margins(self, state: DecodingState, scores: Scores) -> None:
+            state.cache.move(root_slot + path, root_slot + self._steps)
+        state.tokens.scatter_(1, places, outcome.emitted)
+        state.is_substituted.scatter_(1, places, outcome.is_substituted)
         if state.margins is not None:
-            best = scores.keys.topk(2, dim=-1).values
-            state.margins.scatter_(1, scores.positions, best[..., 0] - best[..., 1])
+            keys = outcome.scores.keys
+            keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
+            state.margins.scatter_(1, places, _margins(keys))
+        self.drafter.observe(state.drafter, outcome, state.lengths)
+        entry = torch.stack([outcome.num_accepted, path[:, -1], outcome.is_finite.long()], dim=1)
+        state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
+        state.num_steps.add_(state.lengths < self.num_tokens)
+        state.lengths.add_(outcome.num_accepted + 1).clamp_(max=self.num_tokens)
 
-    def _is_complete(self, state: DecodingState, step: int) -> bool:
-        """The loop's one question to the host per step: are all images complete, and are the logits still finite?"""
-        is_done, is_finite = torch.stack([(state.lengths >= self.num_tokens).all(), state.is_finite.all()]).tolist()
-        if not is_finite:
-            names = [i for i, good in zip(state.noise.prompt_ids, state.is_finite.tolist(), strict=True) if not good]
+    def _check_finite(self, state: DecodingState) -> None:
+        is_step = torch.arange(self.num_tokens, device=self.device) < state.num_steps[:, None]
+        is_bad = (state.step_log[..., 2] == 0) & is_step
+        if is_bad.any():
+            row, step = is_bad.nonzero().tolist()[0]
             raise FloatingPointError(
-                f"logits of prompt {names[0]} are not finite at step {step} ({len(names)} prompts of the batch)"
+                f"logits of prompt {state.noise.prompt_ids[row]} are not finite at step {step} "
+                f"({int(is_bad.any(1).sum())} prompts of the batch)"
             )
-        return is_done
 
-    def _collect(self, state: DecodingState, counts: list[torch.Tensor]) -> Generation:
-        n, batch = self.num_tokens, len(state.tokens)
-        accepted = torch.stack(counts, dim=1) if counts else state.tokens.new_zeros(batch, 0)
-        lengths = torch.cat([torch.ones_like(state.lengths)[:, None], accepted + 1], dim=1)
-        lengths = lengths.cumsum(1).clamp(max=n).diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
-        margins = state.margins[:, :n] if state.margins is not None else torch.zeros(batch, 0)
+    def collect(self, state: DecodingState, rows: Sequence[int]) -> Generation:
+        """Images of complete rows."""
+        index, n = torch.tensor(list(rows), device=self.device), self.num_tokens
+        num_steps = state.num_steps[index]
+        log = state.step_log[index, : int(num_steps.max())]
+        log = log.masked_fill((torch.arange(log.shape[1], device=self.device) >= num_steps[:, None])[..., None], -1)
+        accepted, nodes = log[..., 0], log[..., 1]
+        lengths = F.pad(accepted + 1, (1, 0), value=1).cumsum(1).clamp(max=n)
+        lengths = lengths.diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
         return Generation(
-            codes=state.tokens[:, :n],
+            codes=state.tokens[index, :n],
             target_forwards=(lengths > 0).sum(1),
-            step_lengths=F.pad(lengths, (0, max(0, n - lengths.shape[1])))[:, :n],
+            step_lengths=F.pad(lengths, (0, n - lengths.shape[1])),
             accepted_lengths=accepted,
-            is_substituted=state.is_substituted[:, :n],
-            margins=margins,
+            accepted_nodes=nodes,
+            is_substituted=state.is_substituted[index, :n],
+            margins=state.margins[index, :n] if state.margins is not None else torch.zeros(len(index), 0),
         )
+
+
+def _margins(keys: torch.Tensor) -> torch.Tensor:
+    """Gap of the two best of each node's keys: (batch, nodes, vocab) -> (batch, nodes)."""
+    best = keys.topk(2, dim=-1).values
+    return best[..., 0] - best[..., 1]

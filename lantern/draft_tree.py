@@ -109,6 +109,33 @@ class StaticTree(DraftTree):
     inner_ordinal: torch.Tensor
 
 
+def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
+    """Derives the structure of a tree that all images share, in every step.
+
+    Args:
+        parents: of the nodes, parents before children, siblings in drafting order, the root its own parent.
+        device: where the tensors live.
+
+    Returns:
+        The tree, with `children` of the nodes that have some.
+    """
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    most_children = max((parents[1:].count(parent) for parent in parents), default=0)
+    tree = tree_from_parents(torch.tensor([list(parents)], device=device), max(depths), max(1, most_children))
+    parent_nodes = torch.tensor(sorted(set(parents)), device=device)
+    siblings = tree.earlier_siblings if most_children > 1 else None
+    return replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes, earlier_siblings=siblings)
+
+
+def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
+    """Two static trees below one root: the nodes of the first keep their numbers, those of the second follow."""
+    shift = first.num_nodes - 1
+    behind = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
+    return static_structure(first.parents[0].tolist() + behind, first.parents.device)
+
+
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
     """Builds the tree of a list of choices.
 
@@ -125,21 +152,18 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
     """
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
-    parents = torch.tensor([[0] + [number[path[:-1]] for path in ordered]], device=device)
-    max_depth = max(len(path) for path in ordered)
-    tree = tree_from_parents(parents, max_depth, 1 + max(path[-1] for path in ordered))
-    inner = sorted({number[path[:-1]] for path in ordered})
+    tree = static_structure([0] + [number[path[:-1]] for path in ordered], device)
+    max_depth, inner = tree.max_depth, tree.parent_nodes.tolist()
     by_level = [[n for n in inner if int(tree.depths[0, n]) == depth] for depth in range(max_depth)]
-    level_children = [int((tree.children[0, nodes] >= 0).sum(dim=1).max()) for nodes in by_level]
-    drafted = []
-    for nodes, width in zip(by_level, level_children, strict=True):
-        table = tree.children[0, nodes, :width].flatten()
+    place = {node: i for i, node in enumerate(inner)}  # among the nodes with children
+    level_children, drafted = [], []
+    for nodes in by_level:
+        table = tree.children[0, [place[node] for node in nodes]]
+        level_children.append(int((table >= 0).sum(dim=1).max()))
+        table = table[:, : level_children[-1]].flatten()
         drafted.append(torch.nonzero(table >= 0).flatten()[table[table >= 0].argsort()])
-    parent_nodes = torch.tensor(inner, device=device)
     ordinal = torch.zeros(tree.num_nodes, dtype=torch.int64, device=device)
-    ordinal[parent_nodes[1:]] = torch.arange(len(inner) - 1, device=device)
-    siblings = tree.earlier_siblings if tree.earlier_siblings.any() else None
-    tree = replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes, earlier_siblings=siblings)
+    ordinal[tree.parent_nodes[1:]] = torch.arange(len(inner) - 1, device=device)
     return StaticTree(
         **vars(tree),
         levels=[torch.tensor(nodes, device=device) for nodes in by_level],

@@ -1,57 +1,18 @@
-"""How the draft model fills a tree: the catch-up pass over newly accepted tokens, then one pass per level of the tree.
-
-Drafts are "top" (the most probable tokens), "sampled" (without replacement, with noise of their own) or "coupled"
-(with the very noise by which the target will draw, so that both tend to pick the same token). At temperature 0 all
-three are "top".
-"""
+"""What a step drafts: the interface of all drafters, and the one that proposes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.nn.functional as F
 
-from lantern.attention_mask import window_table
-from lantern.draft_tree import DraftTree, StaticTree, tree_from_parents
-from lantern.kv_cache import KVCache
+from lantern.draft_tree import DraftTree, StaticTree, static_structure
 from lantern.methods import DynamicTreeOptions
-from lantern.models.config import OVERSHOOT
-from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
 from lantern.noise import NoiseField
-from lantern.sampling import SamplingConfig, filter_logits
 
-
-@dataclass
-class PendingTokens:
-    """Tokens that the target has emitted and the draft model has not seen.
-
-    Attributes:
-        tokens: int64, (batch, most at once); the first `counts` count.
-        hidden: (captions, batch, most at once, dim): the target's hidden states that predicted them.
-        counts: int64, (batch,), >= 1.
-    """
-
-    tokens: torch.Tensor
-    hidden: torch.Tensor
-    counts: torch.Tensor
-
-
-@dataclass
-class DrafterState:
-    """What a drafter keeps of a batch of images.
-
-    Attributes:
-        cache: the draft model's.
-        noise: of the images.
-        pending: what the draft model has not seen.
-    """
-
-    cache: KVCache
-    noise: NoiseField
-    pending: PendingTokens
+if TYPE_CHECKING:
+    from lantern.verification import Outcome
 
 
 @dataclass
@@ -59,7 +20,8 @@ class Proposal:
     """A filled tree.
 
     Attributes:
-        tokens: int64, (batch, nodes), root included; -1 where a node has no draft.
+        tokens: int64, (batch, nodes), root included; -1 where there is no draft: fewer codes are left by the filters
+            than the node has children.
         tree: its structure.
         draft_probs: what each node's children were drawn from, (batch, inner, vocab); None unless they were sampled.
     """
@@ -69,216 +31,73 @@ class Proposal:
     draft_probs: torch.Tensor | None = None
 
 
-class TreeDrafter:
-    """Drafts trees for batches of images; what belongs to a batch is in its `DrafterState`.
+@dataclass
+class Prefill:
+    """What a drafter may want to know of new prompts.
 
-    Args:
-        draft: the draft model.
-        target: the target model, for its head and its layout.
-        drafts: "top", "sampled" or "coupled".
+    Attributes:
+        hidden: the target's hidden states of their captions, (captions, prompts, num_text_tokens, dim).
+        mask: bool, (prompts, num_text_tokens), True where a caption token is.
+        first: int64, (prompts, 1): image token 0, predicted by the last caption row.
+    """
+
+    hidden: torch.Tensor
+    mask: torch.Tensor
+    first: torch.Tensor
+
+
+class Drafter(Protocol):
+    """Fills a tree of drafts in every step. What belongs to a batch of images is in a state of its own, whose tensors
+    stay where they are and are changed in place.
+
+    Attributes:
         tree: the static tree, or options of the dynamic one.
-        sampling: the target's temperature, filters and guidance, which the draft model shares.
-
-    Raises:
-        ValueError: the tree is too deep.
+        max_depth: most drafts on a path; 0 for a drafter that proposes the root alone.
+        noise_streams: the noise that it reads, besides the target's.
     """
 
-    def __init__(
-        self,
-        draft: DraftModel,
-        target: TargetModel,
-        drafts: str,
-        tree: StaticTree | DynamicTreeOptions,
-        sampling: SamplingConfig,
-    ) -> None:
-        self.draft, self.target, self.tree, self.sampling = draft, target, tree, sampling
-        self.drafts = "top" if sampling.is_greedy else drafts
-        self.num_text_rows = target.config.num_text_tokens - 1
-        is_static = isinstance(tree, StaticTree)
-        self.max_depth = tree.max_depth if is_static else tree.depth + 1
-        if self.max_depth > OVERSHOOT:
-            raise ValueError(
-                f"a draft tree must be at most {OVERSHOOT} drafts deep, got {self.max_depth}; choose a shallower tree"
-            )
-        num_inner = len(tree.parent_nodes) - 1 if is_static else tree.depth * tree.top_k
-        num_image_slots = target.config.num_image_tokens + max(self.max_depth + 1, num_inner) + 1
-        self.num_slots, self.dtype = self.num_text_rows + num_image_slots, target.dtype
-        steps = torch.arange(self.max_depth + 1, device=target.device)
-        self._catch_up_places = _Places(steps, steps, self._window(steps[None, :, None] >= steps))
-        self._levels = _plan_levels(tree, self._window) if is_static else []
+    tree: StaticTree | DynamicTreeOptions
+    max_depth: int
+    noise_streams: tuple[str, ...]
 
-    def start(
-        self, text_hidden: torch.Tensor, text_mask: torch.Tensor, noise: NoiseField, first: torch.Tensor
-    ) -> DrafterState:
-        """Begins a batch of images with the target's hidden states of the caption.
+    def allocate(self, num_rows: int, noise: NoiseField) -> Any:
+        """State of a batch of `num_rows` images that have no prompts yet."""
 
-        Args:
-            text_hidden: (captions, batch, num_text_tokens, dim).
-            text_mask: bool, (batch, num_text_tokens), True where a caption token is.
-            noise: of the images.
-            first: int64, (batch, 1): image token 0, predicted by the last caption row.
-        """
-        n = self.num_text_rows
-        cache = self.draft.prefill(text_hidden[:, :, :n], text_mask[:, :n], self.num_slots)
-        hidden = text_hidden[:, :, n:].expand(-1, -1, self.max_depth + 1, -1)
-        tokens = F.pad(first, (0, self.max_depth))
-        return DrafterState(cache, noise, PendingTokens(tokens, hidden, torch.ones_like(first[:, 0])))
+    def fill(self, state: Any, rows: torch.Tensor, prefill: Prefill) -> None:
+        """Gives the rows, int64 (prompts,), new prompts."""
 
-    def grow(self, state: DrafterState, lengths: torch.Tensor) -> Proposal:
-        """Catches up with the pending tokens and drafts a tree behind them.
+    def propose(self, state: Any, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        """A filled tree behind root, int64 (batch, 1), the last of the image tokens emitted, lengths int64 (batch,)."""
 
-        Args:
-            state: of the batch; the last pending token becomes the root.
-            lengths: int64, (batch,): image tokens emitted so far.
-
-        Returns:
-            The filled tree.
-        """
-        pending = state.pending
-        begin, last = lengths - pending.counts, pending.counts[:, None] - 1  # of the pending tokens
-        hidden = self._run(state, pending.tokens, pending.hidden, begin, self._catch_up_places)
-        hidden, root = pick_nodes(hidden, last), pending.tokens.gather(1, last)
-        if isinstance(self.tree, StaticTree):
-            return self._grow_static(state, root, hidden, lengths)
-        return self._grow_dynamic(state, root, hidden, lengths)
-
-    def _window(self, visible: torch.Tensor) -> torch.Tensor:
-        return window_table(visible, self.dtype)
-
-    def _run(
-        self, state: DrafterState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, places: _Places
-    ) -> torch.Tensor:
-        """One pass over nodes behind image position `begin` of each row: (captions, batch, nodes, dim)."""
-        origin = (begin + self.num_text_rows)[:, None]
-        rotary_rows = (origin + places.steps).expand(-1, tokens.shape[1])
-        mask = state.cache.mask(places.window, origin[:, 0])
-        return self.draft.extend(state.cache, tokens, hidden, origin + places.slots, rotary_rows, mask)
-
-    def _weights(
-        self, state: DrafterState, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-weights after the filters, the same with the noise that picks the drafts), each (batch, nodes,
-        vocab).
-        """
-        logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)
-        if self.sampling.is_greedy:
-            return logits, logits
-        weights = filter_logits(logits, self.sampling)
-        if self.drafts == "top":
-            return weights, weights
-        stream = "target" if self.drafts == "coupled" else "draft"
-        return weights, weights + state.noise.gumbel(stream, positions)
-
-    def _grow_static(
-        self, state: DrafterState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
-    ) -> Proposal:
-        levels, probs = [root], []
-        for depth, plan in enumerate(self._levels):
-            if depth > 0:
-                tokens = levels[-1].index_select(1, plan.tokens)
-                hidden = self._run(state, tokens, hidden.index_select(2, plan.parents), lengths, plan.places)
-            positions = (lengths + depth)[:, None].expand(-1, hidden.shape[2])
-            weights, keys = self._weights(state, hidden, positions)
-            if self.drafts == "sampled":
-                probs.append(weights.softmax(-1))
-            best = keys.argmax(-1, keepdim=True) if plan.width == 1 else keys.topk(plan.width, dim=-1).indices
-            levels.append(best.flatten(1).index_select(1, plan.drafted))
-        return Proposal(torch.cat(levels, dim=1), self.tree, torch.cat(probs, dim=1) if probs else None)
-
-    def _grow_dynamic(
-        self, state: DrafterState, root: torch.Tensor, hidden: torch.Tensor, lengths: torch.Tensor
-    ) -> Proposal:
-        """Source: EAGLE-2 (arXiv 2406.16858), section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate)."""
-        options: DynamicTreeOptions = self.tree
-        k, batch = options.top_k, len(lengths)
-        beam = torch.arange(k, device=root.device)
-        _, keys = self._weights(state, hidden, lengths[:, None])
-        scores, tokens = (column[:, 0] for column in _children(keys, k))  # (batch, k)
-        found = [(tokens, scores, torch.full_like(tokens, -1))]  # candidates: token, score, which one is the parent
-        candidate = beam.expand(batch, k)  # of the beam's nodes
-        hidden = hidden.expand(-1, -1, k, -1)
-        visible = torch.zeros(batch, k, options.depth * k, dtype=torch.bool, device=root.device)
-        for level in range(options.depth):
-            own = (beam + level * k).expand(batch, k)
-            visible = visible.scatter(2, own[..., None], True)
-            hidden = self._run(state, tokens, hidden, lengths, _Places(own, level, self._window(visible)))
-            _, keys = self._weights(state, hidden, (lengths + level + 1)[:, None].expand(-1, k))
-            child_scores, child_tokens = _children(keys, k)  # (batch, k, k)
-            child_scores, child_tokens = (child_scores + scores[..., None]).flatten(1), child_tokens.flatten(1)
-            found.append((child_tokens, child_scores, candidate.repeat_interleave(k, dim=1)))
-            scores, best = child_scores.topk(k, dim=1)
-            tokens, candidate, parent = child_tokens.gather(1, best), best + k + level * k * k, best // k
-            hidden = pick_nodes(hidden, parent)
-            visible = visible.gather(1, parent[..., None].expand_as(visible))
-        return self._select(root, *(torch.cat(column, dim=1) for column in zip(*found, strict=True)))
-
-    def _select(
-        self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
-    ) -> Proposal:
-        """Keeps the candidates of highest score, in the order in which they were found.
-
-        A score never exceeds the parent's, and parents are found first: in a stable order they are kept first.
-        """
-        options: DynamicTreeOptions = self.tree
-        best = scores.sort(dim=1, descending=True, stable=True).indices
-        kept = best[:, : options.num_nodes].sort(dim=1).values
-        parents = parents.gather(1, kept)
-        numbers = torch.where(parents < 0, 0, torch.searchsorted(kept, parents.clamp(min=0)) + 1)
-        numbers = torch.cat([torch.zeros_like(root), numbers], dim=1)
-        tree = tree_from_parents(numbers, self.max_depth, options.top_k)
-        return Proposal(torch.cat([root, tokens.gather(1, kept)], dim=1), tree)
+    def observe(self, state: Any, outcome: Outcome, lengths: torch.Tensor) -> None:
+        """Learns what the target made of the proposal; lengths as `propose` had them."""
 
 
-def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Hidden states (captions, batch, nodes, dim) of some nodes, int64 (batch, n): (captions, batch, n, dim)."""
-    return hidden.gather(2, nodes[None, ..., None].expand(len(hidden), -1, -1, hidden.shape[3]))
+class NoDrafter:
+    """Autoregressive decoding: the root alone."""
+
+    max_depth, noise_streams = 0, ()
+
+    def __init__(self, device: torch.device) -> None:
+        self.tree = static_structure([0], device)
+
+    def allocate(self, num_rows: int, noise: NoiseField) -> None:
+        """There is nothing to keep."""
+
+    def fill(self, state: None, rows: torch.Tensor, prefill: Prefill) -> None:
+        """Does nothing."""
+
+    def propose(self, state: None, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        """The root."""
+        return Proposal(root, self.tree)
+
+    def observe(self, state: None, outcome: Outcome, lengths: torch.Tensor) -> None:
+        """Does nothing."""
 
 
-def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and token of each node's k best children; a filtered-out token counts as very improbable."""
-    best = keys.log_softmax(-1).topk(k, dim=-1)
-    return best.values.clamp(min=-1e3), best.indices
-
-
-@dataclass
-class _Places:
-    """Where the nodes of one pass stand, relative to the row's first new image token.
-
-    Attributes:
-        slots: int64, (nodes,) or (batch, nodes): in the cache.
-        steps: in the image; int64 (nodes,), or the same for all nodes.
-        window: their attention, see `window_table`.
-    """
-
-    slots: torch.Tensor
-    steps: torch.Tensor | int
-    window: torch.Tensor
-
-
-@dataclass
-class _LevelPlan:
-    """How one level of a static tree is drafted; index tensors are int64. Nothing runs for the root's.
-
-    Attributes:
-        width: most children of one of the level's inner nodes.
-        drafted: the nodes one level deeper among the flattened proposals.
-        tokens: the inner nodes among the nodes of their depth.
-        parents: their parents among the inner nodes of the depth above.
-        places: where they stand.
-    """
-
-    width: int
-    drafted: torch.Tensor
-    tokens: torch.Tensor | None = None
-    parents: torch.Tensor | None = None
-    places: _Places | None = None
-
-
-def _plan_levels(tree: StaticTree, make_window: Callable[[torch.Tensor], torch.Tensor]) -> list[_LevelPlan]:
-    plans = [_LevelPlan(*part) for part in zip(tree.level_children, tree.drafted, strict=True)]
-    for depth, (plan, nodes) in enumerate(zip(plans[1:], tree.levels[1:], strict=True), start=1):
-        plan.tokens = nodes - int((tree.depths[0] < depth).sum())
-        plan.parents = torch.searchsorted(tree.levels[depth - 1], tree.parents[0, nodes])
-        window = make_window(tree.ancestors[:, nodes][:, :, tree.parent_nodes[1:]])
-        plan.places = _Places(tree.inner_ordinal[nodes], depth - 1, window)
-    return plans
+def best_codes(keys: torch.Tensor, k: int) -> torch.Tensor:
+    """The k codes of highest key, int64 (..., k), for keys (..., vocab); -1 where the filters left fewer."""
+    if k == 1:
+        return keys.argmax(-1, keepdim=True)
+    best = keys.topk(k, dim=-1)
+    return best.indices.masked_fill(best.values.isneginf(), -1)

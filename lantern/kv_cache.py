@@ -128,3 +128,8 @@ class KVCache:
 def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
     """Repeats a batch (batch, ...) for each caption that it is run with: (num_rows, ...)."""
     return x if len(x) == num_rows else x.repeat(num_rows // len(x), *[1] * (x.dim() - 1))
+
+
+def round_slots(num_slots: int) -> int:
+    """Slots of a cache: a multiple of 8, since a GPU's attention kernels would pad the mask in every layer."""
+    return -(-num_slots // 8) * 8
