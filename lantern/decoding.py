@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lantern.attention_mask import slide_window, window_table
+from lantern.attention_mask import window_table
 from lantern.draft_tree import DraftTree, static_tree
 from lantern.drafting import Drafter, NoDrafter, Prefill, Proposal
 from lantern.eagle import EagleDrafter
@@ -168,7 +168,7 @@ class Decoder:
         self.num_slots = round_slots(self.num_text + self.num_tokens + num_nodes)
         self._nodes = torch.arange(num_nodes, device=self.device)
         self._steps = torch.arange(self.max_depth + 1, device=self.device)
-        self._window = window_table(tree.ancestors, self.num_slots, self.dtype) if is_static else None
+        self._window = window_table(tree.ancestors, self.dtype) if is_static else None
         self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
 
@@ -215,9 +215,10 @@ class Decoder:
         config, device, n = self.target.config, self.device, self.num_tokens
         noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device)
         width = n + self.max_depth + 1
+        visible = torch.ones(num_rows, self.num_text, dtype=torch.bool, device=device)
         return DecodingState(
             noise=noise,
-            cache=self.target.make_cache(num_rows, 1 + self.sampling.is_guided, self.num_slots),
+            cache=self.target.make_cache(visible, 1 + self.sampling.is_guided, self.num_slots),
             tokens=torch.zeros(num_rows, width, dtype=torch.int64, device=device),
             lengths=torch.full((num_rows,), n, device=device),
             is_substituted=torch.zeros(num_rows, width, dtype=torch.bool, device=device),
@@ -307,11 +308,11 @@ class Decoder:
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
         if table is None:  # the tree is another one in every step
-            table = window_table(proposal.tree.ancestors, self.num_slots, self.dtype)
-        window = slide_window(table, root_slot[:, 0], self.num_slots)
+            table = window_table(proposal.tree.ancestors, self.dtype)
+        mask = state.cache.mask(table, root_slot[:, 0])
         tokens = proposal.tokens.clamp(min=0)  # something must run where there is no draft
         rotary_rows = root_slot + proposal.tree.depths
-        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, window)
+        return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, mask)
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)

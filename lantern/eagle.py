@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lantern.attention_mask import slide_window, window_table
+from lantern.attention_mask import window_table
 from lantern.draft_tree import StaticTree, tree_from_parents
 from lantern.drafting import Prefill, Proposal, best_codes
 from lantern.kv_cache import KVCache, round_slots
@@ -89,9 +89,9 @@ class EagleDrafter:
         """See `Drafter`."""
         config, device = self.draft.config, self.target.device
         captions, most = 1 + self.sampling.is_guided, self.most_pending
-        cache = self.draft.make_cache(num_rows, captions, self.num_slots, self.dtype)
+        visible = torch.ones(num_rows, self.num_text_rows, dtype=torch.bool, device=device)
         return EagleState(
-            cache=cache,
+            cache=self.draft.make_cache(visible, captions, self.num_slots),
             noise=noise,
             tokens=torch.zeros(num_rows, most, dtype=torch.int64, device=device),
             hidden=torch.zeros(captions, num_rows, most, config.dim, dtype=self.dtype, device=device),
@@ -121,7 +121,7 @@ class EagleDrafter:
         torch.add(outcome.num_accepted, 1, out=state.counts)
 
     def _window(self, visible: torch.Tensor) -> torch.Tensor:
-        return window_table(visible, self.num_slots, self.dtype)
+        return window_table(visible, self.dtype)
 
     def _run(
         self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, places: _Places
@@ -129,9 +129,9 @@ class EagleDrafter:
         """One pass over nodes behind image position `begin` of each row: (captions, batch, nodes, dim)."""
         origin = (begin + self.num_text_rows)[:, None]
         rotary_rows = (origin + places.steps).expand(-1, tokens.shape[1])
-        window = slide_window(places.window, origin[:, 0], self.num_slots)
+        mask = state.cache.mask(places.window, origin[:, 0])
         tokens = tokens.clamp(min=0)  # something must run where there is no draft
-        return self.draft.extend(state.cache, tokens, hidden, origin + places.slots, rotary_rows, window)
+        return self.draft.extend(state.cache, tokens, hidden, origin + places.slots, rotary_rows, mask)
 
     def _weights(
         self, state: EagleState, hidden: torch.Tensor, positions: torch.Tensor
