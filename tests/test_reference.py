@@ -24,7 +24,8 @@ from lantern.checkpoints.native import copy_tensors
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_from_parents
-from lantern.drafting import DrafterState, PendingTokens, Proposal, TreeDrafter
+from lantern.drafting import Prefill, Proposal
+from lantern.eagle import EagleDrafter, EagleState
 from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
@@ -137,15 +138,17 @@ def test_drafter_hidden_and_logits(reference):
     torch.testing.assert_close(logits, stored["drafter_out_logits"], atol=LOGIT_TOLERANCE, rtol=0)
 
 
-def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tuple[TreeDrafter, DrafterState]:
+def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tuple[EagleDrafter, EagleState]:
     """A drafter that has seen the stored caption, and the first emitted token."""
     stored = reference.tree
-    drafter = TreeDrafter(reference.draft, reference.target, drafts, tree, sampling)
+    drafter = EagleDrafter(reference.draft, reference.target, drafts, tree, sampling)
     noise = NoiseField(1, SIZES["block"], SIZES["vocab"], [])
     mask = torch.ones(1, SIZES["cls"], dtype=torch.bool)
     first = stored["input_ids_full"][:1, -1:].long()
     with torch.inference_mode():
-        return drafter, drafter.start(stored["prefill_hidden"][:, None], mask, noise, first)
+        state = drafter.allocate(1, noise)
+        drafter.fill(state, torch.tensor([0]), Prefill(stored["prefill_hidden"][:, None], mask, first))
+    return drafter, state
 
 
 @pytest.mark.parametrize("shape", [(20, 2, 6), (59, 4, 10)], ids=["tt20_d2_k6", "tt59_d4_k10"])
@@ -158,13 +161,13 @@ def test_dynamic_trees(reference, mode, shape):
     else:
         sampling = SamplingConfig(0.8, 20, 0.95, "top_p_first", scale)
     drafter, state = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
-    calls = [(state.pending, 1)]
+    calls = [(vars(state).copy(), 1)]
     # The second call comes after two more tokens, with the hidden states that predicted them.
     two = reference.tree["call2_hidden"].shape[1]
     width = drafter.max_depth + 1
     tokens = torch.nn.functional.pad(reference.tree["call2_input_ids"][:1, -two:].long(), (0, width - two))
     hidden = torch.nn.functional.pad(reference.tree["call2_hidden"], (0, 0, 0, width - two))
-    calls.append((PendingTokens(tokens, hidden[:, None], torch.full((1,), two)), 1 + two))
+    calls.append(({"tokens": tokens, "hidden": hidden[:, None], "counts": torch.full((1,), two)}, 1 + two))
     for number, (waiting, length) in enumerate(calls, start=1):
         kept_scores = []
         select = drafter._select
@@ -174,9 +177,8 @@ def test_dynamic_trees(reference, mode, shape):
             return select(root, tokens, scores, parents)
 
         drafter._select = spy
-        state.pending = waiting
         with torch.inference_mode():
-            drafts = drafter.grow(state, torch.tensor([length]))
+            drafts = drafter.propose(replace(state, **waiting), root_of(waiting), torch.tensor([length]))
         drafter._select = select
         prefix = f"{mode}.tt{nodes}_d{depth}_k{top_k}.call{number}."
         tokens, mask = reference.tree[prefix + "draft_tokens"].long(), reference.tree[prefix + "tree_mask"][0, 0].bool()
@@ -192,6 +194,11 @@ def test_dynamic_trees(reference, mode, shape):
         worst = float(kept_scores[0])
         num_tied = nodes - len(mine & theirs)
         assert num_tied <= (2 if worst > -100 else nodes - 3), (worst, mine ^ theirs)
+
+
+def root_of(waiting: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The last token that the draft model has not seen."""
+    return waiting["tokens"].gather(1, waiting["counts"][:, None] - 1)
 
 
 def token_paths(tokens: torch.Tensor, mask: torch.Tensor) -> set[tuple[int, ...]]:
@@ -218,7 +225,7 @@ def test_static_drafts_greedy(reference, name):
     sampling = SamplingConfig(temperature=0.0, cfg_scale=scale)
     drafter, state = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
     with torch.inference_mode():
-        drafts = drafter.grow(state, torch.tensor([1]))
+        drafts = drafter.propose(state, root_of(vars(state)), torch.tensor([1]))
     stored = load_file(FOLDER / "static_draft.safetensors")[f"{name.removesuffix('5')}.greedy.tree_candidates"]
     assert torch.equal(drafts.tokens, stored.long())
 
@@ -377,10 +384,10 @@ def generate_reference(reference, run: str, scale: float) -> decoding.Generation
     models = DecodingModels(reference.target, reference.draft, reference.table)
     decoder = Decoder(models, method_of(kind, k, delta), SamplingConfig(temperature=0.0, cfg_scale=scale))
     # The draft model reads padded caption rows as the reference's float32 code computes them (reference/models.md).
-    start = decoder.drafter.start
+    fill = decoder.drafter.fill
     features, mask = reference.io["cond_leftpad"], reference.io["mask_leftpad"].bool()
     stored = reference.io["prefill_hidden_lantern"].unflatten(0, (-1, len(features)))
-    decoder.drafter.start = lambda hidden, *rest: start(stored, *rest)
+    decoder.drafter.fill = lambda state, rows, prefill: fill(state, rows, replace(prefill, hidden=stored))
     return decoder.generate(features, mask, [decoder.make_noise(0, f"p{i}") for i in range(len(features))])
 
 

@@ -8,6 +8,7 @@ the models; p0 has padding (tests/test_reference.py compares drafts on padded pr
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,8 @@ from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree
-from lantern.drafting import PendingTokens, TreeDrafter
+from lantern.drafting import Prefill
+from lantern.eagle import EagleDrafter, EagleState
 from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
@@ -111,22 +113,24 @@ def test_drafter_hidden_and_logits(reference):
 
 
 def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig):
-    """A drafter that has seen the stored caption, its state, and what is pending at two calls: the first token, then
-    two more.
+    """A drafter that has seen the stored caption, and its state at two calls, each with the number of tokens emitted:
+    after the first token, then two more.
     """
     stored = reference.tree
-    drafter = TreeDrafter(reference.draft, reference.target, drafts, tree, sampling)
+    drafter = EagleDrafter(reference.draft, reference.target, drafts, tree, sampling)
     first, noise = stored["input_ids_full"][:1, -1:].long(), NoiseField(1, 256, 128, [])
     with torch.inference_mode():
         mask = torch.ones(1, 120, dtype=torch.bool)
-        state = drafter.start(stored["prefill_hidden"][:, None], mask, noise, first)
+        state = drafter.allocate(1, noise)
+        drafter.fill(state, torch.tensor([0]), Prefill(stored["prefill_hidden"][:, None], mask, first))
     width, two = drafter.max_depth + 1, stored["call2_hidden"].shape[1]
-    more = PendingTokens(
-        torch.nn.functional.pad(stored["call2_input_ids"][:1, -two:].long(), (0, width - two)),
-        torch.nn.functional.pad(stored["call2_hidden"], (0, 0, 0, width - two))[:, None],
-        torch.full((1,), two),
+    later = replace(
+        state,
+        tokens=torch.nn.functional.pad(stored["call2_input_ids"][:1, -two:].long(), (0, width - two)),
+        hidden=torch.nn.functional.pad(stored["call2_hidden"], (0, 0, 0, width - two))[:, None],
+        counts=torch.full((1,), two),
     )
-    return drafter, state, [(state.pending, 1), (more, 1 + two)]
+    return drafter, [(state, 1), (later, 1 + two)]
 
 
 @pytest.mark.parametrize("shape", [(20, 2, 6), (59, 4, 10)], ids=["tt20_d2_k6", "tt59_d4_k10"])
@@ -136,7 +140,7 @@ def test_dynamic_trees_of_both_calls(reference, mode, shape):
     scale = float(reference.tree["cfg_scale"])
     greedy = SamplingConfig(temperature=0.0, cfg_scale=scale)
     sampling = greedy if mode == "greedy" else SamplingConfig(0.8, 20, 0.95, "top_p_first", scale)
-    drafter, state, calls = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
+    drafter, calls = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
     kept_scores = []
     select = drafter._select
 
@@ -145,9 +149,9 @@ def test_dynamic_trees_of_both_calls(reference, mode, shape):
         return select(root, tokens, scores, parents)
 
     drafter._select = spy
-    for number, (state.pending, length) in enumerate(calls, start=1):
+    for number, (state, length) in enumerate(calls, start=1):
         with torch.inference_mode():
-            drafts = drafter.grow(state, torch.tensor([length]))
+            drafts = drafter.propose(state, root_of(state), torch.tensor([length]))
         prefix = f"{mode}.tt{nodes}_d{depth}_k{top_k}.call{number}."
         tokens = reference.tree[prefix + "draft_tokens"].long()
         visible = reference.tree[prefix + "tree_mask"][0, 0].bool()
@@ -162,6 +166,11 @@ def test_dynamic_trees_of_both_calls(reference, mode, shape):
         assert num_tied <= (2 if worst > -100 else nodes - 3), (worst, mine)
 
 
+def root_of(state: EagleState) -> torch.Tensor:
+    """The last token that the draft model has not seen."""
+    return state.tokens.gather(1, state.counts[:, None] - 1)
+
+
 def token_paths(tokens: torch.Tensor, visible: torch.Tensor) -> set[tuple[int, ...]]:
     """The nodes of a tree as sequences of tokens from the root; ancestors come in node order."""
     return {tuple(tokens[row].tolist()) for row in visible}
@@ -170,9 +179,9 @@ def token_paths(tokens: torch.Tensor, visible: torch.Tensor) -> set[tuple[int, .
 @pytest.mark.parametrize("name", ["naive_extend_57", "mc_sim_7b_63", "chain5"])
 def test_static_trees_drafted_greedily(reference, name):
     sampling = SamplingConfig(temperature=0.0, cfg_scale=float(reference.tree["cfg_scale"]))
-    drafter, state, _ = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
+    drafter, ((state, _), _) = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
     with torch.inference_mode():
-        drafts = drafter.grow(state, torch.tensor([1]))
+        drafts = drafter.propose(state, root_of(state), torch.tensor([1]))
     stored = load_file(FOLDER / "static_draft.safetensors")[f"{name.removesuffix('5')}.greedy.tree_candidates"]
     assert torch.equal(drafts.tokens, stored.long())
 
