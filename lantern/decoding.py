@@ -23,9 +23,9 @@ from lantern.eagle import EagleDrafter
 from lantern.jacobi import HybridDrafter, JacobiDrafter
 from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import DynamicTreeOptions, MethodSpec
+from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.models.transformer import OVERSHOOT
 from lantern.noise import ImageNoise, NoiseField, make_noise
 from lantern.rules import Rule, make_rule
 from lantern.sampling import SamplingConfig, filter_logits
