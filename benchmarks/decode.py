@@ -64,6 +64,8 @@ class DecodingBench(side_by_side.Bench):
             now[part] += 1000 * (time.perf_counter() - begun)
             if part == "step":
                 now["other"] = 2 * now["step"] - sum(now.values())
+                # Versions draw the line between these two differently: some filter where verification first reads.
+                now["score_verify"] = now["score"] + now.get("verify", 0.0)
                 for name in now:
                     parts[name].append(now[name])
                 now.clear()
@@ -144,8 +146,9 @@ def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str
 
 def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
     """Tables for people: milliseconds of a step and its parts, and in brackets their ratio to the other version."""
-    keys = ["step_ms", *(f"{part}_ms" for part in ("draft", "target", "score", "verify", "commit", "other"))]
-    print(f"\n{case:<42}", *(f"{key.removesuffix('_ms'):>15}" for key in keys))
+    parts = ("step", "draft", "target", "score", "verify", "score_verify", "commit", "other")
+    keys = [f"{part}_ms" for part in parts]
+    print(f"\n{case:<42}", *(f"{part:>15}" for part in parts))
 
     def cell(row: dict[str, dict[str, float]], key: str) -> str:
         value, ratio = row["this"].get(key), row.get("ratio", {}).get(key)
