@@ -11,6 +11,7 @@ import job_overhead
 import overlay_hours
 import pytest
 import side_by_side
+import throughput
 import torch
 
 from conftest import ROOT
@@ -55,6 +56,19 @@ def test_decoding_is_measured_beside_another_checkout(run, monkeypatch, tmp_path
     for row in methods.values():
         assert set(row) == {"this", "against", "ratio"} and {"target_ms", "score_ms", "step_ms"} <= set(row["ratio"])
         assert all(value > 0 for side in row.values() for key, value in side.items() if key != "other_ms")
+
+
+def test_throughput_is_measured_beside_another_checkout(run, monkeypatch):
+    monkeypatch.setattr(throughput, "SIZES", {**TINY_SIZES, "grid": 2, "num_layers": 1})
+    found = run(throughput, "--batch", 2, 3, "--rounds", 1, "--against", ROOT)
+    assert found["benchmark"] == "throughput" and list(found["batches"]) == ["2", "3"]
+    for rows in found["batches"].values():
+        assert set(rows) == {spec.method_id for spec in throughput.choose_methods(1.0)}
+        for row in rows.values():
+            assert set(row) == {"this", "against", "ratio"} and all(
+                v > 0 for side in row.values() for v in side.values()
+            )
+            assert row["ratio"]["mean_accepted_length"] == 1
 
 
 def test_whole_images_of_a_finished_run_are_measured(tmp_path):
