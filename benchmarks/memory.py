@@ -9,6 +9,7 @@ import torch
 from lantern.methods import DynamicTreeOptions
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.noise import choose_window
 
 FLOAT32 = 4  # bytes
 GIB = 2**30
@@ -93,11 +94,11 @@ def estimate_memory(
     """Memory of a decoding job on its device.
 
     weights: (target + draft model + the drafter's table of embedded tokens, V d) x bytes per value, but the target's
-    head, V d, in float32; image tokenizer in float32. kv_cache: `kv_cache_bytes`. noise: batch x image tokens x V x 4
-    bytes per stream. step: the logits of all nodes, batch x nodes x V, 8 times in float32, and the activations of one
-    layer, rows x nodes x (6 d + 3 f), and its attention weights, rows x heads x nodes x slots; or those of the prefill,
-    with the caption rows for nodes. image: 5 feature maps of the highest resolution, of as many images as are decoded
-    together. tables: V x k x 8 bytes.
+    head, V d, in float32; image tokenizer in float32. kv_cache: `kv_cache_bytes`. noise: batch x positions
+    (`choose_window`) x V x 4 bytes per stream. step: the logits of all nodes, batch x nodes x V, 8 times in float32,
+    and the activations of one layer, rows x nodes x (6 d + 3 f), and its attention weights, rows x heads x nodes x
+    slots; or those of the prefill, with the caption rows for nodes. image: 5 feature maps of the highest resolution, of
+    as many images as are decoded together. tables: V x k x 8 bytes.
 
     Args:
         target: sizes of the target.
@@ -114,6 +115,7 @@ def estimate_memory(
         parameters += draft_parameters(draft) + draft.vocab_size * draft.dim
     slots = c.num_text_tokens + c.num_image_tokens + load.num_nodes
     per_node = 6 * c.dim + 3 * c.ffn_hidden + c.num_heads * slots
+    positions = choose_window(c.num_image_tokens, c.vocab_size)
     logits = _LOGIT_COPIES * load.batch * load.num_nodes * c.vocab_size * FLOAT32
     image = 0
     if tokenizer is not None:
@@ -125,7 +127,7 @@ def estimate_memory(
         + (tokenizer_parameters(tokenizer) * FLOAT32 if tokenizer else 0),
         table=8 * c.vocab_size * load.table_columns,
         kv_cache=kv_cache_bytes(c, load, draft is not None),
-        noise=load.noise_streams * load.batch * c.num_image_tokens * c.vocab_size * FLOAT32,
+        noise=load.noise_streams * load.batch * positions * c.vocab_size * FLOAT32,
         step=max(
             logits + load.rows * load.num_nodes * per_node * size, load.rows * c.num_text_tokens * per_node * size
         ),

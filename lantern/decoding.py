@@ -281,7 +281,9 @@ class Decoder:
             missing = (self.num_tokens - state.lengths).sort().values[num_complete - 1].item()
             if missing == 0:
                 return
-            for _ in range(-(-missing // (self.max_depth + 1))):  # no image gains more tokens in a step
+            tokens_per_step = self.max_depth + 1  # at most
+            most = state.noise.advance(state.lengths, tokens_per_step)
+            for _ in range(min(most, -(-missing // tokens_per_step))):
                 with self.timer("step"):
                     (step or self.step)(state)
 

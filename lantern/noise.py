@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 NOISE_BLOCK = 2**18  # values of noise made at once
+WHOLE_BYTES = 2**25  # the most that all positions of an image may take, a stream
+WINDOW = 64  # positions held of larger ones; more than the deepest tree reads
 MAX_SIBLINGS = 64  # accept decisions per position that have noise of their own; the same for every tree
 
 
@@ -68,21 +70,27 @@ def _uniform_blocks(
         yield np.minimum(values, 1 - 2.0**-53, out=values)  # the largest rounds to 1: infinite Gumbel noise
 
 
+def choose_window(num_positions: int, vocab_size: int) -> int:
+    """Positions that a row of a `NoiseField` holds at a time: all, unless they take more than WHOLE_BYTES."""
+    return num_positions if 4 * num_positions * vocab_size <= WHOLE_BYTES else min(WINDOW, num_positions)
+
+
 class ImageNoise:
-    """The noise of one image on the CPU; made by `make_noise`.
+    """The noise of one image on the CPU, see `make_noise`.
 
     Attributes:
         prompt_id: the image's prompt id.
     """
 
-    def __init__(self, run_seed: int, prompt_id: str, sizes: dict[str, int], num_positions: int) -> None:
-        self.run_seed, self.prompt_id, self._sizes = run_seed, prompt_id, sizes
-        self._values = {stream: self._make(stream, 0, num_positions) for stream in sizes}
+    def __init__(self, run_seed: int, prompt_id: str, streams: Sequence[str], num_made: int, vocab_size: int) -> None:
+        self.run_seed, self.prompt_id = run_seed, prompt_id
+        self._sizes = _stream_sizes(streams, vocab_size)
+        self._made = {stream: self._make(stream, 0, num_made) for stream in streams}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
         """Noise of positions begin to end - 1, float32, (end - begin, codes or MAX_SIBLINGS)."""
-        values = self._values[stream]
-        return values[begin:end] if end <= len(values) else self._make(stream, begin, end)
+        made = self._made[stream]
+        return made[begin:end] if end <= len(made) else self._make(stream, begin, end)
 
     def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
         make = uniform_field if stream == "accept" else gumbel_field
@@ -93,16 +101,17 @@ class ImageNoise:
 def make_noise(
     run_seed: int, prompt_id: str, streams: Sequence[str], num_positions: int, vocab_size: int
 ) -> ImageNoise:
-    """Makes the noise of one image; numpy lets other threads run meanwhile.
+    """Makes the noise of one image, or of its first positions where `choose_window` chooses some: later ones are made
+    when they are read. Runs beside other threads: numpy lets them.
 
     Args:
         run_seed: seed of the run.
         prompt_id: equal ids give equal noise.
         streams: what to make of "target", "draft" (Gumbel) and "accept" (uniform).
-        num_positions: of the image made now; later ones are made when they are read.
+        num_positions: image tokens.
         vocab_size: codes.
     """
-    return ImageNoise(run_seed, prompt_id, _stream_sizes(streams, vocab_size), num_positions)
+    return ImageNoise(run_seed, prompt_id, streams, choose_window(num_positions, vocab_size), vocab_size)
 
 
 def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
@@ -120,7 +129,7 @@ class NoiseField:
         vocab_size: codes.
         streams: those that are read.
         device: where the buffers live.
-        window: positions held at a time; None for all. A smaller window has to be kept up by `advance`.
+        window: positions held at a time; None for what `choose_window` chooses.
 
     Attributes:
         prompt_ids: of the rows; None where no image is.
@@ -135,7 +144,7 @@ class NoiseField:
         device: torch.device | str = "cpu",
         window: int | None = None,
     ) -> None:
-        self.num_positions, self.window = num_positions, min(window or num_positions, num_positions)
+        self.num_positions, self.window = num_positions, window or choose_window(num_positions, vocab_size)
         self.prompt_ids: list[str | None] = [None] * num_rows
         self._images: list[ImageNoise | None] = [None] * num_rows
         self._ends = [0] * num_rows  # positions below are held, or no longer needed
@@ -156,10 +165,21 @@ class NoiseField:
             self.prompt_ids[row], self._images[row], self._ends[row] = image.prompt_id, image, 0
             self._extend(row, 0)
 
-    def advance(self, lengths: Sequence[int]) -> None:
-        """Makes sure that each row holds the `window` positions from its length on; nothing to do without a window."""
-        for row, length in enumerate(lengths):
+    def advance(self, lengths: torch.Tensor, tokens_per_step: int) -> int:
+        """Makes sure that rows hold the `window` positions from their lengths on.
+
+        Args:
+            lengths: int64, (num_rows,): tokens emitted; read by the host unless rows hold all positions.
+            tokens_per_step: the most that a step emits, and the positions that it reads from the length on.
+
+        Returns:
+            How many steps may follow before this must be called again.
+        """
+        if self.window == self.num_positions:
+            return self.num_positions
+        for row, length in enumerate(lengths.tolist()):
             self._extend(row, length)
+        return self.window // tokens_per_step
 
     def _extend(self, row: int, length: int) -> None:
         image, begin, end = self._images[row], self._ends[row], min(length + self.window, self.num_positions)

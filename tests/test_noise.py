@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lantern.noise import MAX_SIBLINGS, NoiseField, gumbel_field, make_noise, uniform_field
+from lantern.noise import MAX_SIBLINGS, ImageNoise, NoiseField, choose_window, gumbel_field, make_noise, uniform_field
 
 STREAMS = ("target", "draft", "accept")
 
@@ -46,7 +46,7 @@ def test_noise_is_finite_at_the_largest_raw_values(monkeypatch):
 
 def make_field(num_rows, *ids, window=None, made=6):
     noise = NoiseField(num_rows, 6, 5, STREAMS, window=window)
-    noise.fill(range(len(ids)), [make_noise(3, i, STREAMS, made, 5) for i in ids])
+    noise.fill(range(len(ids)), [ImageNoise(3, i, STREAMS, made, 5) for i in ids])
     return noise
 
 
@@ -91,13 +91,21 @@ def test_a_window_of_positions_holds_the_same_noise(made):
         if steps[1] == -4:
             lengths[1] = 0
             for noise in (whole, part):
-                noise.fill([1], [make_noise(3, "z", STREAMS, made if noise is part else 6, 5)])
-        part.advance(lengths)
+                noise.fill([1], [ImageNoise(3, "z", STREAMS, made if noise is part else 6, 5)])
+        assert part.advance(torch.tensor(lengths), 2) == 1 and whole.advance(torch.tensor(lengths), 2) == 6
         positions = torch.tensor(lengths)[:, None] + torch.arange(3)
         for stream in ("target", "draft"):
             assert torch.equal(whole.gumbel(stream, positions), part.gumbel(stream, positions))
         assert torch.equal(whole.uniform(positions, 4), part.uniform(positions, 4))
     assert lengths == [6, 7]
+
+
+def test_windows_are_for_fields_beyond_32_mib():
+    assert choose_window(256, 16384) == 256
+    assert choose_window(1024, 8192) == 1024
+    assert choose_window(1024, 16384) == 64
+    assert len(make_noise(0, "p", ["accept"], 1024, 16384).read("accept", 0, 64)) == 64
+    assert NoiseField(1, 1024, 16384, []).window == 64
 
 
 def test_noise_has_the_moments_of_its_law():
