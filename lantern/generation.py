@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -17,6 +21,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, cast_target
 from lantern.models.text import TextEncoder
 from lantern.models.transformer import cast_weights
+from lantern.noise import ImageNoise
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 
@@ -122,8 +127,11 @@ def generate_records(
         partial_every_s: seconds between two writes of that file.
 
     Returns:
-        Records in the order of the prompts. Seconds exclude text encoding, making the noise, and image decoding; first
-        calls allocate and choose kernels, so draw an image that does not count first (`decode_timed`).
+        Records in the order of the prompts. Where an image is complete, its row of the batch takes the next prompt, so
+        that no row waits for the slowest. Seconds are an image's share of the clock: images that run at the same time
+        share it equally, prefills included, so that all of them add up to the time that decoding took. Excluded are
+        text encoding and what noise had to be waited for; noise is made ahead, in threads beside decoding. First calls
+        allocate and choose kernels, so draw an image that does not count first (`decode_timed`).
     """
     parts = [load_records(partial)] if partial is not None and partial.exists() else []
     finished = {id for part in parts for id in part.prompt_ids}
@@ -131,21 +139,74 @@ def generate_records(
         log.info("%d of %d images were drawn by an interrupted job", len(finished), len(prompts))
     todo = [prompt for prompt in prompts if prompt.id not in finished]
     name, saved = f"{decoder.spec.method_id} T{decoder.sampling.temperature:g}", time.monotonic()
-    for begin in tqdm(range(0, len(todo), batch_size), desc=name, unit="batch", disable=None, mininterval=1.0):
-        batch = todo[begin : begin + batch_size]
-        parts.append(
-            _to_records(decoder, batch, *decode_timed(decoder, batch, encoder, run_seed), run_seed, batch_size)
-        )
-        if partial is not None and time.monotonic() - saved > partial_every_s:
-            save_records(partial, concatenate_records(parts))
-            saved = time.monotonic()
+    with tqdm(total=len(todo), desc=name, unit="image", disable=None, mininterval=1.0) as progress:
+        for drawn in _draw(decoder, todo, encoder, run_seed, batch_size):
+            parts.append(_to_records(decoder, *drawn, run_seed, batch_size))
+            progress.update(len(parts[-1]))
+            if partial is not None and time.monotonic() - saved > partial_every_s:
+                save_records(partial, concatenate_records(parts))
+                saved = time.monotonic()
     return concatenate_records(parts, [prompt.id for prompt in prompts])
 
 
+def _draw(
+    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int, batch_size: int
+) -> Iterator[tuple[list[Prompt], Generation, list[float]]]:
+    """Images as they are completed, with their seconds; prompts are taken in groups, so that prefills stay batched."""
+    num_rows = min(batch_size, len(prompts))
+    state, group = decoder.allocate(num_rows), max(1, num_rows // 8)
+    running: dict[int, Prompt] = {}
+    seconds = [0.0] * num_rows
+    with closing(_with_noise(decoder, prompts, run_seed, num_rows)) as coming:
+        while True:
+            idle = [row for row in range(num_rows) if row not in running]
+            taken = list(islice(coming, len(idle)))
+            captions = encoder.encode([prompt.text for prompt, _ in taken]) if taken else ()
+            synchronise(decoder.device)
+            begun = time.perf_counter()
+            for row, (prompt, _) in zip(idle, taken, strict=False):
+                running[row], seconds[row] = prompt, 0.0
+            if not running:
+                return
+            if taken:
+                decoder.fill(state, idle[: len(taken)], *captions, [field for _, field in taken])
+            decoder.run(state, group if len(taken) == len(idle) else num_rows)
+            lengths = state.lengths.tolist()
+            share = (time.perf_counter() - begun) / len(running)
+            for row in running:
+                seconds[row] += share
+            complete = [row for row in running if lengths[row] == decoder.num_tokens]
+            drawn = [running.pop(row) for row in complete]
+            yield drawn, decoder.collect(state, complete), [seconds[row] for row in complete]
+
+
+def _with_noise(
+    decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
+) -> Iterator[tuple[Prompt, ImageNoise]]:
+    """Prompts with their noise; threads make that of the next `num_ahead` before it is asked for."""
+    pool = ThreadPoolExecutor(torch.get_num_threads())
+    coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()
+    try:
+        for prompt in prompts:
+            coming.append((prompt, pool.submit(decoder.make_noise, run_seed, prompt.id)))
+            if len(coming) > num_ahead:
+                first, noise = coming.popleft()
+                yield first, noise.result()
+        for prompt, noise in coming:
+            yield prompt, noise.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _to_records(
-    decoder: Decoder, prompts: Sequence[Prompt], generation: Generation, seconds: float, run_seed: int, batch_size: int
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    generation: Generation,
+    seconds: Sequence[float],
+    run_seed: int,
+    batch_size: int,
 ) -> GenerationRecords:
-    """Records of one batch."""
+    """Records of some images."""
     config = decoder.sampling
     metadata = {
         "method": decoder.spec.to_dict(),
@@ -165,7 +226,7 @@ def _to_records(
         target_forwards=generation.target_forwards.int().cpu(),
         step_lengths=generation.step_lengths.short().cpu(),
         is_substituted=generation.is_substituted.cpu(),
-        seconds=torch.full((len(prompts),), seconds / len(prompts)),
+        seconds=torch.tensor(seconds),
         margins=generation.margins.cpu(),
         metadata=metadata,
     )
@@ -174,7 +235,7 @@ def _to_records(
 def decode_timed(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
 ) -> tuple[Generation, float]:
-    """Draws one batch; returns it with its seconds, synchronised, text encoding and noise excluded."""
+    """Draws one batch; returns it with its seconds, synchronised, text encoding and making the noise excluded."""
     features, mask = encoder.encode([prompt.text for prompt in prompts])
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)

@@ -28,8 +28,8 @@ class GenerationRecords:
             zero-padded, each row sums to the number of tokens.
         is_substituted: bool, (images, tokens): the emitted token is not the one that the target drew there. All False
             for verification by rejection, where the target draws no token of its own.
-        seconds: float32, (images,): seconds of the batch divided by its size, synchronised, text encoding and image
-            decoding excluded.
+        seconds: float32, (images,): the image's share of the time that decoding took, synchronised, see
+            `generate_records`.
         margins: float32, (images, tokens): gap between the two best perturbed log-probabilities, nats; autoregressive
             records only, empty (images, 0) elsewhere.
         metadata: method, temperature, cfg_scale, batch_size, run_seed, device and what else the job wants kept.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conftest import make_models
-from lantern import generation
+from lantern import generation, noise
 from lantern.checkpoints.native import save_model
 from lantern.decoding import Decoder
 from lantern.generation import (
@@ -17,7 +18,7 @@ from lantern.generation import (
     load_nearest_codes,
 )
 from lantern.io import save_tensors
-from lantern.methods import MethodSpec
+from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
@@ -101,25 +102,124 @@ def test_autoregressive_records_hold_the_targets_margins():
     assert (records.target_forwards == 16).all()
 
 
-def test_an_interrupted_job_goes_on_behind_its_finished_images(monkeypatch, tmp_path):
-    drawn, partial = [], tmp_path / "partial.safetensors"
-    inner = generation.decode_timed
+SPECS = {
+    "autoregressive": MethodSpec("autoregressive"),
+    "coupled": MethodSpec("coupled", "chain3", "coupled"),
+    "sampled": MethodSpec("sampled", "chain3", "sampled", "additive", "paper", "l2", k=4, delta=0.3),
+    "dynamic": MethodSpec("dynamic", "dynamic", "top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4)),
+    "jacobi": MethodSpec("jacobi", "chain6", "jacobi"),
+    "proximity": MethodSpec("near", "chain3", "coupled", "proximity", "paper", "l2", k=4),
+}
 
-    def decode(decoder, prompts, encoder, run_seed):
-        if len(drawn) == 2:
-            raise KeyboardInterrupt
-        drawn.append([prompt.id for prompt in prompts])
-        return inner(decoder, prompts, encoder, run_seed)
 
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in SPECS), ("dynamic", 0.0), ("jacobi", 0.0)])
+def test_images_do_not_depend_on_the_row_that_they_take_over(name, temperature):
+    """Eight prompts through one, three and five rows, against each prompt in a batch of its own."""
+    prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(8)]
+    decoder = make_decoder(SPECS[name], temperature)
+    alone = [make_records(decoder, 1, [prompt]) for prompt in prompts]
+    for batch_size in (1, 3, 5):
+        found = make_records(decoder, batch_size, prompts)
+        assert found.prompt_ids == [prompt.id for prompt in prompts]
+        for part in ("codes", "target_forwards", "step_lengths", "is_substituted"):
+            expected = torch.cat([getattr(record, part) for record in alone])
+            assert torch.equal(getattr(found, part), expected), part
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_images_do_not_depend_on_the_window_of_their_noise(name, monkeypatch):
+    decoder = make_decoder(SPECS[name])
+    whole = make_records(decoder, 2)
+    monkeypatch.setattr(noise, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(noise, "WINDOW", 7)
+    held = []
+    allocate = decoder.allocate
+    decoder.allocate = lambda num_rows: held.append(allocate(num_rows)) or held[0]
+    part = make_records(decoder, 2)
+    assert held[0].noise.window == 7
+    assert torch.equal(part.codes, whole.codes) and torch.equal(part.step_lengths, whole.step_lengths)
+
+
+class Counted:
+    """A decoder's steps, and the prompts of its fills."""
+
+    def __init__(self, decoder):
+        self.steps, self.fills = 0, []
+        self._step, self._fill = decoder.step, decoder.fill
+        decoder.step, decoder.fill = self.step, self.fill
+
+    def step(self, state):
+        self.steps += 1
+        return self._step(state)
+
+    def fill(self, state, rows, features, mask, fields):
+        self.fills.append([field.prompt_id for field in fields])
+        self._fill(state, rows, features, mask, fields)
+
+
+def test_rows_do_not_wait_for_the_slowest_image():
+    prompts = [Prompt(f"p{i}", PROMPTS[i % 5].text) for i in range(20)]
+    decoder = make_decoder()
+    counted = Counted(decoder)
+    steps = make_records(decoder, 4, prompts).target_forwards - 1
+    assert counted.fills[0] == ["p0", "p1", "p2", "p3"]
+    assert [i for ids in counted.fills for i in ids] == [prompt.id for prompt in prompts]
+    in_batches = steps.view(5, 4).max(1).values.sum()
+    assert steps.sum() / 4 <= counted.steps < in_batches
+
+
+def test_autoregressive_images_are_filled_in_batches():
+    decoder = make_decoder(MethodSpec("autoregressive"))
+    counted = Counted(decoder)
+    make_records(decoder, 2)
+    assert counted.fills == [["p0", "p1"], ["p2", "p3"], ["p4"]] and counted.steps == 3 * 15
+
+
+def test_seconds_add_up_to_the_time_of_decoding(monkeypatch):
+    """By a clock that goes on by one at every look: two looks a turn, so one second for each."""
+    ticks = itertools.count()
+    decoder = make_decoder()
+    counted = Counted(decoder)
+    monkeypatch.setattr(generation.time, "perf_counter", lambda: float(next(ticks)))
+    seconds = make_records(decoder, 2).seconds
+    assert (seconds > 0).all()
+    assert seconds.sum().item() == pytest.approx(next(ticks) // 2)
+    assert len(counted.fills) > 2
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_noise_is_made_ahead_for_as_many_prompts_as_there_are_rows(num_threads, monkeypatch):
+    decoder, made = make_decoder(), []
+    make = decoder.make_noise
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    decoder.make_noise = lambda seed, prompt_id: (made.append(prompt_id), make(seed, prompt_id))[1]
+    coming = generation._with_noise(decoder, PROMPTS, 3, 2)
+    prompt, image = next(coming)
+    assert prompt.id == image.prompt_id == "p0"
+    coming.close()
+    assert {"p0"} <= set(made) <= {"p0", "p1", "p2"}
+
+
+def test_an_interrupted_job_goes_on_behind_its_finished_images(tmp_path):
+    partial = tmp_path / "partial.safetensors"
     often = {"partial": partial, "partial_every_s": 0.0}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(generation, "decode_timed", decode)
-        make_records(make_decoder(), 1, **often)
-    assert drawn == [["p0"], ["p1"]] and load_records(partial).prompt_ids == ["p0", "p1"]
-    drawn = [None] * 3
-    monkeypatch.setattr(generation, "decode_timed", decode)
-    resumed, undisturbed = make_records(make_decoder(), 2, **often), make_records(make_decoder(), 5)
-    assert drawn[3:5] == [["p2", "p3"], ["p4"]]
+    decoder = make_decoder()
+    counted = Counted(decoder)
+    fill = decoder.fill
+
+    def fill_twice(*arguments):
+        if len(counted.fills) == 2:
+            raise KeyboardInterrupt
+        fill(*arguments)
+
+    decoder.fill = fill_twice
+    with pytest.raises(KeyboardInterrupt):
+        make_records(decoder, 1, **often)
+    assert counted.fills == [["p0"], ["p1"]] and load_records(partial).prompt_ids == ["p0", "p1"]
+    decoder = make_decoder()
+    counted = Counted(decoder)
+    resumed, undisturbed = make_records(decoder, 2, **often), make_records(make_decoder(), 5)
+    assert counted.fills == [["p2", "p3"], ["p4"]]
     assert resumed.prompt_ids == undisturbed.prompt_ids
     assert torch.equal(resumed.codes, undisturbed.codes)
     assert torch.equal(resumed.step_lengths, undisturbed.step_lengths)

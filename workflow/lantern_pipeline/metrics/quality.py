@@ -180,7 +180,7 @@ def _parameters(record: GenerationRecords) -> dict[str, Any]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Counts per image."""
+    """Counts per image; `seconds_in_batch` is the image's share of the time that decoding took."""
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),
         "target_forwards": record.target_forwards,
