@@ -14,6 +14,7 @@ from typing import Any
 COUPLED = ("coupled", "jacobi", "hybrid")  # drafts that the target's own noise picks
 DRAFTS = ("sampled", "top", *COUPLED)  # what a node's children are
 RESIDUALS = ("paper", "official", "official_lumina")
+MAX_SIBLINGS = 64  # children of one node: so many decisions of acceptance have noise of their own at a position
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
 
 # Parts of each preset; "static" stands for the config's draft_tree.static.
@@ -77,7 +78,7 @@ class DynamicTreeOptions:
         top_k: beam width, and children tried per beam node.
 
     Raises:
-        ValueError: a value below 1, or more nodes than are drafted.
+        ValueError: a value below 1, more children than a node may have, or more nodes than are drafted.
     """
 
     num_nodes: int = 58
@@ -88,6 +89,8 @@ class DynamicTreeOptions:
         for name in ("num_nodes", "depth", "top_k"):
             if getattr(self, name) < 1:
                 raise ValueError(f"draft_tree.dynamic.{name} must be >= 1, got {getattr(self, name)}")
+        if self.top_k > MAX_SIBLINGS:
+            raise ValueError(f"draft_tree.dynamic.top_k must be <= {MAX_SIBLINGS}, got {self.top_k}")
         drafted = self.top_k + self.depth * self.top_k**2
         if self.num_nodes > drafted:
             raise ValueError(
@@ -138,7 +141,8 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Choices of a static tree by depth, then lexicographically.
 
     Raises:
-        ValueError: an empty list, a path listed twice, or a path whose parent or lower sibling is missing.
+        ValueError: an empty list, a path listed twice, a rank too high, or a path whose parent or lower sibling is
+            missing.
     """
     paths = [tuple(int(rank) for rank in path) for path in choices]
     if not paths:
@@ -151,6 +155,8 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     for path in paths:
         if not path or min(path) < 0:
             raise ValueError(f"tree choices must be non-empty paths of ranks >= 0, got {list(path)}")
+        if max(path) >= MAX_SIBLINGS:
+            raise ValueError(f"tree choices must be paths of ranks below {MAX_SIBLINGS}, got {list(path)}; list fewer")
         if path[:-1] and path[:-1] not in known:
             raise ValueError(f"tree choice {list(path)} lacks its parent {list(path[:-1])}; list it too")
         if path[-1] and (*path[:-1], path[-1] - 1) not in known:

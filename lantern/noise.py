@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from lantern.methods import MAX_SIBLINGS
+
 NOISE_BLOCK = 2**18  # values of noise made at once
 WHOLE_BYTES = 2**25  # the most that all positions of an image may take, a stream
 WINDOW = 64  # positions held of larger ones; more than the deepest tree reads
-MAX_SIBLINGS = 64  # accept decisions per position that have noise of their own; the same for every tree
 
 
 def uniform_field(

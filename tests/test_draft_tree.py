@@ -62,3 +62,11 @@ def test_unknown_tree_lists_the_known_ones():
 def test_dynamic_options_bound_the_number_of_nodes():
     with pytest.raises(ValueError, match=r"num_nodes must be <= top_k \+ depth top_k\^2 = 10, got 11"):
         DynamicTreeOptions(num_nodes=11, depth=2, top_k=2)
+
+
+def test_a_node_has_no_more_children_than_there_is_noise_for():
+    static_tree([(rank,) for rank in range(64)])
+    with pytest.raises(ValueError, match=r"ranks below 64, got \[64\]; list fewer"):
+        static_tree([(rank,) for rank in range(65)])
+    with pytest.raises(ValueError, match=r"draft_tree\.dynamic\.top_k must be <= 64, got 65"):
+        DynamicTreeOptions(num_nodes=60, top_k=65)

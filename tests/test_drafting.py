@@ -87,3 +87,18 @@ def test_a_tree_may_be_as_deep_as_the_rotary_table_reaches(models):
     assert torch.equal(*codes)
     with pytest.raises(ValueError, match="at most 32 drafts deep, got 33; choose a shallower tree"):
         Decoder(models, MethodSpec("deep", f"chain{OVERSHOOT + 1}", "coupled"), SamplingConfig())
+
+
+@pytest.mark.parametrize("drafts", ["top", "coupled", "sampled", "dynamic"])
+def test_what_the_filters_take_away_is_never_drafted(models, drafts):
+    """Two codes are left, three children wanted: the third is no draft."""
+    spec = DYNAMIC if drafts == "dynamic" else MethodSpec("bushy", "bushy", drafts, tree_shape=BUSHY)
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0, top_k=2))
+    features, mask = make_prompts(models, 5)
+    seen = []
+    decoder.observer = seen.append
+    decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "abcde"])
+    for outcome in seen:
+        tree, tokens = outcome.proposal.tree, outcome.proposal.tokens
+        assert torch.equal(tokens < 0, (tree.ranks >= 2).expand(tokens.shape))
+        assert not (outcome.is_accepted & (tokens < 0)).any()
