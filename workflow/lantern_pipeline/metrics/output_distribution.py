@@ -110,17 +110,18 @@ def record_nodes(
     run_seed: int,
     max_nodes: int,
     batch_size: int,
+    recorder_class: type[NodeRecorder] | None = None,
 ) -> VerifiedNodes:
     """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
-    depends on the seed, not on the batch size.
+    depends on the seed, not on the batch size. Every batch has a recorder of its own, of `recorder_class`.
     """
     if decoder.drafter is None:
         raise ValueError(f"method {decoder.spec.method_id} verifies no drafts; its distribution is the target's")
-    recorder = NodeRecorder(len(prompts), decoder.num_tokens, max_nodes, run_seed)
-    decoder.observer = recorder
+    parts: list[VerifiedNodes] = []
     try:
         for begin in range(0, len(prompts), batch_size):
-            recorder.first_image = begin
+            recorder = (recorder_class or NodeRecorder)(len(prompts), decoder.num_tokens, max_nodes, run_seed)
+            recorder.first_image, recorder.parts, decoder.observer = begin, parts, recorder
             decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
     finally:
         decoder.observer = None
