@@ -23,7 +23,8 @@ class Proposal:
         tokens: int64, (batch, nodes), root included; -1 where there is no draft: fewer codes are left by the filters
             than the node has children.
         tree: its structure.
-        draft_probs: what each node's children were drawn from, (batch, inner, vocab); None unless they were sampled.
+        draft_probs: what each node's children were drawn from, (batch, inner, vocab); None unless they were sampled, or
+            where a measurement asks for it.
     """
 
     tokens: torch.Tensor

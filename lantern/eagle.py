@@ -58,9 +58,14 @@ class EagleDrafter:
         sampling: the target's temperature, filters and guidance, which the draft model shares.
         most_pending: tokens that a step may emit; by default those of the deepest path and the one behind it.
 
+    Attributes:
+        keeps_probs: whether proposals of static trees hold draft_probs of coupled drafts too, for a measurement.
+
     Raises:
         ValueError: the tree is too deep.
     """
+
+    keeps_probs = False
 
     def __init__(
         self,
@@ -158,7 +163,7 @@ class EagleDrafter:
                 hidden = self._run(state, tokens, hidden.index_select(2, plan.parents), lengths, plan.places)
             positions = (lengths + depth)[:, None].expand(-1, hidden.shape[2])
             weights, keys = self._weights(state, hidden, positions)
-            if self.drafts == "sampled":
+            if self.drafts == "sampled" or self.keeps_probs:
                 probs.append(weights.softmax(-1))
             levels.append(best_codes(keys, plan.width).flatten(1).index_select(1, plan.drafted))
         return Proposal(torch.cat(levels, dim=1), self.tree, torch.cat(probs, dim=1) if probs else None)

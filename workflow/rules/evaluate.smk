@@ -121,6 +121,7 @@ rule run_ablation:
         ),
         generation=config["generation"],
         metrics=config["metrics"],
+        total_variation=config["total_variation"],
         noise_seed=FIRST["noise_seed"],
     message:
         "Ablation: {wildcards.ablation}"

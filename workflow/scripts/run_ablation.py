@@ -27,6 +27,7 @@ with job_log(snakemake):
         measuring=load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         settings=params.metrics,
+        total_variation=params.total_variation,
         batch_size=params.generation["batch_size"],
         seed=params.noise_seed,
     )

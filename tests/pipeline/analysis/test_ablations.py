@@ -65,6 +65,7 @@ def study():
         measuring=measuring,
         prompts=source.prompts("seen", NUM),
         settings=SETTINGS,
+        total_variation={"num_images": 3, "max_nodes": 30, "num_samples": 4},
         batch_size=3,
         seed=1,
     )
@@ -140,6 +141,20 @@ def test_counts_are_sums_over_the_images(measured):
     assert substitutions["proximity-l2-k6"] > 0 == substitutions["coupled"]
     assert rows.loc["proximity-l2-k6", "substitutions"] == substitutions["proximity-l2-k6"]
     assert np.isnan(rows.loc["eagle1", "substitutions"])  # rejection draws no token of the target's
+
+
+def test_jacobi_drafts_need_no_draft_model_and_their_total_variation_is_measured(study):
+    models = study.drafters[None]
+    alone = replace(study, drafters={None: replace(models, draft=None)})
+    near = {**NEAR, "drafts": "jacobi", "tree": ["chain3", "chain3k2d1"]}
+    bounded = {"preset": "lantern", "drafts": "jacobi", "tree": "chain3", "k": 6, "delta": 0.3}
+    rows, _ = alone.run("mine", expand(methods=[{"preset": "jacobi", "tree": ["chain3", "chain3k2d1"]}, near, bounded]))
+    exact, relaxed = (rows[rows["relaxation"] == name] for name in ("none", "proximity"))
+    assert (exact["tokens_equal_autoregressive"] == 1).sum() == 3 and exact["tv_mean"].isna().all()
+    assert (exact["substitution_rate"] == 0).all()
+    assert relaxed["tv_mean"].between(0.001, 0.999).all()
+    assert (rows[rows["relaxation"] == "additive"]["tv_mean"] > 0).all()
+    assert relaxed["substitution_rate"].tolist() == (relaxed["substitutions"] / 16).tolist()
 
 
 def test_every_change_of_the_sampling_reaches_the_decoder(study, seen):

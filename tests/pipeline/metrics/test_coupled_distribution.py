@@ -5,17 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conftest import make_models
 from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
+from lantern.prompts import Prompt
 from lantern.relaxation import AdditiveBound, MultiplicativeBound, Proximity
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
+from lantern.verification import child_tokens, reached_nodes
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.coupled_distribution import (
     crossings,
     distribution_of_coupled_siblings,
     distribution_of_one_coupled_draft,
+    measure_coupled_drafts,
 )
-from lantern_pipeline.metrics.output_distribution import VerifiedNodes
+from lantern_pipeline.metrics.output_distribution import NodeRecorder, VerifiedNodes
+from lantern_pipeline.world.scenes import VOCABULARY
 
 VOCAB, K = 9, 3
 BOUNDS = {
@@ -54,9 +61,11 @@ def test_the_joint_distribution_has_both_marginals():
     joint += torch.diag_embed(torch.where(target > 0, draft / mass, 0.0))
     torch.testing.assert_close(joint.sum(2), draft, atol=1e-12, rtol=0)
     torch.testing.assert_close(joint.sum(1), target, atol=1e-12, rtol=0)
-    noise = -torch.empty(100_000, 1, VOCAB, dtype=torch.float64).exponential_(
-        generator=torch.Generator().manual_seed(0)
-    ).log()
+    noise = (
+        -torch.empty(100_000, 1, VOCAB, dtype=torch.float64)
+        .exponential_(generator=torch.Generator().manual_seed(0))
+        .log()
+    )
     pairs = (draft.log() + noise).argmax(-1) * VOCAB + (target.log() + noise).argmax(-1)  # (draws, nodes)
     counts = torch.stack([column.bincount(minlength=VOCAB**2) for column in pairs.T]) / len(noise)
     assert (counts.view_as(joint) - joint).abs().max() < 0.006  # four standard errors
@@ -64,7 +73,7 @@ def test_the_joint_distribution_has_both_marginals():
 
 def test_equal_distributions_always_agree():
     target = make_nodes().target_probs
-    integral, mass = crossings(target, target)
+    _, mass = crossings(target, target)
     torch.testing.assert_close(torch.where(target > 0, target / mass, 0.0).sum(1), torch.ones(4, dtype=torch.float64))
 
 
@@ -85,6 +94,38 @@ def test_a_copied_draft_is_a_point_mass(table):
     target, near = nodes.target_probs[-1], table[3, :K]
     assert found.probs[-1, 3] == pytest.approx(float(target[3] + target[near].sum()))
     assert found.probs[-1, near].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("drafts", ["coupled", "jacobi"])
+@pytest.mark.parametrize("tree", ["chain3", "chain3k2d1"])
+def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch):
+    models, seen = make_models(), []
+    models.nearest_codes = nearest_codes(torch.randn(models.target.config.vocab_size, 4), 8)
+    spec = MethodSpec("mine", tree, drafts, "proximity", neighbours="l2", k=8)
+    decoder = Decoder(models, spec, SamplingConfig(temperature=1.0, top_k=30))
+    record = NodeRecorder.__call__
+
+    def watch(self, outcome):
+        proposal, inner = outcome.proposal, outcome.proposal.tree.parent_nodes
+        reached = reached_nodes(proposal.tree, outcome.is_accepted)[:, inner]
+        laws, positions = proposal.draft_probs, outcome.positions[:, inner]
+        width = child_tokens(proposal).shape[-1]
+        drawn = (laws.log() + outcome.scores.noise.gumbel("target", positions)).topk(width, dim=-1).indices
+        fits = (drawn == child_tokens(proposal)) | (child_tokens(proposal) < 0)
+        chosen = reached & (positions < decoder.num_tokens) & (laws.sum(-1) > 0)
+        seen.append(fits.all(-1)[chosen])
+        record(self, outcome)
+
+    monkeypatch.setattr(NodeRecorder, "__call__", watch)
+    prompts = [Prompt(str(i), "a red circle on grass") for i in range(5)]
+    options = {"run_seed": 3, "max_nodes": 1000, "batch_size": 3, "num_samples": 4}
+    encoder = WordEmbeddingEncoder(VOCABULARY, models.target.config.caption_dim, models.target.config.num_text_tokens)
+    nodes, kind, found = measure_coupled_drafts(decoder, prompts, encoder, **options)
+    assert torch.cat(seen).all() and sum(map(len, seen)) > 10
+    assert kind == ("enumeration" if tree == "chain3" else "monte_carlo")
+    assert len(nodes) == len(found.probs) and set(nodes.image.tolist()) == set(range(5))
+    assert float(found.tv_from(nodes.target_probs).mean()) > 0.01
+    assert decoder.observer is None and not getattr(decoder.drafter, "keeps_probs", False)
 
 
 def test_siblings_move_more_and_are_given_where_they_are_copied(table):

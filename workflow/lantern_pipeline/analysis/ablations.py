@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -17,10 +18,12 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.evaluate_images import ImageScores, score_records
 from lantern_pipeline.metrics.intervals import mean_with_interval
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 from lantern_pipeline.metrics.measuring_models import MeasuringModels
+from lantern_pipeline.metrics.output_distribution import mean_over_nodes
 from lantern_pipeline.metrics.registry import IMAGES, metrics_over
 from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length
 
@@ -41,6 +44,7 @@ class AblationStudy:
         measuring: models that measure images.
         prompts: what is drawn.
         settings: config section `metrics`.
+        total_variation: config section `total_variation`.
         batch_size: images decoded together.
         seed: of the noise fields and of the bootstrap.
     """
@@ -50,6 +54,7 @@ class AblationStudy:
     measuring: MeasuringModels
     prompts: Sequence[Prompt]
     settings: Mapping[str, Any]
+    total_variation: Mapping[str, Any]
     batch_size: int
     seed: int
 
@@ -57,16 +62,19 @@ class AblationStudy:
         """Draws and measures every point of an ablation, of `expand_ablations`.
 
         Returns (rows, images): a row per point with means and 95 % intervals over prompts, `nll_change` being the
-        paired difference from autoregressive decoding; and a row per point and prompt.
+        paired difference from autoregressive decoding; and a row per point and prompt. `tv_mean`, the total variation
+        from the target's distribution, is that of relaxed methods whose drafts share the target's noise; others are in
+        the table of the run.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
             groups.setdefault((point.temperature, *point.sampling.items()), []).append(point)
         rows, images = [], []
         for group in groups.values():
-            for head, frame, share_equal in self._measure_group(group):
+            for point, (head, frame, share_equal) in zip(group, self._measure_group(group), strict=True):
                 head = {"ablation": name, **head}
-                rows.append({**head, **self._summarise(frame), "tokens_equal_autoregressive": share_equal})
+                values = {**self._summarise(frame), **self._total_variation(point)}
+                rows.append({**head, **values, "tokens_equal_autoregressive": share_equal})
                 measured = frame.columns.drop("nll_change")
                 images.append(frame.assign(**head)[[*head, *measured]])
         return pd.DataFrame(rows), pd.concat(images, ignore_index=True)
@@ -91,12 +99,31 @@ class AblationStudy:
     def _key(point: AblationPoint) -> str:
         return point.spec.method_id + (f" {point.drafter_steps}" if point.drafter_steps is not None else "")
 
-    def _draw(self, point: AblationPoint) -> GenerationRecords:
+    def _make_decoder(self, point: AblationPoint) -> Decoder:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
         models = replace(self.drafters[point.drafter_steps], nearest_codes=self.tables.get(spec.neighbours))
-        decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None)
+        return Decoder(models, spec, sampling, records_margins=spec.drafts is None)
+
+    def _total_variation(self, point: AblationPoint) -> dict[str, float]:
+        """tv_mean with its interval over images, at nodes of the first prompts; none where it is not measured."""
+        if not (point.spec.is_relaxed and point.temperature > 0 and knows_drafts(point.spec)):
+            return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
+        settings, prompts = self.total_variation, self.prompts[: self.total_variation["num_images"]]
+        nodes, _, found = measure_coupled_drafts(
+            self._make_decoder(point),
+            prompts,
+            self.measuring.text_encoder,
+            run_seed=self.seed,
+            max_nodes=settings["max_nodes"],
+            batch_size=self.batch_size,
+            num_samples=settings["num_samples"],
+        )
+        options = {"num_resamples": self.settings["bootstrap_resamples"], "seed": self.seed}
+        return mean_over_nodes("tv_mean", found.tv_from(nodes.target_probs).cpu(), nodes.image.cpu(), options)
+
+    def _draw(self, point: AblationPoint) -> GenerationRecords:
         return generate_records(
-            decoder,
+            self._make_decoder(point),
             self.prompts,
             self.measuring.text_encoder,
             run_seed=self.seed,
@@ -121,7 +148,8 @@ class AblationStudy:
             if name not in frame:  # switched off
                 continue
             values |= mean_with_interval(name, frame[name].to_numpy(float), **options)
-        return values
+        rate = (frame["substitutions"] / frame["num_tokens"]).to_numpy(float)
+        return values | mean_with_interval("substitution_rate", rate, **options)
 
 
 def _identity(point: AblationPoint) -> dict[str, Any]:

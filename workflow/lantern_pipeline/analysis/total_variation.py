@@ -22,6 +22,7 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, make_relaxation
 from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, with_ends
+from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.output_distribution import (
     OutputDistribution,
     VerifiedNodes,
@@ -77,12 +78,16 @@ class TotalVariationStudy:
 
         `records` are by method id on the whole prompt set, for the substitutions; `codebook` is (vocab, code_dim) as
         the tokenizer decodes it. One row per method, COLUMNS; kind is "enumeration", "monte_carlo", "coupling" where
-        drafts share the target's noise, "none" for autoregressive decoding.
+        substitutions alone tell, as those of exact drafts of the target's noise, "none" for autoregressive decoding.
         """
         rows = []
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
             spec = decoder.spec
             row: dict[str, Any] = {"method_id": spec.method_id, "kind": "none" if spec.drafts is None else "coupling"}
+            if spec.is_relaxed and knows_drafts(spec):
+                wanted = {**self._wanted, "num_samples": self.settings["num_samples"]}
+                nodes, row["kind"], found = measure_coupled_drafts(decoder, self.prompts, self.encoder, **wanted)
+                row |= tv_row(nodes, found, spec.delta, self.options)
             if spec.drafts in ("sampled", "top"):
                 nodes = self._record(decoder)
                 table, num_samples = decoder.models.nearest_codes, self.settings["num_samples"]
@@ -119,9 +124,12 @@ class TotalVariationStudy:
         counts, deltas = self.settings["aggregated"], self.settings["aggregated_deltas"]
         return acceptance_table(nodes, tables, counts=counts, deltas=deltas, options=self.options)
 
+    @property
+    def _wanted(self) -> dict[str, int]:
+        return {"run_seed": self.seed, "max_nodes": self.settings["max_nodes"], "batch_size": self.batch_size}
+
     def _record(self, decoder: Decoder) -> VerifiedNodes:
-        wanted = {"run_seed": self.seed, "max_nodes": self.settings["max_nodes"], "batch_size": self.batch_size}
-        return record_nodes(decoder, self.prompts, self.encoder, **wanted)
+        return record_nodes(decoder, self.prompts, self.encoder, **self._wanted)
 
 
 def distribution_of_method(

@@ -10,11 +10,17 @@ Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from lantern.relaxation import Proximity, Relaxation, relaxed_set
+from lantern.decoding import Decoder
+from lantern.methods import DynamicTreeOptions, MethodSpec
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.relaxation import Proximity, Relaxation, make_relaxation, relaxed_set
 from lantern.rules import Rule
 from lantern.verification import Outcome
 from lantern_pipeline.metrics.output_distribution import (
@@ -22,7 +28,38 @@ from lantern_pipeline.metrics.output_distribution import (
     NodeRecorder,
     OutputDistribution,
     VerifiedNodes,
+    record_nodes,
 )
+
+
+def knows_drafts(spec: MethodSpec) -> bool:
+    """Whether a method's drafts are picked by the target's noise out of distributions that can be recorded: below the
+    root of hybrid drafts there are two, and a dynamic tree is chosen by the noise.
+    """
+    return spec.drafts in ("coupled", "jacobi") and not isinstance(spec.tree_shape, DynamicTreeOptions)
+
+
+def measure_coupled_drafts(
+    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
+) -> tuple[VerifiedNodes, str, OutputDistribution]:
+    """Nodes of a relaxed method of `knows_drafts`, their output distribution, and its kind: "enumeration", or with
+    siblings "monte_carlo"; `options` are those of `record_nodes`.
+    """
+    if decoder.spec.drafts == "jacobi":
+        nodes = record_nodes(decoder, prompts, encoder, **options, recorder_class=GuessRecorder)
+    else:
+        decoder.drafter.keeps_probs = True
+        nodes = record_nodes(decoder, prompts, encoder, **options)
+        decoder.drafter.keeps_probs = False
+    if nodes.children.shape[1] == 1:
+        relaxation = make_relaxation(decoder.spec)
+        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.models.nearest_codes, relaxation)
+    seed = options["run_seed"]
+    return (
+        nodes,
+        "monte_carlo",
+        distribution_of_coupled_siblings(nodes, decoder.rule, num_samples=num_samples, seed=seed),
+    )
 
 
 class GuessRecorder(NodeRecorder):

@@ -33,7 +33,7 @@ class VerifiedNodes:
 
     Attributes:
         target_probs: (nodes, vocab): the target's distribution after guidance, temperature and filters.
-        draft_probs: (nodes, vocab): what the children were drawn from; None unless they were sampled.
+        draft_probs: (nodes, vocab): what the children were drawn from; None where they are deterministic.
         children: int64, (nodes, m): drafted tokens in drafting order, -1 where there is none.
         image: int64, (nodes,): number of the prompt.
     """
@@ -115,7 +115,7 @@ def record_nodes(
     """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
     depends on the seed, not on the batch size. Every batch has a recorder of its own, of `recorder_class`.
     """
-    if decoder.drafter is None:
+    if decoder.spec.drafts is None:
         raise ValueError(f"method {decoder.spec.method_id} verifies no drafts; its distribution is the target's")
     parts: list[VerifiedNodes] = []
     try:
