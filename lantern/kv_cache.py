@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from lantern.attention_mask import prefix_mask
 
-HIDDEN = 2**40  # place of a hidden caption row among the columns: behind every slot
+HIDDEN = 2**40  # a hidden caption row counts as behind every slot
 
 
 @dataclass
@@ -71,9 +71,9 @@ class KVCache:
             self.layers.append(LayerCache(entries.flatten(0, 1).flatten(1), keys, values))
         rows = torch.arange(num_captions * batch, device=visible.device).view(num_captions, batch, 1)
         self._offsets = rows * num_slots
-        slots = torch.arange(num_slots, device=visible.device)
+        places = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
         is_seen = F.pad(visible, (0, num_slots - visible.shape[1]), value=True)
-        self._columns = torch.where(is_seen, slots, HIDDEN).repeat(num_captions, 1, 1)[:, :, None]
+        self._places = torch.where(is_seen, places, HIDDEN).repeat(num_captions, 1, 1)[:, :, None]
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""
@@ -92,7 +92,7 @@ class KVCache:
         Returns:
             Additive, (rows, 1, nodes, slots).
         """
-        columns = (self._columns - (begin[:, None, None] - 1)).clamp_(0, window.shape[2] - 1)
+        columns = (self._places - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)
         return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
 
@@ -122,7 +122,7 @@ class KVCache:
             other: of n images, with at most as many slots.
         """
         self.entries[:, :, :, : other.num_slots].index_copy_(2, rows, other.entries)
-        self._columns[..., : other.num_slots].index_copy_(1, rows, other._columns)
+        self._places[..., : other.num_slots].index_copy_(1, rows, other._places)
 
 
 def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
 from lantern.models.target import TargetModel
-from lantern.models.transformer import Layer, gather_rotary, rotary_table, store_column_major
+from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, rotary_table, store_column_major
 
 
 class DraftModel(nn.Module):
@@ -39,6 +39,7 @@ class DraftModel(nn.Module):
         # Row r of the drafter pairs (hidden r, token r + 1) and turns like the target's row r + 1: one text row fewer.
         table = rotary_table(config.num_text_tokens - 1, config.grid, config.dim // config.num_heads, config.rope_base)
         self.register_buffer("rotary", table, persistent=False)
+        self.decoding_layer: DecodingLayer | None = None  # of the weights once prepared for decoding
         self.token_table: torch.Tensor | None = None  # from_token of every code, once prepared for decoding
 
     @classmethod
@@ -114,17 +115,19 @@ class DraftModel(nn.Module):
         """Runs new nodes behind what the cache holds; arguments and result as in `TargetModel.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
-        x = (self.from_hidden(hidden) + self.embed(tokens)).flatten(0, 2)
-        self.layer.decode(x, gather_rotary(self.rotary, rotary_rows), mask, cache.layers[0], cache.flat_slots(slots))
+        x = self.from_hidden(hidden).add_(self.embed(tokens)).flatten(0, 2)
+        layer = self.decoding_layer or DecodingLayer(self.layer)
+        layer(x, gather_rotary(self.rotary, rotary_rows), mask, cache.layers[0], cache.flat_slots(slots))
         return x.view(hidden.shape)
 
     def prepare_for_decoding(self) -> DraftModel:
-        """As the target's: faster to decode with, no longer to be trained or saved. Tabulates `from_token` on any
-        device.
+        """As the target's: faster to decode with, no longer to be trained, saved, moved or cast. Tabulates `from_token`
+        on any device.
         """
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)
         if self.token_table.device.type == "cpu" and self.token_table.dtype == torch.float32:
             self.layer.fold_norms()
             store_column_major(self)
+        self.decoding_layer = DecodingLayer(self.layer)
         return self

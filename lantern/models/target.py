@@ -13,7 +13,15 @@ from torch import nn
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import TargetConfig
-from lantern.models.transformer import Layer, RMSNorm, cast_weights, gather_rotary, rotary_table, store_column_major
+from lantern.models.transformer import (
+    DecodingLayer,
+    Layer,
+    RMSNorm,
+    cast_weights,
+    gather_rotary,
+    rotary_table,
+    store_column_major,
+)
 from lantern.sampling import guide
 
 
@@ -43,6 +51,7 @@ class TargetModel(nn.Module):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         table = rotary_table(config.num_text_tokens, config.grid, config.head_dim, config.rope_base)
         self.register_buffer("rotary", table, persistent=False)
+        self.decoding_layers: list[DecodingLayer] = []  # of the weights once prepared for decoding
         self._initialise()
 
     def _initialise(self) -> None:
@@ -155,8 +164,9 @@ class TargetModel(nn.Module):
     ) -> torch.Tensor:
         """Embedded nodes (rows, nodes, dim), which it changes -> hidden states (captions, batch, nodes, dim)."""
         x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_rows), cache.flat_slots(slots)
-        for layer, past in zip(self.layers, cache.layers, strict=True):
-            layer.decode(x, rotary, mask, past, flat_slots)
+        layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
+        for layer, past in zip(layers, cache.layers, strict=True):
+            layer(x, rotary, mask, past, flat_slots)
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def null_features(self, num_rows: int) -> torch.Tensor:
@@ -164,15 +174,16 @@ class TargetModel(nn.Module):
         return self.null_caption.expand(num_rows, -1, -1)
 
     def prepare_for_decoding(self) -> TargetModel:
-        """Makes a float32 CPU model faster to decode with, in place: folds norm weights, stores weights column-major.
+        """Makes the model faster to decode with, in place; it can no longer be trained, saved, moved or cast.
 
-        The model can no longer be trained or saved afterwards. Outputs change by rounding only. A no-op on other
-        devices and dtypes, whose kernels want the weights as they are.
+        On a CPU in float32 norm weights are folded and weights stored column-major, which changes outputs by rounding
+        only; the kernels of other devices and dtypes want the weights as they are.
         """
         if self.device.type == "cpu" and self.dtype == torch.float32:
             for layer in self.layers:
                 layer.fold_norms()
             store_column_major(self)
+        self.decoding_layers = [DecodingLayer(layer) for layer in self.layers]
         return self
 
 

@@ -1,11 +1,13 @@
 """Transformer parts that the target model and the draft model share: norm, rotary table, attention layer.
 
 The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It runs in two ways with the same weights:
-`forward` over whole sequences, differentiably; `decode` over a few new nodes against a `KVCache`, in place.
+`Layer` over whole sequences, differentiably; `DecodingLayer` over a few new nodes against a `KVCache`, in place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -57,15 +59,25 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises the last axis of (..., dim)."""
         if self.weight is None:
-            # x / hypot(|x|, sqrt(d eps)); the factor sqrt(d) sits in the folded weight. On a CPU F.rms_norm is not one
-            # kernel but eight, and takes twice as long.
-            return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self.floor)
+            return folded_norm(x, self.floor)
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
+
+    def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """This norm as it stands, without the lookups of a module."""
+        return self.forward if self.weight is not None else partial(folded_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
         """Moves this norm's weight into the columns of the linear map that reads its output, in place."""
         linear.weight.data = linear.weight.data * (self.weight.data * self.dim**0.5)
         self.weight = None
+
+
+def folded_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Divides (..., dim) by hypot(its norm, floor = sqrt(dim eps)); the factor sqrt(dim) sits in the folded weight.
+
+    On a CPU F.rms_norm is not one kernel but eight, and takes twice as long.
+    """
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)
 
 
 class GrowingCache(Protocol):
@@ -113,7 +125,8 @@ class Layer(nn.Module):
             (rows, nodes, dim).
         """
         rows, nodes, dim = x.shape
-        qkv = self.qkv(self._normed(x)).view(rows, nodes, 3, self.num_heads, -1, 2)
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        qkv = self.qkv(normed).view(rows, nodes, 3, self.num_heads, -1, 2)
         turned = torch.view_as_real(torch.view_as_complex(qkv[:, :, :2].float()) * rotary).to(x.dtype)
         query, key = turned.flatten(-2).unbind(2)
         value = qkv[:, :, 2].flatten(-2)  # each of the three (rows, nodes, heads, head_dim)
@@ -126,37 +139,48 @@ class Layer(nn.Module):
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 
-    def decode(
-        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, slots: torch.Tensor
-    ) -> None:
-        """Runs the layer over a few new nodes behind what the cache holds, in as few kernels as can be; not to be
-        differentiated.
-
-        Args:
-            x: (rows * nodes, dim), changed in place to what `forward` returns.
-            rotary: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions.
-            mask: additive attention mask, (rows, 1, nodes, slots), dtype of x.
-            past: this layer's keys and values; takes those of the nodes.
-            slots: int64, (rows * nodes,): where they go, see `KVCache.flat_slots`.
-        """
-        dim = x.shape[1]
-        qkv = F.linear(self._normed(x), self.qkv.weight)
-        turn_(qkv[:, : 2 * dim].view(-1, *rotary.shape[:1], 2 * self.num_heads, rotary.shape[2], 2), rotary)
-        past.entries.index_copy_(0, slots, qkv[:, dim:])  # a key and its value lie side by side
-        query = qkv[:, :dim].view(len(mask), -1, self.num_heads, dim // self.num_heads).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(query, past.keys, past.values, attn_mask=mask)
-        x.addmm_(attended.transpose(1, 2).reshape(x.shape), self.attention_out.weight.t())
-        gate, up = F.linear(self.ffn_norm(x), self.gate_up.weight).chunk(2, dim=1)
-        x.addmm_(F.silu(gate).mul_(up), self.down.weight.t())
-
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.attention_norm is None else self.attention_norm(x)
-
     def fold_norms(self) -> None:
         """Folds both norms' weights into the linear maps behind them, in place; see `prepare_for_decoding`."""
         if self.attention_norm is not None:
             self.attention_norm.fold_into(self.qkv)
         self.ffn_norm.fold_into(self.gate_up)
+
+
+class DecodingLayer:
+    """A `Layer` as decoding runs it: over a few new nodes behind what a cache holds, in place, in few kernels, and
+    without the lookups of modules, which would be a quarter of a short pass.
+
+    It reads the layer's weights as they stand: make it anew once they are cast, moved or folded.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self.num_heads = layer.num_heads
+        self.attention_norm = layer.attention_norm and layer.attention_norm.function()
+        self.ffn_norm = layer.ffn_norm.function()
+        parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+        self.qkv, self.attention_out, self.gate_up, self.down = (part.weight.detach().t() for part in parts)
+
+    def __call__(
+        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, slots: torch.Tensor
+    ) -> None:
+        """Runs the layer; not to be differentiated.
+
+        Args:
+            x: (rows * nodes, dim), changed in place to what `Layer.forward` returns.
+            rotary: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions.
+            mask: additive attention mask, (rows, 1, nodes, slots), dtype of x.
+            past: this layer's keys and values; takes those of the nodes.
+            slots: int64, (rows * nodes,): where they go, see `KVCache.flat_slots`.
+        """
+        dim, heads = x.shape[1], self.num_heads
+        qkv = torch.mm(x if self.attention_norm is None else self.attention_norm(x), self.qkv)
+        turn_(qkv[:, : 2 * dim].view(-1, rotary.shape[0], 2 * heads, rotary.shape[2], 2), rotary)
+        past.entries.index_copy_(0, slots, qkv[:, dim:])  # a key and its value lie side by side
+        query = qkv[:, :dim].view(mask.shape[0], -1, heads, dim // heads).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(query, past.keys, past.values, attn_mask=mask)
+        x.addmm_(attended.transpose(1, 2).reshape(x.shape), self.attention_out)
+        gate, up = torch.mm(self.ffn_norm(x), self.gate_up).chunk(2, dim=1)
+        x.addmm_(F.silu(gate).mul_(up), self.down)
 
 
 def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:
@@ -170,7 +194,7 @@ def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:
 
 
 def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor) -> torch.Tensor:
-    """Rotary factors of nodes, as `Layer.decode` wants them: table (n, head_dim / 2), rotary_rows int64 (batch, nodes)
+    """Rotary factors of nodes, as `DecodingLayer` wants them: table (n, head_dim / 2), rotary_rows int64 (batch, nodes)
     -> (batch * nodes, 1, head_dim / 2).
     """
     return table.index_select(0, rotary_rows.flatten())[:, None]
