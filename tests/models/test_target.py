@@ -9,8 +9,9 @@ import torch
 from tiny_codes import CONFIG
 
 from lantern.attention_mask import window_table
+from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.models.transformer import RMSNorm, rotary_table
+from lantern.models.transformer import RMSNorm, cast_weights, rotary_table
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,47 @@ def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model):
     assert hidden.shape[:2] == (2, 2)
     torch.testing.assert_close(hidden.flatten(0, 1), expected, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(logits, null + 3 * (captioned - null), atol=1e-4, rtol=1e-5)
+
+
+def test_images_prefilled_in_a_small_cache_go_on_in_a_row_of_a_larger_one(model):
+    """The rows held other images before, whose keys stay behind the captions."""
+    features, codes = torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    rows = torch.tensor([2, 0])
+    with torch.inference_mode():
+        expected = torch.stack([model(part, mask, codes)[:, 3:] for part in (features, model.null_features(2))])
+        cache = model.make_cache(torch.tensor([[True, False, True]]).expand(3, 3), 2, 8)
+        cache.entries.normal_(std=30)
+        cache.copy_rows(rows, model.prefill(features, mask, 3, is_guided=True)[1])
+        slots = torch.arange(3, 7).expand(3, 4)
+        seen = cache.mask(window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), torch.float32), slots[:, 0])
+        tokens = torch.zeros(3, 4, dtype=torch.int64).index_copy(0, rows, codes)
+        found = model.extend(cache, tokens, slots, slots, seen)
+    torch.testing.assert_close(found[:, rows], expected, atol=2e-5, rtol=1e-5)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cached_passes_can_be_traced_whole_and_give_the_same(model, dtype):
+    """No break in the graph: nothing is read back to the host, no shape depends on data."""
+    target = cast_weights(copy.deepcopy(model), dtype)
+    draft = cast_weights(DraftModel.from_target(model, 0), dtype).prepare_for_decoding()
+    target.prepare_for_decoding()
+    window = window_table(torch.ones(1, 2, 2, dtype=torch.bool).tril(), dtype)
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+
+    def run(cache, draft_cache, begin, tokens):
+        slots = begin[:, None] + torch.arange(2)
+        hidden = target.extend(cache, tokens, slots, slots, cache.mask(window, begin))
+        return draft.extend(draft_cache, tokens, hidden, slots, slots, draft_cache.mask(window, begin))
+
+    with torch.inference_mode():
+        hidden, cache = target.prefill(torch.randn(2, 3, 16, dtype=dtype), mask, 8, is_guided=True)
+        given = cache, draft.prefill(hidden[:, :, :2], mask[:, :2], 8), torch.tensor([3, 4]), torch.tensor([[1, 2]] * 2)
+        expected = run(*given)
+        traced = torch.compile(run, backend="eager", fullgraph=True)
+        assert torch.equal(traced(*given), expected)
+    assert expected.dtype == dtype and expected.isfinite().all()
 
 
 def test_padded_caption_columns_have_no_say(model):
