@@ -85,12 +85,12 @@ class DecodingBench(side_by_side.Bench):
 
 
 def common_methods(k: int) -> list[MethodSpec]:
-    """What every case measures: the published trees, and chains of 4 and 8 nodes."""
-    chains = [("coupled", 3), ("coupled", 7)]
+    """What every case measures: the published trees, and chains of 4 to 13 nodes."""
+    chains = [("coupled", "chain3"), ("coupled", "chain7"), ("jacobi", "chain9"), ("hybrid", "chain9+chain3")]
     tree = "naive_extend_57"
     return [
         make_method(BASELINE),
-        *(make_method(name, tree=f"chain{n}", method_id=f"{name}-chain{n}") for name, n in chains),
+        *(make_method(name, tree=chain, method_id=f"{name}-{chain}") for name, chain in chains),
         make_method("eagle1", tree=tree, method_id=f"eagle1-{tree}"),
         make_method("lantern_pp", k=10, lambda_=2.0, tree=tree, method_id=f"lantern_pp-{tree}"),
         make_method("eagle2", method_id="eagle2-dynamic58"),

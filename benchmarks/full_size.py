@@ -20,7 +20,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -188,21 +188,19 @@ class RandomCaptions:
         return features * mask[..., None], mask
 
 
-def run_image(
-    decoder: Decoder, models: Models, options: argparse.Namespace, operations: OperationCount | None = None
-) -> tuple[dict[str, float], int]:
-    """(seconds by stage, target forwards of the slowest image) of one batch, from caption features to pixels; counts
-    the operations of its steps where asked to.
-    """
-    device, seconds = models.device, {"noise_s": 0.0, "prefill_s": 0.0, "steps_s": 0.0}
+def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> tuple[dict[str, float], int]:
+    """(seconds by stage, target forwards of the slowest image) of one batch, from caption features to pixels."""
+    device, seconds, run = models.device, {"noise_s": 0.0, "prefill_s": 0.0}, decoder.run
     prompts = [Prompt(str(i), "") for i in range(options.batch)]
 
-    def timer(part: str) -> AbstractContextManager:
-        return nullcontext() if part != "step" else operations or Clock(seconds, "steps_s", device)
+    def timed_run(*arguments: object) -> None:
+        with Clock(seconds, "steps_s", device):
+            run(*arguments)
 
-    decoder.timer = timer
+    decoder.run = timed_run
     with Clock(seconds, "noise_s", device):
         generation, decoding_s = decode_timed(decoder, prompts, RandomCaptions(models.decoding.target.config), 0)
+    del decoder.run
     seconds["noise_s"] -= decoding_s
     seconds["prefill_s"] = decoding_s - seconds["steps_s"]
     with Clock(seconds, "image_decoder_s", device):
@@ -226,7 +224,9 @@ def measure(models: Models, preset: str, options: argparse.Namespace, baseline: 
     )
     with PeakMemory(models.device) as memory:
         operations = OperationCount()  # of the image that does not count: counting takes time
-        _, counted = run_image(decoder, models, options, operations)
+        decoder.timer = lambda part: operations if part == "step" else nullcontext()
+        _, counted = run_image(decoder, models, options)
+        decoder.timer = nullcontext
         seconds, forwards = run_image(decoder, models, options)
     measured = None if memory.peak is None else (memory.peak - baseline) / GIB
     return {

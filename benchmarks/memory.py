@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern.methods import DynamicTreeOptions
+from lantern.kv_cache import round_slots
+from lantern.methods import DynamicTreeOptions, JointTree
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.noise import choose_window
 
 FLOAT32 = 4  # bytes
+TABLE_BYTES = 8  # of a code in the table of nearest codes
 GIB = 2**30
 # Copies of a step's logits alive at once: logits, filtered, noise, their sum, and verification's distributions.
 _LOGIT_COPIES = 8
@@ -30,6 +32,7 @@ class DecodingLoad:
         is_guided: whether the null caption runs along, which doubles the rows.
         noise_streams: noise fields over the vocabulary: 0 greedy, 1, or 2 for sampled drafts.
         table_columns: nearest codes kept for each code; 0 without relaxation.
+        has_graphs: whether steps are CUDA graphs, which keep their activations.
     """
 
     batch: int = 1
@@ -38,6 +41,7 @@ class DecodingLoad:
     is_guided: bool = True
     noise_streams: int = 1
     table_columns: int = 0
+    has_graphs: bool = False
 
     @property
     def rows(self) -> int:
@@ -54,8 +58,10 @@ class MemoryEstimate:
         table: of nearest codes.
         kv_cache: of target and draft model.
         noise: noise fields of the batch.
-        step: activations of a decoding step or of the prefill, whichever takes more.
+        step: activations of a decoding step.
+        prefill: activations of the captions' pass, and their keys and values before they are copied to the cache.
         image: activations of the image decoder, after decoding.
+        has_graphs: whether a step's activations are kept while something else runs.
     """
 
     weights: int
@@ -63,12 +69,18 @@ class MemoryEstimate:
     kv_cache: int
     noise: int
     step: int
+    prefill: int
     image: int
+    has_graphs: bool
 
     @property
     def total(self) -> int:
-        """Peak in bytes: models, table, cache and noise, and the larger of a step and drawing the images."""
-        return self.weights + self.table + self.kv_cache + self.noise + max(self.step, self.image)
+        """Peak in bytes: models, table, cache and noise, and the largest of a step, the prefill and drawing the
+        images; with graphs a step and the larger of the others.
+        """
+        others = max(self.prefill, self.image)
+        work = self.step + others if self.has_graphs else max(self.step, others)
+        return self.weights + self.table + self.kv_cache + self.noise + work
 
 
 def tokenizer_parameters(config: VQ16Config) -> int:
@@ -77,15 +89,17 @@ def tokenizer_parameters(config: VQ16Config) -> int:
         return sum(parameter.numel() for parameter in VQ16(config).parameters())
 
 
-def kv_cache_bytes(config: TargetConfig, load: DecodingLoad, has_draft: bool = False) -> int:
-    """Bytes of keys and values: 2 x layers x rows x slots x d x bytes per value.
+def num_slots(config: TargetConfig, load: DecodingLoad) -> int:
+    """Slots of a row: caption rows, image tokens and the nodes under verification, rounded up to a multiple of 8."""
+    return round_slots(config.num_text_tokens + config.num_image_tokens + load.num_nodes)
 
-    Slots are caption rows, image tokens and the nodes under verification; the draft model has one layer and about as
-    many slots.
+
+def kv_cache_bytes(config: TargetConfig, load: DecodingLoad, has_draft: bool = False) -> int:
+    """Bytes of keys and values: 2 x layers x rows x slots x d x bytes per value; the draft model has one layer and
+    about as many slots.
     """
-    slots = config.num_text_tokens + config.num_image_tokens + load.num_nodes
     layers = config.num_layers + (1 if has_draft else 0)
-    return 2 * layers * load.rows * slots * config.dim * load.bytes_per_value
+    return 2 * layers * load.rows * num_slots(config, load) * config.dim * load.bytes_per_value
 
 
 def estimate_memory(
@@ -95,15 +109,16 @@ def estimate_memory(
 
     weights: (target + draft model + the drafter's table of embedded tokens, V d) x bytes per value, but the target's
     head, V d, in float32; image tokenizer in float32. kv_cache: `kv_cache_bytes`. noise: batch x positions
-    (`choose_window`) x V x 4 bytes per stream. step: the logits of all nodes, batch x nodes x V, 8 times in float32,
-    and the activations of one layer, rows x nodes x (6 d + 3 f), and its attention weights, rows x heads x nodes x
-    slots; or those of the prefill, with the caption rows for nodes. image: 5 feature maps of the highest resolution, of
-    as many images as are decoded together. tables: V x k x 8 bytes.
+    (`choose_window`) x V x 4 bytes per stream; on a CPU what the images themselves hold comes on top. step: the logits
+    of all nodes, batch x nodes x V, 8 times in float32, and the activations of one layer, rows x nodes x (6 d + 3 f),
+    and its attention weights, rows x heads x nodes x slots. prefill: the same with the caption rows for nodes and
+    without logits, and a cache of the caption alone. image: 5 feature maps of the highest resolution, of as many images
+    as are decoded together. tables: V x k x 8 bytes.
 
     Args:
         target: sizes of the target.
         load: batch, nodes, precision.
-        draft: sizes of the draft model; None for autoregressive decoding.
+        draft: sizes of the draft model; None for decoding without one.
         tokenizer: sizes of the image tokenizer; None where images are decoded elsewhere.
 
     Returns:
@@ -113,9 +128,12 @@ def estimate_memory(
     parameters = target_parameters(c)
     if draft is not None:
         parameters += draft_parameters(draft) + draft.vocab_size * draft.dim
-    slots = c.num_text_tokens + c.num_image_tokens + load.num_nodes
-    per_node = 6 * c.dim + 3 * c.ffn_hidden + c.num_heads * slots
-    positions = choose_window(c.num_image_tokens, c.vocab_size)
+    cache, text = kv_cache_bytes(c, load, draft is not None), c.num_text_tokens
+    slots = num_slots(c, load)
+
+    def activations(num_nodes: int, slots: int) -> int:
+        return load.rows * num_nodes * (6 * c.dim + 3 * c.ffn_hidden + c.num_heads * slots) * size
+
     logits = _LOGIT_COPIES * load.batch * load.num_nodes * c.vocab_size * FLOAT32
     image = 0
     if tokenizer is not None:
@@ -125,13 +143,17 @@ def estimate_memory(
         weights=parameters * size
         + c.vocab_size * c.dim * (FLOAT32 - size)  # the head
         + (tokenizer_parameters(tokenizer) * FLOAT32 if tokenizer else 0),
-        table=8 * c.vocab_size * load.table_columns,
-        kv_cache=kv_cache_bytes(c, load, draft is not None),
-        noise=load.noise_streams * load.batch * positions * c.vocab_size * FLOAT32,
-        step=max(
-            logits + load.rows * load.num_nodes * per_node * size, load.rows * c.num_text_tokens * per_node * size
-        ),
+        table=TABLE_BYTES * c.vocab_size * load.table_columns,
+        kv_cache=cache,
+        noise=load.noise_streams
+        * load.batch
+        * choose_window(c.num_image_tokens, c.vocab_size)
+        * c.vocab_size
+        * FLOAT32,
+        step=logits + activations(load.num_nodes, slots),
+        prefill=activations(text, text) + cache * text // slots,
         image=image,
+        has_graphs=load.has_graphs,
     )
 
 
@@ -139,4 +161,6 @@ def nodes_of(tree: object) -> int:
     """Nodes that the target verifies at once under a tree as `MethodSpec.tree_shape` gives it; 1 for None."""
     if tree is None:
         return 1
+    if isinstance(tree, JointTree):
+        return 1 + len(tree.jacobi) + len(tree.drafter)
     return 1 + (tree.num_nodes if isinstance(tree, DynamicTreeOptions) else len(tree))

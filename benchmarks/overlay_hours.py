@@ -36,6 +36,8 @@ PRESETS = {
     ("static", "sampled"): "lantern_pp",
     ("static", "coupled"): "proximity",
     ("dynamic", "top"): "lantern",
+    ("static", "jacobi"): "jacobi",
+    ("static", "hybrid"): "hybrid",
 }
 
 
@@ -71,7 +73,7 @@ def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
         noise_streams=2 if spec.drafts == "sampled" else 1,
         table_columns=config["codebook"]["num_neighbours"] if spec.is_relaxed else 0,
     )
-    return estimate_memory(target, load, DraftConfig.of(target) if spec.drafts else None).total / GIB
+    return estimate_memory(target, load, DraftConfig.of(target) if spec.needs_draft_model else None).total / GIB
 
 
 def method_rows(config: dict[str, Any], measured: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ from memory import (
     tokenizer_parameters,
 )
 
-from lantern.kv_cache import KVCache
-from lantern.methods import DynamicTreeOptions, tree_choices
+from lantern.decoding import Decoder
+from lantern.methods import DynamicTreeOptions, make_method, tree_choices
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, resolve_size, target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
+from lantern.sampling import SamplingConfig
 
 TEXT = {"num_text_tokens": 120, "caption_dim": 2048}
 XL = TargetConfig(**LLAMAGEN_SIZES["XL"], **TEXT, vocab_size=16384, grid=16, ffn_multiple=FFN_MULTIPLE)
@@ -51,11 +52,15 @@ def test_published_sizes():
     assert billions == pytest.approx(stated, rel=0.05)
 
 
-def test_cache_is_that_of_the_decoder():
-    load = DecodingLoad(batch=2, num_nodes=59, bytes_per_value=2)
-    visible = torch.ones(2, 120, dtype=torch.bool, device="meta")
-    cache = KVCache(visible, 2, 36, 120 + 256 + 59, (20, 64), torch.bfloat16)
-    assert kv_cache_bytes(XL, load) == cache.entries.numel() * cache.entries.itemsize
+@pytest.mark.parametrize("name", ["autoregressive", "eagle1", "jacobi", "hybrid", "eagle2"])
+def test_cache_and_noise_are_those_of_the_decoder(models, name):
+    spec = make_method(name, **({"tree_shape": {"num_nodes": 6, "depth": 1, "top_k": 4}} if name == "eagle2" else {}))
+    decoder = Decoder(models, spec, SamplingConfig(1.0, cfg_scale=3.0))
+    state, streams = decoder.allocate(2), [stream for stream in decoder.noise_streams if stream != "accept"]
+    load = DecodingLoad(batch=2, num_nodes=nodes_of(spec.tree_shape), noise_streams=len(streams))
+    assert kv_cache_bytes(models.target.config, load) == state.cache.entries.nbytes
+    held = sum(state.noise.gumbel(stream, torch.arange(16).expand(2, -1)).nbytes for stream in streams)
+    assert estimate_memory(models.target.config, load).noise == held
 
 
 def test_estimate_grows_with_what_is_asked_for():
@@ -66,6 +71,8 @@ def test_estimate_grows_with_what_is_asked_for():
     drafted = estimate_memory(XL, tree, XL_DRAFT, VQ16Config())
     assert drafted.total > one.total
     assert drafted.table == 16384 * 1000 * 8
+    graphs = estimate_memory(XL, replace(tree, has_graphs=True), XL_DRAFT, VQ16Config())
+    assert graphs.total == drafted.total + min(drafted.step, max(drafted.prefill, drafted.image))
     batch = estimate_memory(XL, replace(tree, batch=16), XL_DRAFT, VQ16Config())
     assert batch.kv_cache == 16 * drafted.kv_cache
     assert batch.noise == 16 * drafted.noise
@@ -76,6 +83,7 @@ def test_nodes_of_trees():
     assert nodes_of(None) == 1
     assert nodes_of(tree_choices("naive_extend_57")) == 58
     assert nodes_of(DynamicTreeOptions()) == 59
+    assert nodes_of(make_method("hybrid").tree_shape) == 1 + 9 + 3
 
 
 def test_named_sizes():
