@@ -129,7 +129,7 @@ def estimate_memory(
     if draft is not None:
         parameters += draft_parameters(draft) + draft.vocab_size * draft.dim
     cache, text = kv_cache_bytes(c, load, draft is not None), c.num_text_tokens
-    slots = num_slots(c, load)
+    slots, positions = num_slots(c, load), choose_window(c.num_image_tokens, c.vocab_size)
 
     def activations(num_nodes: int, slots: int) -> int:
         return load.rows * num_nodes * (6 * c.dim + 3 * c.ffn_hidden + c.num_heads * slots) * size
@@ -145,11 +145,7 @@ def estimate_memory(
         + (tokenizer_parameters(tokenizer) * FLOAT32 if tokenizer else 0),
         table=TABLE_BYTES * c.vocab_size * load.table_columns,
         kv_cache=cache,
-        noise=load.noise_streams
-        * load.batch
-        * choose_window(c.num_image_tokens, c.vocab_size)
-        * c.vocab_size
-        * FLOAT32,
+        noise=load.noise_streams * load.batch * positions * c.vocab_size * FLOAT32,
         step=logits + activations(load.num_nodes, slots),
         prefill=activations(text, text) + cache * text // slots,
         image=image,
