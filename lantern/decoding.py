@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField, make_noise
 from lantern.rules import Rule, make_rule
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.stepping import StepRunner
 from lantern.verification import Outcome, Scores
 
 
@@ -91,6 +94,7 @@ class DecodingState:
         step_log: int64, (batch, tokens, 3): of each step the accepted drafts, the deepest accepted node, and whether
             the logits behind it were finite; entries behind `num_steps` have no meaning.
         drafter: the drafter's own.
+        graph: of a step on these tensors, see `StepRunner`; None unless one was captured.
     """
 
     noise: NoiseField
@@ -102,6 +106,7 @@ class DecodingState:
     num_steps: torch.Tensor
     step_log: torch.Tensor
     drafter: Any
+    graph: torch.cuda.CUDAGraph | None = None
 
 
 def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
@@ -140,8 +145,10 @@ class Decoder:
         spec: the method.
         sampling: temperature, filters, guidance.
         records_margins: also record the target's margins (slower; for the autoregressive reference).
+        stepping: how steps are run, see `StepRunner`; those that an observer or a timer watches are run eagerly.
 
     Attributes:
+        runner: of the steps.
         drafter: proposes trees.
         rule: decides which drafts are accepted.
         observer: None, or what a measurement wants to be called with at every step's `Outcome`.
@@ -153,7 +160,13 @@ class Decoder:
     """
 
     def __init__(
-        self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig, *, records_margins: bool = False
+        self,
+        models: DecodingModels,
+        spec: MethodSpec,
+        sampling: SamplingConfig,
+        *,
+        records_margins: bool = False,
+        stepping: str = "auto",
     ) -> None:
         self.models, self.spec, self.sampling, self.records_margins = models, spec, sampling, records_margins
         self.target, config = models.target, models.target.config
@@ -171,6 +184,13 @@ class Decoder:
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
         self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
+        self.runner = StepRunner(stepping, self.device)
+
+    def stepped(self, stepping: str) -> Decoder:
+        """This decoder with its steps run in another way."""
+        other = copy(self)
+        other.runner = StepRunner(stepping, self.device)
+        return other
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
@@ -199,7 +219,8 @@ class Decoder:
         Raises:
             FloatingPointError: the model's logits are not finite; names the prompt and the step.
         """
-        state = self.start(features, mask, fields)
+        state = self.runner.borrow(self, len(fields))
+        self.fill(state, range(len(fields)), features, mask, fields)
         self.run(state, len(fields))
         return self.collect(state, range(len(fields)))
 
@@ -216,7 +237,7 @@ class Decoder:
         noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device)
         width = n + self.max_depth + 1
         visible = torch.ones(num_rows, self.num_text, dtype=torch.bool, device=device)
-        return DecodingState(
+        state = DecodingState(
             noise=noise,
             cache=self.target.make_cache(visible, 1 + self.sampling.is_guided, self.num_slots),
             tokens=torch.zeros(num_rows, width, dtype=torch.int64, device=device),
@@ -227,6 +248,8 @@ class Decoder:
             step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
             drafter=self.drafter.allocate(num_rows, noise),
         )
+        self.runner.prepare(self, state)
+        return state
 
     @torch.inference_mode()
     def fill(
@@ -265,17 +288,18 @@ class Decoder:
         self.drafter.fill(state.drafter, index, Prefill(hidden, mask, first))
 
     @torch.inference_mode()
-    def run(self, state: DecodingState, num_complete: int, step: Callable[[DecodingState], None] | None = None) -> None:
+    def run(self, state: DecodingState, num_complete: int) -> None:
         """Steps until as many rows are complete.
 
         Args:
             state: changed in place.
             num_complete: rows, those without a prompt included.
-            step: what makes a step; by default this decoder's.
 
         Raises:
             FloatingPointError: the model's logits are not finite; names the prompt and the step.
         """
+        is_watched = self.observer is not None or self.timer is not nullcontext
+        step = self.step if is_watched else partial(self.runner.step, self)
         while True:
             self._check_finite(state)
             missing = (self.num_tokens - state.lengths).sort().values[num_complete - 1].item()
@@ -285,7 +309,7 @@ class Decoder:
             most = state.noise.advance(state.lengths, tokens_per_step)
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 with self.timer("step"):
-                    (step or self.step)(state)
+                    step(state)
 
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:

@@ -213,6 +213,7 @@ def _to_records(
         "temperature": config.temperature,
         "cfg_scale": config.cfg_scale,
         "batch_size": batch_size,
+        "stepping": decoder.runner.mode,
         "num_threads": torch.get_num_threads(),
         "run_seed": run_seed,
         "device": str(decoder.device),

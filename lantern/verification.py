@@ -4,8 +4,7 @@ taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,18 +31,24 @@ class Scores:
     positions: torch.Tensor
     noise: NoiseField
     sampling: SamplingConfig
+    # Not cached properties: torch.compile does not trace the locks that those have before Python 3.12.
+    _weights: torch.Tensor | None = field(default=None, init=False)
+    _keys: torch.Tensor | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def weights(self) -> torch.Tensor:
         """Log-weights after temperature and filters, like logits, -inf where filtered; the logits where greedy."""
-        return self.logits if self.sampling.is_greedy else filter_logits(self.logits, self.sampling)
+        if self._weights is None:
+            self._weights = self.logits if self.sampling.is_greedy else filter_logits(self.logits, self.sampling)
+        return self._weights
 
-    @cached_property
+    @property
     def keys(self) -> torch.Tensor:
         """Weights with the target's noise, whose largest is the target's token; the logits where greedy."""
-        if self.sampling.is_greedy:
-            return self.logits
-        return self.weights + self.noise.gumbel("target", self.positions)
+        if self._keys is None:
+            noise = None if self.sampling.is_greedy else self.noise.gumbel("target", self.positions)
+            self._keys = self.weights if noise is None else self.weights + noise
+        return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:
         """Of these nodes alone, int64 (batch, n)."""

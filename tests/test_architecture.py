@@ -29,7 +29,7 @@ CORE_ORDER = [
     {"acceptance", "drafting", "checkpoints"},
     {"eagle"},
     {"jacobi", "verification"},
-    {"rules"},
+    {"rules", "stepping"},
     {"decoding"},
     {"records"},
     {"generation"},

@@ -1,0 +1,279 @@
+"""Stepping: a step replays from its operations, runs on fake GPU tensors, compiles, and is captured once per state."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields, is_dataclass
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from conftest import make_models, make_prompts
+from lantern import stepping
+from lantern.decoding import Decoder, DecodingModels, Generation
+from lantern.generation import generate_records
+from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern.stepping import StepRunner
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+
+BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0}
+TEMPERATURES = [0.0, 1.0]
+
+
+def make_spec(name: str) -> MethodSpec:
+    """A preset with the parameters that it takes."""
+    wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
+    return make_method(name, **{key: value for key, value in BOUNDS.items() if key in wanted})
+
+
+def make_decoder(models, name: str, temperature: float = 1.0, **options) -> Decoder:
+    sampling = SamplingConfig(temperature=temperature, top_k=8, cfg_scale=2.0)
+    return Decoder(models, make_spec(name), sampling, **options)
+
+
+def make_batches(decoder: Decoder, models) -> list[tuple]:
+    """Two batches of three prompts, with their noise."""
+    features, mask = make_prompts(models, 6)
+    noise = [decoder.make_noise(7, f"prompt-{i}") for i in range(6)]
+    return [(features[part], mask[part], noise[part]) for part in (slice(0, 3), slice(3, 6))]
+
+
+class Tape(TorchDispatchMode):
+    """Records operations with the tensors that they read and gave; `replay` does them again in the same places."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.num_replays = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self):
+        self.num_replays += 1
+        assert self.num_replays < 100, "replayed steps do not come to an end"
+        for func, args, kwargs, result in self.calls:
+            for place, value in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                if (
+                    isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr()
+                ):  # neither view nor in place
+                    place.copy_(value)
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    """In the place of CUDA graphs: they know a step's operations and addresses, but none of its Python."""
+    tapes = []
+
+    def record(decoder, state):
+        tapes.append(Tape())
+        with torch.inference_mode(), tapes[-1]:
+            decoder.step(state)
+        return tapes[-1]
+
+    monkeypatch.setattr(stepping, "capture", record)
+    return tapes
+
+
+def captured(decoder: Decoder) -> Decoder:
+    """The decoder as on a GPU."""
+    other = decoder.stepped("eager")
+    other.runner = StepRunner("auto", torch.device("cuda"))
+    return other
+
+
+def assert_equal(found: Generation, expected: Generation) -> None:
+    for field in fields(expected):
+        assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_recorded_step_draws_the_same_images(models, name, temperature, tapes):
+    """A step on a state without prompts is recorded once, and replayed for two batches after each other."""
+    decoder = make_decoder(models, name, temperature)
+    expected = [decoder.generate(*batch) for batch in make_batches(decoder, models)]
+    graphed = captured(decoder)
+    found = [graphed.generate(*batch) for batch in make_batches(decoder, models)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_equal(ours, theirs)
+    assert len(tapes) == 1 and tapes[0].num_replays >= sum(int(part.target_forwards.max()) - 1 for part in expected)
+    assert (name == "autoregressive") == bool((expected[0].target_forwards == 16).all())
+
+
+def reachable_tensors(owner: object, path: str = "state") -> dict[str, torch.Tensor]:
+    """Tensors in an object's attributes, lists and dictionaries, by where they are found."""
+    if isinstance(owner, torch.Tensor):
+        return {path: owner}
+    if isinstance(owner, list | tuple):
+        parts = enumerate(owner)
+    elif isinstance(owner, dict):
+        parts = owner.items()
+    elif is_dataclass(owner) or type(owner).__module__.startswith("lantern."):
+        parts = vars(owner).items()
+    else:
+        return {}
+    found = {}
+    for name, part in parts:
+        found |= reachable_tensors(part, f"{path}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_states_tensors_stay_where_they_are(models, name):
+    decoder = make_decoder(models, name)
+    batches = make_batches(decoder, models)
+
+    def addresses():
+        found = {path: tensor for path, tensor in reachable_tensors(state).items() if "_images" not in path}
+        return {path: (tensor.data_ptr(), tensor.shape, tensor.stride()) for path, tensor in found.items()}
+
+    state = decoder.allocate(3)
+    before = addresses()
+    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.keys"} < set(before)
+    for batch in batches:
+        decoder.fill(state, range(3), *batch)
+        for _ in range(3):
+            decoder.step(state)
+            assert addresses() == before
+
+
+class OnDevice(TorchDispatchMode):
+    """Raises where tensors of another device take part; the values of fake tensors cannot be read anyway."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, result)):
+            assert not isinstance(tensor, torch.Tensor) or tensor.device.type == "cuda", f"{func} on {tensor.device}"
+        return result
+
+
+def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
+    """Puts fake tensors on a device in the place of an object's own."""
+    parts = vars(owner) if hasattr(owner, "__dict__") else owner
+    for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+        if isinstance(part, torch.device):
+            parts[name] = torch.device(device)
+        elif isinstance(part, torch.Tensor):
+            parts[name] = fake.from_tensor(part).to(device)
+        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
+            to_fake(part, fake, device)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_step_stays_on_its_gpu(name, temperature):
+    """On fake tensors, which have a device and a shape, and no values that a step could read."""
+    models, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
+    decoder = make_decoder(models, name, temperature)
+    batch = list(make_batches(decoder, models)[0])
+    with fake, torch.inference_mode():
+        to_fake(decoder, fake, "cuda")
+        to_fake(batch, fake, "cpu")
+        state = decoder.allocate(3)
+        decoder.fill(state, range(3), *batch)
+        with OnDevice():
+            decoder.step(state)
+    assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
+
+
+@pytest.fixture
+def tracing(monkeypatch):
+    """What is compiled is traced whole, then run as it stands: seconds instead of minutes."""
+    monkeypatch.setattr(stepping, "COMPILER", "eager")
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "eagle1", "lantern", "proximity", "hybrid"])
+def test_compiled_steps_draw_the_same_images(models, name, tracing):
+    decoder = make_decoder(models, name)
+    compiled = decoder.stepped("compile")
+    compiled.runner.borrow(compiled, 3)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for batch in make_batches(decoder, models):
+            assert_equal(compiled.generate(*batch), decoder.generate(*batch))
+    assert (compiled.runner.mode, decoder.runner.mode) == ("compile", "eager")
+    assert compiled.runner.preparation_s > 0 == decoder.runner.preparation_s
+
+
+PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "sand", "a hill"])]
+
+
+def make_records(decoder: Decoder):
+    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
+    return generate_records(decoder, PROMPTS, encoder, run_seed=3, batch_size=2)
+
+
+def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):
+    decoder = make_decoder(models, "eagle1")
+    expected, found = make_records(decoder), make_records(captured(decoder))
+    assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)
+    assert (found.metadata["stepping"], expected.metadata["stepping"]) == ("graph", "eager") and len(tapes) == 1
+
+
+def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):
+    decoder = captured(make_decoder(models, "jacobi"))
+    states = [decoder.runner.borrow(decoder, num_rows) for num_rows in (3, 3, 2, 3)]
+    assert states[0] is states[1] and len({id(state) for state in states}) == len(tapes) == 3
+    for state in states:
+        assert not state.num_steps.any() and (state.lengths == 16).all()  # what was recorded emitted nothing
+
+
+def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog):
+    def fail(decoder, state):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(stepping, "capture", fail)
+    decoder = make_decoder(models, "eagle1")
+    graphed = captured(decoder)
+    assert graphed.runner.mode == "graph"
+    with caplog.at_level(logging.WARNING, "lantern.stepping"):
+        found = [make_records(graphed) for _ in range(2)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps of eagle1 are run eagerly: graph failed: operation not permitted when stream is capturing"
+    ]
+    for records in found:
+        assert torch.equal(records.codes, make_records(decoder).codes)
+        assert records.metadata["stepping"] == "eager"
+
+
+def test_watched_steps_are_run_eagerly(models, tapes):
+    decoder = captured(make_decoder(models, "eagle1"))
+    batch, outcomes = make_batches(decoder, models)[0], []
+    decoder.observer = outcomes.append
+    expected = decoder.generate(*batch)
+    assert len(outcomes) >= expected.target_forwards.max() - 1 and tapes[0].num_replays == 0
+    decoder.observer = None
+    assert_equal(decoder.generate(*batch), expected)
+    assert tapes[0].num_replays > 0
+
+
+def test_ways_to_step_are_checked(models):
+    with pytest.raises(ValueError, match="stepping must be one of auto, eager, graph, compile, got 'lazy'"):
+        make_decoder(models, "eagle1", stepping="lazy")
+    with pytest.raises(ValueError, match="stepping graph needs a CUDA device, got cpu; use auto, eager or compile"):
+        make_decoder(models, "eagle1", stepping="graph")
+    assert make_decoder(models, "eagle1").runner.mode == "eager"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_captured_steps_draw_the_same_images(name, temperature):
+    models = make_models()
+    models = DecodingModels(
+        models.target.cuda(), models.draft.cuda().prepare_for_decoding(), models.nearest_codes.cuda()
+    )
+    decoder = make_decoder(models, name, temperature)
+    assert decoder.runner.mode == "graph"
+    for batch in make_batches(decoder, models):
+        assert_equal(decoder.generate(*batch), decoder.stepped("eager").generate(*batch))
+    assert decoder.runner.mode == "graph"
