@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from conftest import make_models
+from lantern import stepping
 from lantern.decoding import Decoder
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.prompts import Prompt
@@ -17,6 +18,7 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
 from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
+from lantern_pipeline.metrics.speed import pair_latency
 
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
@@ -114,10 +116,10 @@ def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
 
 def test_every_method_is_timed_on_every_prompt():
     table = measure_latency(make_decoders(0.0), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
-    assert list(table.columns) == ["method_id", "temperature", "prompt_id", "seconds", "target_forwards"]
+    assert list(table.columns) == ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
     pairs = {(method_id, prompt.id) for method_id in SPECS for prompt in PROMPTS}
     assert set(zip(table["method_id"], table["prompt_id"], strict=True)) == pairs and len(table) == len(pairs)
-    assert (table["temperature"] == 0).all() and (table["seconds"] > 0).all()
+    assert (table["temperature"] == 0).all() and (table["seconds"] > 0).all() and (table["stepping"] == "eager").all()
     assert (table.loc[table["method_id"] == "autoregressive", "target_forwards"] == 16).all()
 
 
@@ -129,10 +131,8 @@ def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
         return SimpleNamespace(target_forwards=torch.tensor([4])), 0.5
 
     monkeypatch.setattr(latency, "decode_timed", decode)
-    stubs = [
-        SimpleNamespace(spec=SimpleNamespace(method_id=name), sampling=SimpleNamespace(temperature=1.0))
-        for name in "abc"
-    ]
+    parts = {"sampling": SimpleNamespace(temperature=1.0), "runner": SimpleNamespace(mode="eager")}
+    stubs = [SimpleNamespace(spec=SimpleNamespace(method_id=name), **parts) for name in "abc"]
     table = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1)
     assert order == [
         *(("c", "p1", 7), ("a", "p1", 7), ("b", "p1", 7)),  # warm-up
@@ -140,3 +140,24 @@ def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
         *(("b", "p1", 7), ("c", "p1", 7), ("a", "p1", 7)),
     ]
     assert table["method_id"].tolist() == list("abcbca")
+
+
+def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
+    class Graph:
+        """What a CUDA graph does, without one."""
+
+        def __init__(self, decoder, state):
+            self.replay = lambda: decoder.step(state)
+
+    monkeypatch.setattr(stepping, "capture", Graph)
+    decoders = make_decoders(0.0)
+    for decoder in decoders:
+        decoder.runner = stepping.StepRunner("auto", torch.device("cuda"))
+    table = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    assert (table.groupby(["method_id", "prompt_id"])["stepping"].agg(set) == {"eager", "graph"}).all()
+    assert len(table) == 2 * len(decoders) * len(PROMPTS)
+
+    paired = pair_latency(table.assign(prompt_set="seen", repeat=0))
+    graphs = table[table["stepping"] == "graph"].set_index(["method_id", "prompt_id"])["seconds"]
+    assert len(paired) == len(graphs)
+    assert paired.set_index(["method_id", "prompt_id"])["seconds"].to_dict() == graphs.to_dict()

@@ -18,18 +18,20 @@ from lantern.prompts import Prompt
 from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_statistic
 
 PARTS = ("draft", "target", "score", "verify", "commit")  # of a step, as `Decoder.timer` is told them
-COLUMNS = ["method_id", "temperature", "prompt_id", "seconds", "target_forwards"]
+COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
 
 
 def measure_latency(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, num_warmup: int
 ) -> pd.DataFrame:
-    """Times decoders image by image at batch 1, interleaved: one row per decoder and prompt, COLUMNS, seconds without
-    text encoding, noise and image decoding.
+    """Times decoders image by image at batch 1, interleaved: one row per decoder, stepping and prompt, COLUMNS, seconds
+    without text encoding, noise and image decoding. Decoders whose steps are captured or compiled are timed eagerly,
+    too; captures and compilations need a warm-up image.
 
     The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
     first `num_warmup` images of each decoder are not counted.
     """
+    decoders = [stepped for decoder in decoders for stepped in _both_ways(decoder)]
     rows = []
     for turn in tqdm(range(-num_warmup, len(prompts)), desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
@@ -37,9 +39,14 @@ def measure_latency(
             decoder = decoders[(place + turn) % len(decoders)]
             generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
             if turn >= 0:
-                method_id, temperature = decoder.spec.method_id, decoder.sampling.temperature
-                rows.append((method_id, temperature, prompt.id, seconds, int(generation.target_forwards[0])))
+                forwards = int(generation.target_forwards[0])
+                setting = (decoder.spec.method_id, decoder.sampling.temperature, decoder.runner.mode)
+                rows.append((*setting, prompt.id, seconds, forwards))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _both_ways(decoder: Decoder) -> list[Decoder]:
+    return [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
 
 
 def profile_steps(
@@ -53,8 +60,8 @@ def profile_steps(
     """Takes the steps of every method apart by the clock, at batch 1: one row per method and part (PARTS and "other"):
     method_id, part, milliseconds (mean per step after the prefill, with _low and _high over images), num_steps.
 
-    The clocks cost something themselves: parts are to be compared with each other, whole images are timed by
-    `measure_latency`. The first image of each decoder does not count.
+    Steps are run eagerly, and the clocks cost something themselves: parts are to be compared with each other, whole
+    images are timed by `measure_latency`. The first image of each decoder does not count.
     """
     spent: dict[tuple[str, str], list[float]] = defaultdict(list)
     num_steps: dict[str, int] = defaultdict(int)

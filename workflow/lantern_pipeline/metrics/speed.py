@@ -59,9 +59,15 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     prompt: one row per KEYS and prompt, with seconds and ratio, the seconds of autoregressive decoding by the method's.
 
     Methods ran interleaved, so that a prompt's two timings shared the machine's state. A prompt that was timed several
-    times counts once, by its median.
+    times counts once, by its median. Of a method that was timed both eagerly and captured or compiled, the latter
+    counts.
     """
     _check_latency(latency)
+    if "stepping" in latency.columns:
+        is_eager = latency["stepping"] == "eager"
+        latency = latency[
+            is_eager == is_eager.groupby([latency[name] for name in (*KEYS, "prompt_id")]).transform("all")
+        ]
     place = ["prompt_set", "temperature", "repeat"]
     per_prompt = latency.groupby([*place, "method_id", "prompt_id"], sort=False)["seconds"].median().reset_index()
     parts = []
