@@ -102,7 +102,8 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """What the workers of a case are told before they start."""
     if name == "embedded":
         config = side_by_side.read_config(options.config)
-        found = [run.spec for run in expand_methods(config) if run.temperature == options.temperature]
+        runs = [run for run in expand_methods(config) if run.temperature == options.temperature]
+        found = [run.spec for run in runs if run.spec.tree != "tuned"]  # a tuned tree is known to its run
         specs = {spec.method_id: spec for spec in [*common_methods(k=20), *found]}
         case = side_by_side.trained_case(config, options.results, [asdict(spec) for spec in specs.values()])
         case |= {"images": 8, "steps": None}

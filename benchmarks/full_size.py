@@ -40,6 +40,7 @@ from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern.stepping import MODES
 
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
 
@@ -170,7 +171,7 @@ def make_decoder(models: Models, preset: str, options: argparse.Namespace) -> De
     spec = make_spec(preset)
     parts = models.decoding if spec.is_relaxed else replace(models.decoding, nearest_codes=None)
     sampling = SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", options.cfg_scale)
-    return Decoder(parts, spec, sampling)
+    return Decoder(parts, spec, sampling, stepping=options.stepping)
 
 
 class RandomCaptions:
@@ -218,6 +219,7 @@ def measure(models: Models, preset: str, options: argparse.Namespace, baseline: 
         is_guided=options.cfg_scale > 1,
         noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),
         table_columns=PARAMETERS["k"],
+        has_graphs=decoder.runner.mode == "graph",
     )
     estimate = estimate_memory(
         models.decoding.target.config, load, models.decoding.draft.config, models.tokenizer.config
@@ -230,6 +232,7 @@ def measure(models: Models, preset: str, options: argparse.Namespace, baseline: 
         seconds, forwards = run_image(decoder, models, options)
     measured = None if memory.peak is None else (memory.peak - baseline) / GIB
     return {
+        "stepping": decoder.runner.mode,
         **{name: round(value, 4) for name, value in seconds.items()},
         "target_forwards": forwards,
         "step_s": round(seconds["steps_s"] / max(1, forwards - 1), 4),
@@ -244,7 +247,7 @@ def show(rows: dict[str, dict[str, float]]) -> None:
     columns = list(next(iter(rows.values())))
     print(" " * 16, *(f"{name:>16}" for name in columns))
     for name, row in rows.items():
-        values = ("–" if row[column] is None else f"{row[column]:.3f}" for column in columns)
+        values = (f"{value:.3f}" if isinstance(value, float | int) else value or "–" for value in row.values())
         print(f"{name:<16}", *(f"{value:>16}" for value in values))
 
 
@@ -257,6 +260,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--stepping", choices=MODES, default="auto", help="how steps are run; counted eagerly")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--cfg-scale", type=float, default=7.5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
