@@ -113,9 +113,14 @@ def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCon
     """The drafter of a method.
 
     Raises:
-        ValueError: there is no draft model where the method needs one, or its tree is too deep.
+        ValueError: there is no draft model where the method needs one, or its tree is too deep or not chosen yet.
     """
     target, shape, device = models.target, spec.tree_shape, models.target.device
+    if spec.drafts is not None and shape is None:
+        raise ValueError(
+            f"method {spec.method_id or spec.name} has a tuned tree, whose shape a run chooses, and got none; set "
+            "tree_shape, or name another tree"
+        )
     if spec.needs_draft_model and models.draft is None:
         raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
     if spec.drafts is None:

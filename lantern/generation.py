@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
@@ -207,9 +209,10 @@ def _to_records(
     batch_size: int,
 ) -> GenerationRecords:
     """Records of some images."""
-    config = decoder.sampling
+    config, nodes = decoder.sampling, generation.accepted_nodes
     metadata = {
         "method": decoder.spec.to_dict(),
+        "tree_shape": asdict(decoder.spec)["tree_shape"],
         "temperature": config.temperature,
         "cfg_scale": config.cfg_scale,
         "batch_size": batch_size,
@@ -226,6 +229,7 @@ def _to_records(
         codes=generation.codes.int().cpu(),
         target_forwards=generation.target_forwards.int().cpu(),
         step_lengths=generation.step_lengths.short().cpu(),
+        accepted_nodes=F.pad(nodes, (0, decoder.num_tokens - nodes.shape[1]), value=-1).short().cpu(),
         is_substituted=generation.is_substituted.cpu(),
         seconds=torch.tensor(seconds),
         margins=generation.margins.cpu(),

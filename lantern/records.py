@@ -12,7 +12,7 @@ import torch
 from lantern.io import load_tensors, save_tensors
 from lantern.methods import draws_target_tokens
 
-_TENSORS = ("codes", "target_forwards", "step_lengths", "is_substituted", "seconds", "margins")
+_TENSORS = ("codes", "target_forwards", "step_lengths", "accepted_nodes", "is_substituted", "seconds", "margins")
 
 
 @dataclass
@@ -26,19 +26,24 @@ class GenerationRecords:
             autoregressive.
         step_lengths: int16, (images, tokens): tokens emitted by each target forward, bonus token included;
             zero-padded, each row sums to the number of tokens.
+        accepted_nodes: int16, (images, tokens): of each target forward after the prefill, the deepest accepted node of
+            the draft tree, 0 for the root; -1-padded. A static tree's nodes have the order of
+            `lantern.methods.check_choices`, from 1 on; of hybrid drafts, Jacobi's come first.
         is_substituted: bool, (images, tokens): the emitted token is not the one that the target drew there. All False
             for verification by rejection, where the target draws no token of its own.
         seconds: float32, (images,): the image's share of the time that decoding took, synchronised, see
             `generate_records`.
         margins: float32, (images, tokens): gap between the two best perturbed log-probabilities, nats; autoregressive
             records only, empty (images, 0) elsewhere.
-        metadata: method, temperature, cfg_scale, batch_size, run_seed, device and what else the job wants kept.
+        metadata: method, tree_shape, temperature, cfg_scale, batch_size, run_seed, device and what else the job wants
+            kept.
     """
 
     prompt_ids: list[str]
     codes: torch.Tensor
     target_forwards: torch.Tensor
     step_lengths: torch.Tensor
+    accepted_nodes: torch.Tensor
     is_substituted: torch.Tensor
     seconds: torch.Tensor
     margins: torch.Tensor
@@ -73,11 +78,16 @@ def load_records(path: Path) -> GenerationRecords:
     """Reads records.
 
     Raises:
-        ValueError: the file is damaged, is no record file, or its ids and images differ in number.
+        ValueError: the file is damaged, is no record file or one of another version, or its ids and images differ in
+            number.
     """
     tensors, metadata = load_tensors(path)
-    if metadata.get("kind") != "records" or set(_TENSORS) - set(tensors):
+    if metadata.get("kind") != "records" or "codes" not in tensors:
         raise ValueError(f"{path} holds no generation records; delete it and run its rule again")
+    if missing := [name for name in _TENSORS if name not in tensors]:
+        raise ValueError(
+            f"{path} lacks {', '.join(missing)}: another version of Lantern wrote it; delete it and run its rule again"
+        )
     ids = metadata.pop("prompt_ids")
     metadata.pop("kind")
     if len(ids) != len(tensors["codes"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from lantern.generation import (
     load_nearest_codes,
 )
 from lantern.io import save_tensors
-from lantern.methods import DynamicTreeOptions, MethodSpec
+from lantern.methods import DynamicTreeOptions, MethodSpec, check_choices
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
@@ -75,6 +76,29 @@ def make_decoder(spec=None, temperature=1.0, **options):
 def make_records(decoder, batch_size, prompts=PROMPTS, **options):
     encoder = WordEmbeddingEncoder(None, 16, 5, 0)
     return generate_records(decoder, prompts, encoder, run_seed=3, batch_size=batch_size, **options)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "tree"),
+    [("coupled", "naive_extend_57"), ("sampled", "chain3"), ("jacobi", "chain5k2d1"), ("hybrid", "chain4+chain2k2d2")],
+)
+def test_the_deepest_accepted_node_is_as_deep_as_its_step_is_long(drafts, tree):
+    records = make_records(make_decoder(MethodSpec("a", tree, drafts, method_id="a")), 2)
+    shape = json.loads(json.dumps(records.metadata["tree_shape"]))
+    parts = shape.values() if isinstance(shape, dict) else [shape]
+    depths = torch.tensor([0, *(len(path) for part in parts for path in check_choices(part))])
+    assert records.accepted_nodes.dtype == torch.int16 and records.accepted_nodes.shape == records.codes.shape
+    assert records.accepted_nodes.max() > 0
+    for nodes, lengths in zip(records.accepted_nodes.long(), records.step_lengths.long(), strict=True):
+        num_steps = int((lengths > 0).sum()) - 1  # after the prefill
+        assert (nodes[:num_steps] >= 0).all() and (nodes[num_steps:] == -1).all()
+        found, emitted = depths[nodes[:num_steps]] + 1, lengths[1 : num_steps + 1]
+        assert found[:-1].tolist() == emitted[:-1].tolist() and found[-1] >= emitted[-1]  # the image ends in a step
+
+
+def test_a_tuned_tree_must_be_chosen_before_anything_is_decoded():
+    with pytest.raises(ValueError, match=r"method a has a tuned tree, .* and got none; set tree_shape, or name"):
+        make_decoder(MethodSpec("a", "tuned", "coupled"))
 
 
 def test_records_do_not_depend_on_the_batches():

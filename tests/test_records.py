@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lantern.io import load_tensors, save_tensors
 from lantern.methods import PRESETS, RELAXATIONS, make_method
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 from lantern.rules import make_rule
@@ -18,6 +19,7 @@ def make_records(ids: list[str]) -> GenerationRecords:
         codes=torch.arange(n * 4, dtype=torch.int32).view(n, 4),
         target_forwards=torch.full((n,), 4, dtype=torch.int32),
         step_lengths=torch.ones(n, 4, dtype=torch.int16),
+        accepted_nodes=torch.zeros(n, 4, dtype=torch.int16),
         is_substituted=torch.zeros(n, 4, dtype=torch.bool),
         seconds=torch.rand(n),
         margins=torch.zeros(n, 0),
@@ -52,6 +54,16 @@ def test_truncated_or_foreign_files_are_named(tmp_path):
     save_records(path, make_records(["a", "b"]))
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"r\.safetensors"):
+        load_records(path)
+
+
+def test_records_of_another_version_say_what_they_lack(tmp_path):
+    path = tmp_path / "r.safetensors"
+    save_records(path, make_records(["a", "b"]))
+    tensors, metadata = load_tensors(path)
+    del tensors["accepted_nodes"]
+    save_tensors(path, tensors, metadata)
+    with pytest.raises(ValueError, match=r"lacks accepted_nodes: another version .*; delete it and run its rule again"):
         load_records(path)
 
 

@@ -44,7 +44,8 @@ def with_interval(name: str, value: float, below: float = 0.1, above: float = 0.
 def make_records(spec: MethodSpec, codes: torch.Tensor, **tensors: torch.Tensor) -> GenerationRecords:
     """Records of images p0, p1, ...; what is not given is empty."""
     num = len(codes)
-    empty = {name: torch.zeros(num, 0) for name in ("step_lengths", "is_substituted", "seconds", "margins")}
+    names = ("step_lengths", "accepted_nodes", "is_substituted", "seconds", "margins")
+    empty = {name: torch.zeros(num, 0) for name in names}
     fields = {**empty, "target_forwards": torch.ones(num, dtype=torch.int32), **tensors}
     ids = [f"p{i}" for i in range(num)]
     return GenerationRecords(ids, codes, **fields, metadata={"method": spec.to_dict()})

@@ -128,7 +128,7 @@ def test_decoding_lists_each_device_and_format_once(tmp_path):
     metadata = {"device": "cpu", "dtype": "float32", "num_threads": 1, "torch": "2", "gpu": None}
     for number, changes in enumerate([{}, {}, {"device": "cuda", "gpu": "H200"}]):
         codes, ones = torch.zeros(1, 4, dtype=torch.int32), torch.ones(1)
-        tensors = [codes, ones.int(), codes.short(), codes.bool(), ones, codes.float()]
+        tensors = [codes, ones.int(), codes.short(), codes.short(), codes.bool(), ones, codes.float()]
         records = GenerationRecords(["a"], *tensors, {**metadata, **changes})
         save_records(tmp_path / f"{number}.safetensors", records)
     found = describe_decoding(sorted(tmp_path.iterdir()))

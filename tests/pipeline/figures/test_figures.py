@@ -166,7 +166,7 @@ def make_records(spec, codes, forwards):
     n = len(codes)
     ids, metadata = [f"p{i}" for i in range(n)], {"method": spec.to_dict()}
     empty = torch.zeros(n, 0)
-    return GenerationRecords(ids, codes, torch.tensor(forwards), empty, empty, empty, empty, metadata)
+    return GenerationRecords(ids, codes, torch.tensor(forwards), empty, empty, empty, empty, empty, metadata)
 
 
 def test_samples_pair_prompts_methods_and_lengths():

@@ -117,6 +117,7 @@ def records():
             codes=(changed if name == "near" else codes).int(),
             target_forwards=torch.full((NUM,), TOKENS if name == "autoregressive" else 8, dtype=torch.int32),
             step_lengths=torch.ones(NUM, TOKENS, dtype=torch.int16),
+            accepted_nodes=torch.zeros(NUM, TOKENS, dtype=torch.int16),
             is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
             seconds=torch.ones(NUM),
             margins=torch.ones(NUM, TOKENS) if name == "autoregressive" else torch.ones(NUM, 0),

@@ -83,6 +83,7 @@ def make_records(codes, spec, prompts):
         codes=codes.int(),
         target_forwards=torch.full((NUM,), TOKENS if autoregressive else 8, dtype=torch.int32),
         step_lengths=torch.ones(NUM, TOKENS, dtype=torch.int16),
+        accepted_nodes=torch.zeros(NUM, TOKENS, dtype=torch.int16),
         is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
         seconds=torch.ones(NUM),
         margins=torch.ones(NUM, TOKENS) if autoregressive else torch.ones(NUM, 0),

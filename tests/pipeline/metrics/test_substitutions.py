@@ -30,7 +30,7 @@ def make_records(codes: torch.Tensor, is_substituted: torch.Tensor) -> Generatio
     count = torch.zeros(len(codes), dtype=torch.int32)
     ids = [f"p{i}" for i in range(len(codes))]
     return GenerationRecords(
-        ids, codes, count, codes.short(), is_substituted, count.float(), count.float()[:, None], {}
+        ids, codes, count, codes.short(), codes.short(), is_substituted, count.float(), count.float()[:, None], {}
     )
 
 

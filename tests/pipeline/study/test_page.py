@@ -178,7 +178,7 @@ def make_records():
         empty = torch.zeros(4, 0)
         records[spec.method_id] = GenerationRecords(
             [prompt.id for prompt in PROMPTS],
-            *(codes.int(), rows, codes.short(), codes > 0, rows.float(), empty),
+            *(codes.int(), rows, codes.short(), codes.short(), codes > 0, rows.float(), empty),
             {"method": spec.to_dict()},
         )
     return records
