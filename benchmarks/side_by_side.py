@@ -66,6 +66,7 @@ class Bench:
 
     @staticmethod
     def _make_models(sizes: dict[str, int]) -> tuple[Any, dict[str, torch.Tensor]]:
+        from lantern import codebook
         from lantern.decoding import DecodingModels
         from lantern.models.draft import DraftModel
         from lantern.models.target import TargetConfig, TargetModel
@@ -74,7 +75,8 @@ class Bench:
         draft = DraftModel.from_target(target, 0).eval()
         codes = torch.arange(sizes["vocab_size"])
         offsets = torch.arange(1, min(TABLE_COLUMNS + 1, len(codes)))
-        table = (codes[:, None] + offsets) % len(codes)  # any other codes will do
+        dtype = codebook.code_dtype(len(codes)) if hasattr(codebook, "code_dtype") else torch.int64
+        table = ((codes[:, None] + offsets) % len(codes)).to(dtype)  # any other codes will do
         models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
         return models, {"l2_normalised": table}
 
