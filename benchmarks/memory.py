@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lantern.codebook import code_dtype
 from lantern.kv_cache import round_slots
 from lantern.methods import DynamicTreeOptions, JointTree
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
@@ -13,7 +14,6 @@ from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.noise import choose_window
 
 FLOAT32 = 4  # bytes
-TABLE_BYTES = 8  # of a code in the table of nearest codes
 GIB = 2**30
 # Copies of a step's logits alive at once: logits, filtered, noise, their sum, and verification's distributions.
 _LOGIT_COPIES = 8
@@ -113,7 +113,7 @@ def estimate_memory(
     of all nodes, batch x nodes x V, 8 times in float32, and the activations of one layer, rows x nodes x (6 d + 3 f),
     and its attention weights, rows x heads x nodes x slots. prefill: the same with the caption rows for nodes and
     without logits, and a cache of the caption alone. image: 5 feature maps of the highest resolution, of as many images
-    as are decoded together. tables: V x k x 8 bytes.
+    as are decoded together. tables: V x k x 2 bytes, 4 above 32,767 codes.
 
     Args:
         target: sizes of the target.
@@ -143,7 +143,7 @@ def estimate_memory(
         weights=parameters * size
         + c.vocab_size * c.dim * (FLOAT32 - size)  # the head
         + (tokenizer_parameters(tokenizer) * FLOAT32 if tokenizer else 0),
-        table=TABLE_BYTES * c.vocab_size * load.table_columns,
+        table=code_dtype(c.vocab_size).itemsize * c.vocab_size * load.table_columns,
         kv_cache=cache,
         noise=load.noise_streams * load.batch * positions * c.vocab_size * FLOAT32,
         step=logits + activations(load.num_nodes, slots),

@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
-from lantern.relaxation import Relaxation, RelaxedSet, relaxed_set, remove_relaxed_set, walk_children
+from lantern.relaxation import Relaxation, RelaxedSet, grow_set, walk_children, with_nearest
 
 
 def accept_look_alikes(drawn: torch.Tensor, children: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -53,12 +54,8 @@ def accept_within_bound(
     Returns:
         int64, (batch, inner): rank of the accepted child, m for none.
     """
-    num_ranks = children.shape[-1]
-    accepted = torch.full_like(drawn, num_ranks)
-    for rank, (token, is_drafted, relaxed) in enumerate(walk_children(probs, children, table, relaxation)):
-        fits = (token == drawn) | ((relaxed.codes == drawn[..., None]) & relaxed.is_member).any(-1)
-        accepted = torch.where(fits & is_drafted & (accepted == num_ranks), rank, accepted)
-    return accepted
+    left = [mass.gather(-1, drawn[..., None]) for *_, mass in walk_children(probs, children, table, relaxation)]
+    return (torch.cat(left, dim=-1) > 0).sum(-1) if left else torch.zeros_like(drawn)  # the first leaves y no mass
 
 
 def accept_greedy(
@@ -86,10 +83,12 @@ def accept_greedy(
     probs = raw_logits.softmax(-1)
     top_probs, top = probs.max(-1)
     top_probs, top = top_probs.gather(1, index), top.gather(1, index)  # of each node's parent
-    probs = probs.gather(1, index[..., None].expand_as(probs))
-    relaxed = relaxed_set(probs, tokens, table, relaxation, torch.zeros_like(top_probs))
-    surrogate = probs.gather(-1, tokens[..., None]).squeeze(-1) + relaxed.mass
-    return (tokens == top) | (surrogate > top_probs) | ((surrogate == top_probs) & (tokens < top))
+    codes = with_nearest(table, tokens.clamp(min=0), relaxation.k)
+    # Of each node's parent at these codes, without a copy of the parent's row per node.
+    masses = probs.flatten(1).gather(1, (index[..., None] * probs.shape[-1] + codes).flatten(1)).view(codes.shape)
+    surrogate = grow_set(codes, masses, relaxation).surrogate.squeeze(-1)
+    fits = (tokens == top) | (surrogate > top_probs) | ((surrogate == top_probs) & (tokens < top))
+    return fits & (tokens >= 0)
 
 
 @dataclass(frozen=True)
@@ -107,32 +106,47 @@ class RejectionRule:
     table: torch.Tensor | None = None
     residual: str = "paper"
 
-    def relax(self, probs: torch.Tensor, token: torch.Tensor) -> RelaxedSet:
-        """A(x) of one draft per node."""
+    def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The drafts' nearest codes and the drafts, int64 (..., k + 1); see `with_nearest`."""
+        return tokens[..., None] if self.relaxation is None else with_nearest(self.table, tokens, self.relaxation.k)
+
+    def relax(self, probs: torch.Tensor, codes: torch.Tensor) -> RelaxedSet:
+        """A(x) of one draft per node, from what `codes_of` gives."""
         if self.relaxation is None:
-            empty = torch.zeros(*token.shape, 0, dtype=torch.int64, device=token.device)
-            return RelaxedSet(empty, empty.bool(), torch.zeros_like(probs[..., 0]))
-        return relaxed_set(probs, token, self.table, self.relaxation, torch.zeros_like(probs[..., 0]))
+            return RelaxedSet(codes[..., :0], codes[..., :0] > 0, probs[..., :0], probs.gather(-1, codes), codes)
+        return grow_set(codes, probs.gather(-1, codes), self.relaxation)
 
     def residual_probs(
-        self, probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet, draft_probs: torch.Tensor | None
+        self,
+        probs: torch.Tensor,
+        relaxed: RelaxedSet,
+        draft_probs: torch.Tensor | None,
+        is_tried: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Distribution after x was rejected; all arguments per node, (..., vocab) or (...)."""
+        """Distribution after x was rejected; `probs` where it was not even tried.
+
+        Args:
+            probs: target distribution, (..., vocab).
+            relaxed: of x.
+            draft_probs: what x was drawn from, (..., vocab); None for a deterministic draft.
+            is_tried: bool, (..., 1); None is everywhere.
+        """
+        is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool) if is_tried is None else is_tried
         if self.residual != "paper" and self.relaxation is not None:
-            return self._official(probs, token, relaxed, draft_probs)
-        moved = remove_relaxed_set(probs, token, relaxed)
+            return torch.where(is_tried, self._official(probs, relaxed, draft_probs), probs)
         if draft_probs is None:
-            left = moved
+            left = probs.scatter(-1, relaxed.taken, 0.0)
+        elif self.relaxation is None:
+            left = (probs - draft_probs).clamp_(min=0)
         else:
-            moved = moved.scatter(-1, token[..., None], (_at(probs, token) + relaxed.mass)[..., None])
-            left = (moved - draft_probs).clamp(min=0)
+            moved = probs.scatter(-1, relaxed.taken, 0.0)
+            moved.scatter_(-1, relaxed.taken[..., -1:], relaxed.surrogate)
+            left = moved.sub_(draft_probs).clamp_(min=0)
         total = left.sum(-1, keepdim=True)
         # Nothing left means that the rejection had probability 0: rounding. Stay inside the filtered support.
-        return torch.where(total > 0, left / total.clamp(min=torch.finfo(probs.dtype).tiny), probs)
+        return torch.where((total > 0) & is_tried, left.div_(total), probs)
 
-    def _official(
-        self, probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet, draft_probs: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _official(self, probs: torch.Tensor, relaxed: RelaxedSet, draft_probs: torch.Tensor | None) -> torch.Tensor:
         """The authors' residual (needed to reproduce their numbers).
 
         It differs from the paper's: if any prefix of neighbours qualified, the first k + 1 neighbours are zeroed,
@@ -141,7 +155,8 @@ class RejectionRule:
 
         Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).
         """
-        wide = self.table[:, : self.relaxation.k + 1][token]
+        token = relaxed.taken[..., -1]
+        wide = with_nearest(self.table, token, self.relaxation.k + 1)[..., :-1]
         is_merged = relaxed.is_member.any(-1, keepdim=True)
         if draft_probs is not None and self.residual == "official":
             draft_probs = draft_probs.scatter(-1, wide, torch.where(is_merged, 0.0, draft_probs.gather(-1, wide)))
@@ -159,7 +174,8 @@ class Rejection:
 
     Attributes:
         rank: int64, (batch, inner): rank of the accepted child, m for none.
-        residual: (batch, inner, vocab): distribution of the emitted token where no child is accepted.
+        residual: (batch, inner, vocab): distribution of the emitted token where no child is accepted; elsewhere it has
+            no meaning.
     """
 
     rank: torch.Tensor
@@ -188,25 +204,25 @@ def accept_by_rejection(
 
     Source: Leviathan et al. 2023 (arXiv 2211.17192); siblings: Miao et al. 2024 (arXiv 2305.09781).
     """
-    num_ranks = children.shape[-1]
-    rank = torch.full_like(children[..., 0], num_ranks)
-    for i in range(num_ranks):
-        token = children[..., i].clamp(min=0)
-        token_draft = torch.ones_like(probs[..., 0]) if draft_probs is None else _at(draft_probs, token)
-        # A token drawn although its probability is 0 (fewer survivors of the filters than children) is no draft.
-        is_tried = (children[..., i] >= 0) & (rank == num_ranks) & (token_draft > 0)
-        relaxed = rule.relax(probs, token)
-        surrogate = _at(probs, token) + relaxed.mass
-        is_accepted = is_tried & (uniforms[..., i] * token_draft <= surrogate) & (surrogate > 0)
-        rank = torch.where(is_accepted, i, rank)
-        residual = rule.residual_probs(probs, token, relaxed, draft_probs)
-        probs = torch.where((is_tried & ~is_accepted)[..., None], residual, probs)
-        if draft_probs is not None:
-            remaining = draft_probs.scatter(-1, token[..., None], 0.0)
-            remaining = remaining / remaining.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-            draft_probs = torch.where((children[..., i] >= 0)[..., None], remaining, draft_probs)
-    return Rejection(rank, probs)
-
-
-def _at(values: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    return values.gather(-1, token[..., None]).squeeze(-1)
+    tokens, is_drafted = children.clamp(min=0), children >= 0
+    is_missing, surrogates, token_drafts = (~is_drafted).split(1, dim=-1), [], []
+    draft_probs = None if draft_probs is None else draft_probs.clone()
+    for rank, codes in enumerate(rule.codes_of(tokens).unbind(-2)):
+        relaxed = rule.relax(probs, codes)
+        surrogates.append(relaxed.surrogate)
+        # As if x were rejected: where it is not, nothing of this is read.
+        if draft_probs is None:
+            probs = rule.residual_probs(probs, relaxed, None, ~is_missing[rank])
+            continue
+        token = relaxed.taken[..., -1:]
+        token_drafts.append(draft_probs.gather(-1, token))
+        probs = rule.residual_probs(probs, relaxed, draft_probs, (token_drafts[-1] > 0) & ~is_missing[rank])
+        draft_probs.scatter_(-1, token, token_drafts[-1] * is_missing[rank])
+        draft_probs /= draft_probs.sum(-1, keepdim=True)  # 0 / 0 where all is drawn: nan is not > 0 either
+    if not surrogates:
+        return Rejection(children.sum(-1), probs)
+    surrogate = torch.cat(surrogates, dim=-1)
+    token_draft = torch.cat(token_drafts, dim=-1) if token_drafts else torch.ones_like(surrogate)
+    # A token drawn although its probability is 0 (fewer survivors of the filters than children) is no draft.
+    fits = is_drafted & (token_draft > 0) & (uniforms * token_draft <= surrogate) & (surrogate > 0)
+    return Rejection(F.pad(fits, (0, 1), value=True).byte().argmax(-1), probs)

@@ -10,6 +10,11 @@ import torch.nn.functional as F
 DISTANCES = ("l2", "l2_normalised", "cosine", "random")  # what the codebook alone decides
 
 
+def code_dtype(vocab: int) -> torch.dtype:
+    """Whole numbers in which a table of nearest codes of so many codes is kept: two bytes a code where they do."""
+    return torch.int16 if vocab <= torch.iinfo(torch.int16).max else torch.int32
+
+
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
     """Table of nearest codes, the code itself excluded.
 
@@ -22,7 +27,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         seed: of the random table.
 
     Returns:
-        int64, (vocab, k), nearest first; ties go to the lower code.
+        (vocab, k), nearest first; ties go to the lower code. Of the width that `code_dtype` gives.
 
     Raises:
         ValueError: k out of range, or unknown neighbours.
@@ -35,7 +40,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         raise ValueError(f"neighbours must be one of {', '.join(DISTANCES)}, got {neighbours!r}")
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)
     generator = torch.Generator().manual_seed(seed)
-    table = torch.empty(vocab, k, dtype=torch.int64)
+    table = torch.empty(vocab, k, dtype=code_dtype(vocab))
     for begin in range(0, vocab, 1024):  # chunked: a full 16384 x 16384 matrix of doubles would take 2 GiB
         chunk = slice(begin, min(begin + 1024, vocab))
         if neighbours == "random":
@@ -57,8 +62,8 @@ def co_varying_codes(batches: Iterable[torch.Tensor], k: int) -> torch.Tensor:
         k: columns kept, 1 <= k < vocab.
 
     Returns:
-        int64, (vocab, k): codes in the order of falling Pearson correlation over contexts; ties go to the lower code. A
-        code whose probability never changes correlates with none.
+        (vocab, k), as `nearest_codes`: codes in the order of falling Pearson correlation over contexts; ties go to the
+        lower code. A code whose probability never changes correlates with none.
 
     Raises:
         ValueError: k out of range, or fewer than two contexts.
@@ -76,7 +81,8 @@ def co_varying_codes(batches: Iterable[torch.Tensor], k: int) -> torch.Tensor:
     deviation = covariance.diagonal().clamp(min=0).sqrt()
     correlation = covariance / torch.outer(deviation, deviation)
     correlation = correlation.masked_fill(~(varies[:, None] & varies), 0.0)
-    return correlation.fill_diagonal_(-torch.inf).argsort(dim=-1, descending=True, stable=True)[:, :k]
+    order = correlation.fill_diagonal_(-torch.inf).argsort(dim=-1, descending=True, stable=True)
+    return order[:, :k].to(code_dtype(vocab))
 
 
 def _check_k(k: int, vocab: int) -> None:

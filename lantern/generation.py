@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
+from lantern.codebook import code_dtype
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
@@ -66,7 +67,7 @@ def load_decoding_models(
 
 
 def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Reads a table of nearest codes, int64 (vocab, columns).
+    """Reads a table of nearest codes, (vocab, columns), in the whole numbers of `code_dtype`, whatever the file has.
 
     Raises:
         ValueError: the file is truncated or holds no such table.
@@ -76,7 +77,8 @@ def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.
         raise ValueError(
             f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; delete it and run its rule again"
         )
-    return tensors["nearest_codes"].long().to(device)
+    table = tensors["nearest_codes"]
+    return table.to(device, code_dtype(len(table)))
 
 
 def draw_images(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 
 from lantern.methods import RELAXATIONS, MethodSpec, check_bounds
 
@@ -25,6 +27,8 @@ class Relaxation:
         renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
             applies.
         bounds_mass: whether A(x) depends on its mass; one that does not needs no distribution to be verified.
+        leaves_filters: whether a draft that the target's filters took away may be accepted for what its nearest codes
+            hold; so it is in the papers, not in the rules of ours.
 
     Raises:
         ValueError: k < 0.
@@ -33,12 +37,13 @@ class Relaxation:
     k: int
     renormalises: ClassVar[bool] = True
     bounds_mass: ClassVar[bool] = True
+    leaves_filters: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.k < 0:
             raise ValueError(f"k must be >= 0, got {self.k}; 0 is exact decoding")
 
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
+    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Whether A(x) may have this mass (..., k), for drafts of target probability token_probs (..., 1), after
         `spent` (..., 1) at this node; once False along k, False ever after.
         """
@@ -64,7 +69,7 @@ class AdditiveBound(Relaxation):
         super().__post_init__()
         check_bounds(delta=self.delta)
 
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
+    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Mass <= delta, the same for every draft."""
         return mass <= self.delta
 
@@ -82,7 +87,7 @@ class JensenShannonBound(AdditiveBound):
     Source: LANTERN (arXiv 2410.03355), the paper's comparison of distances.
     """
 
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
+    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """JSD(t~, t) <= delta: c / 2 from the codes of A(x), which only t holds, and the rest from x itself."""
         before, after = token_probs.expand_as(mass), token_probs + mass
         middle = (before + after) / 2
@@ -108,7 +113,7 @@ class MultiplicativeBound(Relaxation):
         super().__post_init__()
         check_bounds(lambda_=self.lambda_)
 
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
+    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Mass <= (lambda - 1) t(x)."""
         return mass <= (self.lambda_ - 1) * token_probs
 
@@ -123,8 +128,9 @@ class BudgetBound(AdditiveBound):
     """
 
     renormalises = False
+    leaves_filters = False
 
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
+    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Mass <= what earlier siblings have left of the budget."""
         return mass <= self.delta - spent
 
@@ -142,8 +148,9 @@ class Proximity(Relaxation):
 
     renormalises = False
     bounds_mass = False
+    leaves_filters = False
 
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor) -> torch.Tensor:
+    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Any mass."""
         return torch.ones_like(mass, dtype=torch.bool)
 
@@ -173,12 +180,44 @@ class RelaxedSet:
     Attributes:
         codes: int64, (..., k): the nearest codes of x.
         is_member: bool, (..., k): which of them are in A(x); always a prefix.
-        mass: (...): target mass of A(x).
+        cumulative: (..., k): target mass of each prefix.
+        token_probs: (..., 1): target mass of x.
+        taken: int64, (..., k + 1): {x} and A(x), x repeated and at the end.
     """
 
     codes: torch.Tensor
     is_member: torch.Tensor
-    mass: torch.Tensor
+    cumulative: torch.Tensor
+    token_probs: torch.Tensor
+    taken: torch.Tensor
+
+    @cached_property
+    def mass(self) -> torch.Tensor:
+        """Target mass of A(x), (..., 1)."""
+        if not self.codes.shape[-1]:
+            return torch.zeros_like(self.token_probs)
+        return (self.cumulative * self.is_member).amax(-1, keepdim=True)
+
+    @cached_property
+    def surrogate(self) -> torch.Tensor:
+        """s(x), the target mass of {x} and A(x), (..., 1)."""
+        return self.token_probs + self.mass
+
+
+def with_nearest(table: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+    """Nearest codes of drafts, then the draft itself.
+
+    Args:
+        table: (vocab, >= k): nearest codes, whole numbers of any width.
+        tokens: int64, (...): drafts, -1 where there is none.
+        k: nearest codes wanted.
+
+    Returns:
+        int64, (..., k + 1); `vocab`, the number of no code, where there is no draft.
+    """
+    codes = table.index_select(0, tokens.clamp(min=0).flatten())[:, :k].long()
+    codes = torch.cat([codes.reshape(*tokens.shape, codes.shape[1]), tokens[..., None]], dim=-1)
+    return torch.where(tokens[..., None] < 0, len(table), codes)
 
 
 def relaxed_set(
@@ -189,50 +228,56 @@ def relaxed_set(
     Args:
         probs: target mass, (..., vocab); codes already removed at the node are 0.
         tokens: int64, (...): drafts x.
-        table: int64, (vocab, >= k): nearest codes.
+        table: (vocab, >= k): nearest codes, whole numbers.
         relaxation: the bound.
         spent: (...): mass that earlier siblings have merged.
 
     Returns:
         See `RelaxedSet`.
     """
-    codes = table[:, : relaxation.k][tokens]
-    cumulative = probs.gather(-1, codes).cumsum(-1)
-    is_member = relaxation.admits(cumulative, probs.gather(-1, tokens[..., None]), spent[..., None])
-    mass = (cumulative * is_member).amax(-1) if relaxation.k else torch.zeros_like(spent)
-    return RelaxedSet(codes, is_member, mass)
+    codes = with_nearest(table, tokens, relaxation.k)
+    return grow_set(codes, probs.gather(-1, codes), relaxation, spent[..., None])
+
+
+def grow_set(
+    codes: torch.Tensor, masses: torch.Tensor, relaxation: Relaxation, spent: torch.Tensor | float = 0.0
+) -> RelaxedSet:
+    """As `relaxed_set`, from the codes that `with_nearest` gives and their target masses, both (..., k + 1); spent
+    (..., 1).
+    """
+    cumulative, token = masses.cumsum(-1), codes[..., -1:]
+    is_member = relaxation.admits(cumulative, masses[..., -1:], spent)
+    taken = torch.where(is_member, codes, token)  # the last is the draft, member or not
+    return RelaxedSet(codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], masses[..., -1:], taken)
 
 
 def walk_children(
     probs: torch.Tensor, children: torch.Tensor, table: torch.Tensor, relaxation: Relaxation
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, RelaxedSet]]:
+) -> Iterator[tuple[torch.Tensor, RelaxedSet, torch.Tensor]]:
     """Grows the relaxed sets of deterministic drafts, sibling after sibling; a code taken by one has no mass for the
     next.
 
     Args:
         probs: target distribution, (..., vocab).
         children: int64, (..., m): drafted tokens, -1 where there is none.
-        table: int64, (vocab, >= k): nearest codes.
+        table: (vocab, >= k): nearest codes, whole numbers.
         relaxation: the bound.
 
     Yields:
-        For each rank: token, int64 (...), 0 where there is none; whether there is one, bool (...); its A(x).
+        For each rank: token, int64 (...), -1 where there is none that may be accepted; its A(x), of the code `vocab`
+        alone where there is none; the target mass that it and those before have left, (..., vocab + 1), 0 at the end,
+        which the next one changes.
     """
-    spent = torch.zeros_like(probs[..., 0])
-    for rank in range(children.shape[-1]):
-        is_drafted = children[..., rank] >= 0
-        token = children[..., rank].clamp(min=0)
-        relaxed = relaxed_set(probs, token, table, relaxation, spent)
-        yield token, is_drafted, relaxed
-        if rank + 1 < children.shape[-1]:
-            reduced = remove_relaxed_set(probs, token, relaxed)
-            if relaxation.renormalises:
-                reduced = reduced / reduced.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
-            probs = torch.where(is_drafted[..., None], reduced, probs)
-            spent = spent + relaxed.mass * is_drafted
-
-
-def remove_relaxed_set(probs: torch.Tensor, token: torch.Tensor, relaxed: RelaxedSet) -> torch.Tensor:
-    """Sets the mass of {x} and A(x) to 0; (..., vocab)."""
-    kept = probs.gather(-1, relaxed.codes) * ~relaxed.is_member
-    return probs.scatter(-1, relaxed.codes, kept).scatter(-1, token[..., None], 0.0)
+    if not relaxation.leaves_filters:
+        children = children.masked_fill(probs.gather(-1, children.clamp(min=0)) == 0, -1)
+    codes = with_nearest(table, children, relaxation.k)  # (..., m, k + 1)
+    left, spent = F.pad(probs, (0, 1)), 0.0
+    for rank, token in enumerate(children.unbind(-1)):
+        if rank > 0 and relaxation.renormalises:
+            left /= left.sum(-1, keepdim=True).clamp_(min=torch.finfo(probs.dtype).tiny)
+        own = codes[..., rank, :]
+        relaxed = grow_set(own, left.gather(-1, own), relaxation, spent)
+        left.scatter_(-1, relaxed.taken, 0.0)
+        yield token, relaxed, left
+        if not relaxation.renormalises:
+            spent = spent + relaxed.mass

@@ -14,12 +14,24 @@ import torch
 import torch.nn.functional as F
 
 from lantern import acceptance
+from lantern.draft_tree import StaticTree
 from lantern.drafting import Proposal
 from lantern.methods import MethodSpec, verifies_by_rejection
+from lantern.noise import NoiseField
 from lantern.relaxation import Relaxation, make_relaxation
 from lantern.sampling import SamplingConfig
-from lantern.verification import Outcome, Scores, child_tokens, first_leaf, longest_path, of_all_nodes
+from lantern.verification import (
+    Outcome,
+    Scores,
+    child_tokens,
+    first_leaf,
+    inner_places,
+    longest_path,
+    of_all_nodes,
+    pick_rows,
+)
 
+MANY_LOGITS = 2**16  # of a step: with more, and many more nodes than levels, the nodes of the path alone are judged
 NO_TOKEN = -2  # chosen where no child is accepted; a missing draft is -1
 
 
@@ -68,6 +80,9 @@ class Rule:
             best, own = scores.keys.max(-1)
             no, none = torch.zeros_like(own, dtype=torch.bool), torch.zeros_like(own)
             return Outcome(proposal, scores, no, none, none[:, 0], own, no, best[:, 0].isfinite())
+        is_bushy = tree.num_nodes > 2 * (tree.max_depth + 1)
+        if self.follows_path and is_bushy and scores.logits.numel() > MANY_LOGITS:
+            return self._judge_path(scores, proposal)
         is_accepted, own, best = self.judge_all(scores, proposal)
         order = first_leaf(tree) if self.takes_first_leaf else None
         path, num_accepted = longest_path(tree, is_accepted, order)
@@ -85,13 +100,46 @@ class Rule:
         Returns:
             (accepted by its parent, bool (batch, nodes); own and best of `Choice`).
         """
-        tree, draft_probs = proposal.tree, proposal.draft_probs
-        if draft_probs is not None and tree.parent_nodes is not None:
-            inner = torch.arange(len(tree.parent_nodes), device=draft_probs.device)[None]
-            draft_probs = draft_probs.index_select(1, of_all_nodes(inner, tree, 0)[0])
-        choice = self.judge(scores, of_all_nodes(child_tokens(proposal), tree, -1), draft_probs)
+        tree = proposal.tree
+        choice = self.judge(scores, of_all_nodes(child_tokens(proposal), tree, -1), proposal.draft_probs)
         chosen = choice.chosen.gather(1, tree.parents.expand(proposal.tokens.shape))
         return chosen == proposal.tokens, choice.own, choice.best
+
+    def _judge_path(self, scores: Scores, proposal: Proposal) -> Outcome:
+        """Judges the root, then the child that it accepts, and so on; no two siblings carry the same token here."""
+        tree, tokens, drawn_from = proposal.tree, proposal.tokens, proposal.draft_probs
+        children = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)
+        drafts = of_all_nodes(child_tokens(proposal), tree, -1)  # (batch, nodes, m)
+        places = None if drawn_from is None else inner_places(tree)[0]
+        widths = tree.level_children if isinstance(tree, StaticTree) else tree.max_depth * [children.shape[-1]]
+        node, is_reached = torch.zeros_like(tokens[:, :1]), torch.ones_like(tokens[:, :1], dtype=torch.bool)
+        path, emitted, is_substituted, num_accepted = [node], [], [], torch.zeros_like(node)
+        own, best = node, scores.logits[:, :1, 0]
+        for width in [*widths, 0]:
+            drafted = pick_rows(drafts, node)[..., :width]  # (batch, 1, width)
+            draft_probs = None if drawn_from is None else pick_rows(drawn_from, places[node])
+            choice = self.judge(scores.at(node), drafted, draft_probs)
+            own, best = torch.where(is_reached, choice.own, own), torch.where(is_reached, choice.best, best)
+            if width == 0:
+                break
+            is_fit, rank = (drafted == choice.chosen[..., None]).max(dim=-1)
+            is_reached = is_reached & is_fit
+            child = pick_rows(children, node)[:, 0].gather(1, rank)
+            node, num_accepted = torch.where(is_reached, child, node), num_accepted + is_reached
+            path.append(node)
+            emitted.append(torch.where(is_reached, choice.chosen, own))
+            is_substituted.append(emitted[-1] != own)
+        path, emitted = torch.cat(path, dim=1), torch.cat([*emitted, own], dim=1)
+        return Outcome(
+            proposal,
+            scores,
+            torch.zeros_like(tokens, dtype=torch.bool).scatter(1, path, True),
+            path,
+            num_accepted[:, 0],
+            emitted,
+            torch.cat([*is_substituted, node != node], dim=1) & self.draws_target_tokens,
+            best[:, 0].isfinite(),
+        )
 
     def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """Judges each of some nodes.
@@ -106,6 +154,11 @@ class Rule:
 
 class ByEquality(Rule):
     """Exact decoding, sampled once: a draft is accepted if it is the token that the target draws."""
+
+    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The children need not be known."""
+        best, own = scores.keys.max(-1)
+        return own.gather(1, proposal.tree.parents.expand(own.shape)) == proposal.tokens, own, best
 
     def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """The target's token, whatever was drafted."""
@@ -187,12 +240,33 @@ class ByRejection(Rule):
     def __init__(self, rejection: acceptance.RejectionRule) -> None:
         self.rejection = rejection
 
+    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tries nothing at nodes that have no children."""
+        tree, inner = proposal.tree, proposal.tree.parent_nodes
+        if inner is None:
+            return super().judge_all(scores, proposal)
+        weights, positions = scores.weights.index_select(1, inner), scores.positions.index_select(1, inner)
+        choice = self._try(weights, positions, scores.noise, child_tokens(proposal), proposal.draft_probs)
+        best, own = scores.keys.max(-1)
+        own, best = own.index_copy(1, inner, choice.own), best.index_copy(1, inner, choice.best)
+        chosen = of_all_nodes(choice.chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(own.shape))
+        return chosen == proposal.tokens, own, best
+
     def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """The first accepted draft, or a token of the residual."""
-        uniforms = scores.noise.uniform(scores.positions, children.shape[-1])
-        probs = scores.weights.softmax(-1)
-        found = acceptance.accept_by_rejection(probs, children, draft_probs, uniforms, self.rejection)
-        best, own = (found.residual.log() + scores.noise.gumbel("target", scores.positions)).max(-1)
+        return self._try(scores.weights, scores.positions, scores.noise, children, draft_probs)
+
+    def _try(
+        self,
+        weights: torch.Tensor,
+        positions: torch.Tensor,
+        noise: NoiseField,
+        children: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+    ) -> Choice:
+        uniforms = noise.uniform(positions, children.shape[-1])
+        found = acceptance.accept_by_rejection(weights.softmax(-1), children, draft_probs, uniforms, self.rejection)
+        best, own = found.residual.log_().add_(noise.gumbel("target", positions)).max(-1)
         return Choice(_token_of(found.rank, children, torch.full_like(own, NO_TOKEN)), own, best)
 
 
@@ -221,11 +295,14 @@ def make_rule(spec: MethodSpec, sampling: SamplingConfig, nearest_codes: torch.T
             raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
         table = nearest_codes[:, :columns].contiguous()
     if rejects:
-        return ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual))
-    if relaxation is None:
-        return ByEquality()
-    if not relaxation.bounds_mass:
-        return ByLookAlike(table)
-    if sampling.is_greedy:
+        rule = ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual))
+    elif relaxation is None:
+        rule = ByEquality()
+    elif not relaxation.bounds_mass:
+        rule = ByLookAlike(table)
+    elif sampling.is_greedy:
         return GreedyWithinBound(relaxation, table, spec.residual != "paper" and spec.tree == "dynamic")
-    return WithinBound(relaxation, table)
+    else:
+        rule = WithinBound(relaxation, table)
+    rule.follows_path = not sampling.is_greedy and spec.drafts not in ("jacobi", "hybrid")
+    return rule

@@ -92,7 +92,7 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
 def _keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     if k == 0 or k >= logits.shape[-1]:
         return logits
-    threshold = logits.topk(k, dim=-1).values[..., -1:]
+    threshold = logits.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     return logits.masked_fill(logits < threshold, float("-inf"))
 
 

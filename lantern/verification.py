@@ -52,10 +52,8 @@ class Scores:
 
     def at(self, nodes: torch.Tensor) -> Scores:
         """Of these nodes alone, int64 (batch, n)."""
-        batch, num_nodes, _ = self.logits.shape
-        rows = nodes + torch.arange(batch, device=nodes.device)[:, None] * num_nodes
-        logits = self.logits.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, nodes.shape)
-        return Scores(None, logits, self.positions.gather(1, nodes), self.noise, self.sampling)
+        positions = self.positions.gather(1, nodes)
+        return Scores(None, pick_rows(self.logits, nodes), positions, self.noise, self.sampling)
 
 
 @dataclass
@@ -88,6 +86,19 @@ class Outcome:
     def positions(self) -> torch.Tensor:
         """Image position that each node predicts, int64 (batch, nodes)."""
         return self.scores.positions
+
+
+def pick_rows(values: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """Values (batch, nodes, width) of some nodes, int64 (batch, n): (batch, n, width)."""
+    batch, num_nodes, _ = values.shape
+    rows = nodes + torch.arange(batch, device=nodes.device)[:, None] * num_nodes
+    return values.reshape(batch * num_nodes, -1).index_select(0, rows.flatten()).view(*nodes.shape, -1)
+
+
+def inner_places(tree: DraftTree) -> torch.Tensor:
+    """Place of each node among those that may have children, int64 (1, nodes); 0 for the others."""
+    num_inner = tree.num_nodes if tree.parent_nodes is None else len(tree.parent_nodes)
+    return of_all_nodes(torch.arange(num_inner, device=tree.parents.device)[None], tree, 0)
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:

@@ -44,11 +44,11 @@ def law_by_rejection(
                 if drawn == 0:
                     continue
                 x = torch.tensor(token)
-                relaxed = rule.relax(probs, x)
-                accept = min(1.0, float(probs[token] + relaxed.mass) / drawn)
+                relaxed = rule.relax(probs, rule.codes_of(x))
+                accept = min(1.0, float(relaxed.surrogate) / drawn)
                 law[token] += weight * drawn * accept
                 if accept < 1:
-                    residual = rule.residual_probs(probs, x, relaxed, left)
+                    residual = rule.residual_probs(probs, relaxed, left)
                     rest = None if left is None else left.scatter(0, x[None], 0.0)
                     rest = None if rest is None else rest / rest.sum()
                     following.append((weight * drawn * (1 - accept), residual, rest))

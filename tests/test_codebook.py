@@ -26,7 +26,7 @@ def test_nearest_equals_a_full_sort(neighbours):
     codebook = torch.randn(60, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = codebook if neighbours == "l2" else F.normalize(codebook, dim=1)
     distance = (rows[:, None] - rows[None]).pow(2).sum(-1).fill_diagonal_(float("inf"))
-    assert torch.equal(nearest_codes(codebook, 20, neighbours), distance.argsort(1)[:, :20])
+    assert torch.equal(nearest_codes(codebook, 20, neighbours).long(), distance.argsort(1)[:, :20])
 
 
 def test_random_neighbours_are_distinct_others_and_fixed_by_the_seed():
@@ -81,7 +81,7 @@ def test_a_code_that_never_changes_is_no_ones_neighbour_before_those_that_do(con
 def test_co_varying_codes_equal_a_full_sort_of_correlations():
     probs = random_probs()
     correlation = torch.corrcoef(probs.T).fill_diagonal_(-2)
-    assert torch.equal(co_varying_codes([probs], 20), correlation.argsort(dim=1, descending=True)[:, :20])
+    assert torch.equal(co_varying_codes([probs], 20).long(), correlation.argsort(dim=1, descending=True)[:, :20])
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])

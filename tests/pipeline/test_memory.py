@@ -70,7 +70,7 @@ def test_estimate_grows_with_what_is_asked_for():
     tree = DecodingLoad(bytes_per_value=2, num_nodes=59, noise_streams=2, table_columns=1000)
     drafted = estimate_memory(XL, tree, XL_DRAFT, VQ16Config())
     assert drafted.total > one.total
-    assert drafted.table == 16384 * 1000 * 8
+    assert drafted.table == 16384 * 1000 * 2
     graphs = estimate_memory(XL, replace(tree, has_graphs=True), XL_DRAFT, VQ16Config())
     assert graphs.total == drafted.total + min(drafted.step, max(drafted.prefill, drafted.image))
     batch = estimate_memory(XL, replace(tree, batch=16), XL_DRAFT, VQ16Config())

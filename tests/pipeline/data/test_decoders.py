@@ -48,7 +48,7 @@ def test_tables_are_named_after_their_files_up_to_the_first_dot(tmp_path):
         "probability": (12, 2),
         "random": (12, 3),
     }
-    assert all(table.dtype == torch.int64 for table in tables.values())
+    assert all(table.dtype == torch.int16 for table in tables.values())
 
 
 def test_one_table_or_none_need_no_list(tmp_path):

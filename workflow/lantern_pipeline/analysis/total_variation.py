@@ -20,7 +20,7 @@ from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, make_relaxation
+from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, make_relaxation, with_nearest
 from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, with_ends
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.output_distribution import (
@@ -267,6 +267,6 @@ def _surrogate(
     own = target_probs[node, token]
     if bound.k == 0:
         return own
-    masses = target_probs[node[:, None], table[:, : bound.k][token]].cumsum(-1)  # (pairs, k)
+    masses = target_probs[node[:, None], with_nearest(table, token, bound.k)[:, :-1]].cumsum(-1)  # (pairs, k)
     admitted = bound.admits(masses, own[:, None], torch.zeros_like(own)[:, None])
     return own + (masses * admitted).amax(-1)

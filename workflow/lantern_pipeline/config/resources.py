@@ -99,8 +99,9 @@ class JobSizes:
         return disk_mb(num_texts * self.sizes.num_text_tokens * self.sizes.caption_dim * 2)
 
     def table_disk_mb(self) -> int:
-        """Disk of a table of nearest codes, int64."""
-        return disk_mb(self.sizes.vocab_size * self.config["codebook"]["num_neighbours"] * 8)
+        """Disk of a table of nearest codes, two bytes a code, four where they are more than two bytes count."""
+        code_bytes = 2 if self.sizes.vocab_size < 2**15 else 4
+        return disk_mb(self.sizes.vocab_size * self.config["codebook"]["num_neighbours"] * code_bytes)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
         """Time of a job that decodes so many images one token per forward, batch after batch; at least `first`."""

@@ -61,7 +61,7 @@ def select_proximity(
     ranks = sorted({min(rank, num_ranks) for rank in RANKS})
     generator = torch.Generator().manual_seed(seed)
     offsets = torch.randint(1, vocab, codes.shape, generator=generator)
-    variants = [*(nearest_codes[codes, rank - 1] for rank in ranks), (codes + offsets) % vocab]
+    variants = [*(nearest_codes[codes, rank - 1].long() for rank in ranks), (codes + offsets) % vocab]
     num_rows, original = min(num_rows, len(codes)), decode_images(tokenizer, codes)
     shown, quality = [to_pixels(original[:num_rows])], [""]
     for variant in variants:

@@ -142,11 +142,11 @@ def distribution_given_children(
         token, is_drafted = children[:, rank].clamp(min=0), children[:, rank] >= 0
         token_draft = torch.ones_like(weight) if left is None else _at(left, token)
         is_tried = is_drafted & (token_draft > 0)
-        relaxed = rule.relax(probs, token)
-        surrogate = _at(probs, token) + relaxed.mass
-        accept = (surrogate / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)).clamp(max=1) * is_tried
+        relaxed = rule.relax(probs, rule.codes_of(token))
+        ratio = relaxed.surrogate.squeeze(-1) / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)
+        accept = ratio.clamp(max=1) * is_tried
         emitted.scatter_add_(1, token[:, None], (weight * accept)[:, None])
-        residual = rule.residual_probs(probs, token, relaxed, left)
+        residual = rule.residual_probs(probs, relaxed, left)
         probs = torch.where(is_tried[:, None], residual, probs)
         weight = weight * (1 - accept)
         if left is not None:
@@ -201,12 +201,12 @@ def distribution_of_relaxed_sets(
     process is that of `lantern.acceptance.accept_within_bound`.
     """
     emitted, left = target_probs.clone(), target_probs.clone()  # left: mass that no draft has taken yet
-    for token, is_drafted, relaxed in walk_children(target_probs, children, table, relaxation):
-        taken = left.gather(1, relaxed.codes) * (relaxed.is_member & is_drafted[:, None])
-        emitted.scatter_add_(1, relaxed.codes, -taken)
-        emitted.scatter_add_(1, token[:, None], taken.sum(1, keepdim=True))
-        left.scatter_add_(1, relaxed.codes, -taken)
-        left.scatter_add_(1, token[:, None], -(_at(left, token) * is_drafted)[:, None])
+    for token, relaxed, _ in walk_children(target_probs, children, table, relaxation):
+        is_drafted, token = token[:, None] >= 0, token[:, None].clamp(min=0)
+        codes = torch.where(is_drafted, relaxed.codes, 0)
+        taken = left.gather(1, codes) * (relaxed.is_member & is_drafted)
+        emitted.scatter_add_(1, codes, -taken).scatter_add_(1, token, taken.sum(1, keepdim=True))
+        left.scatter_add_(1, codes, -taken).scatter_add_(1, token, -left.gather(1, token) * is_drafted)
     return OutputDistribution(emitted, 1 - left.sum(1), torch.zeros_like(left[:, 0]))
 
 
