@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lantern.codebook import co_varying_codes, nearest_codes
+from lantern.codebook import co_varying_codes, code_dtype, nearest_codes
 
 
 def test_nearest_by_eye():
@@ -61,7 +61,7 @@ def test_codes_that_rise_and_fall_together_are_near_by_eye():
     table = co_varying_codes([FOUR_CODES], 3)
     # codes 0 and 1: +1 with each other, 0 with the constant one, -1 with code 2, to which both are equally far
     assert table.tolist() == [[1, 3, 2], [0, 3, 2], [3, 0, 1], [0, 1, 2]]
-    assert table.dtype == torch.int64
+    assert table.dtype == torch.int16
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e-9])
@@ -105,3 +105,8 @@ def test_two_contexts_are_enough():
 def test_one_context_says_nothing_of_what_varies(num):
     with pytest.raises(ValueError, match=f"co-varying codes need at least 2 contexts, got {num}"):
         co_varying_codes([row[None] for row in FOUR_CODES[:num]], 3)
+
+
+def test_a_table_takes_two_bytes_a_code_where_they_count_far_enough():
+    assert nearest_codes(torch.randn(10, 4), 3).dtype == torch.int16
+    assert [code_dtype(vocab) for vocab in (16384, 32767, 32768)] == [torch.int16, torch.int16, torch.int32]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from lantern.draft_tree import static_tree
+from lantern import rules
+from lantern.codebook import nearest_codes
+from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafting import Proposal
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField, make_noise
 from lantern.rules import ByEquality, make_rule
 from lantern.sampling import SamplingConfig
-from lantern.verification import Scores
+from lantern.verification import Scores, reached_nodes
 
 COUNT = 20_000  # emissions
 TARGET = torch.tensor([0.0, 0.45, 0.3, 0.25, 0.0])
@@ -99,3 +102,139 @@ def test_any_other_bound_needs_its_table(bound):
     spec = MethodSpec(name="near", tree="chain3", drafts="top", neighbours="l2", k=3, **bound)
     with pytest.raises(ValueError, match="near needs the 3 nearest codes, got no table"):
         make_rule(spec, SamplingConfig(), None)
+
+
+def test_official_residuals_need_one_column_more_where_they_are_used():
+    """They zero the nearest k + 1 codes; k columns would zero k and say nothing."""
+    parts = {"relaxation": "additive", "neighbours": "l2", "k": 3, "delta": 0.1, "residual": "official"}
+    spec = MethodSpec(name="near", tree="dynamic", drafts="top", **parts)
+    with pytest.raises(ValueError, match="near needs the 4 nearest codes, got a table of 3 columns"):
+        make_rule(spec, SamplingConfig(), TABLE)
+    make_rule(spec, SamplingConfig(temperature=0.0), TABLE)  # greedy decoding has no residuals
+
+
+NEAR = {"neighbours": "l2", "k": 6}
+METHODS = {
+    "exact": {"drafts": "coupled"},
+    "proximity": {"drafts": "coupled", "relaxation": "proximity", **NEAR},
+    "additive": {"drafts": "top", "relaxation": "additive", "delta": 0.3, **NEAR},
+    "multiplicative": {"drafts": "top", "relaxation": "multiplicative", "lambda_": 4.0, **NEAR},
+    "jensen_shannon": {"drafts": "top", "relaxation": "jensen_shannon", "delta": 0.1, **NEAR},
+    "bounded": {"drafts": "top", "relaxation": "bounded", "delta": 0.3, **NEAR},
+    "rejection": {"drafts": "sampled"},
+    "relaxed_rejection": {"drafts": "sampled", "relaxation": "multiplicative", "lambda_": 4.0, **NEAR},
+    "official": {"drafts": "top", "relaxation": "additive", "delta": 0.3, "residual": "official", **NEAR},
+}
+CHOICES = [(0,), (1,), (2,), (0, 0), (0, 1), (0, 2), (1, 0), (0, 0, 0), (0, 0, 1)]
+BATCH, VOCAB = 64, 12
+NEAREST = nearest_codes(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(1)), 8)
+
+
+def make_step(drafts: str, sampling: SamplingConfig, is_dynamic: bool = False, seed: int = 0) -> tuple:
+    """(scores, proposal) of random drafts that resemble the target, the second child of the first node missing."""
+    generator, tree = torch.Generator().manual_seed(seed), static_tree(CHOICES)
+    logits = 2 * torch.randn(BATCH, tree.num_nodes, VOCAB, generator=generator)
+    draft_logits = (logits + torch.randn(logits.shape, generator=generator))[:, tree.parent_nodes]
+    probs = draft_logits.softmax(-1)
+    best = (probs / torch.empty_like(probs).exponential_(generator=generator)).topk(3, dim=-1).indices
+    tokens = torch.zeros(BATCH, tree.num_nodes, dtype=torch.int64)
+    for inner, rank in (tree.children[0] >= 0).nonzero().tolist():
+        tokens[:, tree.children[0, inner, rank]] = best[:, inner, rank]
+    tokens[:, 5] = -1
+    if is_dynamic:
+        tree = tree_from_parents(tree.parents.expand(BATCH, -1).contiguous(), 3, 4)
+    streams = ["target", "accept"]
+    noise = NoiseField(BATCH, 8, VOCAB, streams)
+    noise.fill(range(BATCH), [make_noise(seed, f"p{i}", streams, 8, VOCAB) for i in range(BATCH)])
+    positions = (1 + tree.depths).expand(BATCH, -1)
+    proposal = Proposal(tokens, tree, probs if drafts == "sampled" else None)
+    return Scores(None, logits, positions, noise, sampling), proposal
+
+
+def rule_of(name: str, sampling: SamplingConfig):
+    is_dynamic = METHODS[name].get("residual") == "official"
+    tree = {"tree": "dynamic"} if is_dynamic else {"tree": "mine", "tree_shape": CHOICES}
+    return make_rule(MethodSpec(name="mine", **tree, **METHODS[name]), sampling, NEAREST), is_dynamic
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_judging_the_path_alone_finds_what_judging_all_nodes_finds(name, monkeypatch):
+    sampling = SamplingConfig(top_k=7)
+    rule, is_dynamic = rule_of(name, sampling)
+    assert rule.follows_path
+    scores, proposal = make_step(METHODS[name]["drafts"], sampling, is_dynamic)
+    outcomes = []
+    for most in (0, 10**9):
+        monkeypatch.setattr(rules, "MANY_LOGITS", most)
+        outcomes.append(rule.verify(replace(scores), proposal))
+    path, whole = outcomes
+    assert torch.equal(path.num_accepted, whole.num_accepted) and torch.equal(path.path, whole.path)
+    assert set(path.num_accepted.tolist()) == {0, 1, 2, 3}
+    counts = torch.arange(4) <= path.num_accepted[:, None]
+    assert torch.equal(path.emitted[counts], whole.emitted[counts])
+    assert torch.equal(path.is_substituted[counts], whole.is_substituted[counts])
+    assert ((path.emitted >= 0) & (path.emitted < VOCAB)).all() and (whole.emitted >= 0).all()
+    reached = reached_nodes(proposal.tree, path.is_accepted)
+    assert torch.equal(reached, reached_nodes(proposal.tree, whole.is_accepted))
+    assert path.is_finite.all() and whole.is_finite.all()
+
+
+@pytest.mark.parametrize("most", [0, 10**9])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_missing_draft_is_never_accepted(name, temperature, most, monkeypatch):
+    """Code 11, the last of the table, would stand in for a draft of -1: all tokens here are it or among its nearest."""
+    monkeypatch.setattr(rules, "MANY_LOGITS", most)
+    sampling = SamplingConfig(temperature=temperature)
+    rule, is_dynamic = rule_of(name, sampling)
+    scores, proposal = make_step(METHODS[name]["drafts"], sampling, is_dynamic)
+    scores.logits[..., 11] += 20
+    proposal.tokens[:, 1:] = -1
+    outcome = rule.verify(scores, proposal)
+    assert not outcome.is_accepted[:, 1:].any() and (outcome.num_accepted == 0).all()
+    assert (outcome.emitted[:, 0] == 11).all()
+
+
+@pytest.mark.parametrize(("name", "leaves"), [("proximity", False), ("bounded", False), ("additive", True)])
+def test_only_the_papers_rules_emit_what_the_target_filtered(name, leaves):
+    sampling, is_outside = SamplingConfig(top_k=2), False
+    rule, _ = rule_of(name, sampling)
+    for seed in range(3):
+        scores, proposal = make_step(METHODS[name]["drafts"], sampling, seed=seed)
+        outcome = rule.verify(scores, proposal)
+        weights = outcome.scores.weights.gather(1, outcome.path[..., None].expand(-1, -1, VOCAB))
+        is_kept = weights.gather(-1, outcome.emitted[..., None]).squeeze(-1) > -torch.inf
+        counts = torch.arange(4) <= outcome.num_accepted[:, None]
+        assert (outcome.is_substituted & counts).any()
+        is_outside |= bool((~is_kept & counts).any())
+    assert is_outside == leaves
+
+
+def test_siblings_of_one_token_are_accepted_together_and_the_longer_path_is_taken():
+    """Two chains from the root that begin alike, as Jacobi drafts and a draft model's side by side do."""
+    tree = static_tree([(0,), (1,), (0, 0), (1, 0)])
+    logits = torch.full((1, 5, VOCAB), -20.0)
+    for node, token in enumerate([3, 5, 5, 7, 7]):  # what the target draws after each
+        logits[0, node, token] = 20.0
+    proposal = Proposal(torch.tensor([[0, 3, 3, 6, 5]]), tree)
+    sampling, noise = SamplingConfig(), NoiseField(1, 4, VOCAB, ["target"])
+    for name in ("exact", "proximity", "additive", "bounded"):
+        spec = MethodSpec(name="mine", tree="mine", tree_shape=CHOICES, **METHODS[name])
+        rule = make_rule(spec, sampling, NEAREST)
+        outcome = rule.verify(Scores(None, logits, tree.depths, noise, sampling), proposal)
+        assert outcome.is_accepted[0].tolist()[1:] == [True, True, False, True]
+        assert outcome.path.tolist() == [[0, 2, 4]] and outcome.emitted.tolist() == [[3, 5, 7]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_root_alone_emits_the_targets_token_and_tells_bad_logits(temperature):
+    sampling = SamplingConfig(temperature=temperature)
+    scores, _ = make_step("coupled", sampling)
+    alone = scores.at(torch.zeros(BATCH, 1, dtype=torch.int64))
+    alone.logits[3, 0, 2] = torch.nan
+    outcome = make_rule(MethodSpec("autoregressive"), sampling, None).verify(
+        alone, Proposal(torch.zeros(BATCH, 1, dtype=torch.int64), tree_from_parents(torch.zeros(1, 1).long(), 0, 0))
+    )
+    assert outcome.emitted.shape == (BATCH, 1) and torch.equal(outcome.emitted, alone.keys.argmax(-1))
+    assert outcome.is_finite.tolist() == [row != 3 for row in range(BATCH)]
+    assert (outcome.num_accepted == 0).all() and not outcome.is_substituted.any()

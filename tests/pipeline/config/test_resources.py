@@ -76,7 +76,7 @@ def test_a_published_target_takes_gigabytes():
     sizes = JobSizes(overlaid("llamagen_stage1"), has_gpu=True)
     assert 3100 < sizes.target_disk_mb(is_trained=False) < 3400
     # 5,000 prompts of 120 tokens, each of 2,048 bfloat16 values; 16384 codes with their neighbours.
-    assert 2400 < sizes.text_disk_mb(5000) < 2700 and 30 < sizes.table_disk_mb() < 100
+    assert 2400 < sizes.text_disk_mb(5000) < 2700 and 130 < sizes.table_disk_mb() < 140
 
 
 def test_no_torch_is_imported_while_the_workflow_is_read():

@@ -91,7 +91,7 @@ def test_one_draft_is_as_its_rule_draws_it(name, table):
 def test_a_copied_draft_is_a_point_mass(table):
     nodes = make_nodes()
     found = distribution_of_one_coupled_draft(nodes, table, Proximity(K))
-    target, near = nodes.target_probs[-1], table[3, :K]
+    target, near = nodes.target_probs[-1], table[3, :K].long()
     assert found.probs[-1, 3] == pytest.approx(float(target[3] + target[near].sum()))
     assert found.probs[-1, near].abs().max() < 1e-12
 

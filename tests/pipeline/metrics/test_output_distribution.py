@@ -175,7 +175,7 @@ def test_acceptance_does_not_depend_on_how_many_masses_are_held(table, monkeypat
 
 def test_jensen_shannon_bound_against_its_definition(table):
     target = random_nodes(1).target_probs[0]
-    nearest, bound = table[3], JensenShannonBound(20, 0.1)
+    nearest, bound = table[3].long(), JensenShannonBound(20, 0.1)
     admitted = bound.admits(target[nearest].cumsum(0), target[3:4], torch.zeros(1))
     for j in range(20):
         moved = target.clone()
