@@ -5,6 +5,7 @@
 #   make figures     redraw the figures from stored results; never generates
 #   make readme      write the results into README.md and docs/ (for maintainers)
 #   make report      write results/report.html from stored results
+#   make gpu-check   check and time decoding on a GPU (eight minutes; ARGS="--device cpu --tiny" tries it without one)
 #   make lint        ruff, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
@@ -18,7 +19,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce test figures report readme rulegraph lint format resume lock clean distclean
+.PHONY: help arguments reproduce test figures report readme rulegraph gpu-check lint format resume lock clean distclean
 
 CORES ?= all
 ARGS ?=
@@ -86,6 +87,9 @@ figures: arguments $(STAMP)
 
 rulegraph: $(STAMP)
 	$(SNAKEMAKE) --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
+
+gpu-check: $(STAMP)
+	$(BIN)/python benchmarks/gpu_check.py --output benchmarks/results/gpu_check.json $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import decode
 import full_size
+import gpu_check
 import job_overhead
 import overlay_hours
 import pytest
@@ -15,8 +16,10 @@ import throughput
 import torch
 
 from conftest import ROOT
+from lantern import stepping
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder
 from lantern.io import save_tensors
 from lantern.methods import make_method
 from lantern.models.draft import DraftModel
@@ -142,3 +145,54 @@ def test_a_jobs_overhead_is_measured(run, tmp_path, monkeypatch):
     monkeypatch.setattr(job_overhead, "DRY_RUN", [job_overhead.sys.executable, "-c", ""])
     found = run(job_overhead, "--jobs", tmp_path / "jobs.txt")
     assert found["jobs"] == 2 and found["imports_s"] > 0 and "all_fingerprints_s" in found
+
+
+def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
+    monkeypatch.setattr(gpu_check, "PRESETS", dict(list(gpu_check.PRESETS.items())[-2:]))
+    found = run(gpu_check, "--device", "cpu", "--tiny", "--minutes", 0)
+    assert found["capture"] == dict.fromkeys(["jacobi T0", "jacobi T1", "hybrid T0", "hybrid T1"], "not available")
+    assert found["processes"] is True  # by gloo
+    assert set(found["near_ties"]) == {"median_margin", "coupled", "jacobi", "hybrid"}
+    assert len(found["steps"]) == 4 * 2 * 3
+    for row in found["steps"]:
+        expected = {"eager": None, "graph": "not available", "compile": "no time left"}[row["stepping"]]
+        assert row.get("failed") == expected and (expected or (row["seconds"] > 0 and row["formula_gib"] > 0))
+
+
+@pytest.fixture
+def checked():
+    return gpu_check.make_models(gpu_check.SMALL, torch.device("cpu"), torch.float32)
+
+
+def test_compiled_steps_are_timed_while_there_is_time(checked, monkeypatch):
+    monkeypatch.setattr(stepping, "COMPILER", "eager")
+    monkeypatch.setattr(gpu_check, "timed_methods", lambda k: [make_method("autoregressive")])
+    options = SimpleNamespace(device="cpu", batches=[1, 2], steps=1)
+    answers = iter([True, False])
+    rows = gpu_check.check_steps(checked, options, 1e10, lambda: next(answers))
+    compiled = [row for row in rows if row["stepping"] == "compile"]
+    assert compiled[0]["preparation_s"] > 0 and compiled[0]["seconds"] > 0
+    assert compiled[1]["failed"] == "no time left"
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_bytes_of_a_step_are_those_of_the_models_that_run(checked, place, monkeypatch):
+    """The draft model and the head are read in every one of its passes."""
+    decoder = Decoder(checked, gpu_check.timed_methods(k=10)[place], gpu_check.SAMPLING)
+    state, passes = gpu_check.fill(decoder, 1), []
+    extend = checked.draft.extend
+    monkeypatch.setattr(checked.draft, "extend", lambda *given: (passes.append(1), extend(*given))[1])
+    decoder.step(state)
+    dim, hidden, vocab = 64, checked.target.config.ffn_hidden, 64
+    layer = (4 * dim * dim + 3 * dim * hidden + 2 * dim) * 4
+    cache = decoder.num_slots * 2 * 2 * dim * 4  # captioned and not, keys and values
+    expected = 2 * (layer + cache) + dim * vocab * 4
+    if passes:
+        draft_cache = state.drafter.cache.entries.nbytes
+        expected += len(passes) * (layer - dim * 4 + dim * dim * 4 + draft_cache + dim * vocab * 4)
+    assert gpu_check.bytes_per_step(decoder, state) == pytest.approx(expected, rel=0.02)  # norms fold away
+
+
+def test_a_bandwidth_is_that_of_the_card():
+    for name, bandwidth in {"NVIDIA H200": 4.8e12, "NVIDIA A100-SXM4-40GB": 1.555e12, "NVIDIA L40S": 0.864e12}.items():
+        assert next(value for part, value in gpu_check.BANDWIDTH.items() if part in name) == bandwidth

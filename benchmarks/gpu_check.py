@@ -1,0 +1,350 @@
+"""What only a GPU can show, in one command, in under eight minutes on an H200: `make gpu-check`.
+
+    python benchmarks/gpu_check.py --output benchmarks/results/gpu_check.json
+    python benchmarks/gpu_check.py --device cpu --tiny        # the same code, where there is no GPU
+
+1. capture: steps replayed from a CUDA graph give the images and accepted lengths of eager ones, for every preset.
+2. near_ties: in bfloat16, how much of exact methods' images equals autoregressive decoding's, and by what margin the
+   target preferred its token where they part.
+3. steps: seconds of a step at the sizes of LlamaGen XL with random weights, eager, as a graph and compiled; with the
+   bytes of weights and cache that it has to read, as a share of what the memory could have delivered in that time; and
+   the peak of memory beside `memory`'s formula.
+4. processes: two processes, each on a GPU of its own, add up a tensor.
+
+What cannot be measured says why. The last line of the output is JSON; the exit code is 1 where a capture failed or gave
+other images, or two processes did not agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import side_by_side
+import torch
+from full_size import PeakMemory, RandomCaptions
+from memory import GIB, DecodingLoad, estimate_memory, nodes_of
+
+from lantern.decoding import Decoder, DecodingModels, DecodingState, Generation
+from lantern.draft_tree import StaticTree
+from lantern.eagle import EagleDrafter
+from lantern.generation import synchronise
+from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, TargetConfig
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel, cast_target
+from lantern.models.transformer import cast_weights
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
+
+XL = {
+    **LLAMAGEN_SIZES["XL"],
+    **{"ffn_multiple": FFN_MULTIPLE, "vocab_size": 16384, "grid": 16, "num_text_tokens": 120, "caption_dim": 2048},
+}
+SMALL = {
+    **{"dim": 64, "num_layers": 2, "num_heads": 2, "ffn_multiple": 16},
+    **{"vocab_size": 64, "grid": 6, "num_text_tokens": 8, "caption_dim": 16},
+}
+TINY = {**SMALL, "vocab_size": 256, "grid": 4}
+# Bytes per second, by a part of the card's name; the first that fits. Source: the makers' data sheets.
+BANDWIDTH = {
+    **{"B200": 8.0e12, "GH200": 4.0e12, "H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12},
+    **{"A100-SXM4-80GB": 2.039e12, "A100 80GB": 1.935e12, "A100": 1.555e12, "L40": 0.864e12, "L4": 0.3e12},
+    **{"RTX 4090": 1.008e12, "RTX 3090": 0.936e12, "A6000": 0.768e12, "V100": 0.9e12, "T4": 0.32e12},
+}
+PARAMETERS = {"k": 10, "delta": 0.1, "lambda_": 2.0}
+LANTERN_K = 1000  # of the papers
+NOT_AVAILABLE = "not available"
+NO_TIME = "no time left"
+SAMPLING = SamplingConfig(1.0, 1000, 1.0, "top_k_first", 7.5)
+COMPILES_UNTIL = 0.6  # of the time allowed: the last compilation may take the rest
+
+
+def timed_methods(k: int) -> list[MethodSpec]:
+    """What is timed: one method of each kind, with k nearest codes."""
+    return [
+        make_method("autoregressive"),
+        make_method("eagle1", method_id="eagle1-tree57"),
+        make_method("lantern", k=k, delta=0.1, method_id="lantern-dynamic58"),
+        make_method("jacobi", tree="chain15", method_id="jacobi-chain15"),
+    ]
+
+
+def make_models(sizes: dict[str, int], device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> DecodingModels:
+    """Random models, made on the device, their matrices scaled, and a table of any other codes."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        target = TargetModel(TargetConfig(**sizes)).eval()
+    draft = DraftModel.from_target(target, 0).eval()
+    with torch.no_grad():
+        for parameter in [*target.parameters(), *draft.parameters()] if scale != 1 else []:
+            if parameter.dim() == 2:
+                parameter.mul_(scale)
+    codes = torch.arange(sizes["vocab_size"], device=device)
+    table = (codes[:, None] + codes[1 : LANTERN_K + 2]) % len(codes)
+    cast_target(target, dtype)
+    return DecodingModels(target.prepare_for_decoding(), cast_weights(draft, dtype).prepare_for_decoding(), table)
+
+
+def draw(decoder: Decoder, batch: int) -> Generation:
+    """One batch of images."""
+    captions = RandomCaptions(decoder.target.config).encode([""] * batch)
+    return decoder.generate(*captions, [decoder.make_noise(0, str(i)) for i in range(batch)])
+
+
+def check_capture(device: torch.device) -> dict[str, Any]:
+    """Every preset at both temperatures, on a small model whose drafts are accepted now and then."""
+    models, found = make_models(SMALL, device, torch.float32, scale=6.0), {}
+    for name in PRESETS:
+        wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
+        spec = make_method(name, **{key: PARAMETERS[key] for key in wanted})
+        for temperature in (0.0, 1.0):
+            decoder = Decoder(models, spec, SamplingConfig(temperature, 40, cfg_scale=2.0))
+            expected, images = draw(decoder.stepped("eager"), 5), draw(decoder, 5)
+            is_equal = all(
+                torch.equal(getattr(images, part), getattr(expected, part))
+                for part in ("codes", "accepted_lengths", "accepted_nodes", "is_substituted")
+            )
+            is_captured = decoder.runner.mode == "graph"
+            answer = is_equal if is_captured else False if device.type == "cuda" else NOT_AVAILABLE
+            found[f"{name} T{temperature:g}"] = answer
+            print(f"capture    {name:<16} T {temperature:g}  equal to eager: {answer}", flush=True)
+    return found
+
+
+def check_near_ties(models: DecodingModels, batch: int) -> dict[str, Any]:
+    """Exact methods against autoregressive decoding under the same noise, in the models' number format."""
+    expected = draw(Decoder(models, make_method("autoregressive"), SAMPLING, records_margins=True), batch)
+    found: dict[str, Any] = {"median_margin": float(expected.margins.median())}
+    for spec in (make_method("coupled"), make_method("jacobi", tree="chain15"), make_method("hybrid")):
+        images = draw(Decoder(models, spec, SAMPLING), batch)
+        equality = compare_with_autoregressive(images.codes, expected.codes, expected.margins)
+        margins = equality.margin_at_difference[~equality.is_equal].tolist()
+        row = {
+            "tokens_up_to_a_difference": float(equality.first_difference.sum() / images.codes.numel()),
+            "equal_images": float(equality.is_equal.float().mean()),
+            "margins_where_they_part": margins,
+        }
+        found[spec.name] = row
+        shares = f"images {row['equal_images']:.2f}, tokens {row['tokens_up_to_a_difference']:.3f}"
+        print(f"near ties  {spec.name:<16} equal: {shares}; margins {[round(m, 4) for m in margins]}", flush=True)
+    return found
+
+
+def fill(decoder: Decoder, batch: int) -> DecodingState:
+    """A batch that has begun; all rows have one image's noise, which takes long to make."""
+    state, noise = decoder.allocate(batch), decoder.make_noise(0, "0")
+    decoder.fill(state, range(batch), *RandomCaptions(decoder.target.config).encode([""] * batch), [noise] * batch)
+    return state
+
+
+@torch.inference_mode()
+def step_seconds(decoder: Decoder, state: DecodingState, num_steps: int) -> float:
+    """Mean seconds of a step, after three that do not count."""
+    for _ in range(3):
+        decoder.runner.step(decoder, state)
+    synchronise(decoder.device)
+    begun = time.perf_counter()
+    for _ in range(num_steps):
+        decoder.runner.step(decoder, state)
+    synchronise(decoder.device)
+    return (time.perf_counter() - begun) / num_steps
+
+
+def bytes_per_step(decoder: Decoder, state: DecodingState) -> int:
+    """Weights and cache that a step has to read: of the target, and of the draft model as often as it runs."""
+    target, eagle = decoder.target, getattr(decoder.drafter, "eagle", decoder.drafter)
+    head = target.head.weight.nbytes
+    total = sum(parameter.nbytes for parameter in target.layers.parameters()) + head + state.cache.entries.nbytes
+    if isinstance(eagle, EagleDrafter):
+        passes = len(eagle.tree.levels) if isinstance(eagle.tree, StaticTree) else 1 + eagle.tree.depth
+        layer = [*eagle.draft.layer.parameters(), *eagle.draft.from_hidden.parameters()]
+        cache = getattr(state.drafter, "eagle", state.drafter).cache
+        total += passes * (sum(parameter.nbytes for parameter in layer) + head + cache.entries.nbytes)
+    return total
+
+
+def measure_steps(decoder: Decoder, batch: int, num_steps: int, bandwidth: float) -> dict[str, Any]:
+    """One method at one batch size in one way of stepping."""
+    device, mode = decoder.device, decoder.runner.mode
+    config, load = (
+        decoder.target.config,
+        DecodingLoad(
+            batch=batch,
+            num_nodes=nodes_of(decoder.spec.tree_shape),
+            bytes_per_value=decoder.dtype.itemsize,
+            noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),
+            has_graphs=mode == "graph",
+        ),
+    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    with PeakMemory(device) as memory:
+        state = fill(decoder, batch)
+        seconds = step_seconds(decoder, state, num_steps)
+    if decoder.runner.mode != mode:
+        return {"failed": f"steps were run {decoder.runner.mode}"}
+    found = {"seconds": seconds, "share_of_bandwidth": bytes_per_step(decoder, state) / bandwidth / seconds}
+    found["formula_gib"] = estimate_memory(config, load, decoder.models.draft.config).total / GIB
+    found["preparation_s"] = decoder.runner.preparation_s
+    if device.type == "cuda":  # on a CPU the process holds much else
+        found["peak_gib"] = memory.peak / GIB
+        found["reserved_gib"] = torch.cuda.max_memory_reserved(device) / GIB  # graphs' pool included
+        found["graph_pool_gib"] = pool_bytes(state) / GIB
+    return found
+
+
+def show(row: dict[str, Any]) -> None:
+    """A line for people."""
+    line = f"steps      {row['method']:<18} batch {row['batch']:>2}  {row['stepping']:<8}"
+    if "failed" in row:
+        print(line, row["failed"], flush=True)
+        return
+    line += f"{1000 * row['seconds']:9.2f} ms  {row['share_of_bandwidth']:7.2%} of bandwidth"
+    if "peak_gib" in row:
+        line += (
+            f"  peak {row['peak_gib']:.2f} GiB, reserved {row['reserved_gib']:.2f}, formula {row['formula_gib']:.2f}"
+        )
+        line += f", graph {row['graph_pool_gib']:.2f}"
+    print(f"{line}  prepared in {row['preparation_s']:.1f} s", flush=True)
+
+
+def pool_bytes(state: DecodingState) -> int:
+    """Memory that a state's graph keeps for the activations of a step; 0 without a graph."""
+    if state.graph is None:
+        return 0
+    pool = tuple(state.graph.pool())
+    segments = torch.cuda.memory_snapshot()
+    return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) == pool)
+
+
+def check_steps(
+    models: DecodingModels, options: argparse.Namespace, bandwidth: float, has_time: Callable[[], bool]
+) -> list[dict[str, Any]]:
+    """Every timed method, batch size and way of stepping; compilations last, smallest batch first, while time is left.
+
+    A decoder is made anew for each, so that no state is kept.
+    """
+    cells = [(mode, batch) for batch in options.batches for mode in ("eager", "graph")]
+    rows = []
+    for mode, batch in cells + [("compile", batch) for batch in options.batches]:
+        for spec in timed_methods(min(LANTERN_K, models.nearest_codes.shape[1] - 1)):
+            row: dict[str, Any] = {"method": spec.method_id, "batch": batch, "stepping": mode}
+            try:
+                if mode == "graph" and options.device == "cpu":
+                    row["failed"] = NOT_AVAILABLE
+                elif mode == "compile" and not has_time():
+                    row["failed"] = NO_TIME
+                else:
+                    parts = models if spec.is_relaxed else replace(models, nearest_codes=None)
+                    decoder = Decoder(parts, spec, SAMPLING, stepping=mode)
+                    row |= measure_steps(decoder, batch, options.steps, bandwidth)
+            except torch.OutOfMemoryError:
+                row["failed"] = "out of memory"
+            rows.append(row)
+            show(row)
+    return rows
+
+
+def _add_up(rank: int, meeting_point: str, device: str) -> None:
+    """What one of two processes does."""
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    options = {"init_method": f"file://{meeting_point}", "timeout": timedelta(minutes=1)}
+    torch.distributed.init_process_group(backend, rank=rank, world_size=2, **options)
+    value = torch.full((1000,), rank + 1.0, device=device)
+    torch.distributed.all_reduce(value)
+    torch.distributed.destroy_process_group()
+    assert (value == 3).all(), f"1 + 2 is 3, got {value[0]}"
+
+
+def check_processes(device: torch.device) -> bool | str:
+    """Whether two processes agree on a sum, by nccl on two GPUs or gloo on a CPU."""
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        return f"{NOT_AVAILABLE}: one GPU"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            torch.multiprocessing.spawn(_add_up, (f"{folder}/meeting_point", device.type), nprocs=2)
+        except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
+            print(error, file=sys.stderr)
+            return False
+    return True
+
+
+def measure_bandwidth(device: torch.device, num_bytes: int) -> float:
+    """Bytes per second of a copy, read and written."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(5):
+        synchronise(device)
+        begun = time.perf_counter()
+        target.copy_(source)
+        synchronise(device)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * num_bytes / best
+
+
+def describe_machine(device: torch.device, copied: float) -> dict[str, Any]:
+    """The card, its memory and bandwidth, and what drives it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    known = next((value for part, value in BANDWIDTH.items() if part in name), None)
+    machine = {"device": name, "bandwidth": known or copied, "copy_bandwidth": copied, "torch": torch.__version__}
+    machine |= {"bandwidth_from": "data sheet" if known else "a copy", "python": platform.python_version()}
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        machine |= {"memory_gib": card.total_memory / GIB, "multiprocessors": card.multi_processor_count}
+        machine |= {"capability": f"{card.major}.{card.minor}", "cuda": torch.version.cuda}
+        machine |= {"num_devices": torch.cuda.device_count(), "cudnn": torch.backends.cudnn.version()}
+    return machine
+
+
+def parse_options() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small models, two batch sizes, few steps")
+    parser.add_argument("--minutes", type=float, default=8.0, help="allowed in all; what is left goes to compilations")
+    parser.add_argument("--output", type=Path, help="file for the results")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("gpu_check needs a CUDA device; to try the code without one: --device cpu --tiny")
+    options.batches, options.steps = ([1, 2], 2) if options.tiny else ([1, 4, 16, 64], 20)
+    return options
+
+
+def main() -> None:
+    """Runs all checks."""
+    options, begun = parse_options(), time.perf_counter()
+    device = torch.device(options.device)
+    machine = describe_machine(device, measure_bandwidth(device, 2**20 if options.tiny else 2**30))
+    parts = (f"{value:.4g}" if isinstance(value, float) else value for value in machine.values())
+    print("machine   ", ", ".join(f"{key} {part}" for key, part in zip(machine, parts, strict=True)), flush=True)
+    report = {"benchmark": "gpu_check", "machine": machine, "commit": side_by_side.commit_of(side_by_side.ROOT)}
+    report |= {"sizes": TINY if options.tiny else XL, "capture": check_capture(device)}
+    report["processes"] = check_processes(device)
+    print("processes ", report["processes"], flush=True)
+    models = make_models(report["sizes"], device, torch.bfloat16)
+    report["near_ties"] = check_near_ties(models, 2 if options.tiny else 4)
+
+    def has_time() -> bool:
+        return time.perf_counter() - begun < 60 * COMPILES_UNTIL * options.minutes
+
+    report["steps"] = check_steps(models, options, machine["bandwidth"], has_time)
+    report["seconds"] = time.perf_counter() - begun
+    side_by_side.write_report(report, options.output)
+    if False in (*report["capture"].values(), report["processes"]):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
