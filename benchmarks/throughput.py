@@ -5,8 +5,9 @@
     python benchmarks/throughput.py --results results/embedded --against ../old --batch 1 8 48 --output found.json
 
 A measurement is a generation job as the workflow runs it, from texts to records: four times as many prompts as rows of
-the batch, noise and text encoding included. Checkouts take turns job by job. Numbers are medians over rounds, ratios
-(this version / the other, above 1: faster) medians of ratios of the same round. The last line of the output is JSON.
+the batch, at least 16, noise and text encoding included. Checkouts take turns job by job. Numbers are medians over
+rounds, ratios (this version / the other, above 1: faster) medians of ratios of the same round. The last line of the
+output is JSON.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SIZES = {
     **{"dim": 128, "num_layers": 16, "num_heads": 4, "vocab_size": 1024, "grid": 8},
     **{"num_text_tokens": 16, "caption_dim": 64},
 }
+MIN_IMAGES = 16  # of a job
 SAMPLING = {"top_k": 100, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
 
 
@@ -80,7 +82,7 @@ def measure(sides: list[Side], batch: int, rounds: int) -> dict[str, dict[str, l
     """
     answers: dict[str, dict[str, list]] = {method: defaultdict(list) for method in sides[0].methods}
     for turn in range(-1, rounds):
-        size = {"batch": batch, "images": 4 * batch if turn >= 0 else batch}
+        size = {"batch": batch, "images": max(MIN_IMAGES, 4 * batch) if turn >= 0 else batch}
         for place, method in enumerate(answers):
             for name, answer in take_turns(sides, turn + place, "job", method=method, **size).items():
                 if turn >= 0:

@@ -158,7 +158,7 @@ def _draw(
 ) -> Iterator[tuple[list[Prompt], Generation, list[float]]]:
     """Images as they are completed, with their seconds; prompts are taken in groups, so that prefills stay batched."""
     num_rows = min(batch_size, len(prompts))
-    state, group = decoder.allocate(num_rows), max(1, num_rows // 8)
+    state, group = decoder.runner.borrow(decoder, num_rows), max(1, num_rows // 8)
     running: dict[int, Prompt] = {}
     seconds = [0.0] * num_rows
     with closing(_with_noise(decoder, prompts, run_seed, num_rows)) as coming:

@@ -63,6 +63,7 @@ def test_decoding_is_measured_beside_another_checkout(run, monkeypatch, tmp_path
 
 def test_throughput_is_measured_beside_another_checkout(run, monkeypatch):
     monkeypatch.setattr(throughput, "SIZES", {**TINY_SIZES, "grid": 2, "num_layers": 1})
+    monkeypatch.setattr(throughput, "MIN_IMAGES", 3)
     found = run(throughput, "--batch", 2, 3, "--rounds", 1, "--against", ROOT)
     assert found["benchmark"] == "throughput" and list(found["batches"]) == ["2", "3"]
     for rows in found["batches"].values():
