@@ -29,8 +29,8 @@ from lantern_pipeline.runtime.fingerprint import code_fingerprint
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ("requirements.lock.txt", "pyproject.toml")  # what the Makefile reads
 TINY = Path(__file__).parent / "tiny.yaml"
-METHODS = ["autoregressive", "eagle2", "coupled", "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
-EXACT = METHODS[:3]
+EXACT = ["autoregressive", "eagle2", "coupled", "jacobi", "hybrid"]
+METHODS = [*EXACT, "proximity-k20", "bounded-k4-delta0.2"]  # of the tiny config
 TIMED = ("latency_s", "speedup", "seconds_in_batch")  # what is measured with a clock: columns, or rows of a metric
 TRAINING = {
     "train_attribute_classifier",

@@ -226,7 +226,7 @@ def test_a_bad_ablation_is_one_sentence_that_names_its_grid(changes, words):
         ("prompts.seen.num", 96.0, 96),
         ("target.num_steps", 1.0e3, 1000),
         ("repeats.training_seeds", [3.0], [3]),
-        ("methods.4.k", [5.0, 20], [5, 20]),
+        ("methods.7.k", [5.0, 20], [5, 20]),
         ("ablations.grids.mine", {"methods": [{"preset": "coupled"}], "drafter_steps": [40.0, None]}, [40, None]),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_greedy_headline_is_possible_where_something_else_is_sampled():
 def test_a_method_of_the_study_must_run_at_the_headline_temperature():
     config = changed("study.methods", ["lantern-k20-delta0.1"])
     validate_config(config)
-    config["methods"][6]["delta"] = 0.3  # the entry at temperature 0 alone
+    config["methods"][9]["delta"] = 0.3  # the entry at temperature 0 alone
     validate_config({**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.1"]}})
     assert "study.methods" in sentence_for(
         {**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.3"]}}

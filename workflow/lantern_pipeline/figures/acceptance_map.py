@@ -26,7 +26,7 @@ from lantern_pipeline.metrics.speed import BASELINE
 
 COLOUR_MAP = "viridis"  # rises in lightness, also for colour-blind readers
 LABELS = ("tokens that were\naccepted drafts (%)", "tokens per step\nthat begins here")
-TITLE_LINE = 0.14  # inches
+TITLE_LINE, LABEL_HEIGHT = 0.14, 1.15  # inches
 
 
 def draw_acceptance_map(records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], grid: int) -> Figure:
@@ -53,7 +53,7 @@ def draw_maps(maps: Sequence[AcceptanceMap], titles: Sequence[str]) -> Figure:
     top = TITLE_LINE * max(title.count("\n") + 1 for title in titles)
     with paper_style():
         cell = min(1.3, (PAGE_WIDTH - 1.0) / len(maps))
-        figure = new_figure(1.0 + cell * len(maps), top + 2 * (cell + 0.25) + 0.15)
+        figure = new_figure(1.0 + cell * len(maps), top + 2 * max(cell + 0.25, LABEL_HEIGHT) + 0.15)
         panels = figure.subplots(2, len(maps), squeeze=False)
         for line, values, label in zip(panels, (shares, lengths), LABELS, strict=True):
             limits = (np.nanmin(values), np.nanmax(values))
