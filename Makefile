@@ -89,7 +89,8 @@ rulegraph: $(STAMP)
 	$(SNAKEMAKE) --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 
 gpu-check: $(STAMP)
-	$(BIN)/python benchmarks/gpu_check.py --output benchmarks/results/gpu_check.json $(ARGS)
+	@mkdir -p results
+	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check.json $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

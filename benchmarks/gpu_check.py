@@ -1,6 +1,6 @@
 """What only a GPU can show, in one command, in under eight minutes on an H200: `make gpu-check`.
 
-    python benchmarks/gpu_check.py --output benchmarks/results/gpu_check.json
+    python benchmarks/gpu_check.py --output results/gpu_check.json
     python benchmarks/gpu_check.py --device cpu --tiny        # the same code, where there is no GPU
 
 1. capture: steps replayed from a CUDA graph give the images and accepted lengths of eager ones, for every preset.
