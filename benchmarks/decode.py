@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -98,19 +98,28 @@ def common_methods(k: int) -> list[MethodSpec]:
     ]
 
 
+def configured_methods(config: dict[str, Any], results: Path, temperature: float) -> list[MethodSpec]:
+    """The config's methods at a temperature; those with a tuned tree, where the run has chosen one."""
+    from lantern_pipeline.data.decoders import resolve_tree  # not in every version that a worker runs
+
+    trees = results / "trees" / f"s{config['repeats']['training_seeds'][0]}.json"
+    specs = [run.spec for run in expand_methods(config) if run.temperature == temperature]
+    return [resolve_tree(spec, temperature, trees) for spec in specs if spec.tree != "tuned" or trees.exists()]
+
+
 def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """What the workers of a case are told before they start."""
     if name == "embedded":
         config = side_by_side.read_config(options.config)
-        runs = [run for run in expand_methods(config) if run.temperature == options.temperature]
-        found = [run.spec for run in runs if run.spec.tree != "tuned"]  # a tuned tree is known to its run
-        specs = {spec.method_id: spec for spec in [*common_methods(k=20), *found]}
-        case = side_by_side.trained_case(config, options.results, [asdict(spec) for spec in specs.values()])
-        case |= {"images": 12, "steps": None}
+        specs = [*configured_methods(config, options.results, options.temperature), *common_methods(k=20)]
+        unlike: dict[MethodSpec, dict] = {}  # each method once, by the config's name where it has one
+        for spec in specs:
+            unlike.setdefault(replace(spec, name="any", method_id=""), asdict(spec))
+        methods = list(unlike.values())
+        case = side_by_side.trained_case(config, options.results, methods) | {"images": 12, "steps": None}
     else:
-        specs = common_methods(k=1000)
-        case = side_by_side.random_case(RANDOM_CASES[name]["sizes"], SAMPLING, [asdict(spec) for spec in specs])
-        case |= RANDOM_CASES[name]
+        methods = [asdict(spec) for spec in common_methods(k=1000)]
+        case = side_by_side.random_case(RANDOM_CASES[name]["sizes"], SAMPLING, methods) | RANDOM_CASES[name]
     return case | {"temperature": options.temperature, "threads": options.threads}
 
 

@@ -14,8 +14,9 @@ import pytest
 import side_by_side
 import throughput
 import torch
+import yaml
 
-from conftest import ROOT
+from conftest import ROOT, load_yaml
 from lantern import stepping
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
@@ -102,6 +103,24 @@ def test_whole_images_of_a_finished_run_are_measured(tmp_path):
     rows = decode.summarise(answers)
     assert rows["autoregressive"]["this"]["speedup"] == rows["autoregressive"]["this"]["mean_accepted_length"] == 1
     assert rows["proximity"]["this"]["mean_accepted_length"] > 1 and rows["proximity"]["this"]["verify_ms"] > 0
+
+
+def test_a_runs_tuned_trees_are_measured(tmp_path):
+    config = load_yaml(ROOT / "config.yaml")
+    config["methods"] = [{"preset": "jacobi"}, {"preset": "jacobi", "tree": "tuned"}]
+    assert [spec.tree for spec in decode.configured_methods(config, tmp_path, 1.0)] == ["chain9"]
+    (tmp_path / "trees").mkdir()
+    tuned = {"methods": {"jacobi-tuned T1": {"tree_shape": [[0], [0, 0]]}}}
+    (tmp_path / "trees" / "s0.json").write_text(json.dumps(tuned))
+    found = decode.configured_methods(config, tmp_path, 1.0)
+    assert [len(spec.tree_shape) for spec in found] == [9, 2]
+
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "seen.jsonl").write_text('{"id": "a", "text": "a red square"}\n')
+    options = {"config": tmp_path / "config.yaml", "results": tmp_path, "temperature": 1.0, "threads": 1}
+    names = [method["method_id"] for method in decode.make_case("embedded", SimpleNamespace(**options))["methods"]]
+    assert names[:3] == ["jacobi", "jacobi-tuned", "autoregressive"] and "jacobi-chain9" not in names
 
 
 def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
