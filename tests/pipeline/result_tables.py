@@ -53,7 +53,8 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
             exact = {"is_equal": is_equal, "is_near_tie": False, "margin_at_difference": np.nan if is_equal else 0.02}
             columns = {"nll": nll + worse, "clip_score": 0.9, "prompt_accuracy": kept, "is_all_correct": kept.round()}
             images.append(pd.DataFrame({**head, "prompt_id": ids, **counts, **exact, **columns}))
-            latency += [{**head, "prompt_id": i, "seconds": seconds * (1 + 0.01 * j)} for j, i in enumerate(ids[:6])]
+            timed = {**head, "stepping": "eager"}
+            latency += [{**timed, "prompt_id": i, "seconds": seconds * (1 + 0.01 * j)} for j, i in enumerate(ids[:6])]
             if spec.relaxation != "none":
                 values = {
                     "tv_mean": 0.2 + drift,

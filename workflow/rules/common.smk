@@ -71,7 +71,11 @@ HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "
 STORES_TEXT = config["text"]["encoder"] != "words"  # words are embedded on the fly
 # Parameters of jobs that read captions, and of jobs that decode.
 TEXT_PARAMS = {"text": config["text"], "source": SOURCE, "seed": SEED, "device": DEVICE}
-DECODING_PARAMS = {**TEXT_PARAMS, "sampling": config["sampling"], "dtype": config["generation"]["dtype"]}
+DECODING_PARAMS = {
+    **TEXT_PARAMS,
+    "sampling": config["sampling"],
+    **{name: config["generation"][name] for name in ("dtype", "stepping")},
+}
 
 
 def code(script, *modules):

@@ -17,7 +17,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.dtype)
     sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
-    decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None)
+    decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=params.stepping)
     encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     decode_timed(decoder, prompts[:1], encoder, params.noise_seed)  # does not count
     records = generate_records(

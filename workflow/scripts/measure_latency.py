@@ -21,6 +21,7 @@ with job_log(snakemake):
         nearest_codes=files.nearest_codes,
         device=resolve_device(params.device),
         dtype=params.dtype,
+        stepping=params.stepping,
     )
     encoder, parts = make_text_encoder(params.text, params.source, params.seed, files.text), []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):

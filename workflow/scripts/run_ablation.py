@@ -30,6 +30,7 @@ with job_log(snakemake):
         total_variation=params.total_variation,
         batch_size=params.generation["batch_size"],
         seed=params.noise_seed,
+        stepping=params.generation["stepping"],
     )
     points = [AblationPoint(MethodSpec(**method), *others) for method, *others in params.points]
     rows, images = study.run(snakemake.wildcards.ablation, points)

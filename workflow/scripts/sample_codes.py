@@ -16,7 +16,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     encoder = make_text_encoder(params.text, params.source, params.seed, [*files.text, *files.val_text])
     models = load_decoding_models(files.target, device=resolve_device(params.device), dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
-    decoder = Decoder(models, MethodSpec(**params.method), sampling)
+    decoder = Decoder(models, MethodSpec(**params.method), sampling, stepping=params.stepping)
     captions = {"train": files.captions, "val": files.val_captions}
     shards = {
         split: select_shard(read_prompts(path)[: params.num_samples], snakemake.wildcards.scatteritem)

@@ -181,6 +181,11 @@ def test_margins_are_recorded_of_autoregressive_decoding_alone(study, seen):
     assert [made["records_margins"] for made in seen] == [True, False]
 
 
+def test_steps_run_as_the_config_says(study, seen):
+    replace(study, stepping="eager").run("mine", expand(methods=[{"preset": "coupled"}]))
+    assert [made["stepping"] for made in seen] == ["eager", "eager"]
+
+
 def test_each_point_has_its_draft_model_its_table_and_its_tree(study, seen):
     methods = [{"preset": "coupled"}, {**NEAR, "tree": "dynamic", "neighbours": "random"}]
     rows, images = study.run("mine", expand(methods=methods, drafter_steps=[3, None]))

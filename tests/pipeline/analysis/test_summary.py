@@ -55,6 +55,17 @@ def test_prompt_sets_that_were_not_timed_have_empty_cells():
     assert table[(table.prompt_set == "seen") & (table.method != "real")].speedup.notna().all()
 
 
+def test_eager_steps_stand_beside_captured_ones():
+    tables = make_tables()
+    assert set(build_summary(tables, settings=SETTINGS, seed=0)["stepping"].dropna()) == {"eager"}
+    graph = tables.latency.assign(stepping="graph")
+    graph["seconds"] = graph["seconds"] * graph["method_id"].map(lambda name: 0.5 if name == "autoregressive" else 0.2)
+    both = dataclasses.replace(tables, latency=pd.concat([tables.latency, graph], ignore_index=True))
+    row = build_summary(both, settings=SETTINGS, seed=0).set_index("method_id").loc["coupled"]
+    assert row["stepping"] == "graph" and row["latency_s"] == pytest.approx(0.2 * 0.7 * 1.025)
+    assert row["speedup"] == pytest.approx(0.5 / 0.2 / 0.7) and row["speedup_eager"] == pytest.approx(1 / 0.7)
+
+
 def test_a_missing_image_table_is_named():
     tables = make_tables()
     images = tables.images[tables.images.method_id != "coupled"]

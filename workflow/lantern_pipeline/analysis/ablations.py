@@ -47,6 +47,7 @@ class AblationStudy:
         total_variation: config section `total_variation`.
         batch_size: images decoded together.
         seed: of the noise fields and of the bootstrap.
+        stepping: how steps run, of config section `generation`.
     """
 
     drafters: Mapping[int | None, DecodingModels]
@@ -57,6 +58,7 @@ class AblationStudy:
     total_variation: Mapping[str, Any]
     batch_size: int
     seed: int
+    stepping: str = "auto"
 
     def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Draws and measures every point of an ablation, of `expand_ablations`.
@@ -102,7 +104,7 @@ class AblationStudy:
     def _make_decoder(self, point: AblationPoint) -> Decoder:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
         models = replace(self.drafters[point.drafter_steps], nearest_codes=self.tables.get(spec.neighbours))
-        return Decoder(models, spec, sampling, records_margins=spec.drafts is None)
+        return Decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
         """tv_mean with its interval over images, at nodes of the first prompts; none where it is not measured."""

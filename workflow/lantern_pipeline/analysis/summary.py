@@ -5,7 +5,7 @@ Where the run was repeated with other seeds, the rows of all repeats together, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def with_ends(*names: str) -> tuple[str, ...]:
 
 # What stands behind a metric and belongs to it.
 _DETAILS = {
-    "speedup": ("num_timed",),
+    "speedup": ("num_timed", "stepping", *with_ends("speedup_eager")),
     "prompt_accuracy": with_ends("prompt_accuracy_change"),
     "tokens_equal_autoregressive": ("num_near_ties", "margin_at_difference"),
     "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
@@ -77,7 +77,8 @@ class Measurements:
     Attributes:
         quality: `Quality.rows` of all prompt sets, temperatures and repeats.
         images: `Quality.images` of the same.
-        latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds; what was not timed has empty cells.
+        latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds, stepping; what was not timed has empty
+            cells.
         total_variation: KEYS, TV_INTERVALS with their ends, TV_VALUES; rows that it lacks have empty cells.
         cross_entropy: training seed -> the target's cross-entropy on held-out images, nats per token.
     """
@@ -95,8 +96,10 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
     `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise. Shares of images
     that are all correct or equal have exact intervals; with several repeats, widened to the bootstrap's where that is
     wider. `target_cross_entropy` and `target_prompt_accuracy` (of autoregressive decoding in the same place) tell how
-    good the target is. `margin_at_difference` is the median of the autoregressive decoder's margins, in nats, where
-    images first differ. The ceilings appear once per prompt set and repeat, with an empty temperature.
+    good the target is. `stepping` is how the timed steps ran; where they were captured or compiled, `speedup_eager` is
+    the speed-up with eager steps on both sides. `margin_at_difference` is the median of the autoregressive decoder's
+    margins, in nats, where images first differ. The ceilings appear once per prompt set and repeat, with an empty
+    temperature.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images = {key: rows for key, rows in repeat_groups(measurements.images)}
@@ -111,9 +114,25 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
             values["target_cross_entropy"] = _cross_entropy(rows, measurements.cross_entropy)
         summary.append(values)
     table = _keep_ceilings_once(pd.DataFrame(summary))
-    for part in (summarise_latency(measurements.latency, **options), _combine_tv(measurements.total_variation)):
+    timed = summarise_latency(measurements.latency, **options)
+    for part in (timed, _combine_tv(measurements.total_variation), *_summarise_eager(measurements.latency, options)):
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
+    table = table.merge(_steppings(measurements.latency), on=list(PLACE), how="left", validate="many_to_one")
     return table.reindex(columns=list(SUMMARY_COLUMNS))
+
+
+def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
+    """How the steps of each method ran whose times count: PLACE and `stepping`."""
+    modes = latency.groupby(list(PLACE))["stepping"]
+    return modes.agg(lambda found: next((mode for mode in found if mode != "eager"), "eager")).reset_index()
+
+
+def _summarise_eager(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[pd.DataFrame]:
+    """Speed-ups of eager steps over eager steps, KEYS and `speedup_eager`; nothing where all steps were eager."""
+    is_eager, columns = latency["stepping"] == "eager", with_ends("speedup")
+    if is_eager.nunique() > 1:
+        found = summarise_latency(latency[is_eager], **options)[[*KEYS, *columns]]
+        yield found.rename(columns=dict(zip(columns, with_ends("speedup_eager"), strict=True)))
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:

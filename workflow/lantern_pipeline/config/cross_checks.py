@@ -26,6 +26,7 @@ def check_between_keys(config: dict[str, Any]) -> None:
     _check_trees(config)
     _check_methods(config)
     _check_source(config)
+    _check_stepping(config)
 
 
 def _check_prompts(config: dict[str, Any]) -> None:
@@ -148,6 +149,14 @@ def _check_sizes(config: dict[str, Any]) -> None:
     if target["dim"] % target["num_heads"]:
         raise ValueError(
             f"config key target.num_heads must be a divisor of target.dim = {target['dim']}, got {target['num_heads']}"
+        )
+
+
+def _check_stepping(config: dict[str, Any]) -> None:
+    if config["generation"]["stepping"] == "graph" and config["device"] == "cpu":
+        raise ValueError(
+            "config key generation.stepping must be auto, eager or compile where device is cpu, got 'graph': CUDA "
+            "graphs need a GPU"
         )
 
 

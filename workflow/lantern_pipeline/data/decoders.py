@@ -25,6 +25,7 @@ def load_decoders(
     nearest_codes: Sequence[Path | str],
     device: torch.device | str = "cpu",
     dtype: str = "float32",
+    stepping: str = "auto",
     trees: Path | str | None = None,
 ) -> list[Decoder]:
     """Makes a decoder of every run (all fields of a `MethodSpec`, temperature) with the config section `sampling`; the
@@ -36,7 +37,8 @@ def load_decoders(
     for method, temperature in runs:
         spec = resolve_tree(MethodSpec(**method), temperature, trees)
         models = replace(shared, nearest_codes=tables.get(spec.neighbours))
-        decoders.append(Decoder(models, spec, SamplingConfig(temperature=temperature, **sampling)))
+        options = SamplingConfig(temperature=temperature, **sampling)
+        decoders.append(Decoder(models, spec, options, stepping=stepping))
     return decoders
 
 
