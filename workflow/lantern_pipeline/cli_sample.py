@@ -86,6 +86,7 @@ class FinishedRun:
             target=self._find(f"target/s{seed}"),
             drafter=self._find(f"drafter/s{seed}") if any(spec.needs_draft_model for spec in specs) else None,
             nearest_codes=[self._find("codebook", name) for name in tables],
+            trees=self._find("trees", f"s{seed}.json") if any(spec.tree == "tuned" for spec in specs) else None,
         )
 
     def _find(self, stage: str, name: str = "model.safetensors") -> Path:

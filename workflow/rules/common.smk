@@ -20,6 +20,7 @@ from lantern_pipeline.config.paths import (
     table_of,
     tables_of,
     target_of,
+    trees_of,
 )
 from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config

@@ -156,6 +156,7 @@ rule write_provenance:
             *PLAN.quality_tables("csv"),
             *PLAN.quality_tables("images.csv"),
             *PLAN.latency_tables(),
+            *PLAN.prediction_tables(),
             *PLAN.ablation_tables("csv", "images.csv"),
         ],
         figures=figure_files(),

@@ -7,15 +7,17 @@ from lantern.generation import decode_timed, generate_records, load_decoding_mod
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
+from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device, select_shard
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
-    params, files, spec = snakemake.params, snakemake.input, MethodSpec(**snakemake.params.method)
+    params, files, temperature = snakemake.params, snakemake.input, float(snakemake.wildcards.temperature)
+    spec = resolve_tree(MethodSpec(**params.method), temperature, files.get("trees") or None)
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
     models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.dtype)
-    sampling = SamplingConfig(temperature=float(snakemake.wildcards.temperature), **params.sampling)
+    sampling = SamplingConfig(temperature=temperature, **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=params.stepping)
     encoder = make_text_encoder(params.text, params.source, params.seed, files.text)

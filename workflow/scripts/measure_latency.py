@@ -22,6 +22,7 @@ with job_log(snakemake):
         device=resolve_device(params.device),
         dtype=params.dtype,
         stepping=params.stepping,
+        trees=files.get("trees") or None,
     )
     encoder, parts = make_text_encoder(params.text, params.source, params.seed, files.text), []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):

@@ -37,6 +37,7 @@ with job_log(snakemake):
         nearest_codes=files.nearest_codes,
         device=device,
         dtype=params.dtype,
+        trees=files.get("trees") or None,
     )
     codebook = F.normalize(load_tokenizer(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
     write_table(snakemake.output.methods, study.measure_methods(decoders, records, codebook).assign(**params.place))

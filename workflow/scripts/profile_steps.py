@@ -20,6 +20,7 @@ with job_log(snakemake):
         nearest_codes=files.nearest_codes,
         device=resolve_device(params.device),
         dtype=params.dtype,
+        trees=files.get("trees") or None,
     )
     encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     prompts = read_prompts(files.prompts[0])[: settings["num_profiled"]]

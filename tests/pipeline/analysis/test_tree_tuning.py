@@ -10,23 +10,33 @@ import pytest
 
 from lantern.methods import JointTree, MethodSpec, check_choices, tree_choices
 from lantern_pipeline.analysis.tree_tuning import (
+    Acceptance,
     Candidate,
     StepCost,
     best_candidate,
     best_of_each_size,
     comb,
-    drafter_candidates,
     expected_tokens,
     fit_cost,
-    hybrid_candidates,
-    jacobi_candidates,
     joint_tokens,
     most_probable_paths,
     rank_rates,
     shape_as_json,
+    shapes_to_try,
 )
 
 RATES = np.array([0.53, 0.17, 0.08, 0.04])
+
+
+def drafted(max_nodes, max_depth):
+    """Trees of a draft model's drafts that could be taken."""
+    settings = {"max_nodes": max_nodes, "max_depth": max_depth}
+    return [Acceptance(RATES, {}).candidate(shape) for shape in shapes_to_try("coupled", RATES, settings)]
+
+
+def with_windows(drafts, paths):
+    acceptance = Acceptance(None, paths)
+    return [acceptance.candidate(shape) for shape in shapes_to_try(drafts, None, {"windows": list(paths)})]
 
 
 def all_trees(paths, num):
@@ -50,7 +60,7 @@ def test_the_most_probable_paths_are_the_best_tree_of_their_size(num):
 
 
 def test_every_tree_is_one_that_methods_take():
-    for found in drafter_candidates(RATES, 20, 4):
+    for found in drafted(20, 4):
         check_choices(found.shape)
         assert len(found.shape) == found.num_nodes and max(map(len, found.shape)) == found.depth <= 4
         assert found.tokens == pytest.approx(expected_tokens(found.shape, RATES))
@@ -107,7 +117,7 @@ def test_a_cost_without_depths_has_no_part_of_depth():
 
 
 def test_dear_nodes_ask_for_small_trees_and_cheap_ones_for_large():
-    candidates = list(drafter_candidates(RATES, 57, 5))
+    candidates = drafted(57, 5)
     small = best_candidate(candidates, StepCost(1.3, 0.12, 0.25))
     large = best_candidate(candidates, StepCost(1.05, 0.002, 0.06))
     assert small.num_nodes <= 4 and large.num_nodes > 25
@@ -127,13 +137,21 @@ def test_of_two_parts_the_deeper_one_counts():
 
 def test_siblings_and_hybrids_are_read_off_the_widest_tree():
     paths = [((0, 0, 0), ()), ((1,), (0, 0)), ((), (0,)), ((2, 1), ())]
-    jacobi = {found.num_nodes: found for found in jacobi_candidates(3, paths)}
+    jacobi = {found.num_nodes: found for found in with_windows("jacobi", {3: paths})}
     assert jacobi[3].tokens == 1 + 3 / 4 and jacobi[3].shape == tree_choices("chain3")
     assert jacobi[3 + 2].tokens == 1 + (3 + 1 + 0 + 1) / 4  # three siblings at the first depth
-    assert jacobi[3 + 2 + 8].tokens == 1 + (3 + 1 + 0 + 2) / 4 and jacobi[3 + 2 + 8].depth == 0
-    hybrid = next(found for found in hybrid_candidates(3, paths, RATES, 4, 2) if found.num_nodes == 3 + 1)
-    assert hybrid.shape == JointTree(tree_choices("chain3"), ((0,),)) and hybrid.depth == 1
-    assert hybrid.tokens == 1 + (3 + 1 + 1 + 0) / 4
+    assert jacobi[3 + 2].depth == 0
+    hybrid = {found.shape: found for found in with_windows("hybrid", {3: paths})}
+    small = hybrid[JointTree(tree_choices("chain3"), ((0,),))]
+    assert (small.num_nodes, small.depth, small.tokens) == (4, 1, 1 + (3 + 1 + 1 + 0) / 4)
+    assert hybrid[JointTree(tree_choices("chain3"), comb(2, 3))].tokens == 1 + (3 + 2 + 1 + 0) / 4
+
+
+def test_a_window_that_was_not_measured_promises_nothing():
+    acceptance = Acceptance(None, {3: [((0, 0, 0), ()), ((1,), (0, 0)), ((), (0,)), ((2, 1), ())]})
+    assert acceptance.candidate(JointTree(tree_choices("chain2"), ((0,),))) is None
+    assert acceptance.candidate(tree_choices("chain2")) is None
+    assert acceptance.to_dict()["by_window"] == {"3": [3 / 4, 2 / 4, 1 / 4]}
 
 
 @pytest.mark.parametrize(

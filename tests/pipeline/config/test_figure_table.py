@@ -47,4 +47,5 @@ def test_what_is_off_has_no_figure():
         "ablations",
         "aggregation",
         "total_variation",
+        "predicted_speedup",
     }

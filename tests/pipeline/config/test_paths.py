@@ -13,6 +13,7 @@ from lantern_pipeline.config.paths import (
     drafter_settings,
     table_of,
     tables_of,
+    trees_of,
 )
 from lantern_pipeline.downloads.entries import parse_entries
 
@@ -90,6 +91,27 @@ def test_a_run_of_jacobi_drafts_has_no_draft_model():
     both = plan(methods=[{"preset": ["autoregressive", "jacobi", "hybrid"]}], ablations=ablations)
     assert drafter_for(both.specs.values(), 3) == drafter_of(3)
     assert drafter_for([both.specs["jacobi"]], 3) == [] and both.steps_of("jacobi") == []
+
+
+def test_tuned_trees_are_read_by_those_who_take_them():
+    named = plan(methods=[{"preset": ["autoregressive", "coupled"], "temperatures": [0, 1]}])
+    assert trees_of(named.specs.values(), 0) == [] and named.prediction_tables() == []
+    assert not any("/trees/" in file for file in named.model_files())
+    tuned = plan(
+        methods=[
+            {"preset": ["autoregressive", "coupled"]},
+            {"preset": "jacobi", "tree": "tuned", "temperatures": [0, 1]},
+        ],
+        repeats={"training_seeds": [0, 2], "noise_seeds": [0]},
+    )
+    assert trees_of([tuned.specs["coupled"]], 2) == []
+    assert trees_of(tuned.specs.values(), 2) == "<results>/trees/s2.json"
+    assert [(method["method_id"], temperature) for method, temperature in tuned.tuned_params()] == [
+        ("jacobi-tuned", 0.0),
+        ("jacobi-tuned", 1.0),
+    ]
+    assert tuned.prediction_tables() == [f"<results>/trees/s{seed}.predicted.csv" for seed in (0, 2)]
+    assert {"<results>/trees/s0.json", "<results>/trees/s2.json"} <= set(tuned.model_files())
 
 
 @pytest.mark.parametrize("more, has_pairs", [([], False), ([{"preset": "proximity", "k": 5}], True)])

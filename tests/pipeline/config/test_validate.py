@@ -154,6 +154,9 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("trees.mine", [], ["trees.mine must hold at least 1 entries"]),
         ("trees.dynamic", [[0]], ["trees.dynamic: methods know another tree by that name; choose a new one"]),
         ("trees.static", [[0]], ["trees.static: methods know another tree by that name"]),
+        ("tree_tuning.num_ranks", 0, ["tree_tuning.num_ranks must be at least 1, got 0"]),
+        ("tree_tuning.windows", [33], ["tree_tuning.windows[0] must be at most 32, got 33"]),
+        ("tree_tuning.cost.base", 0, ["tree_tuning.cost.base must be greater than 0"]),
         ("trees.tuned", [[0]], ["trees.tuned: methods know another tree by that name"]),
         ("trees.chain3", [[0]], ["trees.chain3: methods know another tree by that name"]),
         ("trees.mc_sim_7b_63", [[0]], ["trees.mc_sim_7b_63: methods know another tree by that name"]),
@@ -442,6 +445,16 @@ def test_a_published_target_needs_no_drafter_where_no_method_does():
     assert "drafter.checkpoint must be set" in sentence_for(config)
     config["methods"] = [{"preset": ["autoregressive", "jacobi"]}]
     validate_config(config)
+
+
+def test_no_more_ranks_are_measured_than_there_are_codes():
+    config = changed("tree_tuning.num_ranks", 64)
+    validate_config(config)
+    config["tokenizer"]["codebook_size"] = 32
+    config["methods"], config["ablations"]["grids"] = [{"preset": ["autoregressive", "coupled"]}], {}
+    config["codebook"]["num_neighbours"], config["total_variation"] = 8, {**config["total_variation"], "k": 8}
+    config["total_variation"]["aggregated"] = [1]
+    assert "tree_tuning.num_ranks must be at most tokenizer.codebook_size = 32, got 64" in sentence_for(config)
 
 
 def test_a_folder_has_no_unseen_prompts():

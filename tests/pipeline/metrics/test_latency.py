@@ -17,7 +17,7 @@ from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
-from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
+from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps, relative_step_time
 from lantern_pipeline.metrics.speed import pair_latency
 
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
@@ -161,3 +161,29 @@ def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
     graphs = table[table["stepping"] == "graph"].set_index(["method_id", "prompt_id"])["seconds"]
     assert len(paired) == len(graphs)
     assert paired.set_index(["method_id", "prompt_id"])["seconds"].to_dict() == graphs.to_dict()
+
+
+def test_steps_are_timed_in_turn_and_the_fastest_counts(monkeypatch):
+    seconds = {"slow": iter([90.0, 7.0, 6.0, 8.0]), "autoregressive": iter([50.0, 3.0, 4.0, 2.0])}
+    clock, turns = SimpleNamespace(now=0.0), []
+
+    def decoder(name):
+        def step(one, state):
+            assert one.name == name and state.fields == [(3, prompt.id) for prompt in PROMPTS]
+            clock.now += next(seconds[name])
+            turns.append(name)
+
+        noise = SimpleNamespace(advance=lambda lengths, most: None)
+        return SimpleNamespace(
+            name=name,
+            max_depth=2,
+            device="cpu",
+            make_noise=lambda run_seed, prompt_id: (run_seed, prompt_id),
+            start=lambda features, mask, fields: SimpleNamespace(noise=noise, lengths=None, fields=fields),
+            runner=SimpleNamespace(step=step),
+        )
+
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    pair = decoder("slow"), decoder("autoregressive")
+    assert relative_step_time(*pair, PROMPTS, ENCODER, run_seed=3, num_steps=3) == 6.0 / 2.0
+    assert turns == ["slow", "autoregressive"] * 4

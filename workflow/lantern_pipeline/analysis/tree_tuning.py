@@ -11,7 +11,7 @@ Source: Sequoia (arXiv 2402.12374), section 3, for trees from acceptance by rank
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,10 @@ from lantern.methods import JointTree, tree_choices
 Path = tuple[int, ...]
 # Of one step: ranks of the accepted Jacobi drafts, and of the draft model's; () where none was accepted or drafted.
 AcceptedPaths = Sequence[tuple[Path, Path]]
-JACOBI_SIBLINGS = ((1, 1), (2, 1), (3, 1), (2, 2), (3, 2))  # at each of the first depths, and at how many of them
+# Beside a window, measured on the last of each, which holds the others: Jacobi siblings at each of the first depths,
+# and at how many of them; ranks and depth of the draft model's part of a hybrid tree.
+SIBLINGS = ((1, 1), (2, 1), (3, 1))
+COMBS = tuple((ranks, depth) for ranks in (1, 2) for depth in (1, 2, 3))
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,14 @@ class Candidate:
         num_nodes: drafts in it, the root not counted.
         depth: levels that a draft model drafts one after the other; 0 for Jacobi drafts.
         tokens: expected per forward of the target, its own included.
+        window: of Jacobi drafts; 0 without.
     """
 
     shape: tuple[Path, ...] | JointTree
     num_nodes: int
     depth: int
     tokens: float
+    window: int = 0
 
     def speedup(self, cost: StepCost) -> float:
         """Expected over autoregressive decoding, prefill and the image's last step left out."""
@@ -103,31 +108,73 @@ def expected_tokens(choices: Iterable[Path], rates: np.ndarray) -> float:
     return 1.0 + sum(float(known[np.minimum(path, len(rates))].prod()) for path in choices)
 
 
-def drafter_candidates(rates: np.ndarray, max_nodes: int, max_depth: int) -> Iterator[Candidate]:
-    """The best trees of a draft model's drafts for every number of nodes and depth."""
+def drafter_shapes(rates: np.ndarray, max_nodes: int, max_depth: int) -> list[tuple[Path, ...]]:
+    """The best trees of a draft model's drafts for every number of nodes and depth, each once."""
+    shapes: dict[tuple[Path, ...], None] = {}
     for depth in range(1, max_depth + 1):
-        found = most_probable_paths(rates, max_nodes, depth)
-        tokens, paths = 1.0, []
-        for path, probability in found:
-            tokens, paths = tokens + probability, [*paths, path]
-            yield Candidate(tuple(paths), len(paths), max(map(len, paths)), tokens)
+        paths = [path for path, _ in most_probable_paths(rates, max_nodes, depth)]
+        shapes |= dict.fromkeys(tuple(paths[:num]) for num in range(1, len(paths) + 1))
+    return list(shapes) or [comb(1, 1)]  # where nothing was ever accepted
 
 
-def jacobi_candidates(window: int, paths: AcceptedPaths) -> Iterator[Candidate]:
-    """Chains of Jacobi drafts, some with siblings, from what the widest of them accepted in each step."""
-    for width, depth in JACOBI_SIBLINGS:
-        choices = tree_choices(f"chain{window}k{width}d{min(depth, window)}")
-        yield Candidate(choices, len(choices), 0, joint_tokens(choices, (), paths))
+@dataclass(frozen=True)
+class Acceptance:
+    """What was accepted of one method's drafts.
+
+    Attributes:
+        rates: of the draft model's drafts by rank, see `rank_rates`; None where Jacobi drafts stand beside them.
+        windows: window -> accepted paths on the widest tree of that window; empty without Jacobi drafts.
+    """
+
+    rates: np.ndarray | None
+    windows: Mapping[int, AcceptedPaths]
+
+    def candidate(self, shape: tuple[Path, ...] | JointTree) -> Candidate | None:
+        """A tree with what is expected of it; None where its window was not measured."""
+        sizes = tree_sizes(shape, has_jacobi=bool(self.windows))
+        if not self.windows:
+            return Candidate(shape, *sizes, expected_tokens(shape, self.rates))
+        jacobi, drafter = (shape.jacobi, shape.drafter) if isinstance(shape, JointTree) else (shape, ())
+        window = max(map(len, jacobi))
+        paths = self.windows.get(window)
+        return None if paths is None else Candidate(shape, *sizes, joint_tokens(jacobi, drafter, paths), window)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values: rates by rank; for every window, the share of steps that accepted so many Jacobi drafts."""
+        survival = {
+            str(window): [float(np.mean([len(path) > depth for path, _ in paths])) for depth in range(window)]
+            for window, paths in self.windows.items()
+        }
+        return {"by_rank": None if self.rates is None else self.rates.tolist(), "by_window": survival}
 
 
-def hybrid_candidates(
-    window: int, paths: AcceptedPaths, rates: np.ndarray, max_nodes: int, max_depth: int
-) -> Iterator[Candidate]:
-    """A chain of Jacobi drafts beside the best trees of a draft model with these rates."""
-    chain = tree_choices(f"chain{window}")
-    for other in drafter_candidates(rates, max_nodes, max_depth):
-        tokens = joint_tokens(chain, other.shape, paths)
-        yield Candidate(JointTree(chain, other.shape), window + other.num_nodes, other.depth, tokens)
+def shapes_to_try(drafts: str, rates: np.ndarray | None, settings: Mapping[str, Any]) -> list[Any]:
+    """The trees to choose from: of a draft model's drafts, the most probable paths by number and depth; windows of
+    Jacobi drafts, some with siblings; of hybrid drafts, a small tree beside such a window. `settings`: config section
+    `tree_tuning`.
+    """
+    if drafts == "jacobi":
+        return [jacobi_shape(window, *wide) for window in settings["windows"] for wide in SIBLINGS]
+    if drafts == "hybrid":
+        return [hybrid_shape(window, *beside) for window in settings["windows"] for beside in COMBS]
+    return drafter_shapes(rates, settings["max_nodes"], settings["max_depth"])
+
+
+def jacobi_shape(window: int, num_siblings: int, depth: int) -> tuple[Path, ...]:
+    """A chain of Jacobi drafts with siblings at the first depths."""
+    return tree_choices(f"chain{window}k{num_siblings}d{min(depth, window)}")
+
+
+def hybrid_shape(window: int, num_ranks: int, depth: int) -> JointTree:
+    """A chain of Jacobi drafts beside a comb of the draft model's."""
+    return JointTree(tree_choices(f"chain{window}"), comb(num_ranks, depth))
+
+
+def tree_sizes(shape: tuple[Path, ...] | JointTree, *, has_jacobi: bool) -> tuple[int, int]:
+    """(Drafts in a tree, levels that a draft model drafts one after the other)."""
+    if isinstance(shape, JointTree):
+        return len(shape.jacobi) + len(shape.drafter), max(map(len, shape.drafter))
+    return len(shape), 0 if has_jacobi else max(map(len, shape))
 
 
 def joint_tokens(jacobi: Iterable[Path], drafter: Iterable[Path], paths: AcceptedPaths) -> float:
@@ -157,12 +204,12 @@ def best_candidate(candidates: Iterable[Candidate], cost: StepCost) -> Candidate
 
 
 def best_of_each_size(candidates: Iterable[Candidate], cost: StepCost) -> list[Candidate]:
-    """The best candidate of every number of nodes, smallest first."""
+    """The best candidate of every number of drafts, or of every window of Jacobi drafts; smallest first."""
     best: dict[int, Candidate] = {}
     for found in candidates:
-        known = best.setdefault(found.num_nodes, found)
-        best[found.num_nodes] = max(known, found, key=lambda one: one.speedup(cost))
-    return [best[size] for size in sorted(best)]
+        size = found.window or found.num_nodes
+        best[size] = max(best.get(size, found), found, key=lambda one: one.speedup(cost))
+    return sorted(best.values(), key=lambda found: found.num_nodes)
 
 
 def shape_as_json(shape: Any) -> Any:

@@ -41,6 +41,8 @@ PACKED = (
     "target/*/*",
     "text/*/*.safetensors",
     "tokenizer/*",
+    "trees/*.csv",
+    "trees/*.json*",
 )
 BESIDE = ("summary.csv", "paired.csv", "report.html")  # of results/, where they are the experiment's
 # Models converted from published weights stay out where the config names a checkpoint: section -> their paths.

@@ -23,6 +23,7 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.archive.archive import Archive
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.config.validate import check_keys
+from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.downloads.manifest import describe_file
@@ -193,8 +194,10 @@ class Regenerator:
         if spec.neighbours:
             table = self._find_model(f"codebook/{table_file(spec.neighbours, seed)}")
         models = load_decoding_models(target, draft, table, self.device, dtype)
-        sampling = SamplingConfig(temperature=float(file.temperature), **self.config["sampling"])
-        return Decoder(models, spec, sampling)
+        temperature = float(file.temperature)
+        trees = self._find_model(f"trees/s{seed}.json") if spec.tree == "tuned" else None
+        spec = resolve_tree(spec, temperature, trees)
+        return Decoder(models, spec, SamplingConfig(temperature=temperature, **self.config["sampling"]))
 
     def _make_encoder(self, file: RecordFile) -> Any:
         prefix = f"{self.folder}/text/{file.prompt_set}/"

@@ -24,6 +24,7 @@ def check_between_keys(config: dict[str, Any]) -> None:
     _check_prompts(config)
     _check_sizes(config)
     _check_trees(config)
+    _check_tuning(config)
     _check_methods(config)
     _check_source(config)
     _check_stepping(config)
@@ -179,6 +180,14 @@ def _check_trees(config: dict[str, Any]) -> None:
             check_choices(choices)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
+
+
+def _check_tuning(config: dict[str, Any]) -> None:
+    most, num_ranks = config["tokenizer"]["codebook_size"], config["tree_tuning"]["num_ranks"]
+    if num_ranks > most:
+        raise ValueError(
+            f"config key tree_tuning.num_ranks must be at most tokenizer.codebook_size = {most}, got {num_ranks}"
+        )
 
 
 def _is_known_tree(name: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lantern_pipeline.config.paths import TOKENIZER, RunPlan
+from lantern_pipeline.config.paths import TOKENIZER, RunPlan, predicted_of
 
 SUMMARY = "<results>/summary.csv"
 PUBLISHED_RESULTS = Path(__file__).resolve().parents[1].joinpath("analysis", "published_results.csv").as_posix()
@@ -87,6 +87,12 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             of_rows,
         ),
         "ablations": Figure("n", "Ablations", {"table": plan.ablation_tables("csv")}),
+        "predicted_speedup": Figure(
+            "o",
+            "Predicted speed-up over the size of the tree",
+            {"predicted": predicted_of(plan.first["training_seed"])},
+            {"settings": config["tree_tuning"]},
+        ),
     }
     is_off = {
         "aggregation": not plan.needs_draft_model,
@@ -94,5 +100,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "total_variation": not plan.needs_draft_model,
         "pairs": not plan.has_pairs(),
         "ablations": not plan.ablations,
+        "predicted_speedup": not plan.tuned_specs,
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}

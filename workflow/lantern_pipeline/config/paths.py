@@ -55,12 +55,23 @@ def tables_of(specs: Iterable[MethodSpec], training_seed: int | str) -> list[str
     return sorted({table_of(spec, training_seed) for spec in specs if spec.neighbours})
 
 
+def trees_of(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
+    """File of tuned trees that some methods read; no file where no tree is tuned."""
+    return f"<results>/trees/s{training_seed}.json" if any(spec.tree == "tuned" for spec in specs) else []
+
+
+def predicted_of(training_seed: int | str) -> str:
+    """Table of the speed-ups that are predicted for trees."""
+    return f"<results>/trees/s{training_seed}.predicted.csv"
+
+
 class RunPlan:
     """What a checked config runs.
 
     Attributes:
         runs: (method, temperature as text), in the config's order.
         specs: method id -> method.
+        tuned_specs: those whose tree the run chooses.
         temperatures: all of them as text, lowest first.
         ablations: name -> points.
         repeats: names such as s0n1, of training and noise seed.
@@ -74,6 +85,7 @@ class RunPlan:
         self.config, self.resources = config, resources
         self.runs = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
         self.specs = {spec.method_id: spec for spec, _ in self.runs}
+        self.tuned_specs = [spec for spec in self.specs.values() if spec.tree == "tuned"]
         self.temperatures = sorted({temperature for _, temperature in self.runs}, key=float)
         self.ablations = expand_ablations(config)
         training_seeds, noise_seeds = (config["repeats"][name] for name in ("training_seeds", "noise_seeds"))
@@ -97,6 +109,10 @@ class RunPlan:
     def run_params(self, temperature: str | None = None) -> list[tuple]:
         """(Fields of the method, temperature) of all runs, or of those at a temperature."""
         return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
+
+    def tuned_params(self) -> list[tuple]:
+        """(Fields of the method, temperature) of all runs whose tree is tuned."""
+        return [params for params in self.run_params() if params[0]["tree"] == "tuned"]
 
     def steps_of(self, ablation: str) -> list[int | None]:
         """Numbers of training steps of the draft models that an ablation needs; None is the run's own."""
@@ -124,6 +140,11 @@ class RunPlan:
         """Tables of latency, one a repeat."""
         return [f"<results>/latency/{repeat}.csv" for repeat in self.repeats]
 
+    def prediction_tables(self) -> list[str]:
+        """Tables of the speed-ups that are predicted for trees, one a training seed; none where no tree is tuned."""
+        seeds = self.config["repeats"]["training_seeds"] if self.tuned_specs else []
+        return [predicted_of(seed) for seed in seeds]
+
     def ablation_tables(self, *endings: str) -> list[str]:
         """Tables of all ablations: "csv" (one row a point), "images.csv"."""
         return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
@@ -134,13 +155,14 @@ class RunPlan:
         return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
 
     def model_files(self) -> list[str]:
-        """Weights and tables of codes that the run made or converted, and decodes or measures with."""
+        """Weights, tables of codes and tuned trees that the run made or converted, and decodes or measures with."""
         specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
         files = [TOKENIZER, *(f"<results>/{name}/model.safetensors" for name in trained_models(self.config["metrics"]))]
         for seed in self.config["repeats"]["training_seeds"]:
             files.append(target_of(seed))
             files += [drafter_of(seed)] if self.needs_draft_model else []
             files += tables_of(self.specs.values(), seed)
+            files += [trees_of(self.tuned_specs, seed)] if self.tuned_specs else []
         first = self.first["training_seed"]
         files += [drafter_of(first, steps) for name in self.ablations for steps in self.steps_of(name)]
         return list(dict.fromkeys([*files, *tables_of(specs, first)]))

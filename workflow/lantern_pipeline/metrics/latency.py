@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
@@ -47,6 +48,35 @@ def measure_latency(
 
 def _both_ways(decoder: Decoder) -> list[Decoder]:
     return [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
+
+
+@torch.inference_mode()
+def relative_step_time(
+    decoder: Decoder,
+    baseline: Decoder,
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    num_steps: int,
+) -> float:
+    """Time of a decoder's step in steps of `baseline`, both on one batch of all prompts: ratio of the fastest of
+    `num_steps` steps taken in turn, so that a drift of the machine hits both alike. The first step does not count.
+    """
+    features, mask = encoder.encode([prompt.text for prompt in prompts])
+    pair = (decoder, baseline)
+    states = [one.start(features, mask, [one.make_noise(run_seed, prompt.id) for prompt in prompts]) for one in pair]
+    seconds = np.empty((num_steps + 1, 2))
+    for row in seconds:
+        for place, (one, state) in enumerate(zip(pair, states, strict=True)):
+            state.noise.advance(state.lengths, one.max_depth + 1)
+            synchronise(one.device)
+            begun = time.perf_counter()
+            one.runner.step(one, state)
+            synchronise(one.device)
+            row[place] = time.perf_counter() - begun
+    own, other = seconds[1:].min(axis=0)
+    return float(own / other)
 
 
 def profile_steps(
