@@ -270,7 +270,9 @@ def test_ways_to_step_are_checked(models):
 def test_captured_steps_draw_the_same_images(name, temperature):
     models = make_models()
     models = DecodingModels(
-        models.target.cuda(), models.draft.cuda().prepare_for_decoding(), models.nearest_codes.cuda()
+        models.target.cuda().prepare_for_decoding(),
+        models.draft.cuda().prepare_for_decoding(),
+        models.nearest_codes.cuda(),
     )
     decoder = make_decoder(models, name, temperature)
     assert decoder.runner.mode == "graph"

@@ -7,7 +7,6 @@ The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -59,12 +58,12 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises the last axis of (..., dim)."""
         if self.weight is None:
-            return folded_norm(x, self.floor)
+            return FoldedNorm(self.floor)(x)
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """This norm as it stands, without the lookups of a module."""
-        return self.forward if self.weight is not None else partial(folded_norm, floor=self.floor)
+        return self.forward if self.weight is not None else FoldedNorm(self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
         """Moves this norm's weight into the columns of the linear map that reads its output, in place."""
@@ -72,12 +71,18 @@ class RMSNorm(nn.Module):
         self.weight = None
 
 
-def folded_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+class FoldedNorm:
     """Divides (..., dim) by hypot(its norm, floor = sqrt(dim eps)); the factor sqrt(dim) sits in the folded weight.
 
     On a CPU F.rms_norm is not one kernel but eight, and takes twice as long.
     """
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)
+
+    def __init__(self, floor: torch.Tensor) -> None:
+        self.floor = floor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalises the last axis."""
+        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
 
 
 class GrowingCache(Protocol):
