@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -190,18 +189,21 @@ class RelaxedSet:
     cumulative: torch.Tensor
     token_probs: torch.Tensor
     taken: torch.Tensor
+    _surrogate: torch.Tensor | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def mass(self) -> torch.Tensor:
         """Target mass of A(x), (..., 1)."""
         if not self.codes.shape[-1]:
             return torch.zeros_like(self.token_probs)
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)
 
-    @cached_property
+    @property
     def surrogate(self) -> torch.Tensor:
         """s(x), the target mass of {x} and A(x), (..., 1)."""
-        return self.token_probs + self.mass
+        if self._surrogate is None:
+            self._surrogate = self.token_probs + self.mass
+        return self._surrogate
 
 
 def with_nearest(table: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:

@@ -179,6 +179,17 @@ def test_judging_the_path_alone_finds_what_judging_all_nodes_finds(name, monkeyp
     assert path.is_finite.all() and whole.is_finite.all()
 
 
+@pytest.mark.parametrize("name", ["proximity", "bounded", "relaxed_rejection", "official"])
+def test_judging_the_path_traces_without_a_break(name, monkeypatch):
+    monkeypatch.setattr(rules, "MANY_LOGITS", 0)
+    sampling = SamplingConfig(top_k=7)
+    rule, is_dynamic = rule_of(name, sampling)
+    scores, proposal = make_step(METHODS[name]["drafts"], sampling, is_dynamic)
+    expected = rule.verify(replace(scores), proposal)
+    found = torch.compile(rule.verify, backend="eager", fullgraph=True)(scores, proposal)
+    assert torch.equal(found.path, expected.path) and torch.equal(found.emitted, expected.emitted)
+
+
 @pytest.mark.parametrize("most", [0, 10**9])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
