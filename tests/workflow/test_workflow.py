@@ -70,6 +70,17 @@ def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
     assert set(os.listdir(tmp_path)) <= {".snakemake", "images"} and not os.listdir(tmp_path / "images")
 
 
+def test_a_run_of_jacobi_drafts_trains_no_draft_model(tmp_path):
+    grids = dict.fromkeys(["neighbours", "drafter_steps"])
+    methods = [{"preset": ["autoregressive", "jacobi"]}]
+    workflow = with_overlay(Workflow(tmp_path), tmp_path, methods=methods, ablations={"grids": grids})
+    code, output = workflow.run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    jobs = planned(output)
+    assert jobs["generate_images"] == 4 and jobs["run_ablation"] == jobs["measure_total_variation"] == 1
+    assert not {"train_drafter", "draw_total_variation", "draw_aggregation"} & set(jobs)
+
+
 # --- a whole run -----------------------------------------------------------------------------------
 
 
