@@ -160,6 +160,7 @@ def _draw(
     num_rows = min(batch_size, len(prompts))
     state, group = decoder.runner.borrow(decoder, num_rows), max(1, num_rows // 8)
     running: dict[int, Prompt] = {}
+    num_left = len(prompts)
     seconds = [0.0] * num_rows
     with closing(_with_noise(decoder, prompts, run_seed, num_rows)) as coming:
         while True:
@@ -174,7 +175,9 @@ def _draw(
                 return
             if taken:
                 decoder.fill(state, idle[: len(taken)], *captions, [field for _, field in taken])
-            decoder.run(state, group if len(taken) == len(idle) else num_rows)
+            num_left -= len(taken)
+            del taken  # with the noise, which the state holds now
+            decoder.run(state, min(group, num_left) or num_rows)
             lengths = state.lengths.tolist()
             share = (time.perf_counter() - begun) / len(running)
             for row in running:

@@ -165,10 +165,10 @@ def test_images_do_not_depend_on_the_window_of_their_noise(name, monkeypatch):
 
 
 class Counted:
-    """A decoder's steps, and the prompts of its fills."""
+    """A decoder's steps, and of its fills the prompts and the steps before them."""
 
     def __init__(self, decoder):
-        self.steps, self.fills = 0, []
+        self.steps, self.fills, self.steps_before = 0, [], []
         self._step, self._fill = decoder.step, decoder.fill
         decoder.step, decoder.fill = self.step, self.fill
 
@@ -178,6 +178,7 @@ class Counted:
 
     def fill(self, state, rows, features, mask, fields):
         self.fills.append([field.prompt_id for field in fields])
+        self.steps_before.append(self.steps)
         self._fill(state, rows, features, mask, fields)
 
 
@@ -190,6 +191,17 @@ def test_rows_do_not_wait_for_the_slowest_image():
     assert [i for ids in counted.fills for i in ids] == [prompt.id for prompt in prompts]
     in_batches = steps.view(5, 4).max(1).values.sum()
     assert steps.sum() / 4 <= counted.steps < in_batches
+
+
+def test_rows_take_prompts_in_groups_and_the_last_one_at_once():
+    prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(20)]
+    decoder = make_decoder()
+    counted = Counted(decoder)
+    steps = make_records(decoder, 17, prompts).target_forwards[:17] - 1
+    assert [len(ids) for ids in counted.fills] == [17, 2, 1]
+    first, second, *_ = sorted(steps.tolist())
+    assert counted.steps_before[:2] == [0, second] and counted.steps_before[2] <= sorted(steps.tolist())[2]
+    assert first < second
 
 
 def test_autoregressive_images_are_filled_in_batches():
