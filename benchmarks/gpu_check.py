@@ -51,9 +51,9 @@ XL = {
 }
 SMALL = {
     **{"dim": 64, "num_layers": 2, "num_heads": 2, "ffn_multiple": 16},
-    **{"vocab_size": 64, "grid": 6, "num_text_tokens": 8, "caption_dim": 16},
+    **{"vocab_size": 256, "grid": 6, "num_text_tokens": 8, "caption_dim": 16},
 }
-TINY = {**SMALL, "vocab_size": 256, "grid": 4}
+TINY = {**SMALL, "grid": 4}
 # Bytes per second, by a part of the card's name; the first that fits. Source: the makers' data sheets.
 BANDWIDTH = {
     **{"B200": 8.0e12, "GH200": 4.0e12, "H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12},

@@ -203,7 +203,7 @@ def test_bytes_of_a_step_are_those_of_the_models_that_run(checked, place, monkey
     extend = checked.draft.extend
     monkeypatch.setattr(checked.draft, "extend", lambda *given: (passes.append(1), extend(*given))[1])
     decoder.step(state)
-    dim, hidden, vocab = 64, checked.target.config.ffn_hidden, 64
+    dim, hidden, vocab = 64, checked.target.config.ffn_hidden, 256
     layer = (4 * dim * dim + 3 * dim * hidden + 2 * dim) * 4
     cache = decoder.num_slots * 2 * 2 * dim * 4  # captioned and not, keys and values
     expected = 2 * (layer + cache) + dim * vocab * 4

@@ -12,28 +12,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from conftest import make_models, make_prompts
-from lantern import stepping
+from lantern import rules, stepping
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.generation import generate_records
-from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
+from lantern.methods import PRESETS, RELAXATIONS, make_method
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.stepping import StepRunner
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0}
-TEMPERATURES = [0.0, 1.0]
+# Temperature, and the logits of a step above which large trees are judged along the path alone.
+SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
 
 
-def make_spec(name: str) -> MethodSpec:
-    """A preset with the parameters that it takes."""
+def make_decoder(models, name: str, temperature: float = 1.0, stepping: str = "auto", **parts) -> Decoder:
+    """Of a preset, with the parameters that it takes."""
     wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
-    return make_method(name, **{key: value for key, value in BOUNDS.items() if key in wanted})
-
-
-def make_decoder(models, name: str, temperature: float = 1.0, **options) -> Decoder:
-    sampling = SamplingConfig(temperature=temperature, top_k=8, cfg_scale=2.0)
-    return Decoder(models, make_spec(name), sampling, **options)
+    spec = make_method(name, **{key: BOUNDS[key] for key in wanted}, **parts)
+    return Decoder(models, spec, SamplingConfig(temperature, top_k=8, cfg_scale=2.0), stepping=stepping)
 
 
 def make_batches(decoder: Decoder, models) -> list[tuple]:
@@ -93,10 +92,11 @@ def assert_equal(found: Generation, expected: Generation) -> None:
         assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_recorded_step_draws_the_same_images(models, name, temperature, tapes):
+def test_a_recorded_step_draws_the_same_images(models, name, temperature, many_logits, tapes, monkeypatch):
     """A step on a state without prompts is recorded once, and replayed for two batches after each other."""
+    monkeypatch.setattr(rules, "MANY_LOGITS", many_logits)
     decoder = make_decoder(models, name, temperature)
     expected = [decoder.generate(*batch) for batch in make_batches(decoder, models)]
     graphed = captured(decoder)
@@ -166,16 +166,20 @@ def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
             to_fake(part, fake, device)
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_step_stays_on_its_gpu(name, temperature):
+def test_a_step_stays_on_its_gpu(name, temperature, many_logits, monkeypatch):
     """On fake tensors, which have a device and a shape, and no values that a step could read."""
+    monkeypatch.setattr(rules, "MANY_LOGITS", many_logits)
     models, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
+    models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
     decoder = make_decoder(models, name, temperature)
     batch = list(make_batches(decoder, models)[0])
     with fake, torch.inference_mode():
         to_fake(decoder, fake, "cuda")
         to_fake(batch, fake, "cpu")
+        for model in (models.target, models.draft):
+            model.prepare_for_decoding()
         state = decoder.allocate(3)
         decoder.fill(state, range(3), *batch)
         with OnDevice():
@@ -191,9 +195,20 @@ def tracing(monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "eagle1", "lantern", "proximity", "hybrid"])
-def test_compiled_steps_draw_the_same_images(models, name, tracing):
-    decoder = make_decoder(models, name)
+# Small trees, since what takes long is the tracing of each operation.
+COMPILED = {
+    "autoregressive": {},
+    "eagle1": {"tree": "chain2k3d2"},
+    "lantern": {"tree_shape": {"num_nodes": 9, "depth": 1, "top_k": 4}},
+    "proximity": {"tree": "chain2k3d2"},
+    "hybrid": {"tree": "chain2+chain2"},
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_steps_draw_the_same_images(models, name, tracing, monkeypatch):
+    monkeypatch.setattr(rules, "MANY_LOGITS", 0)
+    decoder = make_decoder(models, name, **COMPILED[name])
     compiled = decoder.stepped("compile")
     compiled.runner.borrow(compiled, 3)
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -265,9 +280,10 @@ def test_ways_to_step_are_checked(models):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
 @pytest.mark.parametrize("name", PRESETS)
-def test_captured_steps_draw_the_same_images(name, temperature):
+def test_captured_steps_draw_the_same_images(name, temperature, many_logits, monkeypatch):
+    monkeypatch.setattr(rules, "MANY_LOGITS", many_logits)
     models = make_models()
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),
