@@ -36,8 +36,8 @@ LARGE = {
 }
 # Random weights; `steps` of an image are measured, in which hardly a draft is accepted.
 RANDOM_CASES: dict[str, dict[str, Any]] = {
-    "large": {"sizes": LARGE, "images": 6, "steps": 16},
-    "vocab16384": {"sizes": {**LARGE, "vocab_size": 16384}, "images": 6, "steps": 8},
+    "large": {"sizes": LARGE, "images": 5, "steps": 16},
+    "vocab16384": {"sizes": {**LARGE, "vocab_size": 16384}, "images": 4, "steps": 8},
 }
 SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
 FORWARDS = {1: BASELINE, 8: "coupled-chain7"}  # nodes -> method whose target forward has as many
@@ -116,7 +116,7 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for spec in specs:
             unlike.setdefault(replace(spec, name="any", method_id=""), asdict(spec))
         methods = list(unlike.values())
-        case = side_by_side.trained_case(config, options.results, methods) | {"images": 12, "steps": None}
+        case = side_by_side.trained_case(config, options.results, methods) | {"images": 8, "steps": None}
     else:
         methods = [asdict(spec) for spec in common_methods(k=1000)]
         case = side_by_side.random_case(RANDOM_CASES[name]["sizes"], SAMPLING, methods) | RANDOM_CASES[name]
