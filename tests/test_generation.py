@@ -193,15 +193,18 @@ def test_rows_do_not_wait_for_the_slowest_image():
     assert steps.sum() / 4 <= counted.steps < in_batches
 
 
-def test_rows_take_prompts_in_groups_and_the_last_one_at_once():
-    prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(20)]
-    decoder = make_decoder()
-    counted = Counted(decoder)
-    steps = make_records(decoder, 17, prompts).target_forwards[:17] - 1
-    assert [len(ids) for ids in counted.fills] == [17, 2, 1]
-    first, second, *_ = sorted(steps.tolist())
-    assert counted.steps_before[:2] == [0, second] and counted.steps_before[2] <= sorted(steps.tolist())[2]
-    assert first < second
+def test_rows_take_prompts_in_groups_and_the_last_ones_at_once():
+    """Of 24 rows three at a time; one prompt that is left takes the first."""
+    prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(30)]
+    decoder, fills = make_decoder(), {}
+    for count in (25, 30):
+        counted = Counted(decoder)
+        steps = make_records(decoder, 24, prompts[:count]).target_forwards[:24] - 1
+        fills[count] = list(zip(map(len, counted.fills), counted.steps_before, strict=True))
+    first, _, third, *_ = sorted(steps.tolist())
+    assert first < third
+    assert fills[25] == [(24, 0), (1, first)]
+    assert fills[30][1][0] >= 3 and fills[30][1][1] == third
 
 
 def test_autoregressive_images_are_filled_in_batches():
