@@ -1,8 +1,8 @@
 """Rules of verification: how a method decides which drafts are accepted and what is emitted behind them.
 
-A rule judges nodes, each by itself: which token its children are accepted for, and what is emitted where none is. On a
-tree with many more nodes than levels only the nodes of the path that is taken are judged, one level after the other, so
-that filters, noise and relaxed sets are worked out for them alone; on a small one all nodes are judged at once.
+A rule judges nodes, each by itself: which token its children are accepted for, and what is emitted where none is. All
+nodes are judged at once; or, on a CPU and a tree with many more nodes than levels, those of the path alone that is
+taken, one level after the other, so that filters, noise and relaxed sets are worked out for few rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lantern.verification import (
     pick_rows,
 )
 
-MANY_LOGITS = 2**16  # of a step: with more, and many more nodes than levels, the nodes of the path alone are judged
+MANY_LOGITS = 2**16  # of a step on a CPU: with more, the nodes of the path alone are judged
 NO_TOKEN = -2  # chosen where no child is accepted; a missing draft is -1
 
 
@@ -80,8 +80,9 @@ class Rule:
             best, own = scores.keys.max(-1)
             no, none = torch.zeros_like(own, dtype=torch.bool), torch.zeros_like(own)
             return Outcome(proposal, scores, no, none, none[:, 0], own, no, best[:, 0].isfinite())
-        is_bushy = tree.num_nodes > 2 * (tree.max_depth + 1)
-        if self.follows_path and is_bushy and scores.logits.numel() > MANY_LOGITS:
+        # On a GPU a few wide operations take less time than many narrow ones.
+        is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
+        if self.follows_path and is_costly and tree.num_nodes > 2 * (tree.max_depth + 1):
             return self._judge_path(scores, proposal)
         is_accepted, own, best = self.judge_all(scores, proposal)
         order = first_leaf(tree) if self.takes_first_leaf else None
