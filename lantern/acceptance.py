@@ -3,8 +3,8 @@
 Two ways to verify. *Sampled once* (top and coupled drafts): the target's own token y is drawn at every node of the
 tree, and a node accepts its first child whose relaxed set {x} and A(x) holds y. *By rejection* (sampled drafts):
 children are accepted one after the other with probability s(x) / p(x), a rejection leaves the residual distribution.
-Both work on all nodes at once, on fixed shapes and without host synchronisation. A relaxation says how large A(x) may
-grow.
+Both work on any number of nodes at once, on fixed shapes and without host synchronisation. A relaxation says how large
+A(x) may grow.
 
 Shapes: inner = nodes that may have children, m = most children of one node.
 """

@@ -120,7 +120,9 @@ class MultiplicativeBound(Relaxation):
 class BudgetBound(AdditiveBound):
     """Ours: the children of a node share one budget delta of target mass, in drafting order.
 
-    With deterministic (top) drafts at most delta of the mass moves, so TV <= delta at every node.
+    With deterministic (top) drafts at most delta of the mass moves, so TV <= delta at every node. That holds at
+    temperatures above 0 only: greedy decoding emits one token with certainty, so that any other is a TV of 1; there
+    every draft has a budget of its own, see `lantern.acceptance.accept_greedy`.
 
     Raises:
         ValueError: delta outside [0, 1], or k < 0.
@@ -139,7 +141,8 @@ class Proximity(Relaxation):
     """Ours: A(x) is all of the k nearest codes, whatever their mass: "the draft is a look-alike of what the target
     drew".
 
-    TV from the target is at most the rate of substitutions (emitted token other than y), which is counted.
+    TV from the target is at most the rate of substitutions (emitted token other than y), which is counted. Codes that
+    the target's filters took away are never emitted.
 
     Raises:
         ValueError: k < 0.

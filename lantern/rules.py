@@ -203,6 +203,9 @@ class WithinBound(Rule):
         """The first draft whose set holds the target's token, or that token."""
         best, own = scores.keys.max(-1)
         probs = scores.weights.softmax(-1)
+        if not self.follows_path:  # the twin of a draft of another kind must not widen its set
+            is_twin = (children[..., :, None] == children[..., None, :]).tril(-1).any(-1)
+            children = children.masked_fill(is_twin, -1)
         rank = acceptance.accept_within_bound(probs, own, children, self.table, self.relaxation)
         return Choice(_token_of(rank, children, own), own, best)
 

@@ -15,7 +15,8 @@ from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafting import Proposal
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField, make_noise
-from lantern.rules import ByEquality, make_rule
+from lantern.relaxation import AdditiveBound
+from lantern.rules import ByEquality, WithinBound, make_rule
 from lantern.sampling import SamplingConfig
 from lantern.verification import Scores, reached_nodes
 
@@ -249,3 +250,13 @@ def test_a_root_alone_emits_the_targets_token_and_tells_bad_logits(temperature):
     assert outcome.emitted.shape == (BATCH, 1) and torch.equal(outcome.emitted, alone.keys.argmax(-1))
     assert outcome.is_finite.tolist() == [row != 3 for row in range(BATCH)]
     assert (outcome.num_accepted == 0).all() and not outcome.is_substituted.any()
+
+
+def test_the_twin_of_a_draft_takes_no_mass_of_its_own():
+    rule, taken = WithinBound(AdditiveBound(4, 0.2), NEAREST), []
+    scores, _ = make_step("top", SamplingConfig())
+    root = scores.at(torch.zeros(BATCH, 1, dtype=torch.int64))
+    for second in (3, -1):
+        children = torch.tensor([[[3, second]]]).expand(BATCH, -1, -1)
+        taken.append(rule.judge(root, children, None).chosen)
+    assert torch.equal(*taken) and (taken[0] == 3).any()
