@@ -134,6 +134,7 @@ class NoiseField:
 
     Attributes:
         prompt_ids: of the rows; None where no image is.
+        window: positions held at a time.
     """
 
     def __init__(
