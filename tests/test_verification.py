@@ -253,7 +253,7 @@ def test_a_root_alone_emits_the_targets_token_and_tells_bad_logits(temperature):
 
 
 def test_the_twin_of_a_draft_takes_no_mass_of_its_own():
-    rule, taken = WithinBound(AdditiveBound(4, 0.2), NEAREST), []
+    rule, taken = WithinBound(AdditiveBound(8, 0.1), NEAREST), []
     scores, _ = make_step("top", SamplingConfig())
     root = scores.at(torch.zeros(BATCH, 1, dtype=torch.int64))
     for second in (3, -1):
