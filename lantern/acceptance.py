@@ -48,7 +48,7 @@ def accept_within_bound(
         probs: target distribution, (batch, inner, vocab).
         drawn: int64, (batch, inner): y.
         children: int64, (batch, inner, m): drafted tokens, -1 where there is none.
-        table: int64, (vocab, >= k): nearest codes.
+        table: (vocab, >= k): nearest codes, whole numbers.
         relaxation: one that bounds the mass of A(x).
 
     Returns:
@@ -71,7 +71,7 @@ def accept_greedy(
         raw_logits: guided, unfiltered logits, (batch, nodes, vocab).
         tokens: int64, (batch, nodes).
         parents: int64, (batch or 1, nodes).
-        table: int64, (vocab, >= k): nearest codes.
+        table: (vocab, >= k): nearest codes, whole numbers.
         relaxation: one that bounds the mass of A(x).
 
     Returns:
@@ -97,7 +97,7 @@ class RejectionRule:
 
     Args:
         relaxation: None for exact decoding, else additive or multiplicative.
-        table: int64, (vocab, > k): nearest codes; one column more than k for the official residual.
+        table: (vocab, > k): nearest codes, whole numbers; one column more than k for the official residual.
         residual: "paper": t becomes normalise(max(0, t~ - p)), t~ being t with A(x)'s mass moved onto x. "official" and
             "official_lumina": what the authors' code does for LlamaGen and for Lumina-mGPT; see `_official`.
     """

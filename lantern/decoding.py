@@ -42,7 +42,7 @@ class DecodingModels:
     Attributes:
         target: the target model.
         draft: the draft model; None where the method needs none.
-        nearest_codes: int64, (vocab, columns); None without relaxation.
+        nearest_codes: (vocab, columns), whole numbers; None without relaxation.
     """
 
     target: TargetModel

@@ -137,7 +137,7 @@ def distribution_of_method(
 ) -> tuple[str, OutputDistribution]:
     """Output distribution of a method at its own nodes, and its kind: "enumeration" or "monte_carlo".
 
-    `table` is int64, (vocab, > k), None without relaxation; where several children are sampled, the distribution is a
+    `table` is (vocab, > k), None without relaxation; where several children are sampled, the distribution is a
     mean over `num_samples` draws of `seed`.
     """
     if spec.drafts not in ("sampled", "top"):
@@ -231,7 +231,7 @@ def acceptance_table(
     """Probability that a node's first draft is accepted, before and after its k nearest codes lend it their mass.
 
     One row per drafts ("sampled": x ~ p, accepted with min(1, s(x) / p(x)); "top": the most probable x, with s(x)) x
-    neighbours (of `tables`, int64, (vocab, columns)) x delta of the additive rule (nan: no bound, always added) x k (0
+    neighbours (of `tables`, (vocab, columns)) x delta of the additive rule (nan: no bound, always added) x k (0
     always, and what a table can serve).
     """
     rows = []
