@@ -30,6 +30,7 @@ BASE_DISK_MB = 100
 WEIGHT_BYTES, RESUMABLE_BYTES = 4, 24
 # Of an image token in a file of records, autoregressive ones with margins: measured 13.6, ids and header included.
 RECORD_BYTES = 13.6
+NOISE_BYTES = 2**25  # the most that an image's noise takes, a stream; see lantern/noise.py
 
 
 def growing(first: int) -> Callable[..., int]:
@@ -65,9 +66,13 @@ class JobSizes:
         self.is_published = config["target"]["checkpoint"] is not None
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
-        """Host memory of a job that decodes: both models as they are read, in float32, and as they are run."""
+        """Host memory of a job that decodes: both models as they are read, in float32, and as they are run; noise of
+        two streams, of the images that are drawn and of those that are next.
+        """
         bytes_per_value = 2 if self.config["generation"]["dtype"] == "bfloat16" else 4
-        return growing(max(2000, self._host_mb(4 + bytes_per_value)) + more)
+        noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
+        noise_mb = math.ceil(2 * 2 * self.config["generation"]["batch_size"] * noise / 1e6)
+        return growing(max(2000, self._host_mb(4 + bytes_per_value) + noise_mb) + more)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
         """Host memory of a job that also holds a target in float32, to score tokens with."""
