@@ -29,8 +29,8 @@ def test_the_embedded_world_asks_for_little():
 
 
 def test_a_published_target_is_held_in_the_files_format_and_its_own():
-    """822 million parameters, 6 bytes each while float32 becomes bfloat16, with 0.5 GiB of noise; 6.34 GiB were measured
-    without CUDA, before the next batch's noise was made ahead.
+    """822 million parameters, 6 bytes each while float32 becomes bfloat16, with 0.5 GiB of noise; 6.34 GiB were
+    measured without CUDA, before the next batch's noise was made ahead.
     """
     config = overlaid("llamagen_stage1")
     on_cpu, on_gpu = (JobSizes(config, has_gpu=gpu).decoding_mb()(None, 1) for gpu in (False, True))
