@@ -11,7 +11,7 @@ from conftest import ROOT, load_config
 from lantern.checkpoints.native import save_model
 from lantern.decoding import Decoder
 from lantern.generation import generate_records, load_decoding_models
-from lantern.io import load_tensors, save_tensors
+from lantern.io import load_tensors, save_tensors, write_json
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
@@ -22,6 +22,7 @@ from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code,
 from lantern_pipeline.archive.regenerate import RecordFile, explains_by_rounding, spread
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.methods import expand_methods
+from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 
@@ -65,10 +66,11 @@ def make_experiment(folder, config, *, dtype="float32", twins=False):
     config["generation"]["dtype"] = dtype
     encoder = make_text_encoder(config["text"], "scenes", config["seed"])
     for run in expand_methods(config):
+        spec = resolve_tree(run.spec, run.temperature, folder / "trees/s0.json")
         drafter = folder / "drafter/s0/model.safetensors" if run.spec.drafts else None
         models = load_decoding_models(folder / "target/s0/model.safetensors", drafter, dtype=dtype)
         sampling = SamplingConfig(temperature=run.temperature, **config["sampling"])
-        decoder = Decoder(models, run.spec, sampling)
+        decoder = Decoder(models, spec, sampling)
         records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
         save_records(folder / f"generation/{run.spec.method_id}/seen/T1/s0n0/1-of-1.safetensors", records)
     write_provenance(folder, config)
@@ -106,6 +108,18 @@ def test_an_untouched_archive_is_verified(experiment):
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
     assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
     assert "3 equal, token by token" in output
+
+
+def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
+    folder = tmp_path / "results" / "tiny"
+    config["methods"] = [{"preset": "eagle1", "tree": "tuned"}]  # its images depend on the tree
+    write_json(folder / "trees/s0.json", {"methods": {"eagle1-tuned T1": {"tree_shape": [[0], [1], [0, 0]]}}})
+    make_experiment(folder, config)
+    code, output = verify(folder, "--images", "2")
+    assert code == 0 and output.count("equal: eagle1-tuned seen T1") == 2, output
+    write_json(folder / "trees/s0.json", {"methods": {}})
+    code, output = verify(folder, "--images", "2")
+    assert code != 0 and "s0.json holds no tree of eagle1-tuned T1" in output
 
 
 def test_hashes_alone_can_be_checked(experiment):
