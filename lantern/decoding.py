@@ -235,14 +235,19 @@ class Decoder:
         self.fill(state, range(len(fields)), features, mask, fields)
         return state
 
-    @torch.inference_mode()
     def allocate(self, num_rows: int) -> DecodingState:
         """State of a batch of `num_rows` images that have no prompts yet."""
+        with torch.inference_mode(self.runner.mode != "compile"):
+            state = self._make_state(num_rows)
+        self.runner.prepare(self, state)
+        return state
+
+    def _make_state(self, num_rows: int) -> DecodingState:
         config, device, n = self.target.config, self.device, self.num_tokens
         noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device)
         width = n + self.max_depth + 1
         visible = torch.ones(num_rows, self.num_text, dtype=torch.bool, device=device)
-        state = DecodingState(
+        return DecodingState(
             noise=noise,
             cache=self.target.make_cache(visible, 1 + self.sampling.is_guided, self.num_slots),
             tokens=torch.zeros(num_rows, width, dtype=torch.int64, device=device),
@@ -253,8 +258,6 @@ class Decoder:
             step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
             drafter=self.drafter.allocate(num_rows, noise),
         )
-        self.runner.prepare(self, state)
-        return state
 
     @torch.inference_mode()
     def fill(

@@ -59,7 +59,8 @@ class StepRunner:
     def step(self, decoder: Decoder, state: DecodingState) -> None:
         """Makes a step; changes the state in place."""
         if self.mode == "compile":
-            self._compiled(decoder, state)
+            with torch.inference_mode(False), torch.no_grad():
+                self._compiled(decoder, state)
         elif self.mode == "graph" and state.graph is not None:
             state.graph.replay()
         else:
@@ -95,7 +96,7 @@ class StepRunner:
 
 
 def _step(decoder: Decoder, state: DecodingState) -> None:
-    decoder.step(state)
+    type(decoder).step.__wrapped__(decoder, state)  # compilers do not know inference mode
 
 
 def capture(decoder: Decoder, state: DecodingState) -> torch.cuda.CUDAGraph:

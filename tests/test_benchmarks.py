@@ -185,7 +185,7 @@ def checked():
 
 
 def test_compiled_steps_are_timed_while_there_is_time(checked, monkeypatch):
-    monkeypatch.setattr(stepping, "COMPILER", "eager")
+    monkeypatch.setattr(stepping, "COMPILER", "aot_eager")
     monkeypatch.setattr(gpu_check, "timed_methods", lambda k: [make_method("autoregressive")])
     options = SimpleNamespace(device="cpu", batches=[1, 2], steps=1)
     answers = iter([True, False])

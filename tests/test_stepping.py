@@ -189,8 +189,8 @@ def test_a_step_stays_on_its_gpu(name, temperature, many_logits, monkeypatch):
 
 @pytest.fixture
 def tracing(monkeypatch):
-    """What is compiled is traced whole, then run as it stands: seconds instead of minutes."""
-    monkeypatch.setattr(stepping, "COMPILER", "eager")
+    """What is compiled is traced whole and freed of mutations, then run as it stands: seconds instead of minutes."""
+    monkeypatch.setattr(stepping, "COMPILER", "aot_eager")
     yield
     torch.compiler.reset()
 
