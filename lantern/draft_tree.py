@@ -27,7 +27,6 @@ class DraftTree:
         paths: int64, (rows, nodes, max_depth + 1); nodes from the root to n, then n again until the end.
         children: int64, (rows, parents that may have children, most children); node or -1.
         parent_nodes: int64, (inner,): the nodes that may have children, in the order of `children`; None for all nodes.
-        earlier_siblings: bool, (rows, nodes, nodes); None where no node has a sibling.
     """
 
     parents: torch.Tensor
@@ -37,7 +36,6 @@ class DraftTree:
     paths: torch.Tensor
     children: torch.Tensor
     parent_nodes: torch.Tensor | None
-    earlier_siblings: torch.Tensor | None
 
     @property
     def num_nodes(self) -> int:
@@ -87,7 +85,6 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
         paths=paths,
         children=children[:, :-1].view(rows, nodes, max_children),
         parent_nodes=None,
-        earlier_siblings=is_sibling,
     )
 
 
@@ -125,8 +122,7 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
     most_children = max((parents[1:].count(parent) for parent in parents), default=0)
     tree = tree_from_parents(torch.tensor([list(parents)], device=device), max(depths), max(1, most_children))
     parent_nodes = torch.tensor(sorted(set(parents)), device=device)
-    siblings = tree.earlier_siblings if most_children > 1 else None
-    return replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes, earlier_siblings=siblings)
+    return replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes)
 
 
 def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:

@@ -19,7 +19,6 @@ def test_static_tree_by_eye():
     assert tree.parent_nodes.tolist() == [0, 1, 2]
     assert tree.children.tolist() == [[[1, 2], [3, 4], [5, -1]]]
     assert tree.ancestors[0, 4].tolist() == [True, True, False, False, True, False]
-    assert tree.earlier_siblings[0].nonzero().tolist() == [[2, 1], [4, 3]]
     assert [level.tolist() for level in tree.levels] == [[0], [1, 2]]
     assert tree.level_children == [2, 2]
     assert [places.tolist() for places in tree.drafted] == [[0, 1], [0, 1, 2]]
@@ -29,7 +28,6 @@ def test_chain_has_no_siblings():
     tree = static_tree(tree_choices("chain4"))
     assert tree.num_nodes == 5
     assert tree.max_depth == 4
-    assert tree.earlier_siblings is None
 
 
 def test_rows_of_a_batch_may_have_different_trees():
