@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-_FALLBACK_COLOURS = ("#661100", "#44AA99", "#117733", "#332288")
+_FALLBACK_COLOURS = ("#661100", "#44AA99", "#882255", "#DDCC77")
 
 
 class Look(NamedTuple):
@@ -28,7 +28,7 @@ METHODS = {
     "lantern_pp": Look("LANTERN++", "#E69F00", "^"),
     "proximity": Look("proximity", "#009E73", "v"),
     "bounded": Look("bounded", "#CC79A7", "X"),
-    "jacobi": Look("Jacobi", "#882255", ">"),
+    "jacobi": Look("Jacobi", "#332288", ">"),
     "hybrid": Look("hybrid", "#999933", "p"),
 }
 NAMES = {

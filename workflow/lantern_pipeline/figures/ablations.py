@@ -82,7 +82,7 @@ def _is_told(name: str, value: float) -> bool:
 
 def _title(name: str, rows: pd.DataFrame) -> str:
     methods = rows["method"].unique()
-    of = f" ({method_name(methods[0])})" if len(methods) == 1 else ""
+    of = f" ({method_name(methods[0])})" if len(methods) == 1 and methods[0] != name else ""
     return name.replace("_", " ") + of
 
 
