@@ -33,6 +33,7 @@ import torch
 from full_size import PeakMemory, RandomCaptions
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 
+from lantern.codebook import code_dtype
 from lantern.decoding import Decoder, DecodingModels, DecodingState, Generation
 from lantern.draft_tree import StaticTree
 from lantern.eagle import EagleDrafter
@@ -91,7 +92,10 @@ def make_models(sizes: dict[str, int], device: torch.device, dtype: torch.dtype,
     codes = torch.arange(sizes["vocab_size"], device=device)
     table = (codes[:, None] + codes[1 : LANTERN_K + 2]) % len(codes)
     cast_target(target, dtype)
-    return DecodingModels(target.prepare_for_decoding(), cast_weights(draft, dtype).prepare_for_decoding(), table)
+    models = DecodingModels(target, cast_weights(draft, dtype), table.to(code_dtype(len(table))))
+    models.target.prepare_for_decoding()
+    models.draft.prepare_for_decoding()
+    return models
 
 
 def draw(decoder: Decoder, batch: int) -> Generation:
@@ -175,15 +179,13 @@ def bytes_per_step(decoder: Decoder, state: DecodingState) -> int:
 def measure_steps(decoder: Decoder, batch: int, num_steps: int, bandwidth: float) -> dict[str, Any]:
     """One method at one batch size in one way of stepping."""
     device, mode = decoder.device, decoder.runner.mode
-    config, load = (
-        decoder.target.config,
-        DecodingLoad(
-            batch=batch,
-            num_nodes=nodes_of(decoder.spec.tree_shape),
-            bytes_per_value=decoder.dtype.itemsize,
-            noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),
-            has_graphs=mode == "graph",
-        ),
+    load = DecodingLoad(
+        batch=batch,
+        num_nodes=nodes_of(decoder.spec.tree_shape),
+        bytes_per_value=decoder.dtype.itemsize,
+        noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),
+        table_columns=LANTERN_K + 1,  # draft model and table lie there, whatever the method
+        has_graphs=mode == "graph",
     )
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -193,7 +195,7 @@ def measure_steps(decoder: Decoder, batch: int, num_steps: int, bandwidth: float
     if decoder.runner.mode != mode:
         return {"failed": f"steps were run {decoder.runner.mode}"}
     found = {"seconds": seconds, "share_of_bandwidth": bytes_per_step(decoder, state) / bandwidth / seconds}
-    found["formula_gib"] = estimate_memory(config, load, decoder.models.draft.config).total / GIB
+    found["formula_gib"] = estimate_memory(decoder.target.config, load, decoder.models.draft.config).total / GIB
     found["preparation_s"] = decoder.runner.preparation_s
     if device.type == "cuda":  # on a CPU the process holds much else
         found["peak_gib"] = memory.peak / GIB
