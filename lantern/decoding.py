@@ -143,7 +143,7 @@ def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCon
 
 
 class Decoder:
-    """Generates images with one method; keeps nothing of a batch, see `DecodingState`.
+    """Generates images with one method; what belongs to a batch is in a `DecodingState`.
 
     Args:
         models: prepared models; the draft model and the table may be None where the method needs none.

@@ -222,6 +222,7 @@ def _to_records(
         "cfg_scale": config.cfg_scale,
         "batch_size": batch_size,
         "stepping": decoder.runner.mode,
+        "preparation_s": round(decoder.runner.preparation_s, 3),
         "num_threads": torch.get_num_threads(),
         "run_seed": run_seed,
         "device": str(decoder.device),

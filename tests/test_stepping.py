@@ -231,6 +231,7 @@ def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):
     expected, found = make_records(decoder), make_records(captured(decoder))
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)
     assert (found.metadata["stepping"], expected.metadata["stepping"]) == ("graph", "eager") and len(tapes) == 1
+    assert found.metadata["preparation_s"] > 0 == expected.metadata["preparation_s"]
 
 
 def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):
