@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -258,6 +260,34 @@ def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, 
     for records in found:
         assert torch.equal(records.codes, make_records(decoder).codes)
         assert records.metadata["stepping"] == "eager"
+
+
+def test_a_capture_follows_two_steps_and_shares_the_pool_of_living_graphs(monkeypatch):
+    """The calls of `capture`, on a stand-in for torch.cuda."""
+    calls, pools = [], iter("abc")
+
+    class Graph:
+        def pool(self):
+            return self._pool
+
+    @contextmanager
+    def record(graph, pool, capture_error_mode):
+        graph._pool = pool or next(pools)
+        calls.append("begin")
+        yield
+        calls.append("end")
+
+    stream = SimpleNamespace(wait_stream=lambda other: calls.append("wait"))
+    anything = {"device": lambda device: nullcontext(), "stream": lambda stream: nullcontext()}
+    streams = {"Stream": lambda: stream, "current_stream": lambda: stream}
+    cuda = SimpleNamespace(CUDAGraph=Graph, graph=record, **streams, **anything)
+    monkeypatch.setattr(stepping, "torch", SimpleNamespace(cuda=cuda))
+    decoder = SimpleNamespace(device="cuda", step=lambda state: calls.append("step"))
+    graphs = [stepping.capture(decoder, None) for _ in range(2)]
+    assert calls[:7] == ["wait", "step", "step", "wait", "begin", "step", "end"]
+    assert [graph.pool() for graph in graphs] == ["a", "a"]
+    del graphs
+    assert stepping.capture(decoder, None).pool() == "b"  # with its last graph a pool may be gone
 
 
 def test_watched_steps_are_run_eagerly(models, tapes):
