@@ -17,7 +17,7 @@ from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
-from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps, relative_step_time
+from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps, relative_step_times
 from lantern_pipeline.metrics.speed import pair_latency
 
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
@@ -164,13 +164,15 @@ def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
 
 
 def test_steps_are_timed_in_turn_and_the_fastest_counts(monkeypatch):
-    seconds = {"slow": iter([90.0, 7.0, 6.0, 8.0]), "autoregressive": iter([50.0, 3.0, 4.0, 2.0])}
+    base = [50.0, 3.0, 4.0, 2.0, 9.0, 6.0, 5.0, 7.0]
+    seconds = {"slow": [90.0, 7.0, 6.0, 8.0], "quick": [80.0, 3.0, 1.0, 2.0], "autoregressive": base}
+    coming = {name: iter(values) for name, values in seconds.items()}
     clock, turns = SimpleNamespace(now=0.0), []
 
     def decoder(name):
         def step(one, state):
             assert one.name == name and state.fields == [(3, prompt.id) for prompt in PROMPTS]
-            clock.now += next(seconds[name])
+            clock.now += next(coming[name])
             turns.append(name)
 
         noise = SimpleNamespace(advance=lambda lengths, most: None)
@@ -184,6 +186,7 @@ def test_steps_are_timed_in_turn_and_the_fastest_counts(monkeypatch):
         )
 
     monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    pair = decoder("slow"), decoder("autoregressive")
-    assert relative_step_time(*pair, PROMPTS, ENCODER, run_seed=3, num_steps=3) == 6.0 / 2.0
-    assert turns == ["slow", "autoregressive"] * 4
+    slow, quick, baseline = map(decoder, seconds)
+    ratios = relative_step_times([slow, quick], baseline, PROMPTS, ENCODER, run_seed=3, num_steps=3)
+    assert ratios == [6.0 / 2.0, 1.0 / 5.0]
+    assert turns == ["slow", "autoregressive"] * 4 + ["quick", "autoregressive"] * 4

@@ -36,14 +36,14 @@ from lantern_pipeline.analysis.tree_tuning import (
 from lantern_pipeline.data.decoders import tuned_name
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.metrics.accepted_paths import record_paths
-from lantern_pipeline.metrics.latency import relative_step_time
+from lantern_pipeline.metrics.latency import relative_step_times
 
 # The tree of a window on which all its others are measured.
 WIDEST = {
     "jacobi": lambda window: jacobi_shape(window, *SIBLINGS[-1]),
     "hybrid": lambda window: hybrid_shape(window, *COMBS[-1]),
 }
-BATCH_STEPS = 8  # a step of a batch is longer, and timed so many times less often
+BATCH_STEPS = 16  # a step of a batch is longer, and timed so many times less often
 ASSUMED = "assumed"  # cost of a machine that is not here, in the column `cost`
 
 
@@ -115,14 +115,12 @@ class TreeTuner:
         stepping = "eager" if self.stepping == "compile" else self.stepping
         baseline = self._decoder(make_method("autoregressive"), temperature, stepping)
         prompts = [self.prompts[place % len(self.prompts)] for place in range(batch_size)]
-        num_steps = self.settings["num_steps"] // (1 if batch_size == 1 else BATCH_STEPS)
-        sizes, costs = [], []
-        for shape in timed_shapes(spec.drafts, self.settings):
-            decoder = self._decoder(replace(spec, tree_shape=shape), temperature, stepping)
-            options = {"run_seed": self.seed, "num_steps": max(1, num_steps)}
-            costs.append(relative_step_time(decoder, baseline, prompts, self.encoder, **options))
-            sizes.append(tree_sizes(shape, has_jacobi=spec.drafts == "jacobi"))
-        return fit_cost(sizes, costs)
+        num_steps = max(1, self.settings["num_steps"] // (1 if batch_size == 1 else BATCH_STEPS))
+        shapes = timed_shapes(spec.drafts, self.settings)
+        decoders = [self._decoder(replace(spec, tree_shape=shape), temperature, stepping) for shape in shapes]
+        options = {"run_seed": self.seed, "num_steps": num_steps}
+        costs = relative_step_times(decoders, baseline, prompts, self.encoder, **options)
+        return fit_cost([tree_sizes(shape, has_jacobi=spec.drafts == "jacobi") for shape in shapes], costs)
 
     def _batch_sizes(self) -> list[int]:
         return sorted({1, self.batch_size})

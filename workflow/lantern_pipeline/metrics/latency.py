@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from lantern.decoding import Decoder
+from lantern.decoding import Decoder, DecodingState
 from lantern.generation import decode_timed, synchronise
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
@@ -51,32 +51,41 @@ def _both_ways(decoder: Decoder) -> list[Decoder]:
 
 
 @torch.inference_mode()
-def relative_step_time(
-    decoder: Decoder,
+def relative_step_times(
+    decoders: Sequence[Decoder],
     baseline: Decoder,
     prompts: Sequence[Prompt],
     encoder: TextEncoder,
     *,
     run_seed: int,
     num_steps: int,
-) -> float:
-    """Time of a decoder's step in steps of `baseline`, both on one batch of all prompts: ratio of the fastest of
-    `num_steps` steps taken in turn, so that a drift of the machine hits both alike. The first step does not count.
+) -> list[float]:
+    """Times of decoders' steps in steps of `baseline`, all on one batch of the prompts: for each decoder the ratio of
+    the fastest of `num_steps` steps that both take in turn, so that a drift of the machine hits both alike. First steps
+    do not count. No more than two batches are held at once.
     """
-    features, mask = encoder.encode([prompt.text for prompt in prompts])
-    pair = (decoder, baseline)
-    states = [one.start(features, mask, [one.make_noise(run_seed, prompt.id) for prompt in prompts]) for one in pair]
-    seconds = np.empty((num_steps + 1, 2))
-    for row in seconds:
-        for place, (one, state) in enumerate(zip(pair, states, strict=True)):
-            state.noise.advance(state.lengths, one.max_depth + 1)
-            synchronise(one.device)
-            begun = time.perf_counter()
-            one.runner.step(one, state)
-            synchronise(one.device)
-            row[place] = time.perf_counter() - begun
-    own, other = seconds[1:].min(axis=0)
-    return float(own / other)
+    captions = encoder.encode([prompt.text for prompt in prompts])
+
+    def start(decoder: Decoder) -> DecodingState:
+        return decoder.start(*captions, [decoder.make_noise(run_seed, prompt.id) for prompt in prompts])
+
+    base_state, ratios = start(baseline), []
+    for decoder in decoders:
+        pairs = ((decoder, start(decoder)), (baseline, base_state))
+        turns = [[_time_step(*pair) for pair in pairs] for _ in range(num_steps + 1)]
+        own, other = np.min(turns[1:], axis=0)
+        ratios.append(float(own / other))
+    return ratios
+
+
+def _time_step(decoder: Decoder, state: DecodingState) -> float:
+    """Seconds of a step; those of a complete batch take as long as others."""
+    state.noise.advance(state.lengths, decoder.max_depth + 1)
+    synchronise(decoder.device)
+    begun = time.perf_counter()
+    decoder.runner.step(decoder, state)
+    synchronise(decoder.device)
+    return time.perf_counter() - begun
 
 
 def profile_steps(
