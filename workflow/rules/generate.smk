@@ -1,4 +1,4 @@
-"""Decoding: what methods read (tables of nearest codes, tuned trees), images of every method, latency."""
+"""Decoding: the tables of nearest codes that relaxed methods read, images of every method, latency."""
 
 
 rule build_nearest_codes:
@@ -82,80 +82,6 @@ rule sample_codes:
         "Drawing the draft model's training images, seed {wildcards.training_seed}, shard {wildcards.scatteritem}"
     script:
         "../scripts/sample_codes.py"
-
-
-# Captions of the validation split (then of training) that no table reports; without those, what a prompt file holds more.
-rule choose_tuning_prompts:
-    input:
-        captions=[*rules.write_captions.output] if SOURCE != "none" else [],
-        file=lambda wildcards: (
-            resource_of(config["prompts"][HEADLINE["prompt_set"]]["file"], RESOURCES) if SOURCE == "none" else []
-        ),
-        reported=expand(rules.write_prompts.output, prompt_set=PLAN.prompt_sets),
-    output:
-        "<results>/trees/prompts.jsonl",
-    log:
-        "<logs>/choose_tuning_prompts.log",
-    conda:
-        ENVIRONMENT
-    params:
-        code=code("choose_tuning_prompts.py"),
-        entry=config["prompts"][HEADLINE["prompt_set"]],
-        num=config["tree_tuning"]["num_prompts"],
-        seed=SEED,
-    message:
-        "Choosing the prompts on which trees are tuned"
-    script:
-        "../scripts/choose_tuning_prompts.py"
-
-
-use rule encode_prompts as encode_tuning_prompts with:
-    input:
-        prompts=rules.choose_tuning_prompts.output[0],
-        t5=resource_of(config["text"]["checkpoint"], RESOURCES),
-    output:
-        "<results>/trees/features-{scatteritem}.safetensors",
-    log:
-        "<logs>/encode_tuning_prompts.{scatteritem}.log",
-    message:
-        "Encoding the prompts on which trees are tuned, shard {wildcards.scatteritem}"
-
-
-# Owns the machine like measure_latency: it times steps.
-rule tune_tree:
-    input:
-        prompts=rules.choose_tuning_prompts.output,
-        text=gather.text_shards(rules.encode_tuning_prompts.output[0]) if STORES_TEXT else [],
-        target=lambda wildcards: target_of(wildcards.training_seed),
-        drafter=lambda wildcards: drafter_for(PLAN.tuned_specs, wildcards.training_seed),
-        nearest_codes=lambda wildcards: tables_of(PLAN.tuned_specs, wildcards.training_seed),
-    output:
-        trees="<results>/trees/s{training_seed}.json",
-        predicted="<results>/trees/s{training_seed}.predicted.csv",
-    log:
-        "<logs>/tune_tree.s{training_seed}.log",
-    conda:
-        ENVIRONMENT
-    threads: workflow.cores
-    resources:
-        mem_mb=SIZES.decoding_mb(),
-        runtime=SIZES.decoding_minutes(
-            len(PLAN.tuned_params()) * len(config["tree_tuning"]["windows"]) * config["tree_tuning"]["num_prompts"],
-            config["generation"]["batch_size"],
-        ),
-        gpu=GPU,
-    params:
-        **DECODING_PARAMS,
-        code=code("tune_tree.py"),
-        runs=PLAN.tuned_params(),
-        settings=config["tree_tuning"],
-        batch_size=config["generation"]["batch_size"],
-        timed_threads=config["latency"]["threads"],
-        training_seed=lambda wildcards: int(wildcards.training_seed),
-    message:
-        "Tuning trees, alone on the machine"
-    script:
-        "../scripts/tune_tree.py"
 
 
 rule generate_images:
