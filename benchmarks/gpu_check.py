@@ -34,7 +34,8 @@ from full_size import PeakMemory, RandomCaptions
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 
 from lantern.codebook import code_dtype
-from lantern.decoding import Decoder, DecodingModels, DecodingState, Generation
+from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding_state import DecodingState, Generation
 from lantern.draft_tree import StaticTree
 from lantern.eagle import EagleDrafter
 from lantern.generation import synchronise

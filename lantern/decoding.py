@@ -13,17 +13,16 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from lantern.attention_mask import window_table
+from lantern.decoding_state import DecodingState, Generation
 from lantern.draft_tree import DraftTree, static_tree
 from lantern.drafting import Drafter, NoDrafter, Prefill, Proposal
 from lantern.eagle import EagleDrafter
 from lantern.jacobi import HybridDrafter, JacobiDrafter
-from lantern.kv_cache import KVCache, round_slots
+from lantern.kv_cache import round_slots
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
@@ -48,65 +47,6 @@ class DecodingModels:
     target: TargetModel
     draft: DraftModel | None = None
     nearest_codes: torch.Tensor | None = None
-
-
-@dataclass
-class Generation:
-    """Images of one batch.
-
-    Attributes:
-        codes: int64, (batch, tokens).
-        target_forwards: int64, (batch,): prefill included.
-        step_lengths: int64, (batch, tokens): tokens emitted by each target forward, zero-padded; rows sum to `tokens`.
-        accepted_lengths: int64, (batch, steps): accepted drafts of each step after the prefill, the end of the image
-            notwithstanding; -1 where an image was already complete.
-        accepted_nodes: int64, (batch, steps): the deepest accepted node of each of these steps, 0 for the root; -1 as
-            above.
-        is_substituted: bool, (batch, tokens): emitted token differs from the one that the target drew at its node.
-        margins: float32, (batch, tokens), or (batch, 0) unless asked for: gap of the two best perturbed log-weights,
-            nats.
-    """
-
-    codes: torch.Tensor
-    target_forwards: torch.Tensor
-    step_lengths: torch.Tensor
-    accepted_lengths: torch.Tensor
-    accepted_nodes: torch.Tensor
-    is_substituted: torch.Tensor
-    margins: torch.Tensor
-
-
-@dataclass
-class DecodingState:
-    """Everything that lives as long as a batch of images; a decoder may work on several in turn.
-
-    Its tensors stay where they are: steps and new prompts change them in place. Buffers are longer than an image, so
-    that the last step may overshoot.
-
-    Attributes:
-        noise: of the images.
-        cache: the target's.
-        tokens: int64, (batch, tokens + overshoot).
-        lengths: int64, (batch,): tokens emitted; stops at the size of the image, where rows without a prompt stand.
-        is_substituted: bool, like tokens.
-        margins: float32, like tokens; None unless asked for.
-        num_steps: int64, (batch,): steps that the image took.
-        step_log: int64, (batch, tokens, 3): of each step the accepted drafts, the deepest accepted node, and whether
-            the logits behind it were finite; entries behind `num_steps` have no meaning.
-        drafter: the drafter's own.
-        graph: of a step on these tensors, see `StepRunner`; None unless one was captured.
-    """
-
-    noise: NoiseField
-    cache: KVCache
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    is_substituted: torch.Tensor
-    margins: torch.Tensor | None
-    num_steps: torch.Tensor
-    step_log: torch.Tensor
-    drafter: Any
-    graph: torch.cuda.CUDAGraph | None = None
 
 
 def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
@@ -227,7 +167,7 @@ class Decoder:
         state = self.runner.borrow(self, len(fields))
         self.fill(state, range(len(fields)), features, mask, fields)
         self.run(state, len(fields))
-        return self.collect(state, range(len(fields)))
+        return state.collect(range(len(fields)))
 
     def start(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
         """State of a batch of prompts with image token 0 emitted; arguments as in `generate`."""
@@ -309,7 +249,7 @@ class Decoder:
         is_watched = self.observer is not None or self.timer is not nullcontext
         step = self.step if is_watched else partial(self.runner.step, self)
         while True:
-            self._check_finite(state)
+            state.check_finite()
             missing = (self.num_tokens - state.lengths).sort().values[num_complete - 1].item()
             if missing == 0:
                 return
@@ -369,35 +309,6 @@ class Decoder:
         state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
         state.num_steps.add_(state.lengths < self.num_tokens)
         state.lengths.add_(outcome.num_accepted + 1).clamp_(max=self.num_tokens)
-
-    def _check_finite(self, state: DecodingState) -> None:
-        is_step = torch.arange(self.num_tokens, device=self.device) < state.num_steps[:, None]
-        is_bad = (state.step_log[..., 2] == 0) & is_step
-        if is_bad.any():
-            row, step = is_bad.nonzero().tolist()[0]
-            raise FloatingPointError(
-                f"logits of prompt {state.noise.prompt_ids[row]} are not finite at step {step} "
-                f"({int(is_bad.any(1).sum())} prompts of the batch)"
-            )
-
-    def collect(self, state: DecodingState, rows: Sequence[int]) -> Generation:
-        """Images of complete rows."""
-        index, n = torch.tensor(list(rows), device=self.device), self.num_tokens
-        num_steps = state.num_steps[index]
-        log = state.step_log[index, : int(num_steps.max())]
-        log = log.masked_fill((torch.arange(log.shape[1], device=self.device) >= num_steps[:, None])[..., None], -1)
-        accepted, nodes = log[..., 0], log[..., 1]
-        lengths = F.pad(accepted + 1, (1, 0), value=1).cumsum(1).clamp(max=n)
-        lengths = lengths.diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
-        return Generation(
-            codes=state.tokens[index, :n],
-            target_forwards=(lengths > 0).sum(1),
-            step_lengths=F.pad(lengths, (0, n - lengths.shape[1])),
-            accepted_lengths=accepted,
-            accepted_nodes=nodes,
-            is_substituted=state.is_substituted[index, :n],
-            margins=state.margins[index, :n] if state.margins is not None else torch.zeros(len(index), 0),
-        )
 
 
 def _margins(keys: torch.Tensor) -> torch.Tensor:

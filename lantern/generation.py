@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
 from lantern.codebook import code_dtype
-from lantern.decoding import Decoder, DecodingModels, Generation
+from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding_state import Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, cast_target
@@ -184,7 +185,7 @@ def _draw(
                 seconds[row] += share
             complete = [row for row in running if lengths[row] == decoder.num_tokens]
             drawn = [running.pop(row) for row in complete]
-            yield drawn, decoder.collect(state, complete), [seconds[row] for row in complete]
+            yield drawn, state.collect(complete), [seconds[row] for row in complete]
 
 
 def _with_noise(

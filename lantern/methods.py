@@ -15,6 +15,7 @@ COUPLED = ("coupled", "jacobi", "hybrid")  # drafts that the target's own noise 
 DRAFTS = ("sampled", "top", *COUPLED)  # what a node's children are
 RESIDUALS = ("paper", "official", "official_lumina")
 MAX_SIBLINGS = 64  # children of one node: so many decisions of acceptance have noise of their own at a position
+MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
 
 # Parts of each preset; "static" stands for the config's draft_tree.static.
@@ -129,6 +130,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         return tuple(tuple(path) for path in named[tree])
     if match := re.fullmatch(r"chain([1-9]\d*)(?:k([1-9]\d*)d([1-9]\d*))?", tree):
         length, width, wide_depth = int(match[1]), int(match[2] or 1), int(match[3] or 0)
+        if width ** min(length, wide_depth) > MAX_WIDTH:
+            raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
         wide = (path for n in range(1, min(length, wide_depth) + 1) for path in product(range(width), repeat=n))
         return (*wide, *((0,) * n for n in range(wide_depth + 1, length + 1)))
     if tree not in _PUBLISHED:

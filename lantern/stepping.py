@@ -14,7 +14,8 @@ from weakref import WeakSet
 import torch
 
 if TYPE_CHECKING:
-    from lantern.decoding import Decoder, DecodingState
+    from lantern.decoding import Decoder
+    from lantern.decoding_state import DecodingState
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ BELOW = {
 CORE_ORDER = [
     {"io", "methods", "noise", "sampling", "kv_cache", "attention_mask", "codebook", "prompts", "models.config"},
     {"checkpoints.files", "checkpoints.pickles"},
-    {"relaxation", "draft_tree", "models"},
+    {"relaxation", "draft_tree", "models", "decoding_state"},
     {"acceptance", "drafting", "checkpoints"},
     {"eagle"},
     {"jacobi", "verification"},

@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_models, make_prompts
-from lantern.decoding import Decoder, DecodingModels, Generation
+from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding_state import Generation
 from lantern.draft_tree import static_tree
 from lantern.methods import PRESETS, RELAXATIONS, DynamicTreeOptions, MethodSpec, make_method, tree_choices
 from lantern.models.target import cast_target

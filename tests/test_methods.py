@@ -60,6 +60,8 @@ def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
     assert MethodSpec("a", "mine", "hybrid", tree_shape=asdict(joint)).tree_shape == joint
     assert tree_choices("chain3k2d1") == ((0,), (1,), (0, 0), (0, 0, 0))
     assert len(tree_choices("chain9k3d2")) == 3 + 9 + 7
+    with pytest.raises(ValueError, match="tree chain9k40d9 must have at most 256 drafts of one depth; give it fewer"):
+        tree_choices("chain9k40d9")
 
 
 def test_a_tuned_tree_has_no_shape_until_one_is_given():

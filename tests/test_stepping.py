@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from conftest import make_models, make_prompts
 from lantern import rules, stepping
-from lantern.decoding import Decoder, DecodingModels, Generation
+from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding_state import Generation
 from lantern.generation import generate_records
 from lantern.methods import PRESETS, RELAXATIONS, make_method
 from lantern.models.draft import DraftModel

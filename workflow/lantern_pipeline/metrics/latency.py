@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from lantern.decoding import Decoder, DecodingState
+from lantern.decoding import Decoder
+from lantern.decoding_state import DecodingState
 from lantern.generation import decode_timed, synchronise
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
