@@ -23,7 +23,7 @@ from lantern_pipeline.metrics.output_distribution import VerifiedNodes
 PROJECT = Path(sys.argv[1])
 assert Path(lantern.__file__).is_relative_to(PROJECT)
 TABLE = nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
-TREES = {"sampled": "chain3", "top": "dynamic", "coupled": "chain3"}
+TREES = {"sampled": "chain3", "top": "dynamic", "coupled": "chain3", "jacobi": "chain3", "hybrid": "chain3+chain3"}
 
 
 def capped(drafts="sampled", **parts):
@@ -90,7 +90,7 @@ def check_config():
     run = expand_methods(config)[-1]
     assert run.spec.method_id == "capped-k4-delta0.2-lambda2" and run.spec.relaxation == "capped"
     assert PAGE.is_relative_to(PROJECT) and PAGE.read_text(encoding="utf-8") == make_page()
-    assert "`bounded`, `capped`, or a list" in PAGE.read_text(encoding="utf-8")
+    assert "`hybrid`, `capped`, or a list" in PAGE.read_text(encoding="utf-8")
     assert method_name("capped") == "capped"
     assert len({method_colour(name) for name in PRESETS}) == len(PRESETS)
 

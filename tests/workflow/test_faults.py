@@ -232,7 +232,11 @@ def test_two_and_four_shards_give_the_tables_of_one(copy_of_finished, tmp_path):
     assert set(tables[1][0]["num_images"]) == {4}
     for number in (2, 4):
         for table, expected in zip(tables[number], tables[1], strict=True):
-            pd.testing.assert_frame_equal(table, expected, check_exact=True)
+            margin = "margin_at_difference"  # of logits, whose rounding depends on the batch
+            if margin in table:
+                pd.testing.assert_series_equal(table[margin], expected[margin], rtol=1e-4)
+            parts = [part.drop(columns=margin, errors="ignore") for part in (table, expected)]
+            pd.testing.assert_frame_equal(*parts, check_exact=True)
 
 
 def test_training_images_encoded_in_two_shards_train_the_same_target(copy_of_finished, finished, tmp_path):

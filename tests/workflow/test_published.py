@@ -83,7 +83,7 @@ def write_overlay(folder, resources: dict) -> Path:
         "tokenizer": {"checkpoint": "tiny_tokenizer", "grid": 4, "codebook_size": 64, "code_dim": 8},
         "target": {"checkpoint": "tiny_target", "size": None, "dim": 64, "num_layers": 3, "num_heads": 4},
         "drafter": {"checkpoint": "drafter"},
-        "codebook": {"num_neighbours": 20},
+        "codebook": {"num_neighbours": 21},
         "methods": methods,
         "total_variation": {"k": 10, "aggregated": [1, 4]},
         "latency": {"num_images": 2, "num_warmup": 1},

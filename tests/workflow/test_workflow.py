@@ -203,8 +203,8 @@ def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path)
         ),
         (
             "workflow/lantern_pipeline/metrics/output_distribution.py",
-            {"measure_total_variation"},
-            TRAINING | {"generate_images", "measure_quality", "run_ablation"},
+            {"measure_total_variation", "run_ablation"},
+            TRAINING | {"generate_images", "measure_quality"},
         ),
         (
             "workflow/lantern_pipeline/metrics/evaluate_images.py",
@@ -245,8 +245,8 @@ def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path, module, runs
         ({"generation": {"batch_size": 3}}, {"generate_images"}, TRAINING | {"measure_latency"}),
         (
             {"total_variation": {"max_nodes": 21}},
-            {"measure_total_variation"},
-            TRAINING | {"generate_images", "measure_quality", "run_ablation"},
+            {"measure_total_variation", "run_ablation"},
+            TRAINING | {"generate_images", "measure_quality"},
         ),
         (
             {"ablations": {"num_prompts": 4}},

@@ -158,7 +158,7 @@ def summarise(quality):
         (name, prompt.id, 1.0 if name == "autoregressive" else 0.5) for name in quality.token_nll for prompt in PROMPTS
     ]
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
-    latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0")
+    latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
     names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
     total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *names, *TV_VALUES])
     summary = build_summary(

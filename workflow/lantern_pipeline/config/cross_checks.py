@@ -246,10 +246,11 @@ def _check_sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str,
                 f"config key {key}: tree of {spec.method_id} must have at most tokenizer.codebook_size = "
                 f"{codebook_size} children of a node, got {width}"
             )
-        if spec.k is not None and spec.k > columns:
+        more = spec.residual != "paper"  # the authors' residuals reach one code further
+        if spec.k is not None and spec.k + more > columns:
             raise ValueError(
-                f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours = {columns}, "
-                f"got {spec.k}; raise it where the codebook is large enough"
+                f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours{' - 1' * more} = "
+                f"{columns - more}, got {spec.k}; raise it where the codebook is large enough"
             )
 
 
