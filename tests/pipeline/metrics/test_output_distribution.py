@@ -121,16 +121,22 @@ def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_no
     assert (curves.loc[~is_bounded, "tv_share_above_delta"] > 0).all()
 
 
-def test_siblings_by_monte_carlo_state_their_error():
+def test_siblings_by_monte_carlo_state_their_error(table):
     nodes = random_nodes(20)
-    kind, found = distribution_of_method(
-        nodes, MethodSpec(name="eagle1", tree="chain3", drafts="sampled"), None, num_samples=400, seed=1
-    )
-    tv = found.tv_from(nodes.target_probs)
+    relaxed = {"relaxation": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
+    spec = MethodSpec(name="lantern", tree="chain3", drafts="sampled", **relaxed)
+    (kind, few), (_, many) = (distribution_of_method(nodes, spec, table, number, seed=1) for number in (50, 4000))
     assert kind == "monte_carlo"
-    assert (found.error > 0).all()
-    assert tv.mean() < 2 * found.error.mean()  # the rule is exact: what is left is noise, of the size stated
-    torch.testing.assert_close(found.probs.sum(-1), torch.ones(20, dtype=torch.float64))
+    assert (few.error > 0).all() and (many.error < few.error).all()
+    assert few.tv_from(many.probs).mean() < 2 * few.error.mean()  # noise of the size stated
+    torch.testing.assert_close(few.probs.sum(-1), torch.ones(20, dtype=torch.float64))
+
+
+def test_an_exact_rule_has_no_noise_of_drawn_siblings():
+    nodes = random_nodes(20)
+    spec = MethodSpec(name="eagle1", tree="chain3", drafts="sampled")
+    kind, found = distribution_of_method(nodes, spec, None, num_samples=2, seed=1)
+    assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
 
 
 def test_coupled_drafts_are_not_enumerated():
