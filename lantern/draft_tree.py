@@ -125,6 +125,11 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
     return replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes)
 
 
+def first_ranks(tree: DraftTree) -> torch.Tensor:
+    """Nodes of a static tree on whose path from the root all ranks are 0, int64: the root, then a node per depth."""
+    return (tree.ancestors & (tree.ranks > 0)[:, None]).any(-1).logical_not()[0].nonzero().squeeze(1)
+
+
 def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
     """Two static trees below one root: the nodes of the first keep their numbers, those of the second follow."""
     shift = first.num_nodes - 1

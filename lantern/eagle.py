@@ -60,9 +60,6 @@ class EagleDrafter:
 
     Attributes:
         keeps_probs: whether proposals of static trees hold draft_probs of coupled drafts too, for a measurement.
-
-    Raises:
-        ValueError: the tree is too deep.
     """
 
     keeps_probs = False

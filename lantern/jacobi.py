@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lantern.draft_tree import StaticTree, join_trees
+from lantern.draft_tree import StaticTree, first_ranks, join_trees
 from lantern.drafting import Prefill, Proposal, best_codes
 from lantern.eagle import EagleDrafter, EagleState
 from lantern.noise import NoiseField
@@ -51,10 +51,8 @@ class JacobiDrafter:
     def __init__(self, tree: StaticTree, num_tokens: int) -> None:
         self.tree, self.max_depth, self.num_tokens = tree, tree.max_depth, num_tokens
         self.num_siblings = int(tree.ranks.max()) + 1
-        device = tree.parents.device
-        is_first = (tree.ancestors & (tree.ranks > 0)[:, None]).any(-1).logical_not()[0]  # only first ranks above it
-        self._chain = is_first.nonzero().squeeze(1)  # the root, then a node per depth
-        self._ahead = torch.arange(self.max_depth + 1, device=device)
+        self._chain = first_ranks(tree)
+        self._ahead = torch.arange(2 * self.max_depth + 1, device=tree.parents.device)  # places that `observe` guesses
         # of each node but the root, among the guesses of the places ahead
         self._guess_index = ((tree.depths - 1) * self.num_siblings + tree.ranks)[:, 1:]
 
@@ -77,7 +75,7 @@ class JacobiDrafter:
         keys = outcome.scores.keys.index_select(1, self._chain)
         best = best_codes(keys, self.num_siblings)
         best = torch.cat([best, best[:, -1:].expand(-1, self.max_depth, -1)], dim=1)
-        places = lengths[:, None] + torch.arange(best.shape[1], device=lengths.device)
+        places = lengths[:, None] + self._ahead
         state.guesses.scatter_(1, places[..., None].expand_as(best), best)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lantern.decoding import Decoder
+from lantern.draft_tree import first_ranks
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
@@ -79,8 +80,8 @@ class GuessRecorder(NodeRecorder):
         rows = torch.arange(len(probs), device=probs.device)[:, None]
         laws = self.seen[rows, positions[:, inner]]
         super().__call__(replace(outcome, proposal=replace(outcome.proposal, draft_probs=laws)))
-        is_first = ~(tree.ancestors & (tree.ranks > 0)[:, None]).any(-1)[0]  # and all first ranks above
-        self.seen[rows, positions[:, is_first]] = probs[:, is_first]
+        chain = first_ranks(tree)
+        self.seen[rows, positions[:, chain]] = probs[:, chain]
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
