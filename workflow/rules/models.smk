@@ -92,6 +92,7 @@ else:
         output:
             model="<results>/target/s{training_seed}/model.safetensors",
             report="<results>/target/s{training_seed}/report.json",
+            kept=[kept_target(steps) for steps in sorted(config["target"]["kept_steps"])],
         log:
             "<logs>/train_target.s{training_seed}.log",
         conda:

@@ -2,14 +2,14 @@
 
 import torch
 
-from lantern.checkpoints.native import save_model
+from lantern.checkpoints.native import load_weights, save_model
 from lantern.io import write_json
 from lantern.models.config import pick, resolve_size
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
-from lantern_pipeline.training.loop import run_training
+from lantern_pipeline.training.loop import Pace, run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
@@ -21,7 +21,17 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     torch.manual_seed(params.training_seed)
     model = TargetModel(pick(TargetConfig, resolve_size(settings), **sizes)).to(resolve_device(params.device))
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)
-    history = run_training(trainer, settings["num_steps"], name="target", checkpoint=checkpoint)
-    report = {"val_cross_entropy": evaluate_target(model.eval(), held_out)}
-    save_model(snakemake.output.model, model, report)
+    history = run_training(
+        trainer,
+        settings["num_steps"],
+        name="target",
+        checkpoint=checkpoint,
+        pace=Pace(validate_every=settings["eval_every"]),
+        validate=lambda: {"val_cross_entropy": evaluate_target(model, held_out)},
+    )
+    for (steps, weights), path in zip(trainer.kept.items(), snakemake.output.kept, strict=True):
+        kept = load_weights(TargetModel(model.config), weights, path)
+        save_model(path, kept, {"num_steps": steps, "val_cross_entropy": evaluate_target(kept, held_out)})
+    report = {"val_cross_entropy": history[-1]["val_cross_entropy"]}
+    save_model(snakemake.output.model, model.eval(), report)
     write_json(snakemake.output.report, {**report, "history": history})

@@ -16,10 +16,20 @@ def test_features_are_left_padded_with_zeros():
 
 
 def test_a_word_has_one_embedding_up_to_the_signs_of_its_position():
-    features, _ = WordEmbeddingEncoder(None).encode(["red blue red"])
+    features, _ = WordEmbeddingEncoder(None, phrase_words=1).encode(["red blue red"])
     first, other, third = features[0, -3:]
     assert torch.equal(first.abs(), third.abs()) and not torch.equal(first, third)
     assert not torch.equal(first.abs(), other.abs())
+
+
+def test_a_word_also_says_what_stands_before_it():
+    texts = ["red circle", "blue circle", "large red circle", "small red circle"]
+    short, long = (WordEmbeddingEncoder(None, phrase_words=n).encode(texts)[0][:, -1].abs() for n in (2, 3))
+    assert not torch.equal(short[0], short[1])  # red circle, blue circle
+    words = WordEmbeddingEncoder(None, phrase_words=2)
+    rows = [words._row(name) for name in ("circle", "red circle")]
+    assert torch.allclose(short[2], (sum(rows) / 2**0.5).abs())
+    assert torch.equal(short[2], short[3]) and not torch.equal(long[2], long[3])
 
 
 def test_the_mean_over_words_tells_the_roles_apart():

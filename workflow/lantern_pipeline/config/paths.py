@@ -24,6 +24,11 @@ def target_of(training_seed: int | str) -> str:
     return f"<results>/target/s{training_seed}/model.safetensors"
 
 
+def kept_target(num_steps: int) -> str:
+    """Target model as it was after some optimiser steps, with the wildcard {training_seed}."""
+    return f"<results>/target/s{{training_seed}}-{num_steps}steps/model.safetensors"
+
+
 def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
     """Draft model of a training seed; with a number of training steps, the one of an ablation."""
     return f"<results>/drafter/s{training_seed}" + (f"-{num_steps}steps" if num_steps else "") + "/model.safetensors"

@@ -15,19 +15,26 @@ from lantern_pipeline.world.scenes import VOCABULARY
 
 
 class WordEmbeddingEncoder:
-    """Fixed random word embeddings of width `caption_dim`, bound to their position in the text.
+    """Fixed random embeddings, of width `caption_dim`, of words and of the phrases that end in them, bound to their
+    position in the text.
 
-    The feature of a word is E[word] * S[position]: E a random normal row keyed by the word's letters, S a random row of
-    signs. LlamaGen's attention is uniform over text tokens, so it sees the mean of their features; multiplying by the
-    signs keeps (word, position) pairs separable in that mean ("red left of blue" is not "blue left of red"). A
-    vocabulary of None allows any word.
+    The feature of a word is S[position] * (E[word] + E[the last two words] + ...) / sqrt(terms), up to phrases of
+    `phrase_words` words: E a random normal row keyed by the letters, S a random row of signs. LlamaGen's attention is
+    uniform over text tokens, so it sees the mean of their features; multiplying by the signs keeps (word, position)
+    pairs separable in that mean ("red left of blue" is not "blue left of red"), and phrases say which words belong
+    together. A vocabulary of None allows any word.
     """
 
     def __init__(
-        self, vocabulary: Sequence[str] | None, caption_dim: int = 256, max_tokens: int = 16, seed: int = 0
+        self,
+        vocabulary: Sequence[str] | None,
+        caption_dim: int = 256,
+        max_tokens: int = 16,
+        seed: int = 0,
+        phrase_words: int = 3,
     ) -> None:
         self.vocabulary = None if vocabulary is None else tuple(vocabulary)
-        self.caption_dim, self.max_tokens, self.seed = caption_dim, max_tokens, seed
+        self.caption_dim, self.max_tokens, self.seed, self.phrase_words = caption_dim, max_tokens, seed, phrase_words
         signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
         self._signs = torch.where(signs < 0.5, -1.0, 1.0)
         self._rows: dict[str, Tensor] = {}
@@ -38,7 +45,7 @@ class WordEmbeddingEncoder:
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
             words = self.check(text)
-            rows = torch.stack([self._row(word) for word in words]) * self._signs[: len(words)]
+            rows = torch.stack([self._feature(words[: i + 1]) for i in range(len(words))]) * self._signs[: len(words)]
             features[row, -len(words) :] = rows
             mask[row, -len(words) :] = True
         return features, mask
@@ -57,10 +64,15 @@ class WordEmbeddingEncoder:
                 raise ValueError(f"prompt {text!r:.80} holds the unknown word {word!r:.80}; known words: {known}")
         return words
 
-    def _row(self, word: str) -> Tensor:
-        if word not in self._rows:
-            self._rows[word] = torch.randn(self.caption_dim, generator=self._generator(f"word {word}"))
-        return self._rows[word]
+    def _feature(self, words: Sequence[str]) -> Tensor:
+        """Sum over the phrases that end in the last of the words, the word itself among them."""
+        phrases = [" ".join(words[-n:]) for n in range(1, min(self.phrase_words, len(words)) + 1)]
+        return torch.stack([self._row(phrase) for phrase in phrases]).sum(0) / len(phrases) ** 0.5
+
+    def _row(self, phrase: str) -> Tensor:
+        if phrase not in self._rows:
+            self._rows[phrase] = torch.randn(self.caption_dim, generator=self._generator(f"word {phrase}"))
+        return self._rows[phrase]
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
@@ -76,4 +88,4 @@ def make_text_encoder(
     if text["encoder"] == "t5":
         return StoredTextEncoder([features] if isinstance(features, str) else features)
     vocabulary = VOCABULARY if data_source == "scenes" else None
-    return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], seed)
+    return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], seed, text["phrase_words"])
