@@ -13,6 +13,7 @@ from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.downloads.entries import parse_entries
 
 DEFAULT = load_config([ROOT / "config.yaml"])
+DEFAULT["ablations"] = load_config([ROOT / "config.yaml", ROOT / "experiments" / "ablations.yaml"])["ablations"]
 
 
 def table_of(config):

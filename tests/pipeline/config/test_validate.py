@@ -123,7 +123,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("total_variation.aggregated_deltas", [0.1, 2], ["total_variation.aggregated_deltas[1]", "at most 1"]),
         ("latency.num_profiled", 0, ["latency.num_profiled", "at least 1"]),
         ("metrics.fidelity_resamples", 1, ["metrics.fidelity_resamples", "at least 2"]),
-        ("study.methods", ["proximty-k5"], ["study.methods", "did you mean proximity-k5?"]),
+        ("study.methods", ["proximty-k60"], ["study.methods", "did you mean proximity-k60?"]),
         ("study.methods", ["lantern-k20-delta9"], ["study.methods names no method that runs", "lantern-k20-delta9"]),
         ("study.methods", [], ["study.methods", "at least 1"]),
         ("study.methods", ["autoregressive"], ["study.methods", "beside autoregressive", "leave autoregressive out"]),
@@ -163,7 +163,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("trees.a/b", [[0]], ["trees may hold only letters, digits, '_' and '-', got 'a/b'"]),
         ("ablations.grids.mine", {}, ["ablations.grids.mine.methods is missing"]),
         ("ablations.grids.mine", {"methods": []}, ["ablations.grids.mine.methods", "at least 1"]),
-        ("ablations.grids.k.method", [], ["ablations.grids.k.method is unknown", "did you mean methods?"]),
+        ("ablations.grids.mine", {"method": []}, ["ablations.grids.mine.method is unknown", "did you mean methods?"]),
     ],
 )
 def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
@@ -234,7 +234,7 @@ def test_a_bad_ablation_is_one_sentence_that_names_its_grid(changes, words):
         ("prompts.seen.num", 96.0, 96),
         ("target.num_steps", 1.0e3, 1000),
         ("repeats.training_seeds", [3.0], [3]),
-        ("methods.7.k", [5.0, 20], [5, 20]),
+        ("methods.3.k", [5.0, 20], [5, 20]),
         ("ablations.grids.mine", {"methods": [{"preset": "coupled"}], "drafter_steps": [40.0, None]}, [40, None]),
     ],
 )
@@ -334,7 +334,7 @@ def test_a_greedy_headline_is_possible_where_something_else_is_sampled():
 def test_a_method_of_the_study_must_run_at_the_headline_temperature():
     config = changed("study.methods", ["lantern-k20-delta0.1"])
     validate_config(config)
-    config["methods"][9]["delta"] = 0.3  # the entry at temperature 0 alone
+    config["methods"].append({"preset": "lantern", "k": 20, "delta": 0.3, "temperatures": [0]})
     validate_config({**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.1"]}})
     assert "study.methods" in sentence_for(
         {**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.3"]}}
