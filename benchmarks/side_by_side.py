@@ -196,7 +196,8 @@ def trained_case(config: dict[str, Any], results: Path, methods: list[dict[str, 
 
 def random_case(sizes: dict[str, int], sampling: dict[str, Any], methods: list[dict[str, Any]]) -> dict[str, Any]:
     """Random models of some sizes, a `TargetConfig`'s: true costs, but hardly a draft is accepted."""
-    text = {"encoder": "words", "caption_dim": sizes["caption_dim"], "max_tokens": sizes["num_text_tokens"]}
+    text = {"encoder": "words", "phrase_words": 1, "caption_dim": sizes["caption_dim"]}
+    text["max_tokens"] = sizes["num_text_tokens"]
     return {
         "sizes": sizes,
         "prompts": [{"id": f"random-{i}", "text": f"caption number {i}"} for i in range(64)],

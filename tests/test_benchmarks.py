@@ -77,7 +77,7 @@ def test_throughput_is_measured_beside_another_checkout(run, monkeypatch):
 
 
 def test_whole_images_of_a_finished_run_are_measured(tmp_path):
-    text = {"encoder": "words", "caption_dim": 16, "max_tokens": 5}
+    text = {"encoder": "words", "phrase_words": 1, "caption_dim": 16, "max_tokens": 5}
     torch.manual_seed(0)
     target = TargetModel(TargetConfig(**{**TINY_SIZES, "grid": 3, "vocab_size": 12}))
     save_model(tmp_path / "target" / "s0" / "model.safetensors", target)

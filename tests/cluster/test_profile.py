@@ -12,6 +12,7 @@ from lantern_pipeline.downloads.entries import parse_entries
 from tiny_run import ROOT
 
 DEFAULT = load_config([ROOT / "config.yaml"])
+DEFAULT["ablations"] = load_config([ROOT / "config.yaml", ROOT / "experiments" / "ablations.yaml"])["ablations"]
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 FIGURES = figure_table(RunPlan(DEFAULT, parse_entries(DEFAULT["resources"])), DEFAULT)
 RULES = {f"draw_{name}" for name in FIGURES} | {
