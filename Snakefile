@@ -46,6 +46,7 @@ include: "workflow/rules/models.smk"
 include: "workflow/rules/trees.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/pages.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/study.smk"
 

@@ -148,6 +148,7 @@ rule write_provenance:
         records=shards_of(PLAN.all_records()),
         tables=[
             *rules.summarise.output,
+            *rules.write_front_page.output,
             *rules.compare_published.output,
             *rules.measure_total_variation.output,
             *rules.measure_divergence.output,

@@ -139,8 +139,9 @@ def test_pooled_rows_are_shown():
 
 def test_the_page_of_the_report_stands_alone(table):
     page = render_page([*FINDINGS, Finding("1 < 2?", "<script>", "a & b")], table)
-    assert page.count("<h2>") == 8 and "<h2>1 &lt; 2?</h2>\n<p><b>&lt;script&gt;</b> a &amp; b</p>" in page
+    assert page.count("<h2>") == 9 and "<h2>1 &lt; 2?</h2>\n<p><b>&lt;script&gt;</b> a &amp; b</p>" in page
     assert "src=" not in page and "href=" not in page
+    assert page.count("<tr>") == 1 + len(table) and "<td>LANTERN k 20, δ 0.1</td>" in page
 
 
 def test_pages_are_made_of_the_extract(table, tmp_path):

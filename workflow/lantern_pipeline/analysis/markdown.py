@@ -29,7 +29,9 @@ LINE = 120  # characters
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
-h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p {{ margin: 0.3em 0 }}</style></head>
+h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p {{ margin: 0.3em 0 }} div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 0.85em }} td, th {{ padding: 0.2em 0.6em; text-align: left }}
+tr {{ border-bottom: 1px solid #ccc }} td {{ white-space: nowrap }}</style></head>
 <body>
 {body}
 </body></html>
@@ -62,7 +64,7 @@ def render_readme(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     """The README's block: what was run, a small table, the first findings in a line each."""
     shown = _render_table(select_few(table), README_COLUMNS, without_interval=("mean_accepted_length", "tv_mean"))
     bullets = [f"- **{finding.question}** {finding.answer}" for finding in findings[:NUM_FINDINGS]]
-    return "\n\n".join([_wrap(_setting(table)), shown, "\n".join(_wrap(bullet, "  ") for bullet in bullets)])
+    return "\n\n".join([_wrap(describe_setting(table)), shown, "\n".join(_wrap(bullet, "  ") for bullet in bullets)])
 
 
 def render_results(findings: Sequence[Finding], table: pd.DataFrame, figures: Mapping[str, str]) -> str:
@@ -70,16 +72,18 @@ def render_results(findings: Sequence[Finding], table: pd.DataFrame, figures: Ma
     answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in findings]
     drawn = [f"- ({letter}) {line}" for letter, line in figures.items()]
     headed = ["## Table", _render_table(table, COLUMNS), "## Findings", "\n".join(answers)]
-    return "\n\n".join([_wrap(_setting(table)), *headed, "## Figures", "\n".join(drawn)])
+    return "\n\n".join([_wrap(describe_setting(table)), *headed, "## Figures", "\n".join(drawn)])
 
 
 def render_page(findings: Sequence[Finding], table: pd.DataFrame) -> str:
-    """The report's page of findings, as HTML that needs nothing else."""
-    lines = [f"<p>{html.escape(_setting(table))}</p>"]
+    """The report's page of findings and the full table, as HTML that needs nothing else."""
+    lines = [f"<p>{html.escape(describe_setting(table))}</p>"]
     for finding in findings:
         question, answer, details = map(html.escape, (finding.question, finding.answer, finding.details))
         lines.append(f"<h2>{question}</h2>\n<p><b>{answer}</b> {details}</p>")
-    return PAGE.format(title="Findings", body="\n".join(lines))
+    titles, *rows = _table_cells(table, COLUMNS)
+    lines += ["<h2>Table</h2>", "<div><table>", _html_row(titles, "th")]
+    return PAGE.format(title="Findings", body="\n".join([*lines, *map(_html_row, rows), "</table></div>"]))
 
 
 def publish(root: Path) -> list[str]:
@@ -111,7 +115,8 @@ def update_marked_block(path: Path | str, text: str, name: str = "results") -> b
     return after != before
 
 
-def _setting(table: pd.DataFrame) -> str:
+def describe_setting(table: pd.DataFrame) -> str:
+    """What was run, from the rows of the headline: prompts, temperature, guidance scale, what the intervals are."""
     first = table.iloc[0]
     timed = "" if pd.isna(first["num_timed"]) else f", {first['num_timed'] / first['num_repeats']:.0f} of them timed"
     return (
@@ -121,13 +126,25 @@ def _setting(table: pd.DataFrame) -> str:
     )
 
 
+def _html_row(cells: Sequence[str], tag: str = "td") -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
 def _render_table(table: pd.DataFrame, columns: Sequence[str], without_interval: Sequence[str] = ()) -> str:
-    """A Markdown table, columns in the order of METRICS; what no row has is left out."""
-    metrics = [metric for metric in METRICS if metric.column in columns and table[metric.column].notna().any()]
-    lines = [["method", *(metric.title for metric in metrics)], ["---", *["---:"] * len(metrics)]]
-    for _, row in table.iterrows():
-        lines.append([row["label"], *(_cell(row, metric, metric.column in without_interval) for metric in metrics)])
+    """A Markdown table."""
+    titles, *rows = _table_cells(table, columns, without_interval)
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _table_cells(table: pd.DataFrame, columns: Sequence[str], without_interval: Sequence[str] = ()) -> list[list[str]]:
+    """Titles, then rows of texts, columns in the order of METRICS; what no row has is left out."""
+    metrics = [metric for metric in METRICS if metric.column in columns and table[metric.column].notna().any()]
+    rows = [
+        [row["label"], *(_cell(row, metric, metric.column in without_interval) for metric in metrics)]
+        for _, row in table.iterrows()
+    ]
+    return [["method", *(metric.title for metric in metrics)], *rows]
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:

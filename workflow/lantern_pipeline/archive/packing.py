@@ -24,6 +24,7 @@ PACKED = (
     "*.csv",
     "findings.html",
     "findings.json",
+    "front.html",
     FILE_NAME,
     "provenance.html",
     "ablations/*.csv",

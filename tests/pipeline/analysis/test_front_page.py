@@ -1,0 +1,87 @@
+"""The report's first screen: its numbers are the table's, its pictures the records', its texts are text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from PIL import Image
+from result_tables import SETTINGS, make_tables, with_changes
+from torch import nn
+
+from lantern.prompts import Prompt
+from lantern_pipeline.analysis.front_page import SIZE, describe_front, render_front
+from lantern_pipeline.analysis.summary import build_summary
+
+PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "<script>"), Prompt("c", "not shown")]
+
+
+class Tokenizer(nn.Module):
+    """Draws an image of one grey, the mean of its codes in 255ths, larger than a page shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def decode(self, codes):
+        grey = codes.float().mean(1) / 127.5 - 1
+        return grey[:, None, None, None].expand(-1, 3, 2 * SIZE, 2 * SIZE)
+
+
+def describe(methods=None, **changed):
+    summary = build_summary(make_tables(methods) if methods else make_tables(), settings=SETTINGS, seed=0)
+    front = describe_front(summary.assign(**changed), SETTINGS)
+    assert json.dumps(front, allow_nan=False)
+    return front
+
+
+def test_three_numbers_of_the_fastest_exact_and_relaxed_methods():
+    front = describe()
+    exact, relaxed, price = front["tiles"]
+    assert front["setting"].startswith("5 ways to draw the same images. 20 prompts of the set seen, 6 of them timed")
+    assert exact["number"] == "1.43 ×" and exact["text"] == (
+        "coupled, 2.00 tokens per forward of the target; its images are autoregressive decoding's, token for token."
+    )
+    assert relaxed["number"] == "1.67 ×" and relaxed["text"].startswith("LANTERN k 20, δ 0.1, 3.20 tokens per forward")
+    assert price["number"] == "0.20" and price["interval"] == "[0.10, 0.30]"
+    assert "→" in price["text"] and "prompt accuracy -1.0 [" in price["text"]
+    assert list(front["methods"]) == ["autoregressive", "coupled", "lantern-a"]
+
+
+def test_what_is_missing_is_said():
+    slow = with_changes(lantern_a=(20, 1, 0.9, 0.5), lantern_b=(16, 1, 0.9, 0.3))
+    exact, relaxed = describe(slow)["tiles"]
+    assert relaxed["number"] == "–" and exact["number"] == "1.43 ×"
+    assert "Only 2 prompts timed: too few to tell." in describe(num_timed=2)["tiles"][0]["text"]
+    untold = describe(tv_mean=np.nan, substitution_rate=0.03, substitution_rate_low=0.02, substitution_rate_high=0.04)
+    assert untold["tiles"][2]["number"] == "≤ 0.03" and untold["tiles"][2]["interval"] == "[0.02, 0.04]"
+    assert "prompt accuracy" not in describe(prompt_accuracy_change=np.nan)["tiles"][2]["text"]
+
+
+def test_an_exact_method_with_other_tokens_is_not_called_equal():
+    fast = with_changes(eagle1=(32, 0, 0, 0.5))
+    assert describe(fast)["tiles"][0]["text"].endswith("in the target's distribution.")
+
+
+def test_the_screen_shows_each_methods_images_and_escapes_texts():
+    front = {
+        "setting": "1 < 2",
+        "tiles": [{"title": "T", "number": "2 ×", "interval": "[1, 3]", "text": "a & b"}],
+        "methods": {"auto": "autoregressive", "mine": "<b>"},
+    }
+    records = {
+        name: SimpleNamespace(codes=torch.full((3, 4), grey))
+        for name, grey in (("auto", 10), ("mine", 200), ("other", 0))
+    }
+    page = render_front(front, records, PROMPTS, Tokenizer(), 2)
+    assert "1 &lt; 2" in page and "a &amp; b" in page and "&lt;b&gt;" in page and "<script>" not in page
+    pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data in re.findall(r"base64,([^\"]+)", page)]
+    assert [(picture.size, picture.getpixel((0, 0))[0]) for picture in pictures] == [
+        ((SIZE, SIZE), value) for value in (10, 10, 200, 200)
+    ]
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", page)

@@ -1,0 +1,141 @@
+"""The report's first screen: what was run, the three numbers that matter, the same images drawn three ways."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from PIL import Image
+from torch import nn
+
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.analysis.findings import MIN_TIMED, fastest_rows, with_interval
+from lantern_pipeline.analysis.markdown import describe_setting
+from lantern_pipeline.analysis.summary import select_headline
+from lantern_pipeline.data.image_files import decode_images, to_pixels
+
+SIZE = 144  # pixels a side to which larger images are shrunk
+# Within Snakemake's report: its own styles of text stay out (`not-prose`), and ours within `.front`.
+PAGE = """<div class="front not-prose">
+<style>
+.front {{ font-family: sans-serif; color: #1f2933; line-height: 1.35 }}
+.front p {{ margin: 0.2rem 0 0.8rem }}
+.front .tiles {{ display: flex; flex-wrap: wrap; gap: 0.8rem; margin-bottom: 0.8rem }}
+.front .tile {{ flex: 1 1 15rem; border: 1px solid #c3ccd5; border-top: 4px solid #0072b2; padding: 0.5rem 0.8rem }}
+.front .tile:nth-child(n+2) {{ border-top-color: #d55e00 }}
+.front .tile h2 {{ font-size: 0.95rem; font-weight: bold; margin: 0 }}
+.front .tile strong {{ font-size: 2rem }}
+.front .tile p {{ margin: 0; font-size: 0.9rem }}
+.front table {{ border-collapse: collapse; width: 100%; table-layout: fixed; font-size: 0.8rem }}
+.front th {{ font-weight: normal; text-align: left; vertical-align: bottom; padding: 0.1rem 0.4rem 0.2rem 0 }}
+.front th[scope=row] {{ vertical-align: middle; font-size: 0.9rem }}
+.front td {{ padding: 1px }}
+.front img {{ display: block; width: 100%; margin: 0; image-rendering: pixelated }}
+.front .cut {{ display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 4; overflow: hidden }}
+@media (max-width: 640px) {{
+.front p, .front .tile p {{ font-size: 0.8rem; line-height: 1.25 }}
+.front .tiles {{ gap: 0.3rem }}
+.front .tile {{ padding: 0.1rem 0.6rem }}
+.front .tile strong {{ font-size: 1.4rem }}
+.front table, .front th[scope=row] {{ font-size: 0.7rem }}
+.front tr > :nth-child(n+5) {{ display: none }}
+}}
+</style>
+<p>{setting}</p>
+<div class="tiles">
+{tiles}
+</div>
+<table>
+{rows}
+</table>
+</div>
+"""
+TILE = """<div class="tile"><h2>{title}</h2><strong>{number}</strong> {interval}<p>{text}</p></div>"""
+
+
+def describe_front(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the first screen says, as texts: `setting`, `tiles`, and `methods`, the rows of images.
+
+    `summary`: table of `lantern_pipeline.analysis.summary.build_summary`; `settings`: config section `metrics`.
+    """
+    rows = select_headline(summary, settings)
+    baseline, exact, relaxed = fastest_rows(rows)
+    shown = [row for row in (baseline, exact, relaxed) if row is not None]
+    is_equal = exact is not None and exact["tokens_equal_autoregressive"] == 1
+    kept = "its images are autoregressive decoding's, token for token" if is_equal else "in the target's distribution"
+    tiles = [_speed_tile("Exact", exact, kept), _speed_tile("Relaxed", relaxed, "look-alike tokens allowed")]
+    return {
+        "setting": f"{len(rows)} ways to draw the same images. {describe_setting(rows)}",
+        "tiles": tiles if relaxed is None else [*tiles, _price_tile(relaxed, baseline)],
+        "methods": {
+            row["method_id"]: f"{row['label']}: {row['mean_accepted_length']:.2f} tokens per forward" for row in shown
+        },
+    }
+
+
+def _speed_tile(title: str, row: pd.Series | None, kept: str) -> dict[str, str]:
+    if row is None:
+        return {
+            "title": title,
+            "number": "–",
+            "interval": "",
+            "text": "No such method was timed and kept its accuracy.",
+        }
+    number, _, interval = with_interval(row, "speedup").partition(" ")
+    num_timed = row["num_timed"] / row["num_repeats"]
+    few = f" Only {num_timed:.0f} prompts timed: too few to tell." if num_timed < MIN_TIMED else ""
+    text = f"{row['label']}, {row['mean_accepted_length']:.2f} tokens per forward of the target; {kept}.{few}"
+    return {"title": f"{title}: speed-up", "number": f"{number} ×", "interval": interval, "text": text}
+
+
+def _price_tile(row: pd.Series, baseline: pd.Series) -> dict[str, str]:
+    """What the relaxed method costs: its tokens' distance from the target's, likelihood, prompt accuracy."""
+    name, bound = ("substitution_rate", "≤ ") if pd.isna(row["tv_mean"]) else ("tv_mean", "")
+    number, _, interval = with_interval(row, name).partition(" ")
+    text = (
+        "total variation of its tokens from the target's (0: equal, 1: disjoint). NLL "
+        f"{baseline['nll']:.2f} → {with_interval(row, 'nll')} nats per token"
+    )
+    if not pd.isna(row["prompt_accuracy_change"]):
+        text += f"; prompt accuracy {with_interval(row, 'prompt_accuracy_change', '+.1f', 100)} points"
+    return {"title": "Relaxed: its price", "number": bound + number, "interval": interval, "text": f"{text}."}
+
+
+def render_front(
+    front: Mapping[str, Any],
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    num_prompts: int,
+) -> str:
+    """Writes the first screen as a piece of HTML that needs nothing else.
+
+    `front`: of `describe_front`; `records`: method_id -> records of one prompt set and temperature, in the order of
+    `prompts`; `tokenizer`: image tokenizer with `decode`; `num_prompts`: images in a row, the first ones.
+    """
+    texts = [html.escape(prompt.text) for prompt in prompts[:num_prompts]]
+    heads = "".join(f'<th scope="col"><span class="cut" title="{text}">{text}</span></th>' for text in texts)
+    lines = [f"<tr><td></td>{heads}</tr>"]
+    for method_id, name in front["methods"].items():
+        pictures = to_pixels(decode_images(tokenizer, records[method_id].codes[:num_prompts]))
+        cells = "".join(
+            f'<td><img src="{_data_uri(pixels)}" alt="{text}"></td>'
+            for pixels, text in zip(pictures, texts, strict=True)
+        )
+        lines.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
+    tiles = [TILE.format_map({key: html.escape(text) for key, text in tile.items()}) for tile in front["tiles"]]
+    setting = html.escape(front["setting"])
+    return PAGE.format(setting=setting, tiles="\n".join(tiles), rows="\n".join(lines))
+
+
+def _data_uri(pixels: Any) -> str:
+    """A picture (S, S, 3) uint8 as a PNG in a link, larger ones shrunk to SIZE."""
+    picture, file = Image.fromarray(pixels), io.BytesIO()
+    picture.thumbnail((SIZE, SIZE))
+    picture.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
