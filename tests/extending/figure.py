@@ -34,7 +34,7 @@ def check_drawing():
 
 def check_plan():
     """Snakemake plans the new rule when its picture is asked for."""
-    figure = "results/tiny/figures/fig_o_substitutions.png"
+    figure = "results/tiny/figures/fig_q_substitutions.png"
     configs = [PROJECT / "config.yaml", ROOT / "tests" / "workflow" / "tiny.yaml"]
     command = [sys.executable, "-m", "snakemake", "--snakefile", PROJECT / "Snakefile", "--cores", "1", "-n", figure]
     result = subprocess.run(

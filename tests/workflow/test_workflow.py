@@ -63,15 +63,16 @@ def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
     per_repeat = len(expand_methods(config)) * num_sets * config["generation"]["num_shards"]
     assert jobs["generate_images"] == per_repeat * num_repeats
     ablations = expand_ablations(config)
-    steps = {point.drafter_steps for points in ablations.values() for point in points if point.drafter_steps}
+    drafted = [point for points in ablations.values() for point in points if point.spec.needs_draft_model]
+    drafters = {(point.target_steps, point.drafter_steps) for point in drafted} - {(None, None)}
     assert jobs.get("run_ablation", 0) == len(ablations)
-    assert jobs["train_target"] == len(seeds) and jobs["train_drafter"] == len(seeds) + len(steps)
+    assert jobs["train_target"] == len(seeds) and jobs["train_drafter"] == len(seeds) + len(drafters)
     assert jobs["total"] == sum(count for name, count in jobs.items() if name != "total")
     assert set(os.listdir(tmp_path)) <= {".snakemake", "images"} and not os.listdir(tmp_path / "images")
 
 
 def test_a_run_of_jacobi_drafts_trains_no_draft_model(tmp_path):
-    grids = dict.fromkeys(["neighbours", "drafter_steps"])
+    grids = dict.fromkeys(["neighbours", "drafter_steps", "target_steps"])
     methods = [{"preset": ["autoregressive", "jacobi"]}]
     workflow = with_overlay(Workflow(tmp_path), tmp_path, methods=methods, ablations={"grids": grids})
     code, output = workflow.run("--dry-run", "--quiet", "rules")

@@ -17,7 +17,7 @@ from lantern_pipeline.config.paths import (
     drafter_of,
     drafter_seed,
     drafter_settings,
-    kept_target,
+    drafter_target,
     table_of,
     tables_of,
     target_of,

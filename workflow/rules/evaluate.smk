@@ -84,10 +84,8 @@ rule run_ablation:
         **PLAN.metric_inputs({**config["metrics"], "fidelity": None}),
         prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         text=text_features_of(HEADLINE["prompt_set"]),
-        target=target_of(FIRST["training_seed"]),
-        drafters=lambda wildcards: [
-            drafter_of(FIRST["training_seed"], steps) for steps in PLAN.steps_of(wildcards.ablation)
-        ],
+        targets=lambda wildcards: PLAN.ablation_models(wildcards.ablation)[0],
+        drafters=lambda wildcards: PLAN.ablation_models(wildcards.ablation)[1],
         nearest_codes=lambda wildcards: tables_of(
             [point.spec for point in PLAN.ablations[wildcards.ablation]], FIRST["training_seed"]
         ),
@@ -112,10 +110,11 @@ rule run_ablation:
         **TEXT_PARAMS,
         code=code("run_ablation.py"),
         points=lambda wildcards: [
-            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
+            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps, point.target_steps)
             for point in PLAN.ablations[wildcards.ablation]
         ],
-        steps=lambda wildcards: PLAN.steps_of(wildcards.ablation),
+        targets=lambda wildcards: PLAN.targets_of(wildcards.ablation),
+        drafters=lambda wildcards: PLAN.drafters_of(wildcards.ablation),
         num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
             "num_prompts", config["ablations"]["num_prompts"]
         ),

@@ -1,5 +1,6 @@
 """Draws and measures all points of one ablation."""
 
+from lantern.checkpoints.native import read_metadata
 from lantern.generation import load_decoding_models
 from lantern.methods import MethodSpec
 from lantern_pipeline.analysis.ablations import AblationStudy
@@ -17,14 +18,20 @@ with job_log(snakemake):
     metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
     encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
     chosen = MetricFiles.among(dict(files.items()))
-    drafters = {None: None, **dict(zip(params.steps, files.drafters, strict=True))}
+    targets = dict(zip(params.targets, files.targets, strict=True))
+    drafters = {(steps, None): None for steps in targets}
+    drafters |= zip(map(tuple, params.drafters), files.drafters, strict=True)
     study = AblationStudy(
-        drafters={
-            steps: load_decoding_models(files.target, drafter, device=device, dtype=params.generation["dtype"])
-            for steps, drafter in drafters.items()
+        models={
+            key: load_decoding_models(targets[key[0]], drafter, device=device, dtype=params.generation["dtype"])
+            for key, drafter in drafters.items()
         },
         tables=load_tables(files.nearest_codes, device),
-        measuring=load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device),
+        measuring={
+            steps: load_measuring_models(files.tokenizer, file, encoder, chosen, metrics, device)
+            for steps, file in targets.items()
+        },
+        cross_entropy={steps: (read_metadata(file) or {}).get("val_cross_entropy") for steps, file in targets.items()},
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         settings=params.metrics,
         total_variation=params.total_variation,

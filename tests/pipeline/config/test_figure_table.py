@@ -13,7 +13,9 @@ from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.downloads.entries import parse_entries
 
 DEFAULT = load_config([ROOT / "config.yaml"])
-DEFAULT["ablations"] = load_config([ROOT / "config.yaml", ROOT / "experiments" / "ablations.yaml"])["ablations"]
+for name in ("ablations", "embedded_training"):
+    overlay = load_config([ROOT / "config.yaml", ROOT / "experiments" / f"{name}.yaml"])
+    DEFAULT["ablations"]["grids"] |= overlay["ablations"]["grids"]
 
 
 def table_of(config):
@@ -49,4 +51,5 @@ def test_what_is_off_has_no_figure():
         "aggregation",
         "total_variation",
         "predicted_speedup",
+        "targets",
     }

@@ -172,6 +172,15 @@ def test_drafters_multiply_the_drafted_methods_only():
     ]
 
 
+def test_targets_multiply_everything_autoregressive_decoding_included():
+    grid = {"methods": [{"preset": ["coupled", "jacobi"]}], "target_steps": [600, None], "drafter_steps": [40]}
+    assert [(point.spec.method_id, point.target_steps, point.drafter_steps) for point in expand_grid(grid)] == [
+        (name, target, drafter)
+        for target in (600, None)
+        for name, drafter in (("autoregressive", None), ("jacobi", None), ("coupled", 40))
+    ]
+
+
 def test_jacobi_drafts_are_there_once_whatever_the_drafters():
     points = expand_grid({"methods": [{"preset": ["coupled", "jacobi"]}], "drafter_steps": [40, None]})
     assert [(point.spec.method_id, point.drafter_steps) for point in points] == [

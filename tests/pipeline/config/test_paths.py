@@ -11,8 +11,10 @@ from lantern_pipeline.config.paths import (
     drafter_of,
     drafter_seed,
     drafter_settings,
+    drafter_target,
     table_of,
     tables_of,
+    target_of,
     trees_of,
 )
 from lantern_pipeline.downloads.entries import parse_entries
@@ -34,6 +36,27 @@ def test_a_drafter_of_an_ablation_has_a_name_a_seed_and_steps_of_its_own():
     section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
     assert drafter_settings("s3", section) == section
     assert drafter_settings("s3-40steps", section) == {"num_steps": 40, "num_epochs": None, "batch_size": 8}
+    assert drafter_target("s3") == drafter_target("s3-40steps") == target_of(3)
+
+
+def test_a_target_of_the_way_through_training_has_a_draft_model_of_its_own():
+    assert target_of(3, 600) == "<results>/target/s3-600steps/model.safetensors"
+    assert drafter_of(3, 40, 600) == "<results>/drafter/s3-600target-40steps/model.safetensors"
+    assert drafter_of(3, target_steps=600) == "<results>/drafter/s3-600target/model.safetensors"
+    section = {"num_steps": 350, "num_epochs": None}
+    for name, steps in (("s3-600target-40steps", 40), ("s3-600target", 350)):
+        assert drafter_seed(name) == 3 and drafter_target(name) == target_of(3, 600)
+        assert drafter_settings(name, section)["num_steps"] == steps
+
+
+def test_an_ablation_over_targets_names_its_models_once():
+    methods = [{"preset": ["coupled", "jacobi"]}, {"preset": "proximity", "k": [5, 20]}]
+    grids = {"mine": {"methods": methods, "target_steps": [600, None], "drafter_steps": [40]}}
+    planned = plan(ablations={"num_prompts": 2, "grids": grids})
+    assert planned.targets_of("mine") == [600, None] and planned.drafters_of("mine") == [(600, 40), (None, 40)]
+    targets, drafters = planned.ablation_models("mine")
+    assert targets == [target_of(0, 600), target_of(0)] and drafters == [drafter_of(0, 40, 600), drafter_of(0, 40)]
+    assert {*targets, *drafters} <= set(planned.model_files())
 
 
 def test_only_relaxed_methods_read_a_table():
@@ -84,13 +107,13 @@ def test_a_run_of_jacobi_drafts_has_no_draft_model():
     alone = plan(
         methods=[{"preset": ["autoregressive", "jacobi"]}], ablations=ablations, drafter={"checkpoint": "mine"}
     )
-    assert not alone.needs_draft_model and alone.steps_of("jacobi") == []
+    assert not alone.needs_draft_model and alone.drafters_of("jacobi") == []
     assert drafter_for(alone.specs.values(), 0) == []
     assert [file for file in alone.model_files() if "/drafter/" in file] == []
     assert alone.files_from_elsewhere() == []
     both = plan(methods=[{"preset": ["autoregressive", "jacobi", "hybrid"]}], ablations=ablations)
     assert drafter_for(both.specs.values(), 3) == drafter_of(3)
-    assert drafter_for([both.specs["jacobi"]], 3) == [] and both.steps_of("jacobi") == []
+    assert drafter_for([both.specs["jacobi"]], 3) == [] and both.drafters_of("jacobi") == []
 
 
 def test_tuned_trees_are_read_by_those_who_take_them():

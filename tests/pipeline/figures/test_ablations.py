@@ -11,7 +11,14 @@ from lantern_pipeline.figures.ablations import draw_ablations
 
 def variant(ablation, spec, value, **changes):
     row = method_columns(spec.to_dict())
-    row |= {"ablation": ablation, "temperature": 1.0, "cfg_scale": 3.0, "top_k": 100, "drafter_steps": np.nan}
+    row |= {
+        "ablation": ablation,
+        "temperature": 1.0,
+        "cfg_scale": 3.0,
+        "top_k": 100,
+        "drafter_steps": np.nan,
+        "target_steps": np.nan,
+    }
     row |= with_interval("mean_accepted_length", 1 + value) | with_interval("nll_change", value)
     return row | changes
 

@@ -1,5 +1,5 @@
-"""Ablations: methods under changed circumstances (sampling, draft model), each against autoregressive decoding of the
-same noise under the same circumstances.
+"""Ablations: methods under changed circumstances (sampling, target, draft model), each against autoregressive decoding
+of the same noise under the same circumstances.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class AblationStudy:
     """What all points of an ablation share.
 
     Attributes:
-        drafters: drafter steps -> models for decoding; None is the run's own draft model, or none where no point of the
-            run's own needs one.
+        models: (target steps, drafter steps) -> models for decoding; None is the run's own target, and a draft model of
+            as many steps as the run's own, or none where no point needs that one.
         tables: neighbours -> int64 (vocab, columns).
-        measuring: models that measure images.
+        measuring: target steps -> models that measure images, that target among them.
+        cross_entropy: target steps -> the target's cross-entropy on held-out images, nats per token; None is unknown.
         prompts: what is drawn.
         settings: config section `metrics`.
         total_variation: config section `total_variation`.
@@ -50,9 +51,10 @@ class AblationStudy:
         stepping: how steps run, of config section `generation`.
     """
 
-    drafters: Mapping[int | None, DecodingModels]
+    models: Mapping[tuple[int | None, int | None], DecodingModels]
     tables: Mapping[str, Tensor]
-    measuring: MeasuringModels
+    measuring: Mapping[int | None, MeasuringModels]
+    cross_entropy: Mapping[int | None, float | None]
     prompts: Sequence[Prompt]
     settings: Mapping[str, Any]
     total_variation: Mapping[str, Any]
@@ -70,7 +72,7 @@ class AblationStudy:
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
-            groups.setdefault((point.temperature, *point.sampling.items()), []).append(point)
+            groups.setdefault((point.target_steps, point.temperature, *point.sampling.items()), []).append(point)
         rows, images = [], []
         for group in groups.values():
             for point, (head, frame, share_equal) in zip(group, self._measure_group(group), strict=True):
@@ -82,9 +84,12 @@ class AblationStudy:
         return pd.DataFrame(rows), pd.concat(images, ignore_index=True)
 
     def _measure_group(self, group: Sequence[AblationPoint]) -> list[tuple[dict[str, Any], pd.DataFrame, float]]:
-        """(identity, per-image table, share of images equal to autoregressive decoding) of points with one sampling."""
+        """(identity, per-image table, share of images equal to autoregressive decoding) of points with one target
+        and one sampling.
+        """
         records = {self._key(point): self._draw(point) for point in group}
-        scores = score_records(records, self.prompts, self.measuring, self.settings["batch_size"])
+        measuring = self.measuring[group[0].target_steps]
+        scores = score_records(records, self.prompts, measuring, self.settings["batch_size"])
         baseline, found = records[BASELINE], []
         baseline_nll = scores[BASELINE].columns["nll"].numpy()
         for point in group:
@@ -94,7 +99,7 @@ class AblationStudy:
             equality = compare_with_autoregressive(
                 records[key].codes, baseline.codes, baseline.margins, self.settings["near_tie_margin"]
             )
-            found.append((_identity(point), frame, equality.share_equal))
+            found.append((self._identity(point), frame, equality.share_equal))
         return found
 
     @staticmethod
@@ -103,7 +108,8 @@ class AblationStudy:
 
     def _make_decoder(self, point: AblationPoint) -> Decoder:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
-        models = replace(self.drafters[point.drafter_steps], nearest_codes=self.tables.get(spec.neighbours))
+        models = self.models[point.target_steps, point.drafter_steps]
+        models = replace(models, nearest_codes=self.tables.get(spec.neighbours))
         return Decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
@@ -114,7 +120,7 @@ class AblationStudy:
         nodes, _, found = measure_coupled_drafts(
             self._make_decoder(point),
             prompts,
-            self.measuring.text_encoder,
+            self.measuring[point.target_steps].text_encoder,
             run_seed=self.seed,
             max_nodes=settings["max_nodes"],
             batch_size=self.batch_size,
@@ -127,7 +133,7 @@ class AblationStudy:
         return generate_records(
             self._make_decoder(point),
             self.prompts,
-            self.measuring.text_encoder,
+            self.measuring[point.target_steps].text_encoder,
             run_seed=self.seed,
             batch_size=self.batch_size,
         )
@@ -153,8 +159,13 @@ class AblationStudy:
         rate = (frame["substitutions"] / frame["num_tokens"]).to_numpy(float)
         return values | mean_with_interval("substitution_rate", rate, **options)
 
-
-def _identity(point: AblationPoint) -> dict[str, Any]:
-    """The identifying columns of a row; an empty drafter_steps is the run's own draft model."""
-    parts = method_columns(point.spec.to_dict())
-    return {**parts, "temperature": point.temperature, **point.sampling, "drafter_steps": point.drafter_steps}
+    def _identity(self, point: AblationPoint) -> dict[str, Any]:
+        """The identifying columns of a row; an empty number of steps is that of the run's own training."""
+        return {
+            **method_columns(point.spec.to_dict()),
+            "temperature": point.temperature,
+            **point.sampling,
+            "drafter_steps": point.drafter_steps,
+            "target_steps": point.target_steps,
+            "target_cross_entropy": self.cross_entropy[point.target_steps],
+        }

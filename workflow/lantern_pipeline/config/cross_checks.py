@@ -26,6 +26,7 @@ def check_between_keys(config: dict[str, Any]) -> None:
     _check_trees(config)
     _check_tuning(config)
     _check_methods(config)
+    _check_kept_targets(config)
     _check_source(config)
     _check_stepping(config)
 
@@ -252,6 +253,26 @@ def _check_sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str,
                 f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours{' - 1' * more} = "
                 f"{columns - more}, got {spec.k}; raise it where the codebook is large enough"
             )
+
+
+def _check_kept_targets(config: dict[str, Any]) -> None:
+    """Targets kept on the way through training, and the ablations that compare them."""
+    kept, last = config["target"]["kept_steps"], config["target"]["num_steps"]
+    if kept and max(kept) >= last:
+        raise ValueError(f"config key target.kept_steps must be below target.num_steps = {last}, got {max(kept)}")
+    for name, points in expand_ablations(config).items():
+        key = f"config key ablations.grids.{name}.target_steps"
+        wanted = [point for point in points if point.target_steps is not None]
+        if wanted and (checkpoint := config["target"]["checkpoint"]):
+            raise ValueError(f"{key} needs a target that this run trains, got target.checkpoint {show(checkpoint)}")
+        if missing := sorted({point.target_steps for point in wanted} - set(kept)):
+            raise ValueError(f"{key} must be of target.kept_steps = {kept} or null, got {missing[0]}; keep it there")
+        if wanted and config["drafter"]["codes"] == "samples":
+            raise ValueError(
+                f"{key} needs drafter.codes images, got 'samples': those are drawn by the run's own target"
+            )
+        if any(point.spec.neighbours == "probability" for point in wanted):
+            raise ValueError(f"{key}: neighbours probability are those of the run's own target; choose others")
 
 
 def _depth_and_width(shape: TreeShape | None) -> tuple[int, int]:

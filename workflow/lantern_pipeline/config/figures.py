@@ -51,6 +51,8 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
     originals = plan.records_of(**plan.headline, repeat=plan.repeats[0], methods=["autoregressive"])
     nearest = "<results>/codebook/l2_normalised.safetensors"
     tables = "<results>/total_variation"
+    by_targets = "<results>/ablations/target_steps.csv"
+    ablations = [file for file in plan.ablation_tables("csv") if file != by_targets]
     figures = {
         "samples": Figure("a", "Same prompts, same noise, every method", images, of_images),
         "tradeoff": Figure("b", "What speed costs", {"summary": SUMMARY}, of_rows),
@@ -86,20 +88,22 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             {"divergence": f"{tables}/divergence.csv", "summary": SUMMARY},
             of_rows,
         ),
-        "ablations": Figure("n", "Ablations", {"table": plan.ablation_tables("csv")}),
+        "ablations": Figure("n", "Ablations", {"table": ablations}),
         "predicted_speedup": Figure(
             "o",
             "Predicted speed-up over the size of the tree",
             {"predicted": predicted_of(plan.first["training_seed"])},
             {"settings": config["tree_tuning"]},
         ),
+        "targets": Figure("p", "What becomes of every method as its target learns", {"table": by_targets}),
     }
     is_off = {
         "aggregation": not plan.needs_draft_model,
         "neighbours": "neighbours" not in plan.ablations,
         "total_variation": not plan.needs_draft_model,
         "pairs": not plan.has_pairs(),
-        "ablations": not plan.ablations,
+        "ablations": not ablations,
         "predicted_speedup": not plan.tuned_specs,
+        "targets": "target_steps" not in plan.ablations,
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}

@@ -19,19 +19,19 @@ from lantern_pipeline.metrics.registry import metric_files, published_files, tra
 TOKENIZER = "<results>/tokenizer/model.safetensors"
 
 
-def target_of(training_seed: int | str) -> str:
-    """Target model of a training seed."""
-    return f"<results>/target/s{training_seed}/model.safetensors"
+def target_of(training_seed: int | str, num_steps: int | None = None) -> str:
+    """Target model of a training seed; with a number of training steps, as it was after so many."""
+    return f"<results>/target/s{training_seed}" + (f"-{num_steps}steps" if num_steps else "") + "/model.safetensors"
 
 
-def kept_target(num_steps: int) -> str:
-    """Target model as it was after some optimiser steps, with the wildcard {training_seed}."""
-    return f"<results>/target/s{{training_seed}}-{num_steps}steps/model.safetensors"
-
-
-def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
-    """Draft model of a training seed; with a number of training steps, the one of an ablation."""
-    return f"<results>/drafter/s{training_seed}" + (f"-{num_steps}steps" if num_steps else "") + "/model.safetensors"
+def drafter_of(training_seed: int | str, num_steps: int | None = None, target_steps: int | None = None) -> str:
+    """Draft model of a training seed; with a number of training steps, of its own or of its target, an ablation's."""
+    of_target = f"-{target_steps}target" if target_steps else ""
+    return (
+        f"<results>/drafter/s{training_seed}{of_target}"
+        + (f"-{num_steps}steps" if num_steps else "")
+        + "/model.safetensors"
+    )
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
@@ -40,14 +40,24 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
 
 
 def drafter_seed(drafter: str) -> int:
-    """Training seed of a drafter, from a name such as s0 or s0-40steps."""
+    """Training seed of a drafter, from a name such as s0, s0-40steps or s0-600target-40steps."""
     return int(drafter.partition("-")[0].removeprefix("s"))
+
+
+def drafter_target(drafter: str) -> str:
+    """Target model that a drafter, by its name, is trained on."""
+    return target_of(drafter_seed(drafter), _number_of(drafter, "target"))
 
 
 def drafter_settings(drafter: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Config section `drafter` of a drafter; an ablation's has a number of training steps of its own."""
-    steps = drafter.partition("-")[2].removesuffix("steps")
-    return {**section, "num_steps": int(steps), "num_epochs": None} if steps else dict(section)
+    steps = _number_of(drafter, "steps")
+    return {**section, "num_steps": steps, "num_epochs": None} if steps else dict(section)
+
+
+def _number_of(drafter: str, unit: str) -> int | None:
+    """The number before a word in a drafter's name."""
+    return next((int(part.removesuffix(unit)) for part in drafter.split("-") if part.endswith(unit)), None)
 
 
 def table_of(spec: MethodSpec, training_seed: int | str) -> str | list[str]:
@@ -119,10 +129,20 @@ class RunPlan:
         """(Fields of the method, temperature) of all runs whose tree is tuned."""
         return [params for params in self.run_params() if params[0]["tree"] == "tuned"]
 
-    def steps_of(self, ablation: str) -> list[int | None]:
-        """Numbers of training steps of the draft models that an ablation needs; None is the run's own."""
-        points = self.ablations[ablation]
-        return list(dict.fromkeys(point.drafter_steps for point in points if point.spec.needs_draft_model))
+    def targets_of(self, ablation: str) -> list[int | None]:
+        """Numbers of training steps of the targets that an ablation needs; None is the run's own."""
+        return list(dict.fromkeys(point.target_steps for point in self.ablations[ablation]))
+
+    def drafters_of(self, ablation: str) -> list[tuple[int | None, int | None]]:
+        """Numbers of training steps, of the target and of its own, of the draft models that an ablation needs."""
+        points = [point for point in self.ablations[ablation] if point.spec.needs_draft_model]
+        return list(dict.fromkeys((point.target_steps, point.drafter_steps) for point in points))
+
+    def ablation_models(self, ablation: str) -> tuple[list[str], list[str]]:
+        """Files of `targets_of` and of `drafters_of`."""
+        first = self.first["training_seed"]
+        targets = [target_of(first, steps) for steps in self.targets_of(ablation)]
+        return targets, [drafter_of(first, steps, target) for target, steps in self.drafters_of(ablation)]
 
     def records_of(
         self, prompt_set: str, temperature: str, repeat: str, methods: Sequence[str] | None = None
@@ -169,13 +189,13 @@ class RunPlan:
             files += tables_of(self.specs.values(), seed)
             files += [trees_of(self.tuned_specs, seed)] if self.tuned_specs else []
         first = self.first["training_seed"]
-        files += [drafter_of(first, steps) for name in self.ablations for steps in self.steps_of(name)]
+        files += [file for name in self.ablations for part in self.ablation_models(name) for file in part]
         return list(dict.fromkeys([*files, *tables_of(specs, first)]))
 
     def files_from_elsewhere(self) -> list[str]:
         """Files from elsewhere that the run used: manifests, or the user's own copies."""
         sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] != "words")
-        sections += ["drafter"] * (self.needs_draft_model or any(map(self.steps_of, self.ablations)))
+        sections += ["drafter"] * (self.needs_draft_model or any(map(self.drafters_of, self.ablations)))
         values = [self.config[section]["checkpoint"] for section in sections]
         values += [self.config["prompts"][name].get("file") for name in self.prompt_sets]
         found = [resource_of(value, self.resources) for value in values if value]

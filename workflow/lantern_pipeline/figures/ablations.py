@@ -21,6 +21,7 @@ NUMBERS: dict[str, Callable[[float], str]] = {
     "cfg_scale": "guidance {:g}".format,
     "top_k": lambda value: f"top-k {value:g}" if value else "all codes",
     "drafter_steps": lambda value: "as trained" if pd.isna(value) else f"{value:g} steps",
+    "target_steps": lambda value: "whole target" if pd.isna(value) else f"target of {value:g} steps",
 }
 COLUMNS = (
     "ablation",
@@ -76,8 +77,8 @@ def _order(column: pd.Series) -> dict[str, int]:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Whether a number says something: an empty one does for the draft model only, which then is the run's own."""
-    return name == "drafter_steps" or not pd.isna(value)
+    """Whether a number says something: an empty one does for models only, which then are the run's own."""
+    return name in ("drafter_steps", "target_steps") or not pd.isna(value)
 
 
 def _title(name: str, rows: pd.DataFrame) -> str:
