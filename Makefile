@@ -1,6 +1,7 @@
 # Two commands are enough on a fresh machine: `make reproduce` and `make test`. Each sets up .venv when it is missing or out of date.
 #
 #   make reproduce   run the workflow on config.yaml, then write results/report.html
+#   make train       train the embedded world's models for hours and write models/embedded/ (for maintainers)
 #   make test        run the tests
 #   make figures     redraw the figures from stored results; never generates
 #   make readme      write the results into README.md and docs/ (for maintainers)
@@ -19,7 +20,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce test figures report readme rulegraph gpu-check lint format resume lock clean distclean
+.PHONY: help arguments reproduce train test figures report readme rulegraph gpu-check lint format resume lock clean distclean
 
 CORES ?= all
 ARGS ?=
@@ -65,6 +66,9 @@ reproduce: arguments $(STAMP)
 report: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --report results/.report.html --report-stylesheet workflow/report/stylesheet.css
 	mv results/.report.html $(REPORT)
+
+train: arguments $(STAMP)
+	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml $(ARGS) --forcerun publish_weights -- publish_weights
 
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ class Bench:
         models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
         sampling = SamplingConfig(temperature=case["temperature"], **case["sampling"])
         self.prompts = [Prompt(**prompt) for prompt in case["prompts"]]
-        self.encoder = make_text_encoder(case["text"], case["source"], case["seed"])
+        # An earlier version has the seed of the features beside section `text`.
+        is_earlier = "seed" in signature(make_text_encoder).parameters
+        self.encoder = make_text_encoder(case["text"], case["source"], *([case["text"]["seed"]] if is_earlier else []))
         self.decoders = {}
         for spec in self._known_specs(case["methods"]):
             table = tables.get(spec.neighbours) if spec.is_relaxed else None
@@ -186,9 +189,8 @@ def trained_case(config: dict[str, Any], results: Path, methods: list[dict[str, 
             "tables": sorted(map(str, tables)),
         },
         "prompts": [{key: line[key] for key in ("id", "text")} for line in read_lines(prompts)],
-        "text": config["text"],
+        "text": {"seed": config["seed"], "phrase_words": 1, **config["text"]},  # where an earlier version made the run
         "source": config["data"]["source"],
-        "seed": config["seed"],
         "sampling": config["sampling"],
         "methods": methods,
     }
@@ -196,14 +198,13 @@ def trained_case(config: dict[str, Any], results: Path, methods: list[dict[str, 
 
 def random_case(sizes: dict[str, int], sampling: dict[str, Any], methods: list[dict[str, Any]]) -> dict[str, Any]:
     """Random models of some sizes, a `TargetConfig`'s: true costs, but hardly a draft is accepted."""
-    text = {"encoder": "words", "phrase_words": 1, "caption_dim": sizes["caption_dim"]}
-    text["max_tokens"] = sizes["num_text_tokens"]
+    text = {"encoder": "words", "caption_dim": sizes["caption_dim"], "max_tokens": sizes["num_text_tokens"]}
+    text |= {"seed": 0, "phrase_words": 1}
     return {
         "sizes": sizes,
         "prompts": [{"id": f"random-{i}", "text": f"caption number {i}"} for i in range(64)],
         "text": text,
         "source": "folder",  # its captions may hold any words
-        "seed": 0,
         "sampling": sampling,
         "methods": methods,
     }

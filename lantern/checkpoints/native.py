@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from lantern.io import METADATA_KEY, check_finite, load_tensors, save_tensors
+from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, save_tensors
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -72,6 +72,19 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
     except (SafetensorError, OSError, ValueError):
         return None
     return metadata if isinstance(metadata, dict) else None
+
+
+def read_report(path: Path | str) -> dict[str, Any]:
+    """What `save_model` was given to keep beside the weights.
+
+    Args:
+        path: any file.
+
+    Returns:
+        The metadata without what describes model and file; empty where the file is of another layout.
+    """
+    own = ("kind", "config", CHECKSUM_KEY)
+    return {name: value for name, value in (read_metadata(path) or {}).items() if name not in own}
 
 
 def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:

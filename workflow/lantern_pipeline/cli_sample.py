@@ -45,7 +45,7 @@ class FinishedRun:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.config, self.folder = config, folder
         self.tokenizer = load_tokenizer(self._find("tokenizer"))
-        self.encoder = make_text_encoder(config["text"], config["data"]["source"], config["seed"])
+        self.encoder = make_text_encoder(config["text"], config["data"]["source"])
 
     def sample(self, prompt: str, methods: Sequence[str] = ()) -> list[Sample]:
         """Draws a prompt at the headline temperature with every method of the run; or with autoregressive decoding and

@@ -18,6 +18,7 @@ from lantern_pipeline.config.paths import (
     drafter_seed,
     drafter_settings,
     drafter_target,
+    model_of,
     table_of,
     tables_of,
     target_of,
@@ -72,7 +73,7 @@ DATA = {
 HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
 STORES_TEXT = config["text"]["encoder"] != "words"  # words are embedded on the fly
 # Parameters of jobs that read captions, and of jobs that decode.
-TEXT_PARAMS = {"text": config["text"], "source": SOURCE, "seed": SEED, "device": DEVICE}
+TEXT_PARAMS = {"text": config["text"], "source": SOURCE, "device": DEVICE}
 DECODING_PARAMS = {
     **TEXT_PARAMS,
     "sampling": config["sampling"],

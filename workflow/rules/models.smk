@@ -23,7 +23,7 @@ if config["tokenizer"]["checkpoint"]:
             settings=config["tokenizer"],
             image_size=config["data"]["image_size"],
         message:
-            "Converting the published image tokenizer"
+            "Converting the image tokenizer"
         script:
             "../scripts/convert_tokenizer.py"
 
@@ -31,7 +31,7 @@ else:
 
     rule train_tokenizer:
         input:
-            attribute_classifier=rules.train_attribute_classifier.output.model,
+            attribute_classifier=model_of("attribute_classifier"),
         output:
             model=TOKENIZER,
             report="<results>/tokenizer/report.json",
@@ -68,7 +68,7 @@ if config["target"]["checkpoint"]:
         conda:
             ENVIRONMENT
         resources:
-            mem_mb=growing(16000),
+            mem_mb=SIZES.converting_mb(),
             disk_mb=SIZES.target_disk_mb(is_trained=False),
         params:
             code=code("convert_target.py"),
@@ -76,7 +76,7 @@ if config["target"]["checkpoint"]:
             codes=CODES,
             text=config["text"],
         message:
-            "Converting the published target model"
+            "Converting the target model"
         script:
             "../scripts/convert_target.py"
 
@@ -134,7 +134,7 @@ if config["drafter"]["checkpoint"]:
         params:
             code=code("convert_drafter.py"),
         message:
-            "Converting the published draft model"
+            "Converting the draft model"
         script:
             "../scripts/convert_drafter.py"
 

@@ -140,6 +140,33 @@ rule publish_readme:
         "../scripts/publish_readme.py"
 
 
+# Not part of `all`: it changes files under version control. `make train`.
+rule publish_weights:
+    input:
+        tokenizer=TOKENIZER,
+        target=target_of(FIRST["training_seed"]),
+        drafter=drafter_of(FIRST["training_seed"]),
+        attribute_classifier=model_of("attribute_classifier"),
+        clip=model_of("clip"),
+    output:
+        touch("<results>/weights.published"),
+    log:
+        "<logs>/publish_weights.log",
+    conda:
+        ENVIRONMENT
+    threads: 2
+    resources:
+        mem_mb=growing(4000),
+    params:
+        code=code("publish_weights.py"),
+        models=["tokenizer", "target", "drafter", "attribute_classifier", "clip"],
+        folder="models/embedded",
+    message:
+        "Writing the trained weights into {params.folder}"
+    script:
+        "../scripts/publish_weights.py"
+
+
 # After the tables and figures, whose change makes it anew.
 rule write_provenance:
     input:

@@ -1,50 +1,83 @@
-"""What images are measured with: models that the run trains, real images and weights from elsewhere."""
+"""What images are measured with: models that the run trains or, where the config names a `checkpoint`, converts; real
+images and weights from elsewhere."""
+
+from lantern_pipeline.metrics.registry import TRAINED
 
 
-rule train_attribute_classifier:
+rule convert_measuring_model:
+    input:
+        checkpoint=lambda wildcards: resource_of(config[wildcards.model]["checkpoint"], RESOURCES),
     output:
-        model="<results>/attribute_classifier/model.safetensors",
-        report="<results>/attribute_classifier/report.json",
+        model="<results>/{model}/model.safetensors",
+        report="<results>/{model}/report.json",
     log:
-        "<logs>/train_attribute_classifier.log",
+        "<logs>/convert_measuring_model.{model}.log",
+    wildcard_constraints:
+        model="|".join(name for name in TRAINED if config[name]["checkpoint"]) or "none",
     conda:
         ENVIRONMENT
     resources:
         mem_mb=growing(2000),
-        runtime=growing(60),
     params:
-        code=code("train_attribute_classifier.py"),
-        settings=config["attribute_classifier"],
-        data={key: config["data"][key] for key in ("image_size", "num_train")},
-        seed=SEED,
+        code=code("convert_measuring_model.py"),
+        sizes=lambda wildcards: {
+            "data.image_size": config["data"]["image_size"],
+            **{f"{wildcards.model}.{key}": value for key, value in config[wildcards.model].items()},
+        },
     message:
-        "Training the attribute classifier"
+        "Converting the {wildcards.model}"
     script:
-        "../scripts/train_attribute_classifier.py"
+        "../scripts/convert_measuring_model.py"
 
 
-rule train_clip:
-    output:
-        model="<results>/clip/model.safetensors",
-        report="<results>/clip/report.json",
-    log:
-        "<logs>/train_clip.log",
-    conda:
-        ENVIRONMENT
-    resources:
-        mem_mb=growing(2000),
-        runtime=growing(60),
-        gpu=GPU,
-    params:
-        code=code("train_clip.py"),
-        settings=config["clip"],
-        source=DATA,
-        seed=SEED,
-        device=DEVICE,
-    message:
-        "Training the CLIP model"
-    script:
-        "../scripts/train_clip.py"
+if config["attribute_classifier"]["checkpoint"] is None:
+
+    rule train_attribute_classifier:
+        output:
+            model="<results>/attribute_classifier/model.safetensors",
+            report="<results>/attribute_classifier/report.json",
+        log:
+            "<logs>/train_attribute_classifier.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(2000),
+            runtime=growing(60),
+        params:
+            code=code("train_attribute_classifier.py"),
+            settings=config["attribute_classifier"],
+            data={key: config["data"][key] for key in ("image_size", "num_train")},
+            seed=SEED,
+        message:
+            "Training the attribute classifier"
+        script:
+            "../scripts/train_attribute_classifier.py"
+
+
+if config["clip"]["checkpoint"] is None:
+
+    rule train_clip:
+        output:
+            model="<results>/clip/model.safetensors",
+            report="<results>/clip/report.json",
+        log:
+            "<logs>/train_clip.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(2000),
+            runtime=growing(60),
+            gpu=GPU,
+        params:
+            code=code("train_clip.py"),
+            settings=config["clip"],
+            source=DATA,
+            seed=SEED,
+            device=DEVICE,
+        message:
+            "Training the CLIP model"
+        script:
+            "../scripts/train_clip.py"
 
 
 # Features of the real images behind FID, KID, precision and recall; only where metrics.fidelity is inception.

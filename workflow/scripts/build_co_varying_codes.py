@@ -15,7 +15,7 @@ CHUNK = 16  # images; a chunk of 16 x 64 contexts and 1024 codes takes 4 MB
 
 with job_log(snakemake) as log, torch.inference_mode():
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
-    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.codes, files.captions, encoder)
     target, num_images = load_model(files.target, TargetModel).to(device), min(params.num_images, len(data))
 

@@ -1,10 +1,11 @@
-"""Converts a published target model into our layout, after comparing it with the config."""
+"""Brings a target model of another run, or a published one, into our layout, after comparing it with the config."""
 
 from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import FFN_MULTIPLE, pick, resolve_size
 from lantern.models.target import TargetConfig
+from lantern_pipeline.data.text_encoders import compare_features
 from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 
@@ -15,6 +16,7 @@ with job_log(snakemake) as log:
     text = {"num_text_tokens": params.text["max_tokens"], "caption_dim": params.text["caption_dim"]}
     model = read_target(path, pick(TargetConfig, settings, **text))
     report = describe_conversion(snakemake.input.checkpoint, model)
+    compare_features(path, report, params.text)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)

@@ -1,4 +1,4 @@
-"""Converts a published image tokenizer into our layout, after comparing it with the config."""
+"""Brings an image tokenizer of another run, or VQ-16, into our layout, after comparing it with the config."""
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json

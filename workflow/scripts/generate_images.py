@@ -20,7 +20,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     sampling = SamplingConfig(temperature=temperature, **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=params.stepping)
-    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    encoder = make_text_encoder(params.text, params.source, files.text)
     decode_timed(decoder, prompts[:1], encoder, params.noise_seed)  # does not count
     records = generate_records(
         decoder,

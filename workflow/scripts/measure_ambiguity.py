@@ -13,7 +13,7 @@ from lantern_pipeline.runtime.job import job_log, resolve_device
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     num_images = settings["num_ambiguity"]
-    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    encoder = make_text_encoder(params.text, params.source, files.text)
     if files.records:
         prompts = read_prompts(files.prompts)
         (record,) = load_shards(files.records, [prompt.id for prompt in prompts]).values()

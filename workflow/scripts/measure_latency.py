@@ -24,7 +24,7 @@ with job_log(snakemake):
         stepping=params.stepping,
         trees=files.get("trees") or None,
     )
-    encoder, parts = make_text_encoder(params.text, params.source, params.seed, files.text), []
+    encoder, parts = make_text_encoder(params.text, params.source, files.text), []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):
         prompts = read_prompts(path)[: settings["num_images"]]
         run_seed, num_warmup = params.noise_seed, settings["num_warmup"]

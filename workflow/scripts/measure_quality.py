@@ -15,7 +15,7 @@ with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     prompts = read_prompts(files.prompts)
     source, metrics = params.source["data"]["source"], params.settings
-    encoder = make_text_encoder(params.text, source, params.seed, files.text)
+    encoder = make_text_encoder(params.text, source, files.text)
     chosen = MetricFiles.among(dict(files.items()))
     models = load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device)
     quality = measure_quality(

@@ -22,7 +22,7 @@ with job_log(snakemake):
     records = load_shards(files.records, [prompt.id for prompt in prompts])
     study = TotalVariationStudy(
         target_model=load_model(files.target, TargetModel).to(device),
-        encoder=make_text_encoder(params.text, params.source, params.seed, files.text),
+        encoder=make_text_encoder(params.text, params.source, files.text),
         prompts=prompts[: params.settings["num_images"]],
         settings=params.settings,
         num_resamples=params.metrics["bootstrap_resamples"],

@@ -22,6 +22,6 @@ with job_log(snakemake):
         dtype=params.dtype,
         trees=files.get("trees") or None,
     )
-    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    encoder = make_text_encoder(params.text, params.source, files.text)
     prompts = read_prompts(files.prompts[0])[: settings["num_profiled"]]
     write_table(snakemake.output[0], profile_steps(decoders, prompts, encoder, run_seed=params.noise_seed))

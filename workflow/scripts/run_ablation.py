@@ -16,7 +16,7 @@ from lantern_pipeline.runtime.job import job_log, resolve_device
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
-    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    encoder = make_text_encoder(params.text, params.source, files.text)
     chosen = MetricFiles.among(dict(files.items()))
     targets = dict(zip(params.targets, files.targets, strict=True))
     drafters = {(steps, None): None for steps in targets}

@@ -13,7 +13,7 @@ from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_recor
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files = snakemake.params, snakemake.input
-    encoder = make_text_encoder(params.text, params.source, params.seed, [*files.text, *files.val_text])
+    encoder = make_text_encoder(params.text, params.source, [*files.text, *files.val_text])
     models = load_decoding_models(files.target, device=resolve_device(params.device), dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
     decoder = Decoder(models, MethodSpec(**params.method), sampling, stepping=params.stepping)

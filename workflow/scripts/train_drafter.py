@@ -7,7 +7,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params = snakemake.params
     job = DrafterJob(
         **{name: file if isinstance(file, str) else list(file) for name, file in snakemake.input.items()},
-        **{name: params[name] for name in ("settings", "text", "source", "seed", "training_seed", "device")},
+        **{name: params[name] for name in ("settings", "text", "source", "training_seed", "device")},
         # Filters change the logged acceptance, not the training: kept out of params, so that they re-train nothing.
         sampling={**snakemake.config["sampling"], "cfg_scale": params.cfg_scale},
         **dict(snakemake.output.items()),

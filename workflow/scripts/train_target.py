@@ -7,20 +7,21 @@ from lantern.io import write_json
 from lantern.models.config import pick, resolve_size
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.code_dataset import load_codes
-from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.data.text_encoders import describe_features, make_text_encoder
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
 from lantern_pipeline.training.loop import Pace, run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
-    encoder = make_text_encoder(params.text, params.source, params.seed, files.text)
+    encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.train, files.captions, encoder)
     held_out = load_codes(files.val, files.val_captions, encoder)
     sizes = {"num_text_tokens": encoder.max_tokens, "caption_dim": encoder.caption_dim, **params.codes}
     torch.manual_seed(params.training_seed)
     model = TargetModel(pick(TargetConfig, resolve_size(settings), **sizes)).to(resolve_device(params.device))
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)
+    features = {"text": describe_features(params.text)}
     history = run_training(
         trainer,
         settings["num_steps"],
@@ -31,7 +32,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     )
     for (steps, weights), path in zip(trainer.kept.items(), snakemake.output.kept, strict=True):
         kept = load_weights(TargetModel(model.config), weights, path)
-        save_model(path, kept, {"num_steps": steps, "val_cross_entropy": evaluate_target(kept, held_out)})
-    report = {"val_cross_entropy": history[-1]["val_cross_entropy"]}
+        save_model(path, kept, {"num_steps": steps, "val_cross_entropy": evaluate_target(kept, held_out), **features})
+    report = {"val_cross_entropy": history[-1]["val_cross_entropy"], **features}
     save_model(snakemake.output.model, model.eval(), report)
     write_json(snakemake.output.report, {**report, "history": history})

@@ -17,7 +17,7 @@ with job_log(snakemake) as log:
         tables=load_tables(files.nearest_codes, device),
         sampling=params.sampling,
         prompts=read_prompts(files.prompts[0]),
-        encoder=make_text_encoder(params.text, params.source, params.seed, files.text),
+        encoder=make_text_encoder(params.text, params.source, files.text),
         settings=params.settings,
         batch_size=params.batch_size,
         stepping=params.stepping,

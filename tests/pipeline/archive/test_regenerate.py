@@ -64,7 +64,7 @@ def make_experiment(folder, config, *, dtype="float32", twins=False):
     save_model(folder / "drafter/s0/model.safetensors", draft)
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
     config["generation"]["dtype"] = dtype
-    encoder = make_text_encoder(config["text"], "scenes", config["seed"])
+    encoder = make_text_encoder(config["text"], "scenes")
     for run in expand_methods(config):
         spec = resolve_tree(run.spec, run.temperature, folder / "trees/s0.json")
         drafter = folder / "drafter/s0/model.safetensors" if run.spec.drafts else None
@@ -143,7 +143,7 @@ def test_near_ties_that_rounding_decides_are_told_from_differences(tmp_path, con
     target = make_target(config, twins=True).eval().prepare_for_decoding()
     models = type("Models", (), {"target": target, "draft": None, "nearest_codes": None})()
     decoder = Decoder(models, expand_methods(config)[0].spec, SamplingConfig(temperature=0, **config["sampling"]))
-    encoder = make_text_encoder(config["text"], "scenes", config["seed"])
+    encoder = make_text_encoder(config["text"], "scenes")
     weight = decoder.target.head.weight.data.clone()
 
     def draw():

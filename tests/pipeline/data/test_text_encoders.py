@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from conftest import ROOT
+from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder, make_text_encoder
 from lantern_pipeline.world.scenes import VOCABULARY
 
 
@@ -30,6 +32,14 @@ def test_a_word_also_says_what_stands_before_it():
     rows = [words._row(name) for name in ("circle", "red circle")]
     assert torch.allclose(short[2], (sum(rows) / 2**0.5).abs())
     assert torch.equal(short[2], short[3]) and not torch.equal(long[2], long[3])
+
+
+def test_the_features_have_a_seed_of_their_own():
+    text = load_yaml(ROOT / "config.yaml")["text"]
+    own, same, other = (
+        make_text_encoder({**text, "seed": seed}, "scenes").encode(["a red square"])[0] for seed in (0, 0, 1)
+    )
+    assert torch.equal(own, same) and not torch.equal(own, other)
 
 
 def test_the_mean_over_words_tells_the_roles_apart():

@@ -23,6 +23,27 @@ def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
         resource_sha256(tmp_path / "empty")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"weight", b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 6\n"],
+    ids=["truncated", "empty", "pointer of git-lfs"],
+)
+def test_a_weight_file_is_what_the_sums_beside_it_say(tmp_path, damage):
+    weights, other = tmp_path / "target.safetensors", tmp_path / "other.safetensors"
+    weights.write_bytes(b"weights")
+    other.write_bytes(b"no line of SHA256SUMS")
+    expected = hashlib.sha256(b"weights").hexdigest()
+    (tmp_path / "SHA256SUMS").write_text(f"{expected}  target.safetensors\n")
+    assert resource_path(weights) == weights and resource_path(other) == other
+    weights.write_bytes(damage)
+    found = hashlib.sha256(damage).hexdigest()
+    with pytest.raises(
+        ValueError, match=f"{weights} is damaged: expected sha256 {expected} .*, found {found}; "
+    ) as error:
+        resource_path(weights)
+    assert f"`git checkout {tmp_path}`" in str(error.value)
+
+
 def test_what_was_converted_is_described():
     target = read_target(ORIGINAL, CONFIG)
     assert describe_conversion(ORIGINAL, target) == {

@@ -247,9 +247,13 @@ def _compare(name: str, images: pd.DataFrame, options: Mapping[str, int]) -> Fin
     return Finding(question, f"{_capitalise('; '.join(answers))}.", " ".join(details), numbers)
 
 
+def describe_models(reports: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """How good trained models are, and those that measure: a sentence each, of what their rules reported."""
+    return [describe(reports[name]) for name, describe in _MODELS.items() if name in reports]
+
+
 def _models(reports: Mapping[str, Mapping[str, Any]]) -> Finding | None:
-    """How good the trained models are, and those that measure."""
-    sentences = [describe(reports[name]) for name, describe in _MODELS.items() if name in reports]
+    sentences = describe_models(reports)
     return Finding("How good are the models?", sentences[0], " ".join(sentences[1:])) if sentences else None
 
 
@@ -260,6 +264,14 @@ def _target(report: Mapping[str, Any]) -> str:
     return (
         f"The target has {report['val_cross_entropy']:.2f} nats per token on held-out images; an undertrained one "
         "flatters every speed-up."
+    )
+
+
+def _drafter(report: Mapping[str, Any]) -> str:
+    return (
+        f"The target accepts {_percent(report['val_acceptance_1'])} of the draft model's first drafts on held-out "
+        f"images, and a chain of its sampled drafts is expected to emit {report['val_expected_length']:.2f} tokens per "
+        "forward."
     )
 
 
@@ -289,7 +301,13 @@ def _clip(report: Mapping[str, Any]) -> str:
     )
 
 
-_MODELS = {"target": _target, "tokenizer": _tokenizer, "attribute_classifier": _attribute_classifier, "clip": _clip}
+_MODELS = {
+    "target": _target,
+    "tokenizer": _tokenizer,
+    "drafter": _drafter,
+    "attribute_classifier": _attribute_classifier,
+    "clip": _clip,
+}
 
 
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:

@@ -46,7 +46,7 @@ PACKED = (
     "trees/*.json*",
 )
 BESIDE = ("summary.csv", "paired.csv", "report.html")  # of results/, where they are the experiment's
-# Models converted from published weights stay out where the config names a checkpoint: section -> their paths.
+# Models converted from weights outside this repository stay out: section -> their paths.
 CONVERTED = {
     "tokenizer": r"tokenizer/model\.safetensors",
     "target": r"target/s\d+/model\.safetensors",
@@ -102,7 +102,9 @@ def _check_output(output: Path) -> None:
 def _files_to_pack(folder: Path, config: dict[str, Any]) -> dict[str, Path]:
     """Name in the archive -> file."""
     found = {path.relative_to(folder).as_posix(): path for pattern in PACKED for path in folder.glob(pattern)}
-    converted = [pattern for section, pattern in CONVERTED.items() if config[section]["checkpoint"]]
+    given = {section: config[section]["checkpoint"] for section in CONVERTED}
+    foreign = {section for section, path in given.items() if path and not Path(path).is_relative_to("models")}
+    converted = [CONVERTED[section] for section in foreign]
     files = {}
     for name, path in found.items():
         is_hidden = any(part.startswith(".") for part in name.split("/"))

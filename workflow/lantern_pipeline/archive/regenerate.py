@@ -203,7 +203,7 @@ class Regenerator:
         prefix = f"{self.folder}/text/{file.prompt_set}/"
         features = [str(self._extract(name)) for name in self.archive.manifest if name.startswith(prefix)]
         config = self.config
-        return make_text_encoder(config["text"], config["data"]["source"], config["seed"], features)
+        return make_text_encoder(config["text"], config["data"]["source"], features)
 
     def _find_prompt(self, file: RecordFile, prompt_id: str) -> Prompt:
         name = f"{self.folder}/prompts/{file.prompt_set}.jsonl"

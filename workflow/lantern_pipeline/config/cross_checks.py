@@ -13,6 +13,7 @@ from lantern.models.config import OVERSHOOT, resolve_size
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.downloads.entries import check_reference, parse_entries
+from lantern_pipeline.metrics.registry import TRAINED
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec, TreeShape
@@ -62,7 +63,7 @@ def _check_prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) 
 def _check_resources(config: dict[str, Any]) -> None:
     """Entries of `resources`, and every key that names one."""
     resources = parse_entries(config["resources"])
-    for section in ("tokenizer", "target", "drafter", "text"):
+    for section in ("tokenizer", "target", "drafter", "text", *TRAINED):
         check_reference(f"{section}.checkpoint", config[section]["checkpoint"], resources)
     for name, entry in config["prompts"].items():
         check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
@@ -72,11 +73,13 @@ def _check_resources(config: dict[str, Any]) -> None:
     for section in ("target", "drafter"):
         if config[section]["checkpoint"] and len(config["repeats"]["training_seeds"]) > 1:
             raise ValueError(
-                f"config key repeats.training_seeds must be one seed where {section}.checkpoint is set: a published "
+                f"config key repeats.training_seeds must be one seed where {section}.checkpoint is set: a finished "
                 f"model has one training, got {len(config['repeats']['training_seeds'])} seeds"
             )
     if config["target"]["checkpoint"] and not config["tokenizer"]["checkpoint"]:
-        raise ValueError("config key tokenizer.checkpoint is missing: a published target speaks its own codes")
+        raise ValueError("config key tokenizer.checkpoint is missing: a finished target speaks its own codes")
+    if config["drafter"]["checkpoint"] and not config["target"]["checkpoint"]:
+        raise ValueError("config key target.checkpoint is missing: a finished drafter belongs to one target")
 
 
 def _check_source(config: dict[str, Any]) -> None:

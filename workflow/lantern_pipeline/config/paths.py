@@ -13,10 +13,15 @@ from typing import Any
 from lantern.methods import COUPLED, MethodSpec
 from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
 from lantern_pipeline.downloads.entries import Resource, resource_of
-from lantern_pipeline.metrics.registry import metric_files, published_files, trained_models
+from lantern_pipeline.metrics.registry import TRAINED, metric_files, published_files, trained_models
 
 # A path and not an output by name, since the config decides whether the model is trained or converted.
 TOKENIZER = "<results>/tokenizer/model.safetensors"
+
+
+def model_of(name: str) -> str:
+    """Attribute classifier or CLIP model."""
+    return f"<results>/{name}/model.safetensors"
 
 
 def target_of(training_seed: int | str, num_steps: int | None = None) -> str:
@@ -176,13 +181,13 @@ class RunPlan:
 
     def metric_inputs(self, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""
-        trained = {name: f"<results>/{name}/model.safetensors" for name in ("attribute_classifier", "clip")}
+        trained = {name: model_of(name) for name in TRAINED}
         return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
 
     def model_files(self) -> list[str]:
         """Weights, tables of codes and tuned trees that the run made or converted, and decodes or measures with."""
         specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
-        files = [TOKENIZER, *(f"<results>/{name}/model.safetensors" for name in trained_models(self.config["metrics"]))]
+        files = [TOKENIZER, *map(model_of, trained_models(self.config["metrics"]))]
         for seed in self.config["repeats"]["training_seeds"]:
             files.append(target_of(seed))
             files += [drafter_of(seed)] if self.needs_draft_model else []
@@ -196,6 +201,7 @@ class RunPlan:
         """Files from elsewhere that the run used: manifests, or the user's own copies."""
         sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] != "words")
         sections += ["drafter"] * (self.needs_draft_model or any(map(self.drafters_of, self.ablations)))
+        sections += trained_models(self.config["metrics"])
         values = [self.config[section]["checkpoint"] for section in sections]
         values += [self.config["prompts"][name].get("file") for name in self.prompt_sets]
         found = [resource_of(value, self.resources) for value in values if value]

@@ -78,6 +78,10 @@ class JobSizes:
         """Host memory of a job that also holds a target in float32, to score tokens with."""
         return growing(max(3000, self._host_mb(12)) + more)
 
+    def converting_mb(self) -> Callable[..., int]:
+        """Host memory of a job that brings a target into our layout: the file, as it is and in float32, and ours."""
+        return growing(max(2000, self._host_mb(18)))
+
     def training_mb(self) -> Callable[..., int]:
         """Host memory of drafter training: a frozen target, and weights, gradients and two moments of the drafter."""
         drafter = draft_parameters(self.sizes) * 16 / 1e6

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lantern.checkpoints.files import compare_with_config
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.world.scenes import VOCABULARY
@@ -78,9 +80,21 @@ class WordEmbeddingEncoder:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
 
-def make_text_encoder(
-    text: Mapping[str, Any], data_source: str, seed: int, features: str | Sequence[str] = ()
-) -> TextEncoder:
+def describe_features(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What of config section `text` decides the features of a caption, for the report of a target."""
+    keys = ("encoder", "seed", "phrase_words") if text["encoder"] == "words" else ("encoder",)
+    return {key: text[key] for key in keys}
+
+
+def compare_features(path: Path, report: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """Compares the features that a target was trained on, as far as its file `path` reports them, with config section
+    `text`: under others it would draw anything but the caption.
+    """
+    for key, value in report.get("text", {}).items():
+        compare_with_config(path, f"text.{key}", text[key], value, f"text.{key}")
+
+
+def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
     """Builds the encoder that the config section `text` names; `features` are the files of T5's stored ones.
 
     The embedded world's words are known, a folder's captions may hold any.
@@ -88,4 +102,4 @@ def make_text_encoder(
     if text["encoder"] == "t5":
         return StoredTextEncoder([features] if isinstance(features, str) else features)
     vocabulary = VOCABULARY if data_source == "scenes" else None
-    return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], seed, text["phrase_words"])
+    return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], text["seed"], text["phrase_words"])

@@ -36,6 +36,6 @@ def _check_prompts(path: Path, entry: Mapping[str, Any], config: Mapping[str, An
 
     prompts = load_prompt_set(path, entry, config["seed"])
     if config["text"]["encoder"] == "words":  # T5 knows every word, and cuts long prompts
-        encoder = make_text_encoder(config["text"], config["data"]["source"], config["seed"])
+        encoder = make_text_encoder(config["text"], config["data"]["source"])
         for prompt in prompts:
             encoder.check(prompt.text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 KIND = "lantern_resource"
+SUMS = "SHA256SUMS"  # beside weight files, in the form of sha256sum
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -40,10 +41,12 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mappi
 def resource_path(given: Path | str) -> Path:
     """Finds the file or folder behind a rule's input and makes sure that it is still what was fetched.
 
-    Only where size or date differ is a file hashed again; a path that is no manifest comes back as it is.
+    Only where size or date differ is a file hashed again. A path that is no manifest comes back as it is; a file must
+    be what SHA256SUMS beside it says, if that is there and names it.
     """
     manifest = read_manifest(given)
     if manifest is None:
+        _check_sums(Path(given))
         return Path(given)
     place = Path(manifest["path"])
     for file, expected in manifest["files"].items():
@@ -68,11 +71,16 @@ def resource_sha256(given: Path | str) -> str:
 
 
 def describe_conversion(given: Path | str, model: Any) -> dict[str, Any]:
-    """Says which file a model was converted from, in place of a training's report: name, sha256, num_parameters and, of
-    a transformer, norm_eps.
+    """Says which file a model was converted from: name, sha256, num_parameters and, of a transformer, norm_eps; beside
+    the report of its training, where the file is in our own layout.
     """
+    from lantern.checkpoints.files import find_weights
+    from lantern.checkpoints.native import read_report
+
+    path = resource_path(given)
     report = {
-        "checkpoint": resource_path(given).name,
+        **read_report(find_weights(path)),
+        "checkpoint": path.name,
         "sha256": resource_sha256(given),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
@@ -98,6 +106,19 @@ def read_manifest(given: Path | str) -> dict[str, Any] | None:
         if KIND.encode() not in file.read(64):
             return None
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _check_sums(path: Path) -> None:
+    sums = path.with_name(SUMS)
+    if not path.is_file() or not sums.is_file():
+        return
+    expected = {line[66:]: line[:64] for line in sums.read_text(encoding="utf-8").splitlines()}
+    found = describe_file(path)["sha256"]
+    if found != expected.get(path.name, found):
+        raise ValueError(
+            f"{path} is damaged: expected sha256 {expected[path.name]} as {sums} says, found {found}; have it back "
+            f"with `git checkout {path.parent}`"
+        )
 
 
 def _files_below(folder: Path) -> Iterable[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from lantern.checkpoints.files import compare_with_config, find_weights
 from lantern.checkpoints.native import load_model
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
@@ -22,7 +24,7 @@ from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.metrics.reference_statistics import INCEPTION, VGG16, check_images, load_reference
 from lantern_pipeline.metrics.registry import MetricFiles, chosen
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
-from lantern_pipeline.world.clip import ClipScorer
+from lantern_pipeline.world.clip import ClipModel, ClipScorer
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
 Device = torch.device | str
@@ -85,6 +87,19 @@ def load_measuring_models(
         [load_score(key, metrics, files, device) for key in chosen(metrics) if key != "fidelity"],
         load_fidelity(metrics, files, device) if metrics["fidelity"] else None,
     )
+
+
+def read_measuring_model(path: Path, name: str, sizes: Mapping[str, Any]) -> nn.Module:
+    """Reads an attribute_classifier or a clip of another run; a ValueError names a size, of `sizes` by config key, that
+    it does not have.
+    """
+    file = find_weights(path)
+    model = load_model(file, {"attribute_classifier": AttributeClassifier, "clip": ClipModel}[name])
+    for key, value in sizes.items():
+        field = key.rpartition(".")[2]
+        if hasattr(model.config, field):
+            compare_with_config(file, field, value, getattr(model.config, field), key)
+    return model
 
 
 def load_score(key: str, metrics: Mapping[str, Any], files: MetricFiles, device: Device) -> ImageScore:

@@ -24,7 +24,7 @@ from typing import Any
 
 from lantern_pipeline.downloads.entries import Resource, check_reference, resource_of
 
-TRAINED = ("attribute_classifier", "clip")  # models that a run trains to measure with
+TRAINED = ("attribute_classifier", "clip")  # models to measure with that a run trains, or brings from another
 IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
 HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which is better
 REAL, RECONSTRUCTION = "real", "reconstruction"

@@ -47,7 +47,6 @@ class DrafterJob:
     sampling: dict[str, Any]
     text: dict[str, Any]
     source: str
-    seed: int  # of text embeddings
     training_seed: int  # of initial weights, order and noise
     device: str
     model: str  # written, as is the report of last and logged values
@@ -98,7 +97,7 @@ def train_drafter(job: DrafterJob) -> None:
 
 
 def _load(job: DrafterJob, codes: list[str], captions: str, features: list[str]) -> CodeDataset:
-    return load_codes(codes, captions, make_text_encoder(job.text, job.source, job.seed, features))
+    return load_codes(codes, captions, make_text_encoder(job.text, job.source, features))
 
 
 def main(path: str) -> None:

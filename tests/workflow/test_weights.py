@@ -1,0 +1,57 @@
+"""Weights of another run in place of training: what runs, what is said of them, what is refused."""
+
+import json
+
+import pytest
+import yaml
+
+from lantern.io import load_tensors
+from tiny_run import TRAINING, Workflow, planned, with_overlay
+
+MODELS = ["tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip"]
+REPORTS = [f"results/tiny/{model}/report.json" for model in MODELS]
+
+
+@pytest.fixture
+def borrower(finished, tmp_path):
+    """A run in a folder of its own, on the weights of the finished one."""
+    weights = {
+        model.partition("/")[0]: {"checkpoint": str(finished.result(model) / "model.safetensors")} for model in MODELS
+    }
+    return with_overlay(Workflow(tmp_path), tmp_path, **weights)
+
+
+def test_a_run_on_finished_weights_trains_nothing_and_says_the_same_of_them(finished, borrower):
+    code, output = borrower.run(*REPORTS)
+    assert code == 0 and not TRAINING & set(planned(output)), output + borrower.logs()
+    for model in MODELS:
+        theirs, ours = (run.result(model) / "model.safetensors" for run in (finished, borrower))
+        (theirs, metadata), (ours, _) = load_tensors(theirs), load_tensors(ours)
+        assert all((theirs[name] == ours[name]).all() for name in theirs) and len(theirs) == len(ours)
+        report = json.loads((borrower.result(model) / "report.json").read_text())
+        trained = {key: value for key, value in metadata.items() if key not in ("kind", "config")}
+        assert trained and {key: report[key] for key in trained} == trained
+        assert report["checkpoint"] == "model.safetensors"
+    assert "no wrong images" not in output, "a drafter of our own is no stranger to its target"
+
+
+def test_only_an_ablation_of_drafters_still_trains(borrower):
+    _, output = borrower.run("--dry-run", "--quiet", "rules")
+    assert {name for name in planned(output) if name.startswith("train")} == {"train_drafter"}, output
+
+
+@pytest.mark.parametrize(
+    "sections, report, sentence",
+    [
+        ({"text": {"seed": 1}}, "target/s0", "text.seed should be 1 as config key text.seed says, found 0"),
+        ({"text": {"phrase_words": 1}}, "target/s0", "text.phrase_words should be 1 as config key text.phrase_words"),
+        ({"clip": {"width": 16}}, "clip", "width should be 16 as config key clip.width says, found 8"),
+        ({"data": {"image_size": 48}}, "attribute_classifier", "image_size should be 48 as config key data.image_size"),
+    ],
+)
+def test_weights_of_another_config_are_refused_in_a_sentence(borrower, tmp_path, sections, report, sentence):
+    overlay = tmp_path / "other.yaml"
+    overlay.write_text(yaml.safe_dump(sections))
+    borrower.overlays = (*borrower.overlays, overlay)
+    code, output = borrower.run(f"results/tiny/{report}/report.json")
+    assert code != 0 and sentence in output and "Traceback" not in output, output
