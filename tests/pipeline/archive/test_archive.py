@@ -116,6 +116,13 @@ def test_models_converted_from_published_weights_stay_out(experiment, tmp_path):
     assert models == ["results/mine/drafter/s0-40steps/model.safetensors"]
 
 
+def test_models_from_the_weights_of_this_repository_are_packed(experiment, tmp_path):
+    write_provenance(experiment, target="models/embedded/target.safetensors")
+    pack_experiment(experiment, tmp_path / "mine.zip")
+    with Archive(tmp_path / "mine.zip") as archive:
+        assert "results/mine/target/s0/model.safetensors" in archive
+
+
 def test_the_report_of_another_experiment_stays_out(experiment, tmp_path):
     (experiment.parent / "summary.csv").write_text("other")
     pack_experiment(experiment, tmp_path / "mine.zip")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import torch
 
@@ -40,6 +42,16 @@ def test_resumed_training_equals_an_undisturbed_one(tmp_path):
     assert resumed.seen == [6, 7, 8, 9]
     assert torch.equal(resumed.total, whole.total)
     assert [entry["step"] for entry in history] == [0, 9]
+
+
+def test_the_seconds_of_a_training_go_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    seconds = count(0, 100)
+    monkeypatch.setattr("lantern_pipeline.training.loop.time.monotonic", lambda: float(next(seconds)))
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run_training(Counter(fails_at=6), 10, name="cut", checkpoint=path, pace=Pace(checkpoint_every_s=0))
+    kept = torch.load(path)["elapsed_s"]
+    assert run_training(Counter(), 10, name="resumed", checkpoint=path)[-1]["elapsed_s"] > kept > 500
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

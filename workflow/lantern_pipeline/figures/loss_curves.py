@@ -31,7 +31,7 @@ def draw_loss_curves(histories: Mapping[str, Sequence[Mapping[str, float]]]) -> 
             axes.set_title(title, fontsize=8)
         for axes in panels[-1]:
             axes.set_xlabel("optimiser steps")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        figure.legend(*panels[0, 1].get_legend_handles_labels(), loc="outside upper center", ncols=2)
         return figure
 
 

@@ -63,11 +63,13 @@ def run_training(
     """Runs a trainer to its last step, going on from a checkpoint where one is left; whoever gives its path removes it.
 
     Several processes of `torch.distributed` call it alike; the first one writes checkpoints and shows progress. Returns
-    a dict per logged or validated step (the last one is both), with "step" and "elapsed_s" added.
+    a dict per logged or validated step (the last one is both), with "step" and "elapsed_s" added: seconds of training,
+    an interruption left out.
     """
-    first, history = _resume(trainer, checkpoint)
+    first, elapsed_s, history = _resume(trainer, checkpoint)
     is_main = is_main_process()
-    begun = last_saved = time.monotonic()
+    last_saved = time.monotonic()
+    begun = last_saved - elapsed_s
     # The bar is for a person at a terminal; log files get one line per `log_every` steps instead.
     shown_to = None if is_main else True
     bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=shown_to, mininterval=1.0)
@@ -87,7 +89,8 @@ def run_training(
             if is_main:
                 log.info("%s step %d/%d %s", name, i, num_steps, shown)
         if is_main and checkpoint is not None and time.monotonic() - last_saved > pace.checkpoint_every_s:
-            _save(trainer, checkpoint, i + 1, history)
+            state = {"next_step": i + 1, "elapsed_s": time.monotonic() - begun, "history": history}
+            _save(trainer, checkpoint, state)
             last_saved = time.monotonic()
     return history
 
@@ -98,22 +101,22 @@ def is_main_process() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
-def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, list[dict[str, float]]]:
-    """Loads the resumable state if there is one; returns (next step, history so far)."""
+def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list[dict[str, float]]]:
+    """Loads the resumable state if there is one; returns next step, seconds and history so far."""
     if checkpoint is None or not checkpoint.exists():
-        return 0, []
+        return 0, 0.0, []
     try:
         saved = load_pickle(checkpoint)
     except ValueError as error:
         raise DamagedFileError(checkpoint, f"is no training checkpoint that can be read ({error})") from error
     trainer.load_state_dict(saved["trainer"])
     log.info("resumed at step %d from %s", saved["next_step"], checkpoint)
-    return saved["next_step"], saved["history"]
+    return saved["next_step"], saved["elapsed_s"], saved["history"]
 
 
-def _save(trainer: Trainer, checkpoint: Path, next_step: int, history: list[dict[str, float]]) -> None:
+def _save(trainer: Trainer, checkpoint: Path, state: dict[str, Any]) -> None:
     with atomic_path(checkpoint) as temporary:
-        torch.save({"trainer": trainer.state_dict(), "next_step": next_step, "history": history}, temporary)
+        torch.save({"trainer": trainer.state_dict(), **state}, temporary)
 
 
 def _check_finite(values: dict[str, float], name: str, i: int) -> None:

@@ -1,0 +1,77 @@
+"""What is published beside trained weights."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+
+from conftest import ROOT, load_config
+from lantern.io import save_tensors
+from lantern_pipeline.archive import weights
+from lantern_pipeline.archive.weights import describe_training, hours_of, list_sums, render_readme, thin_history
+from lantern_pipeline.downloads.manifest import resource_path
+
+HISTORY = [{"step": 0, "elapsed_s": 2.0, "loss": 3.123456789}, {"step": 7, "elapsed_s": 1800.0, "loss": 2.0}]
+SHARES = {"psnr_db": 26.5, "codes_used_share": 1.0, "accuracy": 0.99}
+REPORTS = {
+    "tokenizer": SHARES,
+    "target": {"val_cross_entropy": 3.21},
+    "drafter": {"val_acceptance_1": 0.7, "val_expected_length": 2.51},
+    "attribute_classifier": {"val": {"accuracy": 0.999}, "unseen": {"accuracy": 0.998}},
+    "clip": {"num_candidates": 32, "val_image_to_text_accuracy": 0.98, "val_text_to_image_accuracy": 0.97},
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    files = {name: tmp_path / f"{name}.safetensors" for name in REPORTS}
+    for path in files.values():
+        save_tensors(path, {"a": torch.ones(1000, dtype=torch.bfloat16)})
+    return files
+
+
+def describe(files):
+    reports = {name: {**report, "history": HISTORY} for name, report in REPORTS.items()}
+    measured = dict.fromkeys(weights.ROUNDED, 0.5)
+    rounding = {"before": measured, "after": {**measured, "val_cross_entropy": 0.50012}}
+    return describe_training(load_config([ROOT / "config.yaml"]), reports, files, rounding)
+
+
+def test_the_page_says_what_made_the_weights_and_what_rounding_changed(files):
+    training = describe(files)
+    json.dumps(training, allow_nan=False)
+    page = render_readme(training)
+    assert all(len(line) <= 120 for line in page.splitlines() if not line.startswith(("|", "-")))
+    sha256 = hashlib.sha256(files["target"].read_bytes()).hexdigest()
+    assert f"| `target.safetensors` | 1,000 | 0.00 | 8 | 0.50 | `{sha256}` |" in page
+    assert "Trained for 2.5 hours" in page and "3.21 nats per token" in page and "70.0 %" in page
+    assert "| target: cross-entropy (nats / token) | 0.5000 | 0.5001 |" in page
+    assert training["models"]["target"]["report"]["history"][0]["loss"] == 3.1235
+
+
+def test_the_sums_are_those_that_jobs_compare_with(files, tmp_path):
+    (tmp_path / "SHA256SUMS").write_text(list_sums(describe(files)))
+    for path in files.values():
+        assert resource_path(path) == path
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(ValueError, match="is damaged"):
+            resource_path(path)
+
+
+def test_weights_too_large_for_a_repository_are_refused(files, monkeypatch):
+    monkeypatch.setattr(weights, "MAX_BYTES", 10_000)
+    with pytest.raises(ValueError, match=r"must have at most 0\.01 MB .*, got 0\.0; train smaller models"):
+        describe(files)
+
+
+def test_the_hours_of_an_interrupted_training_are_those_of_its_parts():
+    seconds = [1, 1800, 3600, 5, 900, 2, 2700]
+    assert hours_of([{"elapsed_s": float(second)} for second in seconds]) == 2.0
+
+
+def test_a_long_history_is_thinned_but_for_what_was_measured_on_held_out_images():
+    history = [{"step": i, "loss": 1.0} | ({"val_loss": 2.0} if i == 133 else {}) for i in range(600)]
+    steps = [entry["step"] for entry in thin_history(history)]
+    assert len(steps) == 62 and steps[:2] == [0, 10] and 133 in steps and steps[-1] == 599
+    assert thin_history(history[:3]) == history[:3]
