@@ -62,6 +62,7 @@ rule all:
     input:
         rules.publish_tables.output,
         rules.compare_published.output,
+        COMPARED,
         rules.figures.input,
         rules.write_provenance.output,
     localrule: True

@@ -12,7 +12,9 @@ from lantern_pipeline.downloads.entries import parse_entries
 from tiny_run import ROOT
 
 DEFAULT = load_config([ROOT / "config.yaml"])
-DEFAULT["ablations"] = load_config([ROOT / "config.yaml", ROOT / "experiments" / "ablations.yaml"])["ablations"]
+for overlay in ("ablations", "embedded_training"):
+    grids = load_config([ROOT / "config.yaml", ROOT / "experiments" / f"{overlay}.yaml"])["ablations"]["grids"]
+    DEFAULT["ablations"]["grids"] |= grids
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 FIGURES = figure_table(RunPlan(DEFAULT, parse_entries(DEFAULT["resources"])), DEFAULT)
 RULES = {f"draw_{name}" for name in FIGURES} | {

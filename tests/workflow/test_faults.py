@@ -97,7 +97,7 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
             assert not run.result(SHARD).exists()
             os.kill(left_behind, signal.SIGKILL)
             assert second.wait() == 0, second.output() + run.logs()
-    # Of the two ablations, one has a number of prompts of its own.
+    # Of the ablations, all but one have a number of prompts of their own.
     assert jobs_of(second.output()) == dict.fromkeys({"generate_images", "run_ablation", *FOLLOWERS}, 1)
     check_table(run, finished)
 

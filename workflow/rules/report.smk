@@ -81,6 +81,38 @@ rule compare_published:
         "../scripts/compare_published.py"
 
 
+STORED_TARGETS = PLAN.stored_targets()
+COMPARED = []
+if "short_target" in STORED_TARGETS:
+
+    rule compare_targets:
+        input:
+            **STORED_TARGETS,
+            summary=rules.summarise.output.summary,
+            paired=rules.summarise.output.paired,
+        output:
+            table=result_table("<results>/targets.csv", "targets", "A short training's target beside this run's"),
+            page=report(
+                "<results>/targets.html",
+                caption="../report/targets.rst",
+                category="Overview",
+                labels={"page": "Do the findings hold on a better target?"},
+            ),
+        log:
+            "<logs>/compare_targets.log",
+        conda:
+            ENVIRONMENT
+        params:
+            code=code("compare_targets.py"),
+            settings=config["metrics"],
+        message:
+            "Putting stored rows of another target beside this run's"
+        script:
+            "../scripts/compare_targets.py"
+
+    COMPARED = [rules.compare_targets.output.table]
+
+
 # Figures read stored results only, so that `make figures` redraws without generating. Their inputs are paths and not
 # outputs of rules: a rule that is named there may run where only drawing is allowed.
 for name, figure in FIGURES.items():
@@ -118,12 +150,23 @@ for name, figure in FIGURES.items():
             "../scripts/draw_figure.py"
 
 
+# What config key `publish` names -> what it is made from.
+PUBLISHED = {
+    "readme": {
+        "findings": rules.summarise.output.findings,
+        "summary": rules.summarise.output.summary,
+        "targets": COMPARED,
+        "pictures": [file for file in figure_files(["png"]) if re.search("/fig_[abp]_", file)],
+    },
+    "short_target": {"summary": rules.summarise.output.summary, "paired": rules.summarise.output.paired},
+    "target_steps": {"table": "<results>/ablations/target_steps.csv"},
+}
+
+
 # Not part of `all`: it changes files under version control. `make readme`.
 rule publish_readme:
     input:
-        findings=rules.summarise.output.findings,
-        summary=rules.summarise.output.summary,
-        pictures=figure_files(["png"])[:2],
+        **PUBLISHED[config["publish"]],
     output:
         touch("<results>/readme.published"),
     log:
@@ -134,8 +177,9 @@ rule publish_readme:
         code=code("publish_readme.py"),
         root=workflow.basedir,
         settings=config["metrics"],
+        what=config["publish"],
     message:
-        "Writing the results into README.md and docs/"
+        "Writing results into the repository: {params.what}"
     script:
         "../scripts/publish_readme.py"
 
@@ -177,6 +221,7 @@ rule write_provenance:
             *rules.summarise.output,
             *rules.write_front_page.output,
             *rules.compare_published.output,
+            *COMPARED,
             *rules.measure_total_variation.output,
             *rules.measure_divergence.output,
             *rules.measure_ambiguity.output,

@@ -1,19 +1,29 @@
-"""Writes the results into README.md and docs/results.md, and what they are made of into docs/."""
+"""Writes a run's results into the repository: README.md and docs/, or a table of docs/targets/."""
 
 import shutil
 from pathlib import Path
 
 from lantern.io import atomic_path
 from lantern_pipeline.analysis.markdown import publish, results_table
+from lantern_pipeline.analysis.targets import target_rows
+from lantern_pipeline.archive.provenance import describe_maker
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     files, params = snakemake.input, snakemake.params
-    root = Path(params.root)
-    write_table(root / "docs" / "results.csv", results_table(read_table(files.summary), params.settings))
-    for file in (files.findings, *files.pictures):
-        with atomic_path(root / "docs" / Path(file).name) as temporary:
-            shutil.copyfile(file, temporary)
-    publish(root)
-    log.info("wrote README.md and docs/")
+    docs = Path(params.root, "docs")
+    match params.what:
+        case "short_target":
+            table = target_rows(read_table(files.summary), read_table(files.paired), params.settings, describe_maker())
+            write_table(docs / "targets" / "short_target.csv", table)
+        case "target_steps":
+            table = read_table(files.table).assign(made_by=describe_maker())
+            write_table(docs / "targets" / "target_steps.csv", table)
+        case "readme":
+            write_table(docs / "results.csv", results_table(read_table(files.summary), params.settings))
+            for file in (files.findings, *files.targets, *files.pictures):
+                with atomic_path(docs / Path(file).name) as temporary:
+                    shutil.copyfile(file, temporary)
+            publish(Path(params.root))
+    log.info("wrote %s", params.what)

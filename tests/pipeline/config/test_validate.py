@@ -80,6 +80,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
         ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
         ("experiment", "", ["experiment"]),
+        ("publish", "target_steps", ["publish names the table of ablations.grids.target_steps, which is missing"]),
         ("seed", -1, ["seed", "at least 0"]),
         ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
         ("data", None, ["data must be a section of keys", "nothing"]),

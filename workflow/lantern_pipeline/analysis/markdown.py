@@ -14,6 +14,7 @@ from lantern.io import read_json, write_text
 from lantern_pipeline.analysis.findings import EMPTY, Finding, describe_prompts, with_interval
 from lantern_pipeline.analysis.method_labels import preset_of
 from lantern_pipeline.analysis.summary import select_ceilings, select_headline
+from lantern_pipeline.analysis.targets import judge_targets, side_by_side_cells
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.metrics.registry import METRICS, REAL, Metric
 
@@ -67,11 +68,11 @@ def render_readme(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     return "\n\n".join([_wrap(describe_setting(table)), shown, "\n".join(_wrap(bullet, "  ") for bullet in bullets)])
 
 
-def render_results(findings: Sequence[Finding], table: pd.DataFrame, figures: Mapping[str, str]) -> str:
-    """The block of docs/results.md: the full table, all findings, and figures (letter -> its line)."""
+def render_results(findings: Sequence[Finding], table: pd.DataFrame, figures: Mapping[str, str], *more: str) -> str:
+    """The block of docs/results.md: the full table, all findings, more sections, and figures (letter -> its line)."""
     answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in findings]
     drawn = [f"- ({letter}) {line}" for letter, line in figures.items()]
-    headed = ["## Table", _render_table(table, COLUMNS), "## Findings", "\n".join(answers)]
+    headed = ["## Table", _render_table(table, COLUMNS), "## Findings", "\n".join(answers), *more]
     return "\n\n".join([_wrap(describe_setting(table)), *headed, "## Figures", "\n".join(drawn)])
 
 
@@ -86,8 +87,28 @@ def render_page(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     return PAGE.format(title="Findings", body="\n".join([*lines, *map(_html_row, rows), "</table></div>"]))
 
 
+def render_targets(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> str:
+    """The section of docs/results.md on two targets: what became of the methods, and a table. For arguments see
+    `judge_targets`.
+    """
+    finding, cells = judge_targets(table, steps), side_by_side_cells(table, _cell)
+    parts = [f"## {finding.question}", _wrap(f"{finding.answer} {finding.details}"), _markdown_table(cells)]
+    return "\n\n".join(
+        [*parts, "![Tokens per forward and NLL over cross-entropy](fig_p_targets.png)"] if steps is not None else parts
+    )
+
+
+def render_targets_page(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> str:
+    """The report's page on two targets, as HTML that needs nothing else."""
+    finding, (titles, *rows) = judge_targets(table, steps), side_by_side_cells(table, _cell)
+    head = f"<h2>{finding.question}</h2>\n<p><b>{html.escape(finding.answer)}</b> {html.escape(finding.details)}</p>"
+    body = [head, "<div><table>", _html_row(titles, "th"), *map(_html_row, rows), "</table></div>"]
+    return PAGE.format(title="Two targets", body="\n".join(body))
+
+
 def publish(root: Path) -> list[str]:
-    """Writes the blocks of README.md and docs/results.md from docs/results.csv and docs/findings.json.
+    """Writes the blocks of README.md and docs/results.md from docs/results.csv and docs/findings.json,
+    and where they are there, docs/targets.csv and docs/targets/target_steps.csv.
 
     A figure's line is the first sentence of its caption. Returns the names of the pages that changed.
     """
@@ -96,8 +117,14 @@ def publish(root: Path) -> list[str]:
     captions = sorted((root / "workflow" / "report").glob("fig_*.rst"))
     figures = {path.stem.split("_")[1]: path.read_text(encoding="utf-8").split("**")[1] for path in captions}
     pages = {"README.md": render_readme(findings, table)}
-    pages["docs/results.md"] = render_results(findings, table, figures)
+    side_by_side, steps = (_read_if_there(root / "docs" / name) for name in ("targets.csv", "targets/target_steps.csv"))
+    more = [] if side_by_side is None else [render_targets(side_by_side, steps)]
+    pages["docs/results.md"] = render_results(findings, table, figures, *more)
     return [name for name, text in pages.items() if update_marked_block(root / name, text)]
+
+
+def _read_if_there(path: Path) -> pd.DataFrame | None:
+    return read_table(path) if path.exists() else None
 
 
 def update_marked_block(path: Path | str, text: str, name: str = "results") -> bool:
@@ -132,7 +159,11 @@ def _html_row(cells: Sequence[str], tag: str = "td") -> str:
 
 def _render_table(table: pd.DataFrame, columns: Sequence[str], without_interval: Sequence[str] = ()) -> str:
     """A Markdown table."""
-    titles, *rows = _table_cells(table, columns, without_interval)
+    return _markdown_table(_table_cells(table, columns, without_interval))
+
+
+def _markdown_table(cells: Sequence[Sequence[str]]) -> str:
+    titles, *rows = cells
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -147,7 +178,7 @@ def _table_cells(table: pd.DataFrame, columns: Sequence[str], without_interval: 
     return [["method", *(metric.title for metric in metrics)], *rows]
 
 
-def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
+def _cell(row: pd.Series, metric: Metric, is_plain: bool = False) -> str:
     """A value with its interval; where the total variation is not known, its upper bound, the substitutions' share."""
     name, bound = metric.column, ""
     if name == "tv_mean" and pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):

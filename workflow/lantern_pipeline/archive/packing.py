@@ -27,6 +27,7 @@ PACKED = (
     "front.html",
     FILE_NAME,
     "provenance.html",
+    "targets.html",
     "ablations/*.csv",
     "clip/*",
     "codebook/*.safetensors",

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from lantern import __version__
 from lantern_pipeline.downloads.manifest import describe_path, read_manifest
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
+from lantern_pipeline.runtime.machine import describe_machine
 
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"
@@ -74,6 +75,14 @@ def describe_code(root: Path = ROOT) -> dict[str, Any]:
             for script in sorted(scripts)
         },
     }
+
+
+def describe_maker() -> str:
+    """Names the code and the machine that make something, in a line."""
+    code, machine = describe_code(), describe_machine()
+    commit = f"commit {(code['commit'] or 'unknown')[:7]}" + ", modified" * bool(code["is_modified"])
+    gpus = "".join(f", {gpu['name']}" for gpu in machine["gpus"])
+    return f"Lantern {code['version']}, {commit}, on {machine['cpu']}, {machine['cores']} cores{gpus}"
 
 
 def compare_code(provenance: Mapping[str, Any], script: str) -> str:

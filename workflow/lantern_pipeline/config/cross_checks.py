@@ -263,7 +263,10 @@ def _check_kept_targets(config: dict[str, Any]) -> None:
     kept, last = config["target"]["kept_steps"], config["target"]["num_steps"]
     if kept and max(kept) >= last:
         raise ValueError(f"config key target.kept_steps must be below target.num_steps = {last}, got {max(kept)}")
-    for name, points in expand_ablations(config).items():
+    ablations = expand_ablations(config)
+    if config["publish"] == "target_steps" and "target_steps" not in ablations:
+        raise ValueError("config key publish names the table of ablations.grids.target_steps, which is missing; add it")
+    for name, points in ablations.items():
         key = f"config key ablations.grids.{name}.target_steps"
         wanted = [point for point in points if point.target_steps is not None]
         if wanted and (checkpoint := config["target"]["checkpoint"]):

@@ -15,6 +15,9 @@ from lantern_pipeline.config.methods import expand_ablations, expand_methods, ta
 from lantern_pipeline.downloads.entries import Resource, resource_of
 from lantern_pipeline.metrics.registry import TRAINED, metric_files, published_files, trained_models
 
+# Results of other targets, beside which those of the shipped one are put: tables of the names that `publish` takes.
+SHIPPED_TARGET = "models/embedded/target.safetensors"
+STORED_TARGETS = Path(__file__).resolve().parents[3] / "docs" / "targets"
 # A path and not an output by name, since the config decides whether the model is trained or converted.
 TOKENIZER = "<results>/tokenizer/model.safetensors"
 
@@ -178,6 +181,12 @@ class RunPlan:
     def ablation_tables(self, *endings: str) -> list[str]:
         """Tables of all ablations: "csv" (one row a point), "images.csv"."""
         return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
+
+    def stored_targets(self) -> dict[str, str]:
+        """Stored tables of other targets, name -> path; none where the run does not decode with the shipped one."""
+        if self.config["target"]["checkpoint"] != SHIPPED_TARGET:
+            return {}
+        return {path.stem: path.as_posix() for path in sorted(STORED_TARGETS.glob("*.csv"))}
 
     def metric_inputs(self, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""

@@ -32,7 +32,7 @@ def draw_targets(table: pd.DataFrame) -> Figure:
     and no line below. `table`: ablations/target_steps.csv.
     """
     require_columns(table, COLUMNS, "ablations/target_steps.csv")
-    rows = table.sort_values(X, ascending=False, kind="stable")
+    rows = table.assign(label=label_rows(table)).sort_values(X, ascending=False, kind="stable")
     is_baseline = rows["method"] == BASELINE
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 5.8)
@@ -57,7 +57,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
         colour, style = method_colour(method), LINES[next(places.setdefault(method, count())) % len(LINES)]
         look = {"marker": method_marker(method), "color": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}
         axes.errorbar(line[X], line[name], yerr=half_widths(line, name), linestyle=style, linewidth=1.6, **look)
-        ends.append((line[name].iloc[-1], line[X].iloc[-1], colour, _label(line, rows)))
+        ends.append((line[name].iloc[-1], line[X].iloc[-1], colour, line["label"].iloc[0]))
     axes.margins(y=0.08)
     low, high = axes.get_ylim()
     ends.sort(key=lambda end: end[0])
@@ -72,12 +72,6 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.0, "relpos": (0, 0.5), "shrinkB": 4},
         )
-
-
-def _label(line: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """A method's name and parameters; what it is told apart by belongs to the panel's methods, not to their targets."""
-    methods = rows.drop_duplicates("method_id")
-    return label_rows(methods)[methods["method_id"] == line["method_id"].iloc[0]].iloc[0]
 
 
 def _spread(heights: np.ndarray) -> np.ndarray:
