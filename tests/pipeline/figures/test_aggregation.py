@@ -25,7 +25,7 @@ def test_curves_begin_at_the_value_before(acceptance):
     figure = draw_aggregation(acceptance)
     assert_legible(figure)
     sampled, top = figure.axes
-    assert sampled.get_title(loc="left") == "sampled drafts (50 % at k = 0)"
+    assert sampled.get_title(loc="left") == "drafts sampled (50.0 % at k = 0)"
     curves = {line.get_label(): line for line in top.lines}
     assert list(curves["before"].get_ydata()) == pytest.approx([10, 10])
     nearest = curves["l2_normalised, no bound"]

@@ -19,7 +19,7 @@ def divergence():
     return pd.DataFrame(rows)
 
 
-def test_share_and_excess_of_the_first_of_each_family(divergence):
+def test_share_and_excess_of_the_first_of_each_preset(divergence):
     figure = draw_divergence(divergence, make_summary(), SETTINGS)
     assert_legible(figure)
     shares, excess = figure.axes
@@ -32,6 +32,20 @@ def test_share_and_excess_of_the_first_of_each_family(divergence):
     )
     assert shares.get_xticks().tolist() == [0, 4, 8, 12, 16][: len(shares.get_xticks())]
     assert "4 tokens a row" in shares.get_xlabel()
+
+
+def test_methods_that_never_differ_share_a_line_and_the_legend_of_many_fits(divergence):
+    exact = ("eagle2", "jacobi", "hybrid")
+    others = [f"lantern_with_a_rather_long_name_{number}" for number in range(7)]
+    template = make_summary()
+    rows = [template.iloc[[1]].assign(method=name, method_id=name) for name in exact]
+    rows += [template.iloc[[2]].assign(method=name, method_id=name) for name in others]
+    curves = [divergence[divergence["method_id"] == "coupled"].assign(method_id=name) for name in exact]
+    curves += [divergence[divergence["method_id"] == "proximity-k5"].assign(method_id=name) for name in others]
+    figure = draw_divergence(pd.concat([divergence, *curves]), pd.concat([template, *rows]), SETTINGS)
+    assert_legible(figure)
+    labels = [line.get_label() for line in figure.axes[0].lines]
+    assert labels[0].replace("\n", " ") == "coupled, EAGLE-2, Jacobi, hybrid" and len(labels) == 1 + 1 + len(others)
 
 
 def test_other_rows_are_left_out_and_pooled_ones_preferred(divergence):

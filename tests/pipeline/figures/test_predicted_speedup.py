@@ -33,7 +33,7 @@ def test_each_cost_has_a_panel_and_what_is_assumed_is_called_so(predicted):
     assert "Predicted" in figure.get_suptitle()
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[0] == "this machine, batch 1\nstep times measured" and "batch 48" in titles[1]
-    assert titles[2] == "step times ASSUMED, not measured:\n1.05 + 0.002 n + 0.06 d"
+    assert titles[2] == "step times ASSUMED:\n1.05 + 0.002 n + 0.06 d"
 
 
 def test_curves_and_marks_are_the_tables(predicted):

@@ -27,7 +27,8 @@ def test_parts_are_stacked_and_sums_compared(steps):
     assert bars["target forward"] == [(0, 4), (3, 6)]
     assert bars["verification"] == [(4, 0), (9, 1)]
     assert "commit" not in bars
-    assert [text.get_text() for text in axes.texts] == ["5 ms = 1.00 × autoregressive", "10 ms = 2.00 × autoregressive"]
+    assert [text.get_text() for text in axes.texts] == ["5.00 ms = 1.00 ×", "10.0 ms = 2.00 ×"]
+    assert "in steps of autoregressive decoding" in axes.get_xlabel()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["autoregressive", "coupled"]
 
 

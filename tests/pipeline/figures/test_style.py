@@ -5,11 +5,10 @@ import pandas as pd
 import pytest
 import torch
 
-from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, make_records, make_summary
+from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, make_records
 from lantern_pipeline.figures.style import (
     column_titles,
     first_of_each_preset,
-    first_of_families,
     half_widths,
     require_columns,
 )
@@ -27,13 +26,6 @@ def test_a_missing_column_and_an_empty_table_are_named():
 def test_half_widths_are_zero_without_an_interval():
     rows = pd.DataFrame({"x": [1.0, 2.0], "x_low": [0.5, np.nan], "x_high": [1.25, np.nan]})
     assert half_widths(rows, "x", factor=100).tolist() == [[50, 0], [25, 0]]
-
-
-def test_first_of_families_leaves_out_autoregressive_and_further_parameters():
-    summary = make_summary()
-    more = summary.iloc[[3]].assign(k=60, method_id="proximity-k60")
-    found = first_of_families(pd.concat([summary, more], ignore_index=True))
-    assert found["method_id"].tolist() == ["coupled", "lantern-k20", "proximity-k5"]
 
 
 def test_first_of_each_preset_and_titles():

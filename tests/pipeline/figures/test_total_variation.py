@@ -47,6 +47,7 @@ def test_bounded_lies_below_the_line_and_the_others_above(curves, law):
         assert line.get_ydata().tolist() == pytest.approx([0.1 * factor, 0.2 * factor, 0.4 * factor])
     assert {line.get_label() for line in sampled.lines if line.get_label()[0] != "_"} == {
         "TV = δ",
+        "95th percentile over nodes",
         "rule sampled_paper",
     }
 

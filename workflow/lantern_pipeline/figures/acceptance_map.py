@@ -25,8 +25,9 @@ from lantern_pipeline.metrics.acceptance_map import AcceptanceMap, map_accepted
 from lantern_pipeline.metrics.speed import BASELINE
 
 COLOUR_MAP = "viridis"  # rises in lightness, also for colour-blind readers
-LABELS = ("tokens that were\naccepted drafts (%)", "tokens per step\nthat begins here")
-TITLE_LINE, LABEL_HEIGHT = 0.14, 1.15  # inches
+LABELS = ("tokens that were accepted drafts (%)", "tokens per step that begins here")
+TITLE_LINE, LABEL_HEIGHT, FOOT_HEIGHT = 0.14, 0.25, 0.25  # inches
+MIN_WIDTH = 4.0  # inches that the labels take
 
 
 def draw_acceptance_map(records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], grid: int) -> Figure:
@@ -48,22 +49,24 @@ def draw_maps(maps: Sequence[AcceptanceMap], titles: Sequence[str]) -> Figure:
             f"the maps must have one title each and one grid, got {len(maps)} maps, {len(titles)} titles and the grids "
             f"{sorted(shapes)}; run a speculative method, all with one tokenizer"
         )
+    labels = (f"{LABELS[0]}; {maps[0].num_images} images per method", LABELS[1])
     shares = [_hide_ends(100 * found.accepted_share) for found in maps]
     lengths = [_hide_ends(found.step_length) for found in maps]
-    top = TITLE_LINE * max(title.count("\n") + 1 for title in titles)
+    top = TITLE_LINE * max(title.count("\n") + title.count(", ") + 1 for title in titles)
     with paper_style():
-        cell = min(1.3, (PAGE_WIDTH - 1.0) / len(maps))
-        figure = new_figure(1.0 + cell * len(maps), top + 2 * max(cell + 0.25, LABEL_HEIGHT) + 0.15)
-        panels = figure.subplots(2, len(maps), squeeze=False)
-        for line, values, label in zip(panels, (shares, lengths), LABELS, strict=True):
+        cell = min(1.3, (PAGE_WIDTH - 0.6) / len(maps))
+        heights = [LABEL_HEIGHT + top + cell + FOOT_HEIGHT, LABEL_HEIGHT + cell + FOOT_HEIGHT]
+        figure = new_figure(max(0.6 + cell * len(maps), MIN_WIDTH), sum(heights))
+        rows = figure.subfigures(2, 1, height_ratios=heights)
+        for row, values, label in zip(rows, (shares, lengths), labels, strict=True):
+            line = row.subplots(1, len(maps), squeeze=False)[0]
             limits = (np.nanmin(values), np.nanmax(values))
             pictures = [_draw_map(axes, value, limits) for axes, value in zip(line, values, strict=True)]
-            place = {"ax": list(line), "fraction": 0.05, "aspect": 10, "pad": 0.01}
-            bar = figure.colorbar(pictures[0], label=label, ticks=MaxNLocator(4), **place)
+            bar = row.colorbar(pictures[0], ax=list(line), ticks=MaxNLocator(4), fraction=0.05, aspect=8, pad=0.01)
             bar.outline.set_visible(False)
-        for axes, title in zip(panels[0], titles, strict=True):
-            axes.set_title(title, fontsize=7.5, pad=3, linespacing=1.1)
-        figure.supxlabel(f"{maps[0].num_images} images per method", fontsize=7.5)
+            row.suptitle(label, x=0.01, ha="left", fontsize=8.5)
+        for axes, title in zip(rows[0].axes, titles, strict=False):  # the last one is the colour bar's
+            axes.set_title(title.replace(", ", "\n"), fontsize=7.5, pad=3, linespacing=1.1)
         return figure
 
 

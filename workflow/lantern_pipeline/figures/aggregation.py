@@ -24,10 +24,12 @@ from lantern_pipeline.figures.style import (
 )
 
 COLUMNS = ("drafts", "neighbours", "k", "delta", "acceptance", "acceptance_low", "acceptance_high")
-PANELS = {"sampled": "sampled drafts", "top": "top drafts"}
+PANELS = {"sampled": "drafts sampled", "top": "most probable drafts"}
 LINES = {"l2_normalised": "-", "random": "--"}
 COLOURS = (SKY_BLUE, BLUE, GREEN, ORANGE, PURPLE, GREY)  # of the bounds in rising order; no bound is vermillion
+MARKERS = ("o", "s", "^", "D", "v", "P")  # alike
 UNBOUNDED = float("inf")
+Look = tuple[str, str]  # colour and marker
 
 
 def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
@@ -40,31 +42,34 @@ def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
     require_columns(acceptance, COLUMNS, "total_variation/acceptance.csv")
     rows = acceptance.assign(delta=acceptance["delta"].fillna(UNBOUNDED))
     bounds = sorted(rows.loc[rows["k"] > 0, "delta"].unique())
-    colours = {bound: VERMILLION if bound == UNBOUNDED else COLOURS[i % len(COLOURS)] for i, bound in enumerate(bounds)}
+    looks = {
+        bound: (VERMILLION if bound == UNBOUNDED else COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+        for i, bound in enumerate(bounds)
+    }
     panels = [drafts for drafts in PANELS if (rows["drafts"] == drafts).any()]
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 3.0)
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, drafts in zip(grid, panels, strict=True):
             axes.set_title(PANELS[drafts], loc="left")
-            _draw_panel(axes, rows[rows["drafts"] == drafts], colours)
+            _draw_panel(axes, rows[rows["drafts"] == drafts], looks)
         grid[0].set_ylabel("acceptance of one draft (%)")
-        figure.legend(handles=_handles(colours, set(rows["neighbours"])), loc="outside right center")
+        figure.legend(handles=_handles(looks, set(rows["neighbours"])), loc="outside right center")
         return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, colours: dict[float, str]) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: dict[float, Look]) -> None:
     is_start, drafts = rows["k"] == 0, str(rows["drafts"].iloc[0])
     if is_start.any():
         before = 100 * float(rows.loc[is_start, "acceptance"].iloc[0])
         axes.axhline(before, color=GREY, linewidth=1.2, zorder=1, label="before")
-        axes.set_title(f"{PANELS[drafts]} ({before:.3g} % at k = 0)", loc="left")
+        axes.set_title(f"{PANELS[drafts]} ({before:.1f} % at k = 0)", loc="left")
     for (kind, bound), curve in rows[~is_start].groupby(["neighbours", "delta"]):
         curve = pd.concat([rows[is_start].head(1), curve.sort_values("k")])
-        x, colour, line = curve["k"].to_numpy(float), colours[bound], LINES.get(str(kind), ":")
+        x, line, (colour, marker) = curve["k"].to_numpy(float), LINES.get(str(kind), ":"), looks[bound]
         value, low, high = (100 * curve[f"acceptance{end}"].to_numpy(float) for end in ("", "_low", "_high"))
         draw_band(axes, x, low, high, colour)
-        axes.plot(x, value, color=colour, linestyle=line, marker="o", markersize=3, label=f"{kind}, {_bound(bound)}")
+        axes.plot(x, value, color=colour, linestyle=line, marker=marker, markersize=4, label=f"{kind}, {_bound(bound)}")
     ticks = sorted(rows["k"].unique())
     axes.set_xscale("symlog", linthresh=min([k for k in ticks if k > 0], default=1), linscale=0.5)
     axes.set_xticks(ticks, _thin(ticks))
@@ -86,8 +91,10 @@ def _bound(bound: float) -> str:
     return "no bound" if bound == UNBOUNDED else f"mass ≤ δ = {bound:g}"
 
 
-def _handles(colours: dict[float, str], kinds: set[str]) -> list[Line2D]:
-    handles = [Line2D([], [], color=colour, linewidth=2.5, label=_bound(bound)) for bound, colour in colours.items()]
+def _handles(looks: dict[float, Look], kinds: set[str]) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=colour, marker=marker, label=_bound(bound)) for bound, (colour, marker) in looks.items()
+    ]
     names = {"l2_normalised": "nearest codes", "random": "random codes"}
     shown = [kind for kind in LINES if kind in kinds]
     handles += [Line2D([], [], color=BLACK, linestyle=LINES[kind], label=names[kind]) for kind in shown]

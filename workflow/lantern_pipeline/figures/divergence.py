@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.method_labels import method_colour
+from lantern_pipeline.analysis.method_labels import describe_parameters, method_colour, method_name
 from lantern_pipeline.analysis.summary import preferred_rows, select_headline
 from lantern_pipeline.figures.style import (
+    BLACK,
     GREY,
     PAGE_WIDTH,
     draw_band,
-    first_of_families,
+    fitting_columns,
     new_figure,
     paper_style,
     require_columns,
 )
+from lantern_pipeline.metrics.speed import BASELINE
 
 MEASURES = {"share_identical": "images without a difference so far (%)", "nll_excess": "NLL excess so far (nats)"}
 FACTORS = {"share_identical": 100.0}
@@ -31,44 +34,72 @@ COLUMNS = (
     "position",
     *(name + end for name in MEASURES for end in ("", "_low", "_high")),
 )
-LINES = ("-", "--", "-.", ":")
+LINES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+WRAP = 28  # letters in a line of the legend
+
+
+class Curve(NamedTuple):
+    """A line of both panels: its label, its colour, its rows of the table by position."""
+
+    label: str
+    colour: str
+    rows: pd.DataFrame
 
 
 def draw_divergence(divergence: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws the share of images still identical (left) and the cumulative NLL excess (right) over the position.
 
-    A figure of page width: the first method of each family; bands are 95 % intervals over prompts. `divergence`:
-    total_variation/divergence.csv, one row per method and position.
+    A figure of page width: the first method of each preset; bands are 95 % intervals over prompts. Methods whose images
+    never differ share a line. `divergence`: total_variation/divergence.csv, one row per method and position.
     """
     require_columns(divergence, COLUMNS, "total_variation/divergence.csv")
     headline = select_headline(summary, settings)
-    keys, methods = headline.iloc[0], first_of_families(headline)
+    keys, methods = headline.iloc[0], headline[headline["method_id"] != BASELINE].drop_duplicates("method")
     is_headline = (divergence["prompt_set"] == keys["prompt_set"]) & (divergence["temperature"] == keys["temperature"])
     rows = preferred_rows(divergence[is_headline])
     rows = rows[rows["method_id"].isin(methods["method_id"])]
     require_columns(rows, COLUMNS, "total_variation/divergence.csv (headline methods)")
+    curves = _split_curves(rows, methods)
+    num_columns = fitting_columns([line for curve in curves for line in curve.label.split("\n")])
     with paper_style():
-        figure = new_figure(PAGE_WIDTH, 3.5)
+        figure = new_figure(PAGE_WIDTH, 3.0 + 0.17 * -(-len(curves) // num_columns))
         for axes, name in zip(figure.subplots(1, 2), MEASURES, strict=True):
-            for place, (_, method) in enumerate(methods.iterrows()):
-                curve = rows[rows["method_id"] == method["method_id"]].sort_values("position")
-                if not curve.empty:
-                    _draw_curve(axes, curve, name, (method, LINES[place % len(LINES)]))
+            for place, curve in enumerate(curves):
+                _draw_curve(axes, curve, name, LINES[place % len(LINES)])
             _finish(axes, int(rows["position"].max()) + 1)
             axes.set_title(MEASURES[name], loc="left", fontsize=8.5)
         figure.axes[0].set_ylim(0, 104)
         figure.axes[1].axhline(0, color=GREY, linewidth=0.9, zorder=1)
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, handlelength=2.4, columnspacing=1.2)
+        look = {"ncols": num_columns, "handlelength": 2.4, "columnspacing": 1.2}
+        figure.legend(handles, labels, loc="outside lower center", **look)
         return figure
 
 
-def _draw_curve(axes: Axes, curve: pd.DataFrame, name: str, look: tuple[pd.Series, str]) -> None:
-    (method, line), factor = look, FACTORS.get(name, 1.0)
-    x, colour = curve["position"].to_numpy(float), method_colour(method["method"])
-    value, low, high = (factor * curve[name + end].to_numpy(float) for end in ("", "_low", "_high"))
-    draw_band(axes, x, low, high, colour)
-    axes.plot(x, value, color=colour, linestyle=line, label=method["label"])
+def _split_curves(rows: pd.DataFrame, methods: pd.DataFrame) -> list[Curve]:
+    """One curve per method, those without any difference as one, the first."""
+    curves, same = [], []
+    for _, method in methods.iterrows():
+        curve = rows[rows["method_id"] == method["method_id"]].sort_values("position")
+        if curve.empty:
+            continue
+        name = method_name(str(method["method"]))
+        if (curve["share_identical"] == 1).all():
+            same.append((name, curve))
+        else:
+            label = f"{name} {describe_parameters(method)}".strip()
+            curves.append(Curve(label, method_colour(str(method["method"])), curve))
+    if same:
+        names = textwrap.fill(", ".join(name for name, _ in same), WRAP)
+        curves.insert(0, Curve(names, BLACK, same[0][1]))
+    return curves
+
+
+def _draw_curve(axes: Axes, curve: Curve, name: str, line: str) -> None:
+    x, factor = curve.rows["position"].to_numpy(float), FACTORS.get(name, 1.0)
+    value, low, high = (factor * curve.rows[name + end].to_numpy(float) for end in ("", "_low", "_high"))
+    draw_band(axes, x, low, high, curve.colour)
+    axes.plot(x, value, color=curve.colour, linestyle=line, label=curve.label)
 
 
 def _finish(axes: Axes, num_tokens: int) -> None:

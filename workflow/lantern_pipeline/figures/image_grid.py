@@ -20,6 +20,7 @@ WRAP = 18  # letters in a line of prompt text
 MAX_LINES = 8  # of prompt text; more would reach the next row
 MIN_CELL, MAX_CELL = 0.7, 1.1  # inches; a grid of many columns grows wider than the page
 NOTE_HEIGHT, GAP = 0.17, 0.03  # inches under a row of images, with notes and without
+LINE_HEIGHT = 0.135  # inches from a line of prompt text to the next
 SHARP = 128  # pixels a side up to which images are enlarged, pixel by pixel; larger ones are shrunk, hence smoothed
 
 
@@ -77,9 +78,7 @@ def draw_pictures(grid: PictureGrid) -> Figure:
         figure.set_layout_engine("none")  # every length is known: no layout to solve
         for row in range(rows):
             bottom = (height - top - (row + 1) * cell - sum(feet[:row])) / height
-            text, place = wrap_prompt(grid.row_titles[row]), (0.03 / width, bottom + cell / height / 2)
-            # Without parse_math a "$" in a prompt would begin a formula.
-            figure.text(*place, text, fontsize=8, va="center", linespacing=1.15, parse_math=False)
+            _write_lines(figure, wrap_prompt(grid.row_titles[row]).split("\n"), bottom + cell / height / 2)
             if row == rows - 1 and any(grid.notes[row]):
                 place = ((PROMPT_WIDTH - 0.06) / width, bottom - 0.09 / height)
                 figure.text(*place, grid.note_title, ha="right", va="center")
@@ -92,6 +91,15 @@ def draw_pictures(grid: PictureGrid) -> Figure:
                 if row == 0:
                     axes.set_title(grid.column_titles[column], fontsize=8, pad=3, linespacing=1.1)
         return figure
+
+
+def _write_lines(figure: Figure, lines: Sequence[str], middle: float) -> None:
+    """Writes a prompt beside its row, line by line: matplotlib's own lines lie apart by what letters they hold."""
+    width, height = figure.get_size_inches()
+    for number, line in enumerate(lines):
+        y = middle + ((len(lines) - 1) / 2 - number) * LINE_HEIGHT / height
+        # Without parse_math a "$" in a prompt would begin a formula.
+        figure.text(0.03 / width, y, line, fontsize=8, va="center_baseline", parse_math=False)
 
 
 def _draw_image(axes: Axes, pixels: np.ndarray, note: str) -> None:

@@ -57,7 +57,7 @@ def draw_neighbours(table: pd.DataFrame) -> Figure:
                 _draw_curve(axes, str(kind), curve.sort_values("k"))
             axes.axhline(0, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
             axes.set_title(method_name(method), loc="left")
-            axes.set_xlabel("mean accepted length (tokens / forward)")
+            axes.set_xlabel("tokens per forward of the target")
             axes.margins(0.1)
         panels[0].set_ylabel("NLL change from autoregressive\n(nats / token)")
         shown = {}

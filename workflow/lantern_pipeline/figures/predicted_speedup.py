@@ -16,6 +16,11 @@ from lantern_pipeline.figures.style import BLACK, GREY, PAGE_WIDTH, new_figure, 
 COLUMNS = ("method_id", "temperature", "cost", "mark", "num_nodes", "tokens_per_forward", "speedup")
 ASSUMED = "assumed"
 LINES = ("-", "--", ":", "-.")
+# Published trees have the same size for several methods: their open marks show through each other.
+MARK_LOOKS = {
+    "tuned": lambda colour: {"markeredgecolor": "white"},
+    "published": lambda colour: {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.5},
+}
 MARKS = {"tuned": ("o", "the tuned tree, chosen at batch 1"), "published": ("D", "the published tree")}
 
 
@@ -35,21 +40,21 @@ def draw_predicted_speedup(predicted: pd.DataFrame, settings: Mapping[str, Any])
         panels = figure.subplots(1, len(costs), sharex=True, squeeze=False)[0]
         for axes, cost in zip(panels, costs, strict=True):
             for place, (_, rows) in enumerate(runs):
-                _draw_run(axes, rows[rows["cost"] == cost], LINES[place // 4 % len(LINES)])
+                _draw_run(axes, rows[rows["cost"] == cost], LINES[place % len(LINES)])
             axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5)
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
             axes.set(xlabel="drafts in the tree (n)", ylim=(0, None))
             axes.set_title(_title(cost, settings["cost"]), fontsize=8)
-        panels[0].set_ylabel("predicted speed-up over autoregressive")
+        panels[0].set_ylabel("predicted speed-up (times)")
         handles = [
-            Line2D([], [], color=method_colour(rows["method"].iloc[0]), linestyle=LINES[place // 4 % len(LINES)])
+            Line2D([], [], color=method_colour(rows["method"].iloc[0]), linestyle=LINES[place % len(LINES)])
             for place, (_, rows) in enumerate(runs)
         ]
-        for marker, _ in MARKS.values():
-            handles.append(Line2D([], [], color=GREY, marker=marker, linestyle="none", markeredgecolor="white"))
+        for name, (marker, _) in MARKS.items():
+            handles.append(Line2D([], [], color=GREY, marker=marker, linestyle="none", **MARK_LOOKS[name](GREY)))
         texts = [*labels, *(text for _, text in MARKS.values())]
-        figure.legend(handles, texts, loc="outside lower center", ncols=3, columnspacing=1.2)
+        figure.legend(handles, texts, loc="outside lower center", ncols=3, columnspacing=1.2, handlelength=2.6)
         return figure
 
 
@@ -60,7 +65,7 @@ def _draw_run(axes: Axes, rows: pd.DataFrame, line: str) -> None:
     axes.plot(curve["num_nodes"], curve["speedup"], color=colour, linestyle=line, marker="." if len(curve) < 20 else "")
     for name, (marker, _) in MARKS.items():
         marked = rows[rows["mark"] == name]
-        look = {"color": colour, "markeredgecolor": "white", "markersize": 7, "zorder": 4}
+        look = {"color": colour, "markersize": 7, "zorder": 4, **MARK_LOOKS[name](colour)}
         axes.plot(marked["num_nodes"], marked["speedup"], marker, **look)
 
 
@@ -69,7 +74,7 @@ def _title(cost: str, assumed: Mapping[str, float]) -> str:
     if cost != ASSUMED:
         return f"this machine, {cost}\nstep times measured"
     parts = f"{assumed['base']:g} + {assumed['per_node']:g} n + {assumed['per_depth']:g} d"
-    return f"step times ASSUMED, not measured:\n{parts}"
+    return f"step times ASSUMED:\n{parts}"
 
 
 def _label_runs(first: pd.DataFrame) -> list[str]:

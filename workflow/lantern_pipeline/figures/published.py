@@ -44,7 +44,7 @@ def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Map
         limit = 1.06 * max(theirs["speedup"].max(), ours["speedup_high"].max(), ours["speedup"].max(), 1.0)
         for axes in (left, right):
             axes.axvline(1, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-            axes.set(xlim=(0, limit), xlabel="speed-up")
+            axes.set(xlim=(0, limit), xlabel="speed-up (times)")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         return figure
 

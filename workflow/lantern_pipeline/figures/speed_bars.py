@@ -24,8 +24,8 @@ from lantern_pipeline.figures.style import (
 from lantern_pipeline.metrics.speed import BASELINE
 
 MEASURES = {
-    "speedup": "speed-up over autoregressive",
-    "mean_accepted_length": "mean accepted length (tokens / forward)",
+    "speedup": "speed-up over autoregressive (times)",
+    "mean_accepted_length": "tokens per forward of the target",
 }
 QUALITY = ("target_cross_entropy", "target_prompt_accuracy")
 COLUMNS = (
@@ -78,8 +78,9 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     axes.grid(visible=False, axis="y")
     for place, value, end in zip(places, values, ends[1], strict=True):
         text, start = ("not timed", 0.0) if pd.isna(value) else (f"{value:.2f}", value + end)
-        number = axes.annotate(text, (start, place), (3, 0), textcoords="offset points", fontsize=7, va="center")
-        number.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+        look = {"textcoords": "offset points", "fontsize": 7.5, "va": "center", "zorder": 5}
+        number = axes.annotate(text, (start, place), (4, 0), **look)
+        number.set_path_effects([withStroke(linewidth=3, foreground="white")])
 
 
 def _title(temperature: float, rows: pd.DataFrame) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures.style import (
@@ -37,6 +38,7 @@ PARTS = {
     "other": ("other", GREY),
 }
 ROW_HEIGHT = 0.2  # inches
+OFFSETS = (-0.25, -0.15, -0.05, 0.05, 0.15, 0.25)  # of the parts' intervals from the middle of the bar
 
 
 def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
@@ -59,17 +61,17 @@ def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping
         axes = figure.subplots()
         _draw_bars(axes, steps, list(totals.index))
         for place, total in enumerate(totals):
-            text = f"{total:.3g} ms"
+            text = f"{total:#.3g} ms"
             if BASELINE in totals.index:
-                text += f" = {total / totals[BASELINE]:.2f} × autoregressive"
+                text += f" = {total / totals[BASELINE]:.2f} ×"
             axes.annotate(
                 text, (ends[totals.index[place]], place), (6, 0), textcoords="offset points", fontsize=7.5, va="center"
             )
         if BASELINE in totals.index:
-            axes.axvline(totals[BASELINE], color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5)
+            axes.axvline(totals[BASELINE], color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
         axes.set_yticks(range(len(labels)), labels)
-        axes.set(ylim=(len(labels) - 0.4, -0.6), xlim=(0, 1.5 * ends.max()))
-        axes.set_xlabel("milliseconds per step, batch 1")
+        axes.set(ylim=(len(labels) - 0.4, -0.6), xlim=(0, 1.3 * ends.max()))
+        axes.set_xlabel("milliseconds per step at batch 1; ×: in steps of autoregressive decoding (dashed)")
         axes.grid(visible=False, axis="y")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, handlelength=1.0)
         return figure
@@ -77,7 +79,7 @@ def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping
 
 def _draw_bars(axes: Axes, steps: pd.DataFrame, method_ids: list[str]) -> None:
     begin = np.zeros(len(method_ids))
-    for part, (label, colour) in PARTS.items():
+    for offset, (part, (label, colour)) in zip(OFFSETS, PARTS.items(), strict=True):
         rows = steps[steps["part"] == part].set_index("method_id").reindex(method_ids)
         length = rows["milliseconds"].fillna(0).to_numpy(float)
         if not length.any():
@@ -87,4 +89,7 @@ def _draw_bars(axes: Axes, steps: pd.DataFrame, method_ids: list[str]) -> None:
         begin = begin + length
         shown = length > 0
         ends = half_widths(rows, "milliseconds")[:, shown]
-        axes.errorbar(begin[shown], places[shown], xerr=ends, fmt="none", ecolor=BLACK, elinewidth=0.8)
+        _, _, (lines,) = axes.errorbar(
+            begin[shown], places[shown] + offset, xerr=ends, fmt="none", ecolor=BLACK, elinewidth=0.9, zorder=4
+        )
+        lines.set_path_effects([withStroke(linewidth=2, foreground="white")])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLUMN_WIDTH = 3.4  # inches, one column of a two-column paper
 PAGE_WIDTH = 7.0  # inches, both columns
+LEGEND_MARK, LEGEND_LETTER = 0.5, 0.065  # inches that an entry of a legend takes, beside and per letter
 # Okabe and Ito (2008), "Color Universal Design"; yellow is left out, it vanishes on white.
 BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#000000",
@@ -101,10 +102,9 @@ def require_columns(table: pd.DataFrame, columns: Sequence[str], name: str) -> N
         raise ValueError(f"the table {name} has no rows to draw; delete it and run its rule again")
 
 
-def first_of_families(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keeps the first row of each family of methods, in the table's order, autoregressive decoding left out."""
-    families = label_families(rows)
-    return rows[~families.duplicated() & (rows["method_id"] != BASELINE)]
+def fitting_columns(labels: Sequence[str]) -> int:
+    """As many columns as a legend of these labels may have below a figure of page width, four at most."""
+    return max(1, min(4, int(PAGE_WIDTH / (LEGEND_MARK + LEGEND_LETTER * max(map(len, labels))))))
 
 
 def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarray:

@@ -51,7 +51,7 @@ COLOURS = {
     "sampled_js": ORANGE,
 }
 MARKERS = ("o", "s", "^", "D", "v", "P")
-UPPER_HEIGHT = 3.6  # inches
+UPPER_HEIGHT = 3.75  # inches
 LOWEST = 1e-3  # a smaller distance is drawn on the axis
 PANELS = ("sampled drafts", "deterministic (top) drafts")
 WRAP = 58  # letters in a line of the legend
@@ -105,6 +105,7 @@ def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> No
         axes.plot(x, p95, color=colour, linewidth=0.8, linestyle=":", zorder=2)
         marker, label = MARKERS[place % len(MARKERS)], textwrap.fill(curve["label"].iloc[0], WRAP)
         axes.plot(x, mean, color=colour, marker=marker, markersize=4.5, label=label, zorder=3)
+    axes.plot([], [], color=GREY, linewidth=0.8, linestyle=":", label="95th percentile over nodes")
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), handlelength=1.8, labelspacing=0.3, fontsize=7.5)
 
 

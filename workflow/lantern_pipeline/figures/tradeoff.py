@@ -15,16 +15,16 @@ from matplotlib.figure import Figure
 from lantern_pipeline.analysis.findings import ACCURACY_TOLERANCE
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families, method_colour, method_marker
 from lantern_pipeline.analysis.summary import select_headline
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, half_widths, new_figure, paper_style
+from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, fitting_columns, half_widths, new_figure, paper_style
 from lantern_pipeline.metrics.speed import BASELINE
 
-SPEEDS = {"speedup": "speed-up over autoregressive", "mean_accepted_length": "mean accepted length (tokens / forward)"}
+SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
 QUALITIES = {"nll": "NLL under the target\n(nats / token; lower is closer)", "prompt_accuracy": "prompt accuracy (%)"}
 FACTORS = {"prompt_accuracy": 100.0}
 GRID_ORDER = ("delta", "lambda_", "k")  # the first of these that varies runs along a curve
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
-MAX_SHORT_LABEL = 27  # letters
 LINES = ("-", "--", ":", "-.")
+FILLS = ("full", "open", "bottom", "left")  # of the markers of a method's curves
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
-    # three columns of short labels fit the page, or two of long ones; the band of prompt accuracy has an entry too
-    num_columns = 3 if max(len(curve.label) for curve in curves) <= MAX_SHORT_LABEL else 2
+    # the band of prompt accuracy has an entry too
+    num_columns = fitting_columns([BAND_LABEL, *(curve.label for curve in curves)])
     legend_rows = -(-(len(curves) + 1) // num_columns)
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 4.6 + 0.17 * legend_rows)
@@ -105,7 +105,7 @@ def _label(curve: pd.DataFrame, along: str | None) -> str:
 
 
 def _draw_curve(axes: Axes, curve: Curve, speed: str, quality: str) -> None:
-    colour = method_colour(curve.method)
+    colour, fill = method_colour(curve.method), FILLS[curve.place % len(FILLS)]
     x, y = (_values(curve.rows, name) for name in (speed, quality))
     bars = [half_widths(curve.rows, name, FACTORS.get(name, 1.0)) for name in (speed, quality)]
     axes.errorbar(
@@ -119,9 +119,11 @@ def _draw_curve(axes: Axes, curve: Curve, speed: str, quality: str) -> None:
         ecolor=(colour, 0.45),
         elinewidth=0.9,
         markersize=11 if curve.method == BASELINE else 6,
-        markerfacecolor="white" if curve.place % 2 else colour,
-        markeredgecolor=colour if curve.place % 2 else "white",
-        markeredgewidth=1.0 if curve.place % 2 else 0.5,
+        fillstyle="full" if fill == "open" else fill,
+        markerfacecolor="white" if fill == "open" else colour,
+        markerfacecoloralt="white",
+        markeredgecolor="white" if fill == "full" else colour,
+        markeredgewidth=0.5 if fill == "full" else 1.0,
         label=curve.label,
         zorder=4 if curve.method == BASELINE else 3,
     )
