@@ -23,7 +23,7 @@ def test_two_rows_with_one_scale_each_and_the_ends_hidden():
     assert share.get_array().filled(np.nan)[0, 1] == pytest.approx(40)
     assert np.isnan(share.get_array().filled(np.nan)[[0, 1], [0, 1]]).all()
     assert share.get_clim() == panels[0].images[0].get_clim() == pytest.approx((20, 80))
-    assert [axes.get_xlabel() for axes in panels] == ["mean 30", "mean 60", "mean 2", "mean 4"]
+    assert [axes.get_xlabel() for axes in panels] == ["mean 30.0", "mean 60.0", "mean 2.00", "mean 4.00"]
     titles = [row.get_suptitle() for row in figure.subfigs]
     assert "accepted drafts (%); 7 images" in titles[0] and "tokens per step" in titles[1]
 

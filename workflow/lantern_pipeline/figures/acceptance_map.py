@@ -82,7 +82,7 @@ def _draw_map(axes: Axes, values: np.ndarray, limits: tuple[float, float]) -> Ax
     picture = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
     axes.grid(visible=False)
     axes.set(xticks=[], yticks=[])
-    axes.set_xlabel(f"mean {np.nanmean(values):.3g}", fontsize=7.5, labelpad=2)
+    axes.set_xlabel(f"mean {np.nanmean(values):#.3g}", fontsize=7.5, labelpad=2)
     for spine in axes.spines.values():
         spine.set(visible=True, linewidth=0.4, color=GREY)
     return picture
