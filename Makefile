@@ -1,6 +1,7 @@
 # Two commands are enough on a fresh machine: `make reproduce` and `make test`. Each sets up .venv when it is missing or out of date.
 #
 #   make reproduce   run the workflow on config.yaml, then write results/report.html
+#   make sample      draw PROMPT="a large red circle on grass" with a few methods, from the trained weights or the finished run
 #   make train       train the embedded world's models for hours and write models/embedded/ (for maintainers)
 #   make test        run the tests
 #   make figures     redraw the figures from stored results; never generates
@@ -20,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce train test figures report readme rulegraph gpu-check lint format resume lock clean distclean
+.PHONY: help arguments reproduce sample train test figures report readme rulegraph gpu-check lint format resume lock clean distclean
 
 CORES ?= all
 ARGS ?=
@@ -61,6 +62,9 @@ arguments:
 reproduce: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS)
 	@$(if $(IS_DRY),:,$(WRITE_REPORT_IF_OLD))
+
+sample: $(STAMP)
+	@$(BIN)/lantern sample "$(PROMPT)" $(ARGS)
 
 # Snakemake writes the report in place: the rename makes it whole or absent.
 report: arguments $(STAMP)

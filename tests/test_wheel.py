@@ -6,12 +6,14 @@ import importlib.metadata
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from conftest import ROOT
+from lantern_pipeline.cli_sample import HOMES
 
 CORE = ("torch", "numpy", "safetensors", "tqdm")
 # Of the extra `text`; nothing else may need more than CORE.
@@ -99,8 +101,10 @@ def bare(tmp_path_factory) -> Path:
     source = folder / "source"
     shutil.copytree(ROOT / "lantern", source / "lantern")
     shutil.copytree(ROOT / "workflow" / "lantern_pipeline", source / "workflow" / "lantern_pipeline")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "config.yaml"):
         shutil.copy(ROOT / name, source)
+    (source / "models" / "embedded").mkdir(parents=True)
+    (source / "models" / "embedded" / "target.safetensors").touch()
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, source]
     subprocess.run([*pip, *build], check=True)
@@ -122,6 +126,14 @@ def test_the_core_imports_and_draws_with_little_around_it(bare, tmp_path):
     command = [bare, "-I", "-c", IMPORT_ALL + DRAW]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_brings_the_weights_that_prompts_are_drawn_from(bare):
+    (wheel,) = bare.parents[2].glob("lantern-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in ("config.yaml", "models/embedded/target.safetensors"):
+        assert any(found.endswith(f".data/data/share/lantern/{name}") for found in names)
+    assert HOMES[1] == Path(sys.prefix, "share", "lantern")
 
 
 def test_the_wheel_says_what_it_needs(bare):

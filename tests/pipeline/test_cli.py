@@ -1,13 +1,20 @@
 """The command line: what it draws is tested on a trained tiny run (tests/workflow); here, what it says otherwise."""
 
+import hashlib
 import json
 
 import pytest
+import torch
+import yaml
 from typer.testing import CliRunner
 
 from conftest import ROOT, load_config
+from lantern.checkpoints.native import save_model
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_sample import FinishedRun
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
 CONFIG = load_config([ROOT / "config.yaml"])
 
@@ -48,7 +55,7 @@ def test_help_is_shown(arguments):
 def test_the_models_are_those_of_the_first_training_seed(tmp_path, missing):
     config = CONFIG | {"repeats": {"training_seeds": [3, 0], "noise_seeds": [0]}}
     stored = object.__new__(FinishedRun)
-    stored.config, stored.folder = config, tmp_path
+    stored.names, stored.config, stored.folder = (), config, tmp_path
     for stage in {"target/s3", "drafter/s3"} - {missing}:
         (tmp_path / stage).mkdir(parents=True)
         (tmp_path / stage / "model.safetensors").touch()
@@ -58,7 +65,7 @@ def test_the_models_are_those_of_the_first_training_seed(tmp_path, missing):
 
 def test_a_method_without_a_draft_model_asks_for_none(tmp_path):
     stored = object.__new__(FinishedRun)
-    stored.config, stored.folder = CONFIG, tmp_path
+    stored.names, stored.config, stored.folder = (), CONFIG, tmp_path
     assert [spec.method_id for spec in stored._choose(["jacobi"], 1.0)] == ["autoregressive", "jacobi"]
     with pytest.raises(FileNotFoundError, match=r"target/s0"):
         stored._load_decoders(["jacobi"])
@@ -70,3 +77,63 @@ def test_a_method_without_a_draft_model_asks_for_none(tmp_path):
         stored._load_decoders(["jacobi", "coupled"])
     with pytest.raises(ValueError, match=r"--method must be a preset or one of autoregressive, .*, got 'jakobi'"):
         stored._choose(["jakobi"], 1.0)
+
+
+# --- without any run -------------------------------------------------------------------------------
+
+PROMPT = "a large red circle on grass"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with config.yaml and small random models in models/embedded, and nothing run."""
+    config = load_config([ROOT / "config.yaml", ROOT / "tests/workflow/tiny.yaml"])
+    config["methods"] = [*config["methods"], {"preset": "jacobi", "tree": "tuned"}]
+    weights = tmp_path / "models" / "embedded"
+    torch.manual_seed(0)
+    target = TargetModel(TargetConfig(32, 2, 2, 32, 4, num_text_tokens=16, caption_dim=256)).eval()
+    text = {key: config["text"][key] for key in ("encoder", "seed", "phrase_words")}
+    save_model(weights / "tokenizer.safetensors", ImageTokenizer(TokenizerConfig(24, 4, 32, 4, 8, 8, 1)))
+    save_model(weights / "target.safetensors", target, {"text": text})
+    save_model(weights / "drafter.safetensors", DraftModel.from_target(target, 0))
+    for section in ("tokenizer", "target", "drafter"):
+        config[section]["checkpoint"] = f"models/embedded/{section}.safetensors"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in weights.iterdir()]
+    (weights / "SHA256SUMS").write_text("".join(sums))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):
+    code, output = run("sample", PROMPT)
+    assert code == 0 and "drawing from models/embedded" in output and "wrote sample.png" in output, output
+    assert [line.split()[0] for line in output.splitlines()[2:-1]] == ["autoregressive", "jacobi"]  # few of the methods
+    assert (home / "sample.png").stat().st_size > 1000 and not (home / "results").exists()
+    code, output = run("sample", PROMPT, "--method", "proximity-k20")
+    assert code == 0 and "\nproximity-k20 " in output, output
+
+
+@pytest.mark.parametrize(
+    "prompt, options, sentence",
+    [
+        ("a purple hippopotamus", [], "unknown word 'hippopotamus'; known words: a, small, large"),
+        (PROMPT, ["--method", "jacobi-tuned"], "--method must be a preset or one of autoregressive"),
+        (PROMPT, ["--experiment", "embedded"], "holds no finished experiment"),
+    ],
+)
+def test_what_cannot_be_drawn_from_the_weights_is_said_in_a_sentence(home, prompt, options, sentence):
+    code, output = run("sample", prompt, *options)
+    assert code == 1 and sentence in output.splitlines()[-1] and len(output.splitlines()) <= 2
+
+
+def test_a_damaged_weight_file_and_words_of_another_target_are_named(home):
+    config = yaml.safe_load((home / "config.yaml").read_text())
+    config["text"]["seed"] = 1
+    (home / "config.yaml").write_text(yaml.safe_dump(config))
+    code, output = run("sample", PROMPT)
+    assert code == 1 and "text.seed should be 1 as config key text.seed says, found 0" in output
+    (home / "models" / "embedded" / "target.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    code, output = run("sample", PROMPT)
+    assert code == 1 and "target.safetensors is damaged: expected sha256" in output
+    assert "have it back with `git checkout models/embedded`" in output

@@ -16,7 +16,9 @@ except ModuleNotFoundError:
 
 if TYPE_CHECKING:
     from lantern_pipeline.archive.archive import Archive
+    from lantern_pipeline.cli_sample import FinishedRun
 
+RESULTS = Path("results")
 app = typer.Typer(
     help="Lossless and relaxed speculative decoding for visual autoregressive models.", no_args_is_help=True
 )
@@ -37,29 +39,44 @@ def sample(
         list[str] | None, typer.Option(help="One of the experiment's method ids, or a preset; repeat it for several.")
     ] = None,
     experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
-    results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
-    """Draws one prompt with every method of a finished experiment; prints target forwards and seconds."""
+    """Draws one prompt with every method of a finished experiment, or with a few from the trained weights in
+    models/embedded where nothing has run yet; prints target forwards and seconds.
+    """
+    from tempfile import TemporaryDirectory
+
     import torch
 
-    from lantern.io import read_json
-    from lantern_pipeline.archive.provenance import FILE_NAME
-    from lantern_pipeline.cli_sample import FinishedRun, draw_samples, table_of
+    from lantern_pipeline.cli_sample import draw_samples, table_of
     from lantern_pipeline.figures.style import save_figure
 
     torch.set_num_threads(1)  # one thread decodes faster than two
-    with _one_sentence():
-        folder = _finished_experiment(results, experiment)
-        samples = FinishedRun(folder, read_json(folder / FILE_NAME)["config"]).sample(prompt, method or [])
+    with _one_sentence(), TemporaryDirectory(prefix="lantern-") as workplace:
+        samples = _open_run(results, experiment, Path(workplace)).sample(prompt, method or [])
         save_figure(draw_samples(prompt, samples), [output])
     typer.echo(f"{table_of(samples)}\nwrote {output}")
+
+
+def _open_run(results: Path, experiment: str | None, workplace: Path) -> FinishedRun:
+    """The experiment asked for; without any, the weights."""
+    from lantern.io import read_json
+    from lantern_pipeline.archive.provenance import FILE_NAME
+    from lantern_pipeline.cli_sample import WEIGHTS, FinishedRun, find_weights_home, open_weights
+
+    has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
+    if not has_run and (home := find_weights_home()):
+        typer.echo(f"nothing has run yet: drawing from {home / WEIGHTS}, without the methods whose trees a run tunes")
+        return open_weights(home, workplace)
+    folder = _finished_experiment(results, experiment)
+    return FinishedRun(folder, read_json(folder / FILE_NAME)["config"])
 
 
 @app.command()
 def pack(
     output: Annotated[Path | None, typer.Option(help="Archive to write; <experiment>.zip by default.")] = None,
     experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
-    results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
     """Packs a finished experiment into one archive that others can verify: tables, figures, models, codes, config."""
     from lantern_pipeline.archive.packing import pack_experiment

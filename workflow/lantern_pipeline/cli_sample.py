@@ -1,7 +1,10 @@
-"""`lantern sample`: one prompt through every method of a finished run, images from the same noise side by side."""
+"""`lantern sample`: one prompt through the methods of a finished run, or through a few where there is only the
+weights in models/embedded; images from the same noise side by side.
+"""
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,18 +15,27 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from lantern.checkpoints.native import read_report
+from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed
+from lantern.io import save_tensors
 from lantern.methods import PRESETS, MethodSpec
 from lantern.prompts import Prompt
 from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
+from lantern_pipeline.downloads.manifest import resource_path
 from lantern_pipeline.figures.image_grid import wrap_prompt
 from lantern_pipeline.figures.style import PAGE_WIDTH, new_figure, paper_style
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
+WEIGHTS = Path("models/embedded")
+# Of the folders that may hold config.yaml and WEIGHTS: a clone, and what a wheel installs.
+HOMES = (Path(), Path(sys.prefix, "share", "lantern"))
+FEW_METHODS = ("autoregressive", "eagle1", "jacobi", "lantern", "lantern_pp")
 COLUMNS = 6
 CELL_HEIGHT = 1.65  # inches, titles included
 
@@ -39,16 +51,43 @@ class Sample:
     seconds: float
 
 
-class FinishedRun:
-    """The stored models of an experiment: `folder` is results/<experiment>, `config` the run's own."""
+def find_weights_home() -> Path | None:
+    """The folder whose config.yaml names weights in WEIGHTS; None where there is none."""
+    return next((home for home in HOMES if (home / WEIGHTS).is_dir() and (home / "config.yaml").is_file()), None)
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self.config, self.folder = config, folder
+
+def open_weights(home: Path, folder: Path) -> FinishedRun:
+    """Fills an empty `folder` with what a run on the weights of `home`'s config.yaml would have stored, tuned trees
+    excepted; of its methods it draws FEW_METHODS.
+    """
+    config = load_yaml(home / "config.yaml")
+    seed, codebook = config["repeats"]["training_seeds"][0], config["codebook"]
+    places = {"tokenizer": "tokenizer", "target": f"target/s{seed}", "drafter": f"drafter/s{seed}"}
+    for section, place in places.items():
+        path = resource_path(home / config[section]["checkpoint"])
+        compare_features(path, read_report(path), config["text"])
+        (folder / place).mkdir(parents=True)
+        (folder / place / "model.safetensors").symlink_to(path.resolve())
+    run = FinishedRun(folder, config, FEW_METHODS)
+    table = nearest_codes(
+        run.tokenizer.codebook.detach(), codebook["num_neighbours"], codebook["neighbours"], config["seed"]
+    )
+    save_tensors(folder / "codebook" / table_file(codebook["neighbours"], seed), {"nearest_codes": table})
+    return run
+
+
+class FinishedRun:
+    """The stored models of an experiment: `folder` is results/<experiment>, `config` the run's own. Where `names` are
+    given, the first method of each is drawn, and all otherwise.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], names: Sequence[str] = ()) -> None:
+        self.config, self.folder, self.names = config, folder, names
         self.tokenizer = load_tokenizer(self._find("tokenizer"))
         self.encoder = make_text_encoder(config["text"], config["data"]["source"])
 
     def sample(self, prompt: str, methods: Sequence[str] = ()) -> list[Sample]:
-        """Draws a prompt at the headline temperature with every method of the run; or with autoregressive decoding and
+        """Draws a prompt at the headline temperature with the run's methods; or with autoregressive decoding and
         `methods`, ids of the run's or names of presets.
         """
         self.encoder.encode([prompt])  # an unknown word stops here
@@ -64,9 +103,12 @@ class FinishedRun:
         return Sample(decoder.spec.method_id, pixels, forwards, decoder.num_tokens, seconds)
 
     def _choose(self, methods: Sequence[str], temperature: float) -> list[MethodSpec]:
-        known = {run.spec.method_id: run.spec for run in expand_methods(self.config) if run.temperature == temperature}
+        specs = [run.spec for run in expand_methods(self.config) if run.temperature == temperature]
+        has_trees = not self.names  # weights alone have no tuned ones
+        known = {spec.method_id: spec for spec in specs if has_trees or spec.tree != "tuned"}
         if not methods:
-            return list(known.values())
+            chosen = {spec.name: spec for spec in reversed(known.values()) if spec.name in self.names}
+            return [chosen[name] for name in self.names if name in chosen] or list(known.values())
         for name in methods:
             if name not in known and name not in PRESETS:
                 raise ValueError(f"--method must be a preset or one of {', '.join(known)}, got {name!r}")
@@ -98,12 +140,12 @@ class FinishedRun:
 
 def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
     """Draws the images in rows of six, the prompt as the title, target forwards and seconds under each."""
-    rows = -(-len(samples) // COLUMNS)
+    rows, columns = -(-len(samples) // COLUMNS), min(len(samples), COLUMNS)
     with paper_style():
         figure = new_figure(PAGE_WIDTH, CELL_HEIGHT * rows + 0.3)
         figure.suptitle(wrap_prompt(prompt, 90, 4), fontsize=9, parse_math=False)
         for number, sample in enumerate(samples, start=1):
-            axes = figure.add_subplot(rows, COLUMNS, number)
+            axes = figure.add_subplot(rows, columns, number)
             axes.imshow(sample.pixels, interpolation="nearest")
             axes.grid(False)
             axes.set(xticks=[], yticks=[])
