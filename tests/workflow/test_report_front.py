@@ -1,0 +1,53 @@
+"""The report's first screen as Snakemake renders it: our HTML whole, links to what there is, no error of docutils."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from docutils.core import publish_parts
+from jinja2 import Environment
+
+from conftest import ROOT
+
+FILES = ("race.html", "findings.html", "provenance.html")
+
+
+@pytest.fixture
+def render(tmp_path, monkeypatch):
+    """Renders workflow.rst as `snakemake --report` does, for files and categories by name."""
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    (tmp_path / "results" / "mine" / "front.html").write_text('<div class="front">*whole* &lt;</div>\n')
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "workflow" / "report" / "workflow.rst").read_text(encoding="utf-8")
+
+    def render(files=FILES, categories=("Figures",), target=None):
+        config = {"experiment": "mine", "target": {"checkpoint": target}, "drafter": {"checkpoint": target}}
+        config["data"] = {"source": "scenes", "num_train": 240}
+        template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(text)
+        rst = template.render(
+            snakemake=SimpleNamespace(config=config),
+            categories=[SimpleNamespace(name=name) for name in categories],
+            files=[SimpleNamespace(target=name, path=f"results/mine/{name}") for name in files],
+        )
+        return publish_parts(rst, writer_name="html")["html_body"]
+
+    return render
+
+
+def test_it_holds_the_page_and_links_to_what_there_is(render):
+    page = render()
+    assert '<div class="front">*whole* &lt;</div>' in page and "experiment mine" in page
+    assert all(f"results['results/mine/{name}']" in page for name in FILES)
+    assert "app.showCategory('Figures')" in page and "Ablations" not in page
+    assert "240 procedural images" in page and "system-message" not in page
+
+
+def test_what_was_not_made_has_no_link(render):
+    page = render(files=FILES[1:], categories=("Figures", "Ablations"))
+    assert "race.html" not in page and "watch" not in page and "app.showCategory('Ablations')" in page
+
+
+def test_models_from_files_are_named(render):
+    page = render(target="models/target.safetensors")
+    assert "models/target.safetensors" in page and "trained by this run" not in page
