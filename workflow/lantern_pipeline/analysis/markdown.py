@@ -14,7 +14,7 @@ from lantern.io import read_json, write_text
 from lantern_pipeline.analysis.findings import EMPTY, Finding, describe_prompts, with_interval
 from lantern_pipeline.analysis.method_labels import preset_of
 from lantern_pipeline.analysis.summary import select_ceilings, select_headline
-from lantern_pipeline.analysis.targets import judge_targets, side_by_side_cells
+from lantern_pipeline.analysis.targets import QUESTION, judge_targets, side_by_side_cells
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.metrics.registry import METRICS, REAL, Metric
 
@@ -91,17 +91,18 @@ def render_targets(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> st
     """The section of docs/results.md on two targets: what became of the methods, and a table. For arguments see
     `judge_targets`.
     """
-    finding, cells = judge_targets(table, steps), side_by_side_cells(table, _cell)
-    parts = [f"## {finding.question}", _wrap(f"{finding.answer} {finding.details}"), _markdown_table(cells)]
-    return "\n\n".join(
-        [*parts, "![Tokens per forward and NLL over cross-entropy](fig_p_targets.png)"] if steps is not None else parts
-    )
+    answer, facts = judge_targets(table, steps)
+    bullets = "\n".join(_wrap(f"- {fact}", "  ") for fact in facts)
+    shown = _markdown_table(side_by_side_cells(table, _cell))
+    picture = [] if steps is None else ["![Tokens per forward and NLL over cross-entropy](fig_p_targets.png)"]
+    return "\n\n".join([f"## {QUESTION}", _wrap(answer), bullets, shown, *picture])
 
 
 def render_targets_page(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> str:
     """The report's page on two targets, as HTML that needs nothing else."""
-    finding, (titles, *rows) = judge_targets(table, steps), side_by_side_cells(table, _cell)
-    head = f"<h2>{finding.question}</h2>\n<p><b>{html.escape(finding.answer)}</b> {html.escape(finding.details)}</p>"
+    (answer, facts), (titles, *rows) = judge_targets(table, steps), side_by_side_cells(table, _cell)
+    bullets = "\n".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
+    head = f"<h2>{QUESTION}</h2>\n<p><b>{html.escape(answer)}</b></p>\n<ul>{bullets}</ul>"
     body = [head, "<div><table>", _html_row(titles, "th"), *map(_html_row, rows), "</table></div>"]
     return PAGE.format(title="Two targets", body="\n".join(body))
 

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 
 from lantern_pipeline.analysis.comparisons import INTERVAL
-from lantern_pipeline.analysis.findings import Finding
 from lantern_pipeline.analysis.method_labels import label_rows
 from lantern_pipeline.analysis.summary import METHOD_PARTS, select_headline, with_ends
 from lantern_pipeline.metrics.registry import METRICS, Metric
@@ -51,9 +50,9 @@ def put_side_by_side(stored: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     return table[["target", "label", *ROW_COLUMNS]]
 
 
-def judge_targets(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> Finding:
-    """Says of a table of `put_side_by_side` what becomes of every method's length and cost; and of `steps`, an ablation
-    over targets of one training, what becomes of its length. Rows differ where their 95 % intervals do not overlap.
+def judge_targets(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> tuple[str, list[str]]:
+    """Answers QUESTION from a table of `put_side_by_side`: (answer, facts behind it). `steps` is an ablation over
+    targets of one training.
     """
     baseline, *pairs = _pairs(table)
     relaxed = [pair for pair in pairs if pair[1]["relaxation"] != "none"]
@@ -69,8 +68,7 @@ def judge_targets(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> Fin
     if steps is not None:
         details.append(_describe_steps(steps))
     answer = f"Tokens per forward on this run's target against a stored one's, of {len(pairs)} methods: {counts}."
-    numbers = {own["method_id"]: own["mean_accepted_length"] / stored["mean_accepted_length"] for stored, own in pairs}
-    return Finding(QUESTION, answer, " ".join(details), numbers)
+    return answer, details
 
 
 def side_by_side_cells(table: pd.DataFrame, write: Callable[[pd.Series, Metric], str]) -> list[list[str]]:
@@ -127,7 +125,8 @@ def _describe_targets(stored: pd.Series, own: pd.Series) -> str:
     if not pd.isna(own["prompt_accuracy"]):
         read = " and ".join(f"{100 * row['prompt_accuracy']:.1f} %" for row in (own, stored))
         text += f"; autoregressive decoding draws {read} of the attributes asked for"
-    return f"{text}. The stored rows are results of another run: {stored['made_by']}."
+    overlap = "Two rows differ where their 95 % intervals do not overlap"
+    return f"{text}. The stored rows are results of another run: {stored['made_by']}. {overlap}."
 
 
 def _name_losers(rows: Sequence[pd.Series]) -> str:
