@@ -28,7 +28,7 @@ PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without interv
 NUM_EXACT, NUM_RELAXED, NUM_FINDINGS = 2, 4, 5
 LINE = 120  # characters
 PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
 h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p {{ margin: 0.3em 0 }} div {{ overflow-x: auto }}
 table {{ border-collapse: collapse; font-size: 0.85em }} td, th {{ padding: 0.2em 0.6em; text-align: left }}
