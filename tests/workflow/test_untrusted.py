@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 from lantern.io import read_json
-from tiny_run import TRAINING, Workflow, planned
+from tiny_run import ROOT, TRAINING, Workflow, planned
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
 TEXTS = {
@@ -84,7 +84,8 @@ def hostile(tmp_path_factory):
     (folder / "overlay.yaml").write_text(yaml.safe_dump(overlay))
     workflow = Workflow(folder, (folder / "overlay.yaml",))
     workflow.jobs = without_network(workflow, "all", "build_study")
-    without_network(workflow, "--report", "report.html")
+    stylesheet = ROOT / "workflow" / "report" / "stylesheet.css"
+    without_network(workflow, "--report", "report.html", "--report-stylesheet", str(stylesheet))
     return workflow
 
 
