@@ -34,6 +34,7 @@ PAGE = """<div class="front not-prose">
 .front table {{ border-collapse: collapse; width: 100%; table-layout: fixed; font-size: 0.8rem }}
 .front th {{ font-weight: normal; text-align: left; vertical-align: bottom; padding: 0.1rem 0.4rem 0.2rem 0 }}
 .front th[scope=row] {{ vertical-align: middle; font-size: 0.9rem }}
+.front tr:first-child > td {{ width: 9rem }}
 .front td {{ padding: 1px }}
 .front img {{ display: block; width: 100%; margin: 0; image-rendering: pixelated }}
 .front .cut {{ display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 4; overflow: hidden }}
@@ -43,6 +44,7 @@ PAGE = """<div class="front not-prose">
 .front .tile {{ padding: 0.1rem 0.6rem }}
 .front .tile strong {{ font-size: 1.4rem }}
 .front table, .front th[scope=row] {{ font-size: 0.7rem }}
+.front tr:first-child > td {{ width: 5.5rem }}
 .front tr > :nth-child(n+5) {{ display: none }}
 }}
 </style>
@@ -64,11 +66,15 @@ def describe_front(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[s
     `summary`: table of `lantern_pipeline.analysis.summary.build_summary`; `settings`: config section `metrics`.
     """
     rows = select_headline(summary, settings)
-    baseline, exact, relaxed = fastest_rows(rows)
+    measure = "speedup" if rows["speedup"].notna().any() else "mean_accepted_length"
+    baseline, exact, relaxed = fastest_rows(rows.assign(speedup=rows[measure]))
     shown = [row for row in (baseline, exact, relaxed) if row is not None]
     is_equal = exact is not None and exact["tokens_equal_autoregressive"] == 1
     kept = "its images are autoregressive decoding's, token for token" if is_equal else "in the target's distribution"
-    tiles = [_speed_tile("Exact", exact, kept), _speed_tile("Relaxed", relaxed, "look-alike tokens allowed")]
+    tiles = [
+        _speed_tile("Exact", exact, measure, kept),
+        _speed_tile("Relaxed", relaxed, measure, "look-alike tokens allowed"),
+    ]
     return {
         "setting": f"{len(rows)} ways to draw the same images. {describe_setting(rows)}",
         "tiles": tiles if relaxed is None else [*tiles, _price_tile(relaxed, baseline)],
@@ -78,15 +84,14 @@ def describe_front(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[s
     }
 
 
-def _speed_tile(title: str, row: pd.Series | None, kept: str) -> dict[str, str]:
+def _speed_tile(title: str, row: pd.Series | None, measure: str, kept: str) -> dict[str, str]:
+    """Speed-up, or tokens per forward where nothing was timed."""
     if row is None:
-        return {
-            "title": title,
-            "number": "–",
-            "interval": "",
-            "text": "No such method was timed and kept its accuracy.",
-        }
-    number, _, interval = with_interval(row, "speedup").partition(" ")
+        return {"title": title, "number": "–", "interval": "", "text": "No such method was run and kept its accuracy."}
+    number, _, interval = with_interval(row, measure).partition(" ")
+    if measure == "mean_accepted_length":
+        text = f"{row['label']}; {kept}. Nothing was timed."
+        return {"title": f"{title}: tokens per forward", "number": number, "interval": interval, "text": text}
     num_timed = row["num_timed"] / row["num_repeats"]
     few = f" Only {num_timed:.0f} prompts timed: too few to tell." if num_timed < MIN_TIMED else ""
     text = f"{row['label']}, {row['mean_accepted_length']:.2f} tokens per forward of the target; {kept}.{few}"
