@@ -18,6 +18,7 @@ BELOW = {
     "analysis": {"runtime", "world", "downloads", "data", "metrics"},
     "figures": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
     "study": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
+    "race": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
     "archive": {"runtime", "world", "downloads", "data", "metrics", "analysis", "config"},
     # Read while Snakemake plans: what it imports must be free of torch, see below.
     "config": {"runtime", "downloads", "data", "metrics", "world", "figures", "training"},

@@ -1,5 +1,8 @@
 """The tables of a finished tiny run: two repeats, total variation, pairs, ablations, parts of a step, the study."""
 
+import json
+import re
+
 import pandas as pd
 import pytest
 import torch
@@ -116,6 +119,19 @@ def test_steps_are_taken_apart(finished):
     parts = {"draft", "target", "score", "verify", "commit", "other"}
     assert all(set(rows["part"]) == parts for _, rows in steps.groupby("method_id"))
     assert (steps.loc[steps["part"] != "other", "milliseconds"] > 0).all()
+
+
+def test_the_page_of_the_race_shows_every_method_at_the_pace_of_the_table(finished):
+    (text,) = re.findall(r'id="data">(.*?)</script>', finished.result("race.html").read_text())
+    data, latency = json.loads(text), read_table(finished.result("latency/s0n0.csv"))
+    assert [method["id"] for method in data["methods"]] == METHODS and len(data["prompts"]) == 2
+    exact = [run for prompt in data["prompts"] for run in prompt["runs"][: len(EXACT)]]
+    assert all(run["differs"] == 0 and sum(run["lengths"]) == 16 for run in exact)
+    for place, prompt in enumerate(["seen-00000", "seen-00001"]):
+        rows = latency[(latency["prompt_id"] == prompt) & (latency["temperature"] == 1)].set_index("method_id")
+        for method, run in zip(METHODS, data["prompts"][place]["runs"], strict=True):
+            assert sum(run["ms"]) == pytest.approx(1000 * rows.loc[method, "seconds"], rel=1e-3)
+            assert len(run["ms"]) == rows.loc[method, "target_forwards"]
 
 
 def test_the_page_of_the_study_is_written_from_a_finished_run(copy_of_finished):

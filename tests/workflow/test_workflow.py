@@ -155,6 +155,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert "(b) What speed costs" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert "What made these results" in page and "provenance.json" in page
     assert "Exact: speed-up" in page and "tokens per forward" in page  # the first screen
+    assert "race.html" in page and "Watch the methods draw" in page
     assert "findings.html" in page and "4 prompts in 2 repeats" in page  # captions have their numbers
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong

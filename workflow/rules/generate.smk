@@ -127,7 +127,8 @@ rule measure_latency:
         nearest_codes=lambda wildcards: tables_of(PLAN.specs.values(), wildcards.training_seed),
         trees=lambda wildcards: trees_of(PLAN.specs.values(), wildcards.training_seed),
     output:
-        "<results>/latency/s{training_seed}n{noise_seed}.csv",
+        table="<results>/latency/s{training_seed}n{noise_seed}.csv",
+        images="<results>/latency/s{training_seed}n{noise_seed}.images.safetensors",
     log:
         "<logs>/measure_latency.s{training_seed}n{noise_seed}.log",
     conda:
@@ -147,6 +148,7 @@ rule measure_latency:
         code=code("measure_latency.py"),
         runs=PLAN.run_params(),
         settings=config["latency"],
+        temperature=float(HEADLINE["temperature"]),
         noise_seed=lambda wildcards: int(wildcards.noise_seed),
         repeat="s{training_seed}n{noise_seed}",
     message:

@@ -24,3 +24,32 @@ rule write_front_page:
         "Writing the report's first screen"
     script:
         "../scripts/write_front_page.py"
+
+
+rule build_race:
+    input:
+        images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",
+        prompts=[f"<results>/prompts/{name}.jsonl" for name in config["latency"]["prompt_sets"]],
+        tokenizer=TOKENIZER,
+        # The fingerprint of the code sees Python only.
+        template=workflow.source_path("../lantern_pipeline/race/page.html"),
+    output:
+        report(
+            "<results>/race.html",
+            caption="../report/race.rst",
+            category="Overview",
+            labels={"page": "Watch the methods draw"},
+        ),
+    log:
+        "<logs>/build_race.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(3500),
+        runtime=growing(90),
+    params:
+        code=code("build_race.py"),
+    message:
+        "Writing the page of the race"
+    script:
+        "../scripts/build_race.py"

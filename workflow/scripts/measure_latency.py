@@ -1,4 +1,4 @@
-"""Times all methods at batch 1, interleaved image by image, alone on the machine."""
+"""Times all methods at batch 1, interleaved image by image, alone on the machine; keeps the headline's images."""
 
 import pandas as pd
 import torch
@@ -8,6 +8,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.latency import measure_latency
+from lantern_pipeline.metrics.timed_images import save_timed_images
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
@@ -24,10 +25,13 @@ with job_log(snakemake):
         stepping=params.stepping,
         trees=files.get("trees") or None,
     )
-    encoder, parts = make_text_encoder(params.text, params.source, files.text), []
+    encoder = make_text_encoder(params.text, params.source, files.text)
+    parts, images = [], []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):
         prompts = read_prompts(path)[: settings["num_images"]]
-        run_seed, num_warmup = params.noise_seed, settings["num_warmup"]
-        frame = measure_latency(decoders, prompts, encoder, run_seed=run_seed, num_warmup=num_warmup)
+        options = {"run_seed": params.noise_seed, "num_warmup": settings["num_warmup"]}
+        frame, drawn = measure_latency(decoders, prompts, encoder, **options)
         parts.append(frame.assign(prompt_set=name, repeat=params.repeat))
-    write_table(snakemake.output[0], pd.concat(parts))
+        images += [image for image in drawn if image.temperature == params.temperature]
+    write_table(snakemake.output.table, pd.concat(parts))
+    save_timed_images(snakemake.output.images, images)

@@ -87,7 +87,7 @@ def test_repeats_and_prompt_sets_name_the_files():
     folder = "<results>/generation/autoregressive/seen/T1"
     assert planned.all_records() == [f"{folder}/{repeat}/{{scatteritem}}.safetensors" for repeat in planned.repeats]
     assert planned.quality_tables("csv") == [f"<results>/quality/seen.T1.{repeat}.csv" for repeat in planned.repeats]
-    assert planned.latency_tables() == [f"<results>/latency/{repeat}.csv" for repeat in planned.repeats]
+    assert planned.latency_tables("csv") == [f"<results>/latency/{repeat}.csv" for repeat in planned.repeats]
 
 
 def test_output_distributions_are_of_sampled_tokens():

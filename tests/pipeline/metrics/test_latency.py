@@ -12,6 +12,7 @@ import torch
 from conftest import make_models
 from lantern import stepping
 from lantern.decoding import Decoder
+from lantern.io import save_tensors
 from lantern.methods import DynamicTreeOptions, MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
@@ -19,6 +20,7 @@ from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
 from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps, relative_step_times
 from lantern_pipeline.metrics.speed import pair_latency
+from lantern_pipeline.metrics.timed_images import accepted_drafts, load_timed_images, save_timed_images
 
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
@@ -46,6 +48,11 @@ def make_decoders(temperature: float = 1.0) -> list[Decoder]:
     return [Decoder(models, spec, sampling) for spec in SPECS.values()]
 
 
+def time_images(decoders, num_warmup=0):
+    """The table of all prompts' timings."""
+    return measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=num_warmup)[0]
+
+
 @pytest.fixture
 def ticking(monkeypatch):
     """A clock of which every look takes a second."""
@@ -55,7 +62,7 @@ def ticking(monkeypatch):
 
 def is_as_made(decoder: Decoder) -> bool:
     """Whether no clock is left on the decoder."""
-    return decoder.timer is nullcontext
+    return decoder.timer is nullcontext and isinstance(decoder.runner, stepping.StepRunner)
 
 
 def test_every_part_of_every_step_is_counted_once(ticking):
@@ -80,7 +87,7 @@ def test_every_part_of_every_step_is_counted_once(ticking):
 def test_steps_are_those_after_the_prefill_of_the_images_that_count():
     decoders = make_decoders()
     table = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0).groupby("method_id")["num_steps"]
-    forwards = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=0).groupby("method_id")
+    forwards = time_images(decoders).groupby("method_id")
     assert (table.nunique() == 1).all()
     assert table.first().to_dict() == (forwards["target_forwards"].sum() - len(PROMPTS)).to_dict()
     assert table.first()["autoregressive"] == 15 * len(PROMPTS)
@@ -94,10 +101,10 @@ def test_the_parts_of_a_step_have_no_negative_rest():
 
 def test_decoders_are_left_as_they_were():
     decoders = make_decoders()
-    before = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=0).drop(columns="seconds")
+    before = time_images(decoders).drop(columns="seconds")
     profile_steps(decoders, PROMPTS[:1], ENCODER, run_seed=0)
     assert all(is_as_made(decoder) for decoder in decoders)
-    after = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=0).drop(columns="seconds")
+    after = time_images(decoders).drop(columns="seconds")
     assert after.equals(before)
 
 
@@ -115,7 +122,7 @@ def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
 
 
 def test_every_method_is_timed_on_every_prompt():
-    table = measure_latency(make_decoders(0.0), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    table = time_images(make_decoders(0.0), num_warmup=1)
     assert list(table.columns) == ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
     pairs = {(method_id, prompt.id) for method_id in SPECS for prompt in PROMPTS}
     assert set(zip(table["method_id"], table["prompt_id"], strict=True)) == pairs and len(table) == len(pairs)
@@ -128,18 +135,21 @@ def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
 
     def decode(decoder, prompts, encoder, run_seed):
         order.append((decoder.spec.method_id, prompts[0].id, run_seed))
+        decoder.runner.borrow(decoder, 1)
         return SimpleNamespace(target_forwards=torch.tensor([4])), 0.5
 
     monkeypatch.setattr(latency, "decode_timed", decode)
-    parts = {"sampling": SimpleNamespace(temperature=1.0), "runner": SimpleNamespace(mode="eager")}
-    stubs = [SimpleNamespace(spec=SimpleNamespace(method_id=name), **parts) for name in "abc"]
-    table = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1)
+    runner = SimpleNamespace(mode="eager", borrow=lambda decoder, num_rows: None)
+    parts = {"sampling": SimpleNamespace(temperature=1.0), "runner": runner, "device": torch.device("cpu")}
+    specs = [SimpleNamespace(to_dict=lambda name=name: {"method_id": name}, method_id=name) for name in "abc"]
+    stubs = [SimpleNamespace(spec=spec, **parts) for spec in specs]
+    table, images = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1)
     assert order == [
         *(("c", "p1", 7), ("a", "p1", 7), ("b", "p1", 7)),  # warm-up
         *(("a", "p0", 7), ("b", "p0", 7), ("c", "p0", 7)),
         *(("b", "p1", 7), ("c", "p1", 7), ("a", "p1", 7)),
     ]
-    assert table["method_id"].tolist() == list("abcbca")
+    assert table["method_id"].tolist() == [image.method["method_id"] for image in images] == list("abcbca")
 
 
 def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
@@ -153,14 +163,108 @@ def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
     decoders = make_decoders(0.0)
     for decoder in decoders:
         decoder.runner = stepping.StepRunner("auto", torch.device("cuda"))
-    table = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    table, images = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=1)
     assert (table.groupby(["method_id", "prompt_id"])["stepping"].agg(set) == {"eager", "graph"}).all()
-    assert len(table) == 2 * len(decoders) * len(PROMPTS)
+    assert len(table) == 2 * len(decoders) * len(PROMPTS) and len(images) == len(decoders) * len(PROMPTS)
+    replayed = table[table["stepping"] == "graph"].set_index(["method_id", "prompt_id"])["seconds"]
+    for image in images:
+        assert sum(image.step_seconds) == pytest.approx(replayed[image.method["method_id"], image.prompt_id])
 
     paired = pair_latency(table.assign(prompt_set="seen", repeat=0))
     graphs = table[table["stepping"] == "graph"].set_index(["method_id", "prompt_id"])["seconds"]
     assert len(paired) == len(graphs)
     assert paired.set_index(["method_id", "prompt_id"])["seconds"].to_dict() == graphs.to_dict()
+
+
+def test_the_seconds_of_an_images_forwards_sum_to_its_own():
+    table, images = measure_latency(make_decoders(), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    rows = table.set_index(["method_id", "prompt_id"])
+    assert len(images) == len(rows)
+    for image in images:
+        row = rows.loc[(image.method["method_id"], image.prompt_id)]
+        assert len(image.step_seconds) == row["target_forwards"] and min(image.step_seconds) > 0
+        assert sum(image.step_seconds) == pytest.approx(row["seconds"])
+        assert image.generation.step_lengths.sum() == 16
+
+
+def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    take = [5.0, 0.25, 0.5, 1.0]  # prefill and three steps
+
+    def decode(decoder, prompts, encoder, run_seed):
+        decoder.runner.borrow(decoder, 1)
+        for number, seconds in enumerate(take):
+            if number:
+                decoder.runner.step(decoder, None)
+            clock.now += seconds
+        return SimpleNamespace(target_forwards=torch.tensor([4])), sum(take)
+
+    monkeypatch.setattr(latency, "decode_timed", decode)
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    decoder = make_decoders()[0]
+    monkeypatch.setattr(stepping.StepRunner, "borrow", lambda *arguments: None)
+    monkeypatch.setattr(stepping.StepRunner, "step", lambda *arguments: None)
+    _, (image,) = measure_latency([decoder], PROMPTS[:1], ENCODER, run_seed=0, num_warmup=0)
+    assert image.step_seconds == take and is_as_made(decoder)
+
+
+def test_on_a_gpu_forwards_are_timed_by_events_and_nothing_waits(monkeypatch):
+    class Event:
+        """Notes the milliseconds at which it was recorded."""
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.moment = next(moments)
+
+        def elapsed_time(self, later):
+            return later.moment - self.moment
+
+    moments = iter([1000.0, 1020.0, 1025.0])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", None)
+    marks = [latency._now(torch.device("cuda")) for _ in range(3)]
+    assert latency._step_seconds(marks, seconds=0.036) == pytest.approx([0.020, 0.005, 0.011])
+
+
+def test_timed_images_are_written_with_what_was_drafted_and_substituted(tmp_path):
+    _, images = measure_latency(make_decoders(), PROMPTS, ENCODER, run_seed=0, num_warmup=0)
+    save_timed_images(tmp_path / "images.safetensors", images)
+    timed = load_timed_images(tmp_path / "images.safetensors")
+    assert timed.prompt_ids == [image.prompt_id for image in images]
+    assert timed.metadata["temperature"] == 1.0 and timed.metadata["gpu"] is None
+    assert timed.metadata["methods"] == {name: spec.to_dict() for name, spec in SPECS.items()}
+    for row, image in enumerate(images):
+        forwards = len(image.step_seconds)
+        assert timed.method_ids[row] == image.method["method_id"]
+        assert torch.equal(timed.codes[row], image.generation.codes[0].int())
+        assert timed.step_lengths[row].sum() == 16 and (timed.step_lengths[row] > 0).sum() == forwards
+        assert timed.step_seconds[row, :forwards].tolist() == pytest.approx(list(image.step_seconds))
+        # one token of the target's own a forward, but for a last one that the image's end cut short
+        assert forwards - 1 <= (~timed.is_draft[row]).sum() <= forwards
+        assert not (timed.is_substituted[row] & ~timed.is_draft[row]).any()
+    by_method = {name: [row for row, found in enumerate(timed.method_ids) if found == name] for name in SPECS}
+    assert not timed.is_draft[by_method["autoregressive"]].any() and timed.is_draft[by_method["exact"]].any()
+    assert timed.is_substituted[by_method["near"]].any()
+
+
+def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends_before():
+    def drafts(accepted):
+        codes = torch.zeros(1, 8, dtype=torch.int64)
+        found = accepted_drafts(SimpleNamespace(codes=codes, accepted_lengths=torch.tensor([accepted])))
+        return "".join("d" if is_draft else "t" for is_draft in found[0])
+
+    assert drafts([2, 0, 2]) == "tddttddt"
+    assert drafts([3, 3]) == "tdddtddd"
+    assert drafts([3, 2]) == "tdddtddt"
+
+
+def test_a_file_of_another_kind_is_no_timed_images(tmp_path):
+    save_tensors(tmp_path / "other.safetensors", {"codes": torch.zeros(1)}, {"kind": "records"})
+    with pytest.raises(ValueError, match="holds no timed images; delete it and run rule measure_latency again"):
+        load_timed_images(tmp_path / "other.safetensors")
 
 
 def test_steps_are_timed_in_turn_and_the_fastest_counts(monkeypatch):

@@ -80,8 +80,8 @@ def test_a_caption_cannot_end_its_element():
 
 
 def test_placeholders_in_captions_and_questions_stay_text():
-    html, _ = build(question="is [[study]] or [[policy]] nicer?")
-    assert data_of(html)["question"] == "is [[study]] or [[policy]] nicer?"
+    html, _ = build(question="is [[data]] or [[policy]] nicer?")
+    assert data_of(html)["question"] == "is [[data]] or [[policy]] nicer?"
 
 
 def test_the_page_does_not_tell_the_methods():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from lantern_pipeline.data.tables import method_columns
 
 _FALLBACK_COLOURS = ("#661100", "#44AA99", "#882255", "#DDCC77")
 
@@ -89,3 +91,8 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
     return pd.Series(
         [f"{families[i]} {describe_parameters(row)}".strip() for i, row in table.iterrows()], table.index, dtype=object
     )
+
+
+def label_methods(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names methods, given as `MethodSpec.to_dict`, as `label_rows` does."""
+    return list(label_rows(pd.DataFrame([method_columns(method) for method in methods]))) if methods else []

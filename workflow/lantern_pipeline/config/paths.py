@@ -169,9 +169,9 @@ class RunPlan:
         """Quality tables of all prompt sets, temperatures and repeats: "csv" (one row a method), "images.csv", ..."""
         return [f"<results>/quality/{name}.T{found}.{repeat}.{ending}" for name, found, repeat in self._places()]
 
-    def latency_tables(self) -> list[str]:
-        """Tables of latency, one a repeat."""
-        return [f"<results>/latency/{repeat}.csv" for repeat in self.repeats]
+    def latency_tables(self, ending: str) -> list[str]:
+        """Tables of latency, one a repeat: "csv"; or the images behind them, "images.safetensors"."""
+        return [f"<results>/latency/{repeat}.{ending}" for repeat in self.repeats]
 
     def prediction_tables(self) -> list[str]:
         """Tables of the speed-ups that are predicted for trees, one a training seed; none where no tree is tuned."""

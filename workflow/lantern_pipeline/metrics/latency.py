@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,9 @@ from lantern.decoding_state import DecodingState
 from lantern.generation import decode_timed, synchronise
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern.stepping import StepRunner
 from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_statistic
+from lantern_pipeline.metrics.timed_images import TimedImage
 
 PARTS = ("draft", "target", "score", "verify", "commit")  # of a step, as `Decoder.timer` is told them
 COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
@@ -25,26 +28,76 @@ COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "targ
 
 def measure_latency(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, num_warmup: int
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, list[TimedImage]]:
     """Times decoders image by image at batch 1, interleaved: one row per decoder, stepping and prompt, COLUMNS, seconds
-    without text encoding, noise and image decoding. Decoders whose steps are captured or compiled are timed eagerly,
-    too; captures and compilations need a warm-up image.
+    without text encoding, noise and image decoding; and the images themselves, with the seconds of their forwards.
+    Decoders whose steps are captured or compiled are timed eagerly, too, but for the images; captures and compilations
+    need a warm-up image.
 
     The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
     first `num_warmup` images of each decoder are not counted.
     """
-    decoders = [stepped for decoder in decoders for stepped in _both_ways(decoder)]
-    rows = []
+    timed = [stepped for decoder in decoders for stepped in _both_ways(decoder)]
+    rows, images = [], []
     for turn in tqdm(range(-num_warmup, len(prompts)), desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
-        for place in range(len(decoders)):
-            decoder = decoders[(place + turn) % len(decoders)]
-            generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
-            if turn >= 0:
-                forwards = int(generation.target_forwards[0])
-                setting = (decoder.spec.method_id, decoder.sampling.temperature, decoder.runner.mode)
-                rows.append((*setting, prompt.id, seconds, forwards))
-    return pd.DataFrame(rows, columns=COLUMNS)
+        for place in range(len(timed)):
+            decoder = timed[(place + turn) % len(timed)]
+            with _marks(decoder) as marks:
+                generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
+            if turn < 0:
+                continue
+            method, temperature = decoder.spec.to_dict(), decoder.sampling.temperature
+            setting = (method["method_id"], temperature, decoder.runner.mode, prompt.id)
+            rows.append((*setting, seconds, int(generation.target_forwards[0])))
+            if decoder in decoders:
+                images.append(TimedImage(method, temperature, prompt.id, generation, _step_seconds(marks, seconds)))
+    return pd.DataFrame(rows, columns=COLUMNS), images
+
+
+@contextmanager
+def _marks(decoder: Decoder) -> Iterator[list[float | torch.cuda.Event]]:
+    """Moments at which the forwards of an image begin, prefill first; the decoder is left as it was."""
+    marks, runner = [], decoder.runner
+    decoder.runner = _MarkingRunner(runner, lambda: marks.append(_now(decoder.device)))
+    try:
+        yield marks
+    finally:
+        decoder.runner = runner
+
+
+class _MarkingRunner:
+    """A decoder's runner that says when an image begins, and when each of its steps does."""
+
+    def __init__(self, runner: StepRunner, mark: Callable[[], None]) -> None:
+        self._runner, self._mark = runner, mark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def borrow(self, decoder: Decoder, num_rows: int) -> DecodingState:
+        self._mark()
+        return self._runner.borrow(decoder, num_rows)
+
+    def step(self, decoder: Decoder, state: DecodingState) -> None:
+        self._mark()
+        self._runner.step(decoder, state)
+
+
+def _now(device: torch.device) -> float | torch.cuda.Event:
+    """The clock's time; on a GPU an event in its queue, for which nothing waits."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> list[float]:
+    """Seconds of each forward of an image that took `seconds`; the last forward lasts to the image's end."""
+    is_clock = isinstance(marks[0], float)
+    begun = [mark - marks[0] if is_clock else marks[0].elapsed_time(mark) / 1000 for mark in marks]
+    return np.diff([*begun, max(seconds, begun[-1])]).tolist()
 
 
 def _both_ways(decoder: Decoder) -> list[Decoder]:

@@ -6,18 +6,16 @@ autoregressive one stands in the key alone.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+
+from lantern_pipeline.data.html_page import data_uri, fill_page
 
 TEMPLATE = Path(__file__).with_name("page.html")
 KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answers", 1
@@ -68,7 +66,7 @@ def build_page(
     shown, hidden = [], {}
     for number, place in enumerate(generator.permutation(len(trials)).tolist(), start=1):
         trial, baseline, name = trials[place], int(generator.integers(2)), f"t{number:03d}"
-        images = [_data_uri(pixels) for pixels in trial.images]
+        images = [data_uri(pixels) for pixels in trial.images]
         shown.append({"id": name, "caption": trial.caption, "images": images[::-1] if baseline else images})
         about = {"kind": trial.kind, "method_id": trial.method_id, "prompt_id": trial.prompt_id}
         hidden[name] = {**about, "baseline": baseline}
@@ -77,7 +75,7 @@ def build_page(
     data = {"question": question, "side": side, "width": width, "trials": shown}
     key = {"format": KEY_FORMAT, "version": VERSION, "methods": [dict(method) for method in methods], "trials": hidden}
     study = hashlib.sha256(json.dumps([data, key], sort_keys=True).encode()).hexdigest()[:16]
-    return _fill(TEMPLATE.read_text(encoding="utf-8"), {"id": study, **data}), {**key, "study": study}
+    return fill_page(TEMPLATE, {"id": study, **data}), {**key, "study": study}
 
 
 def _check_trials(trials: Sequence[Trial]) -> None:
@@ -89,37 +87,3 @@ def _check_trials(trials: Sequence[Trial]) -> None:
     shapes = {trial.images.shape for trial in trials}
     if len(shapes) > 1:
         raise ValueError(f"all images of a study must have one size, got {sorted(shapes)}")
-
-
-def _data_uri(pixels: np.ndarray) -> str:
-    """(S, S, 3) uint8 -> PNG without metadata as a data URI."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def _fill(template: str, data: Mapping[str, Any]) -> str:
-    """Puts the data and the policy into the template.
-
-    The policy forbids every request and runs the template's own script and styles only, known by their hashes. In the
-    data every "<" is written as an escape, so that no caption can end the element or begin another.
-    """
-    parts = {
-        "policy": "; ".join(
-            [
-                "default-src 'none'",
-                "img-src data:",
-                f"style-src {_hash_of('style', template)}",
-                f"script-src {_hash_of('script', template)}",
-                "base-uri 'none'",
-                "form-action 'none'",
-            ]
-        ),
-        "study": json.dumps(data, ensure_ascii=True).replace("<", "\\u003c"),
-    }
-    return re.sub(r"\[\[(policy|study)\]\]", lambda found: parts[found[1]], template)
-
-
-def _hash_of(element: str, template: str) -> str:
-    text = re.search(rf"<{element}>(.*?)</{element}>", template, re.DOTALL)[1]
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.analysis.method_labels import label_rows
+from lantern_pipeline.analysis.method_labels import label_methods
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.metrics.speed import BASELINE
 from lantern_pipeline.study.page import CHECK, PAIR, Trial
@@ -50,7 +49,7 @@ def select_trials(
     """
     _check_counts(settings, len(prompts))
     compared = _choose_methods(records, settings["methods"])
-    labels = _labels([records[method_id] for method_id in compared])
+    labels = label_methods([records[method_id].metadata["method"] for method_id in compared])
     trials, methods, used = [], [], set()
     baseline = records[BASELINE].codes
     for number, (method_id, label) in enumerate(zip(compared, labels, strict=True)):
@@ -131,10 +130,3 @@ def _choose_methods(records: Mapping[str, GenerationRecords], wanted: Sequence[s
                 f"got {method_id!r}; there are {', '.join(known)}"
             )
     return list(wanted)
-
-
-def _labels(records: Sequence[GenerationRecords]) -> list[str]:
-    if not records:
-        return []
-    methods = [record.metadata["method"] for record in records]
-    return list(label_rows(pd.DataFrame([{**method, "method": method["name"]} for method in methods])))

@@ -1,0 +1,100 @@
+"""The page of the race: timed images and their forwards in one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lantern.methods import draws_target_tokens
+from lantern.prompts import Prompt
+from lantern_pipeline.analysis.method_labels import label_methods
+from lantern_pipeline.data.html_page import data_uri, fill_page, to_json
+from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.metrics.timed_images import TimedImages
+
+TEMPLATE = Path(__file__).with_name("page.html")
+MAX_BYTES = 5_000_000
+MAX_PNG_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly
+WEBP_QUALITY = 80
+# What a method does to the image, in the order in which the page first shows one method of each.
+KINDS = ("baseline", "exact", "relaxed", "exact_rejection", "relaxed_rejection")
+OWN, DRAFT, SUBSTITUTION = "tds"  # marks of a token
+
+
+def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]) -> str:
+    """Builds the page of as many of the first prompts as fit into MAX_BYTES.
+
+    `timed`: images of all methods for each prompt. `prompts`: in the order in which they are offered. `draw`: codes
+    (images, tokens) -> pixels (images, S, S, 3) uint8.
+    """
+    methods = _describe_methods(timed.metadata)
+    place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
+    data = {
+        "methods": methods,
+        "grid": math.isqrt(timed.codes.shape[1]),
+        "pixelated": True,
+        "gpu": timed.metadata["gpu"],
+        "threads": timed.metadata["num_threads"],
+        "prompts": [],
+        "images": [],
+    }
+    size = len(fill_page(TEMPLATE, data))
+    for prompt in prompts:
+        rows = [place[prompt.id, method["id"]] for method in methods]
+        codes, which = timed.codes[rows].unique(dim=0, return_inverse=True)
+        pixels = draw(codes)
+        data["pixelated"] = pixels.shape[1] <= MAX_PNG_SIDE
+        images = [_encode(image) for image in pixels]
+        runs = [
+            {"image": len(data["images"]) + image, **_describe_run(timed, row, rows[0])}
+            for row, image in zip(rows, which.tolist(), strict=True)
+        ]
+        entry = {"text": prompt.text, "runs": runs}
+        size += len(to_json(entry)) + len(to_json(images))
+        if size > MAX_BYTES:
+            break
+        data["prompts"].append(entry)
+        data["images"] += images
+    if not data["prompts"]:
+        raise ValueError(f"the race must fit into {MAX_BYTES} bytes, got {size} for one prompt; run fewer methods")
+    return fill_page(TEMPLATE, data)
+
+
+def _describe_methods(metadata: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The methods, autoregressive decoding first."""
+    methods = sorted(metadata["methods"].values(), key=lambda method: method["method_id"] != BASELINE)
+    kinds = [_kind(method, metadata["temperature"]) for method in methods]
+    return [
+        {"id": method["method_id"], "label": label, "kind": kind}
+        for method, label, kind in zip(methods, label_methods(methods), kinds, strict=True)
+    ]
+
+
+def _kind(method: Mapping[str, Any], temperature: float) -> str:
+    if method["method_id"] == BASELINE:
+        return "baseline"
+    kind = "exact" if method["relaxation"] == "none" else "relaxed"
+    return kind if draws_target_tokens(method, temperature) else f"{kind}_rejection"
+
+
+def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, Any]:
+    """An image: tokens and milliseconds of each forward, a mark for each token, tokens unlike the baseline's."""
+    lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
+    milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()
+    flags = zip(timed.is_draft[row].tolist(), timed.is_substituted[row].tolist(), strict=True)
+    return {
+        "lengths": lengths,
+        "ms": [round(found, 3) for found in milliseconds],
+        "marks": "".join(SUBSTITUTION if other else DRAFT if draft else OWN for draft, other in flags),
+        "differs": int((timed.codes[row] != timed.codes[baseline]).sum()),
+    }
+
+
+def _encode(pixels: np.ndarray) -> str:
+    is_small = pixels.shape[0] <= MAX_PNG_SIDE
+    return data_uri(pixels) if is_small else data_uri(pixels, "webp", quality=WEBP_QUALITY)

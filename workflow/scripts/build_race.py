@@ -1,0 +1,17 @@
+"""Writes the page on which methods draw the timed prompts side by side."""
+
+from lantern.io import write_text
+from lantern_pipeline.data.image_files import decode_images, to_pixels
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.metrics.timed_images import load_timed_images
+from lantern_pipeline.race.page import build_page
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.world.tokenizer import load_tokenizer
+
+with job_log(snakemake) as log:
+    files = snakemake.input
+    timed, tokenizer = load_timed_images(files.images), load_tokenizer(files.tokenizer)
+    prompts = [prompt for path in files.prompts for prompt in read_prompts(path) if prompt.id in set(timed.prompt_ids)]
+    page = build_page(timed, prompts, lambda codes: to_pixels(decode_images(tokenizer, codes)))
+    write_text(snakemake.output[0], page)
+    log.info("%d bytes for at most %d prompts", len(page), len(prompts))
