@@ -16,7 +16,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from lantern.methods import OFFICIAL_RESIDUALS
 from lantern.relaxation import Relaxation, RelaxedSet, grow_set, walk_children, with_nearest
+
+MASSES_AT_ONCE = 2**22  # nearest codes' masses of all codes held at once; 32 MiB of their numbers
 
 
 def accept_look_alikes(drawn: torch.Tensor, children: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -96,15 +99,21 @@ class RejectionRule:
     """What a rejection test adds to x, and what it leaves behind.
 
     Args:
-        relaxation: None for exact decoding, else additive or multiplicative.
+        relaxation: of A(x); None for exact decoding.
         table: (vocab, > k): nearest codes, whole numbers; one column more than k for the official residual.
         residual: "paper": t becomes normalise(max(0, t~ - p)), t~ being t with A(x)'s mass moved onto x. "official" and
-            "official_lumina": what the authors' code does for LlamaGen and for Lumina-mGPT; see `_official`.
+            "official_lumina": what the authors' code does for LlamaGen and for Lumina-mGPT; see `_official`. "matched":
+            t becomes normalise(max(0, t - p f)), f(x) being the probability with which x is accepted: the least total
+            variation from t that f allows, and one residual for all x.
+        weight: by which s(x) is multiplied in the test, one number or (inner, 1); for residual "matched" alone.
+
+    Source: for the matched residual and the weights, COOL-SD (arXiv 2601.09212).
     """
 
     relaxation: Relaxation | None = None
     table: torch.Tensor | None = None
     residual: str = "paper"
+    weight: torch.Tensor | float = 1.0
 
     def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
         """The drafts' nearest codes and the drafts, int64 (..., k + 1); see `with_nearest`."""
@@ -116,10 +125,32 @@ class RejectionRule:
             return RelaxedSet(codes[..., :0], codes[..., :0] > 0, probs[..., :0], probs.gather(-1, codes), codes)
         return grow_set(codes, probs.gather(-1, codes), self.relaxation)
 
+    def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
+        """p(x) f(x) of every code x, (..., vocab): the probability that x is drafted and accepted. With a relaxation it
+        reads k + 1 masses a code, vocab (k + 1) a node.
+
+        Args:
+            probs: target distribution, (..., vocab).
+            draft_probs: what x is drawn from, (..., vocab).
+        """
+        return torch.minimum(draft_probs, self.weight * self._surrogates(probs))
+
+    def _surrogates(self, probs: torch.Tensor) -> torch.Tensor:
+        """s(x) of every code x, (..., vocab)."""
+        if self.relaxation is None:
+            return probs
+        rows, parts = probs.reshape(-1, probs.shape[-1]), []
+        codes_at_once = max(1, MASSES_AT_ONCE // (len(rows) * (self.relaxation.k + 1)))
+        for tokens in torch.arange(probs.shape[-1], device=probs.device).split(codes_at_once):
+            codes = self.codes_of(tokens)
+            masses = rows.index_select(1, codes.flatten()).view(-1, *codes.shape)
+            parts.append(grow_set(codes, masses, self.relaxation).surrogate.squeeze(-1))
+        return torch.cat(parts, dim=-1).view_as(probs)
+
     def residual_probs(
         self,
         probs: torch.Tensor,
-        relaxed: RelaxedSet,
+        relaxed: RelaxedSet | None,
         draft_probs: torch.Tensor | None,
         is_tried: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -127,15 +158,17 @@ class RejectionRule:
 
         Args:
             probs: target distribution, (..., vocab).
-            relaxed: of x.
+            relaxed: of x; the matched residual does not read it.
             draft_probs: what x was drawn from, (..., vocab); None for a deterministic draft.
             is_tried: bool, (..., 1); None is everywhere.
         """
         is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool) if is_tried is None else is_tried
-        if self.residual != "paper" and self.relaxation is not None:
+        if self.residual in OFFICIAL_RESIDUALS and self.relaxation is not None:
             return torch.where(is_tried, self._official(probs, relaxed, draft_probs), probs)
         if draft_probs is None:
             left = probs.scatter(-1, relaxed.taken, 0.0)
+        elif self.residual == "matched":
+            left = (probs - self.accepted_mass(probs, draft_probs)).clamp_(min=0)
         elif self.relaxation is None:
             left = (probs - draft_probs).clamp_(min=0)
         else:
@@ -189,7 +222,8 @@ def accept_by_rejection(
     uniforms: torch.Tensor,
     rule: RejectionRule,
 ) -> Rejection:
-    """Tries the children of every node in order: accept x with probability s(x) / p_i(x), else go on with the residual.
+    """Tries the children of every node in order: accept x with probability w s(x) / p_i(x), else go on with the
+    residual; w is the rule's weight, 1 unless it has others.
 
     Args:
         probs: target distribution, (batch, inner, vocab).
@@ -221,7 +255,7 @@ def accept_by_rejection(
         draft_probs /= draft_probs.sum(-1, keepdim=True)  # 0 / 0 where all is drawn: nan is not > 0 either
     if not surrogates:
         return Rejection(children.sum(-1), probs)
-    surrogate = torch.cat(surrogates, dim=-1)
+    surrogate = rule.weight * torch.cat(surrogates, dim=-1)
     token_draft = torch.cat(token_drafts, dim=-1) if token_drafts else torch.ones_like(surrogate)
     # A token drawn although its probability is 0 (fewer survivors of the filters than children) is no draft.
     fits = is_drafted & (token_draft > 0) & (uniforms * token_draft <= surrogate) & (surrogate > 0)

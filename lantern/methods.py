@@ -12,8 +12,10 @@ from itertools import product
 from typing import Any
 
 COUPLED = ("coupled", "jacobi", "hybrid")  # drafts that the target's own noise picks
-DRAFTS = ("sampled", "top", *COUPLED)  # what a node's children are
-RESIDUALS = ("paper", "official", "official_lumina")
+SAMPLED = ("sampled",)  # drafts drawn from a known distribution with noise of their own: judged by rejection
+DRAFTS = (*SAMPLED, "top", *COUPLED)  # what a node's children are
+OFFICIAL_RESIDUALS = ("official", "official_lumina")
+RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 MAX_SIBLINGS = 64  # children of one node: so many decisions of acceptance have noise of their own at a position
 MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
 NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
@@ -31,6 +33,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "jacobi": {"tree": "chain9", "drafts": "jacobi", "relaxation": "none"},
     "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid", "relaxation": "none"},
 }
+# Methods of others than EAGLE and LANTERN, with their published parameters.
+PEERS: dict[str, dict[str, Any]] = {
+    "cool": {"tree": "chain5", "drafts": "sampled", "relaxation": "annealed", "residual": "matched"},
+}
+PRESETS |= PEERS
 
 
 @dataclass(frozen=True)
@@ -38,18 +45,23 @@ class RelaxationParts:
     """What a relaxation goes with; the relaxation itself is the class of that name in `lantern.relaxation`.
 
     Attributes:
-        parameters: those that it takes, of k, delta and lambda_; the others must not be given.
+        parameters: those that it takes, of PARAMETERS; the others must not be given.
         drafts: the kinds of drafts that it goes with.
         has_official: whether the authors' code has it, so that their residuals exist.
         reason: why other drafts are refused, as the end of a sentence.
+        is_weight: whether it weighs the drafts of a chain by their place, which needs a chain and the matched residual.
     """
 
     parameters: tuple[str, ...] = ()
     drafts: tuple[str, ...] = DRAFTS
     has_official: bool = True
     reason: str = ""
+    is_weight: bool = False
 
 
+_WEIGHT = RelaxationParts(("omega",), SAMPLED, has_official=False, is_weight=True)
+PEER_PARAMETERS = ("omega",)
+PARAMETERS = ("k", "delta", "lambda_", *PEER_PARAMETERS)
 RELAXATIONS = {
     "none": RelaxationParts(),
     "additive": RelaxationParts(("k", "delta")),
@@ -57,6 +69,9 @@ RELAXATIONS = {
     "multiplicative": RelaxationParts(("k", "lambda_")),
     "bounded": RelaxationParts(("k", "delta"), ("top",), has_official=False, reason="; only there delta bounds TV"),
     "proximity": RelaxationParts(("k",), ("coupled", "top", "jacobi", "hybrid"), has_official=False),
+    "annealed": _WEIGHT,
+    "constant": _WEIGHT,
+    "reversed": _WEIGHT,
 }
 
 # Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
@@ -178,11 +193,13 @@ class MethodSpec:
         drafts: "sampled", "top" or "coupled" ones of a draft model; "jacobi", the target's own draws of the last step;
             "hybrid", Jacobi drafts and coupled ones of a draft model side by side; None for autoregressive decoding.
         relaxation: a name of RELAXATIONS; "none" is exact.
-        residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina".
-        neighbours: which nearest codes, one of NEIGHBOURS; None without relaxation.
-        k: nearest codes; None without relaxation.
+        residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina"; or "matched",
+            which leaves the least total variation from the target that the acceptance allows.
+        neighbours: which nearest codes, one of NEIGHBOURS; None where the relaxation takes no k.
+        k: nearest codes; None where the relaxation takes none.
         delta: additive bound or budget, probability mass in [0, 1], or Jensen-Shannon bound in bits; None elsewhere.
         lambda_: multiplicative bound, >= 1; None elsewhere.
+        omega: mean weight of a chain's drafts in the test of acceptance, > 0; None elsewhere.
         method_id: unique within a config, safe as a file name.
         tree_shape: choices of the static tree, or options of the dynamic one (also as JSON values); by default what
             the name `tree` stands for. None for autoregressive decoding, and for a tuned tree not chosen yet.
@@ -201,6 +218,7 @@ class MethodSpec:
     k: int | None = None
     delta: float | None = None
     lambda_: float | None = None
+    omega: float | None = None
     method_id: str = ""
     tree_shape: TreeShape | Mapping[str, int] | Sequence[Sequence[int]] | None = None
 
@@ -208,6 +226,7 @@ class MethodSpec:
         _check_parts(self)
         _check_parameters(self)
         object.__setattr__(self, "tree_shape", _shape_of(self))
+        _check_weights(self)
 
     @property
     def is_relaxed(self) -> bool:
@@ -242,9 +261,14 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
     parts = {**PRESETS[name], "method_id": name, **parts}
     if parts["tree"] == "static":
         parts["tree"] = "naive_extend_57"
-    if parts["relaxation"] != "none":
+    if takes_neighbours(parts["relaxation"]):
         parts.setdefault("neighbours", "l2_normalised")
     return MethodSpec(name=name, **parts)
+
+
+def takes_neighbours(relaxation: str) -> bool:
+    """Whether a relaxation, a name of RELAXATIONS or any other, takes nearest codes."""
+    return relaxation in RELAXATIONS and "k" in RELAXATIONS[relaxation].parameters
 
 
 def verifies_by_rejection(method: Mapping[str, Any]) -> bool:
@@ -254,7 +278,7 @@ def verifies_by_rejection(method: Mapping[str, Any]) -> bool:
     Args:
         method: its drafts, relaxation and residual, as `MethodSpec.to_dict` names them.
     """
-    return method["drafts"] == "sampled" or (method["residual"] != "paper" and method["relaxation"] != "none")
+    return method["drafts"] in SAMPLED or (method["residual"] != "paper" and method["relaxation"] != "none")
 
 
 def draws_target_tokens(method: Mapping[str, Any], temperature: float) -> bool:
@@ -299,7 +323,13 @@ def _check_drafts(spec: MethodSpec) -> None:
             f"relaxation {spec.relaxation} needs drafts {' or '.join(relaxation.drafts)}, got {spec.drafts} for "
             f"{spec.name}{relaxation.reason}"
         )
-    if spec.residual != "paper" and (spec.drafts not in ("sampled", "top") or not relaxation.has_official):
+    if spec.residual == "matched" and spec.drafts not in SAMPLED:
+        raise ValueError(
+            f"residual matched needs drafts {' or '.join(SAMPLED)}, got {spec.drafts} for {spec.name}; where a draft is "
+            "known before the target draws, residual paper leaves the least total variation already"
+        )
+    is_official = spec.residual in OFFICIAL_RESIDUALS
+    if is_official and (spec.drafts not in ("sampled", "top") or not relaxation.has_official):
         raise ValueError(
             f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
         )
@@ -307,7 +337,7 @@ def _check_drafts(spec: MethodSpec) -> None:
 
 def _check_parameters(spec: MethodSpec) -> None:
     wanted = RELAXATIONS[spec.relaxation].parameters
-    for name in ("k", "delta", "lambda_"):
+    for name in PARAMETERS:
         value = getattr(spec, name)
         if name in wanted and value is None:
             raise ValueError(f"method {spec.name} with relaxation {spec.relaxation} needs {name}")
@@ -318,8 +348,25 @@ def _check_parameters(spec: MethodSpec) -> None:
             f"k of {spec.name} must be a whole number >= 1, got {spec.k}; for exact decoding use relaxation none"
         )
     check_bounds(spec.delta, spec.lambda_, f" of {spec.name}")
-    if spec.is_relaxed and spec.neighbours not in NEIGHBOURS:
+    if takes_neighbours(spec.relaxation) and spec.neighbours not in NEIGHBOURS:
         raise ValueError(f"neighbours of {spec.name} must be one of {', '.join(NEIGHBOURS)}, got {spec.neighbours!r}")
+
+
+def _check_weights(spec: MethodSpec) -> None:
+    if not RELAXATIONS[spec.relaxation].is_weight:
+        return
+    if not spec.omega > 0:
+        raise ValueError(f"omega of {spec.name} must be > 0, got {spec.omega}; 1 is exact where relaxation is constant")
+    if spec.residual != "matched":
+        raise ValueError(
+            f"relaxation {spec.relaxation} needs residual matched, got {spec.residual} for {spec.name}: with another "
+            "one, a weight below 1 would emit some codes too rarely"
+        )
+    if not isinstance(spec.tree_shape, tuple) or any(map(any, spec.tree_shape)):
+        raise ValueError(
+            f"relaxation {spec.relaxation} needs a chain, got tree {spec.tree} for {spec.name}: there are no weights "
+            "for siblings"
+        )
 
 
 def check_bounds(delta: float | None = None, lambda_: float | None = None, owner: str = "") -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from lantern.methods import RELAXATIONS, MethodSpec, check_bounds
+from lantern.peer_relaxations import AnnealedWeights, ConstantWeights, DraftWeights, ReversedWeights
 
 
 @dataclass(frozen=True)
@@ -158,18 +159,21 @@ class Proximity(Relaxation):
 
 
 # By the names of `lantern.methods.RELAXATIONS`; "none" has no class.
-CLASSES: dict[str, type[Relaxation]] = {
+CLASSES: dict[str, type[Relaxation | DraftWeights]] = {
     "additive": AdditiveBound,
     "jensen_shannon": JensenShannonBound,
     "multiplicative": MultiplicativeBound,
     "bounded": BudgetBound,
     "proximity": Proximity,
+    "annealed": AnnealedWeights,
+    "constant": ConstantWeights,
+    "reversed": ReversedWeights,
 }
 
 
-def make_relaxation(spec: MethodSpec) -> Relaxation | None:
+def make_relaxation(spec: MethodSpec) -> Relaxation | DraftWeights | None:
     """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too."""
-    if not spec.is_relaxed or spec.delta == 0 or spec.lambda_ == 1:
+    if spec.relaxation == "none" or spec.delta == 0 or spec.lambda_ == 1:
         return None
     parameters = RELAXATIONS[spec.relaxation].parameters
     return CLASSES[spec.relaxation](**{name: getattr(spec, name) for name in parameters})

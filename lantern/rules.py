@@ -7,7 +7,7 @@ taken, one level after the other, so that filters, noise and relaxed sets are wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from lantern import acceptance
 from lantern.draft_tree import StaticTree
 from lantern.drafting import Proposal
-from lantern.methods import MethodSpec, verifies_by_rejection
+from lantern.methods import OFFICIAL_RESIDUALS, MethodSpec, verifies_by_rejection
 from lantern.noise import NoiseField
+from lantern.peer_relaxations import DraftWeights
 from lantern.relaxation import Relaxation, make_relaxation
 from lantern.sampling import SamplingConfig
 from lantern.verification import (
@@ -244,6 +245,11 @@ class ByRejection(Rule):
     def __init__(self, rejection: acceptance.RejectionRule) -> None:
         self.rejection = rejection
 
+    def rejection_at(self, depths: torch.Tensor) -> acceptance.RejectionRule:
+        """The rejection at nodes of these depths, int64 (nodes,)."""
+        weight = self.rejection.weight
+        return self.rejection if isinstance(weight, float) else replace(self.rejection, weight=weight[depths])
+
     def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tries nothing at nodes that have no children."""
         tree, inner = proposal.tree, proposal.tree.parent_nodes
@@ -279,27 +285,37 @@ def _token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tenso
     return torch.cat([children, otherwise[..., None]], dim=-1).gather(-1, rank[..., None]).squeeze(-1)
 
 
-def make_rule(spec: MethodSpec, sampling: SamplingConfig, nearest_codes: torch.Tensor | None) -> Rule:
+def make_rule(
+    spec: MethodSpec,
+    sampling: SamplingConfig,
+    nearest_codes: torch.Tensor | None,
+    device: torch.device | str = "cpu",
+) -> Rule:
     """The rule of a method.
 
     Args:
         spec: the method.
         sampling: the temperature decides between the greedy and the sampled rules.
-        nearest_codes: (vocab, columns), whole numbers; None without relaxation.
+        nearest_codes: (vocab, columns), whole numbers; None where the relaxation takes none.
+        device: of the target.
 
     Raises:
         ValueError: the table is missing or too narrow.
     """
-    relaxation, table = make_relaxation(spec), None
+    relaxation, table, weight = make_relaxation(spec), None, 1.0
     rejects = not sampling.is_greedy and spec.drafts is not None and verifies_by_rejection(spec.to_dict())
+    if isinstance(relaxation, DraftWeights):
+        weight = torch.tensor(relaxation.weights(len(spec.tree_shape)), device=device)[:, None]
+        relaxation = None  # the target's most probable token at temperature 0
     if relaxation is not None:
-        columns = spec.k + (rejects and spec.residual != "paper")  # the authors' residuals reach one code further
+        # The authors' residuals reach one code further.
+        columns = spec.k + (rejects and spec.residual in OFFICIAL_RESIDUALS)
         if nearest_codes is None or nearest_codes.shape[1] < columns:
             found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
             raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
         table = nearest_codes[:, :columns].contiguous()
     if rejects:
-        rule = ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual))
+        rule = ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual, weight))
     elif relaxation is None:
         rule = ByEquality()
     elif not relaxation.bounds_mass:

@@ -26,7 +26,7 @@ TREES = {
     "dynamic": DynamicTreeOptions(num_nodes=9, depth=2, top_k=4),
 }
 AUTOREGRESSIVE = MethodSpec(name="autoregressive")
-BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0}
+BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1}
 
 
 def generate(
@@ -104,6 +104,16 @@ METHODS = {
     ),
     "bounded": method(tree="dynamic", drafts="top", relaxation="bounded", neighbours="l2_normalised", k=4, delta=0.2),
     "proximity": method(tree="bushy", drafts="coupled", relaxation="proximity", neighbours="l2_normalised", k=3),
+    "matched": method(
+        tree="bushy",
+        drafts="sampled",
+        relaxation="additive",
+        residual="matched",
+        neighbours="l2_normalised",
+        k=4,
+        delta=0.2,
+    ),
+    "cool": method(tree="chain3", drafts="sampled", relaxation="annealed", residual="matched", omega=1.1),
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from conftest import ROOT
 from lantern.methods import (
+    PEERS,
     PRESETS,
     RELAXATIONS,
     DynamicTreeOptions,
@@ -31,16 +32,25 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
     lines = (ROOT / "README.md").read_text().splitlines()
     table = lines[lines.index("| preset | tree | guesses | look-alikes that may stand in |") + 2 :]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
-    assert [row[0].removesuffix(" (ours)") for row in rows] == [f"`{name}`" for name in PRESETS]
+    presets = {name: parts for name, parts in PRESETS.items() if name not in PEERS}
+    assert [row[0].removesuffix(" (ours)") for row in rows] == [f"`{name}`" for name in presets]
     words = {"sampled": "sampled", "top": "most probable", "coupled": "the target's own noise|coupled", None: "–"}
     words |= {"jacobi": "the step before", "hybrid": "side by side"}
-    for (_, tree, guesses, stands_in), parts in zip(rows, PRESETS.values(), strict=True):
+    for (_, tree, guesses, stands_in), parts in zip(rows, presets.values(), strict=True):
         assert tree == (parts["tree"] or "–")
         assert any(word in guesses for word in words[parts["drafts"]].split("|"))
         is_exact = "exact" in stands_in or stands_in == "–"
         assert is_exact == (parts["relaxation"] == "none")
         named = {name for name in ("delta", "lambda_") if f"{name}" in stands_in}
         assert named == set(RELAXATIONS[parts["relaxation"]].parameters) - {"k"}
+
+
+def test_the_table_of_peers_is_that_of_their_presets():
+    lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
+    table = lines[lines.index("| preset | tree | guesses | law of what is emitted | source |") + 2 :]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
+    assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", parts["tree"]) for name, parts in PEERS.items()]
+    assert all(any(line.startswith("### ") and f"({row[0]}" in line for line in lines) for row in rows)
 
 
 def test_an_unknown_preset_lists_the_known_ones():

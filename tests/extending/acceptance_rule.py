@@ -12,6 +12,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
 from lantern.methods import DRAFTS, PRESETS, RELAXATIONS, make_method
 from lantern.relaxation import CLASSES, AdditiveBound, MultiplicativeBound, relaxed_set
+from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.analysis.method_labels import method_colour, method_name
 from lantern_pipeline.analysis.total_variation import distribution_of_method, tv_row
@@ -72,13 +73,14 @@ def check_decoding():
 def check_output_distribution():
     """The distance from the target is computed without another edit; a top draft moves at most delta."""
     options = {"num_resamples": 100, "seed": 0}
-    for drafts in ("sampled", "top"):
+    for drafts in ("top", "sampled"):
         nodes = random_nodes(1)
-        kind, found = distribution_of_method(nodes, capped(drafts), TABLE, 10, 0)
+        spec = capped(drafts)
+        kind, found = distribution_of_method(nodes, spec, make_rule(spec, SamplingConfig(), TABLE), 10, 0)
         row = tv_row(nodes, found, 0.2, options)
         assert kind == "enumeration" and 0 < row["tv_mean"] < 1
         assert drafts == "sampled" or row["tv_max"] <= 0.2
-    kind, found = distribution_of_method(random_nodes(3), capped(), TABLE, 10, 0)
+    kind, found = distribution_of_method(random_nodes(3), spec, make_rule(spec, SamplingConfig(), TABLE), 10, 0)
     assert kind == "monte_carlo"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
+from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.analysis import total_variation
 from lantern_pipeline.analysis.total_variation import (
@@ -125,7 +127,8 @@ def test_siblings_by_monte_carlo_state_their_error(table):
     nodes = random_nodes(20)
     relaxed = {"relaxation": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
     spec = MethodSpec(name="lantern", tree="chain3", drafts="sampled", **relaxed)
-    (kind, few), (_, many) = (distribution_of_method(nodes, spec, table, number, seed=1) for number in (50, 4000))
+    rule = make_rule(spec, SamplingConfig(), table)
+    (kind, few), (_, many) = (distribution_of_method(nodes, spec, rule, number, seed=1) for number in (50, 4000))
     assert kind == "monte_carlo"
     assert (few.error > 0).all() and (many.error < few.error).all()
     assert few.tv_from(many.probs).mean() < 2 * few.error.mean()  # noise of the size stated
@@ -135,14 +138,42 @@ def test_siblings_by_monte_carlo_state_their_error(table):
 def test_an_exact_rule_has_no_noise_of_drawn_siblings():
     nodes = random_nodes(20)
     spec = MethodSpec(name="eagle1", tree="chain3", drafts="sampled")
-    kind, found = distribution_of_method(nodes, spec, None, num_samples=2, seed=1)
+    kind, found = distribution_of_method(nodes, spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=1)
     assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["cool", "lantern_matched"])
+def test_a_matched_residual_gives_the_distribution_of_every_draft_taken_by_itself(name, table):
+    """Weights are those of the nodes' depths; whatever was drafted, the residual is the same."""
+    drawn = random_nodes(30)
+    nodes = replace(drawn, children=drawn.children[:, :1], depths=torch.arange(30) % 3)
+    bound = {"relaxation": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
+    parts = {"cool": {"relaxation": "reversed", "omega": 1.5}, "lantern_matched": bound}[name]
+    spec = MethodSpec(name=name, tree="chain3", drafts="sampled", residual="matched", **parts)
+    rule = make_rule(spec, SamplingConfig(), table)
+    kind, found = distribution_of_method(nodes, spec, rule, num_samples=1, seed=0)
+    assert kind == "enumeration"
+    expected, rejection = torch.zeros_like(nodes.target_probs), rule.rejection_at(nodes.depths)
+    for code in range(24):
+        children = torch.full((30, 1), code)
+        given = distribution_given_children(nodes.target_probs, nodes.draft_probs, children, rejection)
+        expected += nodes.draft_probs[:, code : code + 1] * given.probs
+    torch.testing.assert_close(found.probs, expected)
+    tv = found.tv_from(nodes.target_probs)
+    if name == "cool":
+        weights = rejection.weight[:, 0]
+        assert (tv <= (1 - 1 / weights).clamp(min=0) + 1e-6).all() and (tv[weights > 1.1] > 0.01).all()
+    else:
+        paper = RejectionRule(AdditiveBound(4, 0.2), table)
+        other = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, paper)
+        torch.testing.assert_close(found.acceptance, other.acceptance)
+        assert (tv <= other.tv_from(nodes.target_probs) + 1e-12).all() and tv.mean() > 0.01
 
 
 def test_coupled_drafts_are_not_enumerated():
     spec = MethodSpec(name="coupled", tree="chain3", drafts="coupled")
     with pytest.raises(ValueError, match="count substitutions"):
-        distribution_of_method(random_nodes(3), spec, None, num_samples=2, seed=0)
+        distribution_of_method(random_nodes(3), spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=0)
 
 
 def test_a_row_by_hand():

@@ -32,6 +32,7 @@ METHODS = {
     "bounded": Look("bounded", "#CC79A7", "X"),
     "jacobi": Look("Jacobi", "#332288", ">"),
     "hybrid": Look("hybrid", "#999933", "p"),
+    "cool": Look("COOL-SD", "#AA4499", "<"),
 }
 NAMES = {
     **{method: look.name for method, look in METHODS.items()},
@@ -39,7 +40,7 @@ NAMES = {
     "reconstruction": "reconstructions",
 }
 PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours")
-SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ"}
+SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ", "omega": "ω"}
 
 
 def preset_of(method: str) -> str:

@@ -15,12 +15,13 @@ from tqdm import tqdm
 
 from lantern.acceptance import RejectionRule
 from lantern.decoding import Decoder
-from lantern.methods import MethodSpec
+from lantern.methods import SAMPLED, MethodSpec
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, make_relaxation, with_nearest
+from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, with_nearest
+from lantern.rules import ByRejection, Rule, WithinBound
 from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, with_ends
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.output_distribution import (
@@ -88,10 +89,10 @@ class TotalVariationStudy:
                 wanted = {**self._wanted, "num_samples": self.settings["num_samples"]}
                 nodes, row["kind"], found = measure_coupled_drafts(decoder, self.prompts, self.encoder, **wanted)
                 row |= tv_row(nodes, found, spec.delta, self.options)
-            if spec.drafts in ("sampled", "top"):
+            if spec.drafts in (*SAMPLED, "top"):
                 nodes = self._record(decoder)
-                table, num_samples = decoder.models.nearest_codes, self.settings["num_samples"]
-                row["kind"], found = distribution_of_method(nodes, spec, table, num_samples, self.seed)
+                num_samples = self.settings["num_samples"]
+                row["kind"], found = distribution_of_method(nodes, spec, decoder.rule, num_samples, self.seed)
                 row |= tv_row(nodes, found, spec.delta, self.options)
             if spec.drafts is not None and decoder.rule.draws_target_tokens:
                 rows_wanted = [records[spec.method_id].prompt_ids.index(prompt.id) for prompt in self.prompts]
@@ -133,24 +134,24 @@ class TotalVariationStudy:
 
 
 def distribution_of_method(
-    nodes: VerifiedNodes, spec: MethodSpec, table: torch.Tensor | None, num_samples: int, seed: int
+    nodes: VerifiedNodes, spec: MethodSpec, rule: Rule, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
     """Output distribution of a method at its own nodes, and its kind: "enumeration" or "monte_carlo".
 
-    `table` is (vocab, > k), None without relaxation; where several children are sampled, the distribution is a
-    mean over `num_samples` draws of `seed`.
+    `rule` is the method's own above temperature 0; where several children are sampled, the distribution is a mean over
+    `num_samples` draws of `seed`.
     """
-    if spec.drafts not in ("sampled", "top"):
+    if spec.drafts not in (*SAMPLED, "top"):
         raise ValueError(f"the distribution of {spec.drafts} drafts is not enumerated; count substitutions instead")
-    relaxation = make_relaxation(spec)
-    rule = RejectionRule(relaxation, table, spec.residual)
-    if spec.drafts == "sampled" and nodes.children.shape[1] > 1:
-        return "monte_carlo", distribution_of_sampled_siblings(nodes, rule, num_samples=num_samples, seed=seed)
-    if spec.drafts == "sampled":
-        return "enumeration", distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, rule)
-    if relaxation is None or spec.residual != "paper":
-        return "enumeration", distribution_given_children(nodes.target_probs, None, nodes.children, rule)
-    return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, table, relaxation)
+    if isinstance(rule, WithinBound):
+        bound = rule.relaxation
+        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, rule.table, bound)
+    rejection = rule.rejection_at(nodes.depths) if isinstance(rule, ByRejection) else RejectionRule()
+    if spec.drafts == "top":
+        return "enumeration", distribution_given_children(nodes.target_probs, None, nodes.children, rejection)
+    if nodes.children.shape[1] == 1:
+        return "enumeration", distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, rejection)
+    return "monte_carlo", distribution_of_sampled_siblings(nodes, rejection, num_samples=num_samples, seed=seed)
 
 
 def tv_row(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from lantern.methods import DynamicTreeOptions, JointTree, check_choices, tree_choices
+from lantern.methods import OFFICIAL_RESIDUALS, DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern.models.config import OVERSHOOT, resolve_size
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
@@ -250,7 +250,7 @@ def _check_sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str,
                 f"config key {key}: tree of {spec.method_id} must have at most tokenizer.codebook_size = "
                 f"{codebook_size} children of a node, got {width}"
             )
-        more = spec.residual != "paper"  # the authors' residuals reach one code further
+        more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals reach one code further
         if spec.k is not None and spec.k + more > columns:
             raise ValueError(
                 f"config key {key}: k of {spec.method_id} must be at most codebook.num_neighbours{' - 1' * more} = "

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import PRESETS, MethodSpec, joint_choices, tree_choices
+from lantern.methods import PEER_PARAMETERS, PRESETS, MethodSpec, joint_choices, takes_neighbours, tree_choices
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
     parts = dict(PRESETS[preset]) if preset else {}
     given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
     parts |= given
-    if parts.get("relaxation", "none") != "none":
-        parts.setdefault("neighbours", config["codebook"].get("neighbours", "l2_normalised"))
     lists = {key: value if isinstance(value, list) else [value] for key, value in parts.items()}
+    if any(map(takes_neighbours, lists.get("relaxation", []))):
+        lists.setdefault("neighbours", [config["codebook"].get("neighbours", "l2_normalised")])
     defaults = PRESETS.get(preset, {})
     for values in itertools.product(*lists.values()):
         fields = dict(zip(lists, values, strict=True))
@@ -137,6 +137,9 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
         words.append(f"delta{spec.delta:g}")
     if spec.lambda_ is not None:
         words.append(f"lambda{spec.lambda_:g}")
+    for field in PEER_PARAMETERS:
+        if field in given and getattr(spec, field) != defaults.get(field):
+            words.append(f"{field}{getattr(spec, field):g}")
     return "-".join(words)
 
 

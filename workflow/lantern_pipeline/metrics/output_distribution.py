@@ -36,12 +36,14 @@ class VerifiedNodes:
         draft_probs: (nodes, vocab): what the children were drawn from; None where they are deterministic.
         children: int64, (nodes, m): drafted tokens in drafting order, -1 where there is none.
         image: int64, (nodes,): number of the prompt.
+        depths: int64, (nodes,): of each node in its tree; None where no rule asks for it.
     """
 
     target_probs: torch.Tensor
     draft_probs: torch.Tensor | None
     children: torch.Tensor
     image: torch.Tensor
+    depths: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.target_probs)
@@ -82,8 +84,11 @@ class NodeRecorder:
         """Receives one step, as `Decoder.observer`."""
         drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
         inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
+        depths = drafts.tree.depths.expand_as(reached)
         if inner is not None:
-            reached, positions, weights = (part.index_select(1, inner) for part in (reached, positions, weights))
+            reached, positions, weights, depths = (
+                part.index_select(1, inner) for part in (reached, positions, weights, depths)
+            )
         children = child_tokens(drafts)
         image = torch.arange(len(reached))[:, None] + self.first_image
         inside = positions.cpu() < self.num_tokens
@@ -91,12 +96,13 @@ class NodeRecorder:
         rows, nodes = (chosen.to(reached.device) & reached & (children >= 0).any(-1)).nonzero(as_tuple=True)
         draft_probs = None if drafts.draft_probs is None else drafts.draft_probs[rows, nodes]
         probs = weights[rows, nodes].softmax(-1)
-        self.parts.append(VerifiedNodes(probs, draft_probs, children[rows, nodes], rows.cpu() + self.first_image))
+        found = children[rows, nodes], rows.cpu() + self.first_image, depths[rows, nodes]
+        self.parts.append(VerifiedNodes(probs, draft_probs, *found))
 
     def collect(self) -> VerifiedNodes:
         """All nodes kept so far."""
         columns = {}
-        for name in ("target_probs", "draft_probs", "children", "image"):
+        for name in ("target_probs", "draft_probs", "children", "image", "depths"):
             parts = [getattr(part, name) for part in self.parts]
             columns[name] = None if parts[0] is None else torch.cat(parts)
         return VerifiedNodes(**columns)
@@ -143,7 +149,7 @@ def distribution_given_children(
         token_draft = torch.ones_like(weight) if left is None else _at(left, token)
         is_tried = is_drafted & (token_draft > 0)
         relaxed = rule.relax(probs, rule.codes_of(token))
-        ratio = relaxed.surrogate.squeeze(-1) / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)
+        ratio = (rule.weight * relaxed.surrogate).squeeze(-1) / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)
         accept = ratio.clamp(max=1) * is_tried
         emitted.scatter_add_(1, token[:, None], (weight * accept)[:, None])
         residual = rule.residual_probs(probs, relaxed, left)
@@ -158,7 +164,15 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: RejectionRule
 ) -> OutputDistribution:
-    """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p."""
+    """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p; the matched
+    residual is the same for all of them.
+    """
+    if rule.residual == "matched":
+        accepted = rule.accepted_mass(target_probs, draft_probs)
+        acceptance = accepted.sum(-1)
+        residual = rule.residual_probs(target_probs, None, draft_probs)
+        emitted = accepted + (1 - acceptance)[:, None] * residual
+        return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
     emitted, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
     for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)

@@ -1,0 +1,299 @@
+"""Peers' tests of rejection and the matched residual: numbers of tests/data/peers, and laws by enumeration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import DATA, make_prompts
+from lantern import acceptance
+from lantern.acceptance import RejectionRule, accept_by_rejection
+from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder
+from lantern.methods import MethodSpec, make_method
+from lantern.relaxation import AdditiveBound, MultiplicativeBound, make_relaxation
+from lantern.rules import make_rule
+from lantern.sampling import SamplingConfig
+
+COOL = json.loads((DATA / "peers" / "cool.json").read_text())
+COOL_TENSORS = load_file(DATA / "peers" / "cool.safetensors")
+WEIGHTS = (0.3, 0.8, 1, 1.1, 2, 5)
+SCHEDULES = {"annealed": "annealed", "uniform": "constant", "reversed": "reversed"}  # their names and ours
+VOCAB = 24
+TABLE = nearest_codes(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(3)), 20)
+
+
+def random_probs(rows: int = 20, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A target's distributions and a drafter's, (rows, VOCAB)."""
+    logits = 1.5 * torch.randn(2, rows, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
+
+
+def emission(rule: RejectionRule, target: torch.Tensor, draft: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(probability that a draft is accepted, law of the emitted token), of the functions that decode: each code is
+    drafted at 2,000 nodes whose uniforms lie evenly in (0, 1).
+    """
+    vocab, count = len(target), 2000
+    children = torch.arange(vocab).repeat_interleave(count).view(1, -1, 1)
+    uniforms = ((torch.arange(count, dtype=torch.float64) + 0.5) / count).repeat(vocab).view(1, -1, 1)
+    rows = (probs.expand(1, vocab * count, -1) for probs in (target, draft))
+    probs, draft_probs = rows
+    found = accept_by_rejection(probs, children, draft_probs, uniforms, rule)
+    accepted = draft * (found.rank == 0).view(vocab, count).double().mean(1)
+    rejected = (draft - accepted)[:, None] * found.residual.view(vocab, count, -1)[:, 0]
+    return accepted, accepted + rejected.sum(0)
+
+
+@pytest.mark.parametrize("case", COOL["weights"], ids=str)
+def test_the_weights_are_the_references(case):
+    relaxation = "annealed" if case["nu"] else "constant"
+    spec = make_method("cool", tree=f"chain{case['length']}", relaxation=relaxation, omega=case["delta"])
+    assert make_relaxation(spec).weights(case["length"]) == pytest.approx(case["omega"])
+    rule = make_rule(spec, SamplingConfig(), None)
+    assert rule.rejection.weight[:, 0].tolist() == pytest.approx(case["omega"])
+    assert rule.rejection_at(torch.tensor([1, 1])).weight[:, 0].tolist() == pytest.approx([case["omega"][1]] * 2)
+
+
+def test_reversed_weights_are_the_annealed_ones_from_the_end():
+    annealed, reversed_ = (
+        make_relaxation(make_method("cool", relaxation=name, omega=2.0)).weights(5) for name in ("annealed", "reversed")
+    )
+    assert reversed_ == pytest.approx(annealed[::-1]) and sum(annealed) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("case", COOL["one_position"], ids=lambda case: f"{case['case']}-{case['omega']}")
+def test_one_position_has_the_references_law(case):
+    name = f"one.{case['case']}"
+    target, draft = COOL_TENSORS[f"{name}.target"], COOL_TENSORS[f"{name}.draft"]
+    name += f".{WEIGHTS.index(case['omega'])}"
+    rule = RejectionRule(residual="matched", weight=case["omega"])
+    accepted = rule.accepted_mass(target, draft)
+    assert float(accepted.sum()) == pytest.approx(case["acceptance"])
+    residual = rule.residual_probs(target, None, draft)
+    if case["acceptance"] < 1 - 1e-9:
+        torch.testing.assert_close(residual, COOL_TENSORS[f"{name}.residual"], atol=1e-9, rtol=0)
+    law = accepted + (1 - accepted.sum()) * residual
+    torch.testing.assert_close(law, COOL_TENSORS[f"{name}.law"], atol=1e-9, rtol=0)
+    tv = float((law - target).abs().sum()) / 2
+    assert tv == pytest.approx(case["tv"], abs=1e-9)
+    assert tv <= max(0.0, 1 - 1 / case["omega"]) + 1e-9
+    torch.testing.assert_close(emission(rule, target, draft)[1], law, atol=1e-3, rtol=0)
+
+
+class StubTarget:
+    """Logits at a position are a sum of table rows of the tokens before it: left, left but one, and above."""
+
+    def __init__(self, tables: dict[str, torch.Tensor], prefix: str, width: int) -> None:
+        self.width = width
+        self.base, *self.rows = (tables[f"{prefix}.{name}_c"].double() for name in ("base", "left", "left2", "up"))
+
+    def probs(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        """Distribution of the token behind these."""
+        logits = self.base[len(tokens)].clone()
+        for back, table in zip((1, 2, self.width), self.rows, strict=True):
+            if len(tokens) >= back:
+                logits += table[tokens[-back]]
+        return logits.softmax(-1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_whole_images_are_the_references_token_by_token(number):
+    case = COOL["chain"][number]
+    target, draft = (StubTarget(COOL_TENSORS, f"chain.{number}.{kind}", case["width"]) for kind in ("target", "draft"))
+    noise = {kind: COOL_TENSORS[f"chain.{number}.noise.{kind}"].double() for kind in ("draft", "accept", "target")}
+    spec = make_method("cool", tree=f"chain{case['length']}", omega=case["delta"])
+    rejection = make_rule(spec, SamplingConfig(), None).rejection
+    tokens = []
+    for number_of_step, step in enumerate(case["steps"]):
+        length, drafts = min(case["length"], case["N"] - len(tokens) - 1), []
+        for place in range(length):
+            keys = draft.probs((*tokens, *drafts)).log() + noise["draft"][number_of_step, place]
+            drafts.append(int(keys.argmax()))
+        assert drafts == step["drafts"]
+        contexts = [(*tokens, *drafts[:place]) for place in range(length + 1)]
+        probs, draft_probs = (torch.stack([model.probs(c) for c in contexts])[None] for model in (target, draft))
+        rule = replace(rejection, weight=rejection.weight[:length])
+        uniforms = noise["accept"][number_of_step, :length].view(1, -1, 1)
+        children = torch.tensor(drafts).view(1, -1, 1)
+        found = accept_by_rejection(probs[:, :length], children, draft_probs[:, :length], uniforms, rule)
+        accepted = int((found.rank[0] == 0).long().cumprod(0).sum())
+        assert accepted == step["accepted"]
+        left = found.residual[0, accepted] if accepted < length else probs[0, -1]
+        own = int((left.log() + noise["target"][number_of_step, accepted]).argmax())
+        tokens = [*tokens, *drafts[:accepted], own]
+    assert tokens == case["tokens"]
+
+
+def make_tables(seed: int, scales: tuple[float, ...], vocab: int, positions: int) -> dict[str, torch.Tensor]:
+    """The recipe of tests/data/peers for a stub's tables."""
+    import numpy as np
+
+    generator = np.random.RandomState(seed)
+    tables = {}
+    for name, scale in zip(("base", "left", "left2", "up"), scales, strict=True):
+        for half in ("c", "u"):
+            size = (positions if name == "base" else vocab, vocab)
+            values = (scale * generator.standard_normal(size)).astype(np.float32)
+            tables[f"stub.{name}_{half}"] = torch.from_numpy(values)
+    return tables
+
+
+WORLD = COOL["whole_image_law"]
+
+
+@pytest.mark.parametrize("row", WORLD["rows"], ids=lambda row: row["schedule"])
+def test_the_law_of_whole_images_is_the_references(row):
+    vocab, count = WORLD["V"], WORLD["N"]
+    tables = make_tables(WORLD["seed_target"], (1, 1.2, 0.6, 0.6), vocab, count)
+    moved = make_tables(WORLD["seed_draft"], (0.6, 0.6, 0.4, 0.4), vocab, count)
+    target = StubTarget(tables, "stub", WORLD["width"])
+    draft = StubTarget({name: table + moved[name] for name, table in tables.items()}, "stub", WORLD["width"])
+    if row["schedule"] == "exact":
+        weights = [1.0] * 3
+    else:
+        name, omega = row["schedule"].split()
+        spec = make_method("cool", tree="chain3", relaxation=SCHEDULES[name], omega=float(omega))
+        weights = make_relaxation(spec).weights(3)
+    rules = [RejectionRule(residual="matched", weight=weight) for weight in weights]
+
+    @cache
+    def law(tokens: tuple[int, ...], place: int) -> torch.Tensor:
+        """Of the images behind these tokens, `place` of which are drafts accepted in the step under way."""
+        if len(tokens) == count:
+            return torch.ones(1, dtype=torch.float64)
+        probs = target.probs(tokens)
+        if place == min(3, count - len(tokens) + place - 1):
+            return torch.cat([probs[code] * law((*tokens, code), 0) for code in range(vocab)])
+        draft_probs = draft.probs(tokens)
+        accepted = rules[place].accepted_mass(probs, draft_probs)
+        rejected = (1 - accepted.sum()) * rules[place].residual_probs(probs, None, draft_probs)
+        return torch.cat(
+            [
+                accepted[code] * law((*tokens, code), place + 1) + rejected[code] * law((*tokens, code), 0)
+                for code in range(vocab)
+            ]
+        )
+
+    @cache
+    def autoregressive(tokens: tuple[int, ...]) -> torch.Tensor:
+        if len(tokens) == count:
+            return torch.ones(1, dtype=torch.float64)
+        probs = target.probs(tokens)
+        return torch.cat([probs[code] * autoregressive((*tokens, code)) for code in range(vocab)])
+
+    def num_accepted(tokens: tuple[int, ...]) -> float:
+        """Expected number of the drafts behind these, all of one step, that are accepted."""
+        if len(tokens) == 3:
+            return 0.0
+        accepted = rules[len(tokens)].accepted_mass(target.probs(tokens), draft.probs(tokens))
+        return sum(float(mass) * (1 + num_accepted((*tokens, code))) for code, mass in enumerate(accepted))
+
+    tv = float((law((), 0) - autoregressive(())).abs().sum()) / 2
+    assert tv == pytest.approx(row["tv_image"], abs=1e-7)
+    assert num_accepted(()) == pytest.approx(row["accepted_first_step"], abs=1e-7)
+
+
+BOUNDS = [AdditiveBound(8, 0.1), MultiplicativeBound(8, 3.0)]
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=repr)
+def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound):
+    target, draft = random_probs()
+    matched, paper = (RejectionRule(bound, TABLE, residual) for residual in ("matched", "paper"))
+    accepted = matched.accepted_mass(target, draft)
+    surrogates = [matched.relax(target, matched.codes_of(torch.full((20,), code))).surrogate for code in range(VOCAB)]
+    torch.testing.assert_close(accepted, torch.minimum(draft, torch.cat(surrogates, dim=-1)))
+    least = (accepted - target).clamp(min=0).sum(-1)
+    for row in (0, 7):
+        mass, law = emission(matched, target[row], draft[row])
+        other_mass, other_law = emission(paper, target[row], draft[row])
+        assert torch.equal(mass, other_mass)  # the residual does not change the first draft's acceptance
+        tv, other_tv = (float((found - target[row]).abs().sum()) / 2 for found in (law, other_law))
+        assert tv == pytest.approx(float(least[row]), abs=1e-3)
+        assert 0 < tv < other_tv + 1e-3
+
+
+def test_no_residual_leaves_less_than_the_matched_one():
+    """Of a thousand others, at random."""
+    target, draft = (probs[0] for probs in random_probs(1))
+    rule = RejectionRule(BOUNDS[0], TABLE, "matched")
+    accepted = rule.accepted_mass(target, draft)
+    others = torch.distributions.Dirichlet(torch.full((VOCAB,), 0.3, dtype=torch.float64)).sample((1000,))
+    residuals = torch.cat([rule.residual_probs(target, None, draft)[None], others])
+    tv = (accepted + (1 - accepted.sum()) * residuals - target).abs().sum(-1) / 2
+    assert tv.argmin() == 0
+
+
+def test_masses_are_the_same_however_many_are_held(monkeypatch):
+    target, draft = random_probs()
+    rule = RejectionRule(BOUNDS[0], TABLE, "matched")
+    whole = rule.accepted_mass(target, draft)
+    monkeypatch.setattr(acceptance, "MASSES_AT_ONCE", 20 * 9 * 5)
+    assert torch.equal(rule.accepted_mass(target, draft), whole)
+
+
+@pytest.mark.parametrize("weight", [0.4, 1.0])
+def test_siblings_with_the_matched_residual_keep_the_targets_law(weight):
+    """Every pair of siblings, by enumeration."""
+    target, draft = (probs[0] for probs in random_probs(1))
+    rule = RejectionRule(residual="matched", weight=weight)
+    first = rule.accepted_mass(target, draft)
+    law, left = first.clone(), rule.residual_probs(target, None, draft)
+    for code in range(VOCAB):
+        rest = draft.scatter(0, torch.tensor([code]), 0.0)
+        rest /= rest.sum()
+        second = rule.accepted_mass(left, rest)
+        law += (draft[code] - first[code]) * (second + (1 - second.sum()) * rule.residual_probs(left, None, rest))
+    torch.testing.assert_close(law, target)
+
+
+def generate(models, spec: MethodSpec) -> torch.Tensor:
+    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    features, mask = make_prompts(models, 5)
+    return decoder.generate(features, mask, [decoder.make_noise(7, f"p{i}") for i in range(5)])
+
+
+def test_a_weight_of_1_and_the_matched_residual_of_eagle_1_change_no_token(models):
+    eagle = generate(models, make_method("eagle1", tree="chain3"))
+    for spec in (
+        make_method("cool", tree="chain3", relaxation="constant", omega=1.0),
+        make_method("eagle1", tree="chain3", residual="matched"),
+    ):
+        assert torch.equal(generate(models, spec).codes, eagle.codes)
+    bushy = [generate(models, make_method("eagle1", residual=residual)).codes for residual in ("paper", "matched")]
+    assert torch.equal(*bushy)
+
+
+def test_heavy_weights_accept_more_and_light_ones_less(models):
+    forwards = [
+        int(
+            generate(
+                models, make_method("cool", tree="chain3", relaxation="constant", omega=omega)
+            ).target_forwards.sum()
+        )
+        for omega in (0.3, 1.0, 5.0)
+    ]
+    assert forwards == sorted(forwards, reverse=True) and len(set(forwards)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "message"),
+    [
+        ("cool", {}, "cool with relaxation annealed needs omega"),
+        ("cool", {"omega": 0.0}, "omega of cool must be > 0, got 0.0; 1 is exact where relaxation is constant"),
+        ("cool", {"omega": 1.1, "tree": "static"}, "annealed needs a chain, got tree naive_extend_57 for cool"),
+        ("cool", {"omega": 1.1, "tree": "tuned"}, "annealed needs a chain, got tree tuned for cool"),
+        ("cool", {"omega": 1.1, "residual": "paper"}, "annealed needs residual matched, got paper for cool"),
+        ("cool", {"omega": 1.1, "drafts": "top"}, "annealed needs drafts sampled, got top for cool"),
+        ("eagle2", {"residual": "matched"}, "matched needs drafts sampled, got top for eagle2; where a draft is known"),
+        ("eagle1", {"omega": 1.1}, "eagle1 with relaxation none takes no omega, got 1.1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(name, parts, message):
+    with pytest.raises(ValueError, match=message):
+        make_method(name, **parts)
