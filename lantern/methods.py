@@ -325,8 +325,8 @@ def _check_drafts(spec: MethodSpec) -> None:
         )
     if spec.residual == "matched" and spec.drafts not in SAMPLED:
         raise ValueError(
-            f"residual matched needs drafts {' or '.join(SAMPLED)}, got {spec.drafts} for {spec.name}; where a draft is "
-            "known before the target draws, residual paper leaves the least total variation already"
+            f"residual matched needs drafts {' or '.join(SAMPLED)}, got {spec.drafts} for {spec.name}; where a draft "
+            "is known before the target draws, residual paper leaves the least total variation already"
         )
     is_official = spec.residual in OFFICIAL_RESIDUALS
     if is_official and (spec.drafts not in ("sampled", "top") or not relaxation.has_official):
