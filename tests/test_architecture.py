@@ -24,7 +24,18 @@ BELOW = {
     "config": {"runtime", "downloads", "data", "metrics", "world", "figures", "training"},
 }
 CORE_ORDER = [
-    {"io", "methods", "noise", "sampling", "kv_cache", "attention_mask", "codebook", "prompts", "models.config"},
+    {
+        "io",
+        "methods",
+        "noise",
+        "sampling",
+        "kv_cache",
+        "attention_mask",
+        "codebook",
+        "prompts",
+        "models.config",
+        "peer_relaxations",
+    },
     {"checkpoints.files", "checkpoints.pickles"},
     {"relaxation", "draft_tree", "models", "decoding_state"},
     {"acceptance", "drafting", "checkpoints"},
