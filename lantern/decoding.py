@@ -30,6 +30,7 @@ from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField, make_noise
 from lantern.rules import Rule, make_rule
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.speculative_jacobi import SpeculativeJacobiDrafter
 from lantern.stepping import StepRunner
 from lantern.verification import Outcome, Scores
 
@@ -65,8 +66,11 @@ def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCon
         raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
     if spec.drafts is None:
         drafter = NoDrafter(device)
-    elif spec.drafts == "jacobi":
+    elif spec.drafts == "jacobi" or (spec.drafts == "sjd" and sampling.is_greedy):
+        # At temperature 0 SJD drafts are the most probable tokens of the last step, and all tests are for equality.
         drafter = JacobiDrafter(static_tree(shape, device), target.config.num_image_tokens)
+    elif spec.drafts == "sjd":
+        drafter = SpeculativeJacobiDrafter(static_tree(shape, device), spec, target.config)
     elif spec.drafts == "hybrid":
         jacobi = JacobiDrafter(static_tree(shape.jacobi, device), target.config.num_image_tokens)
         tree = static_tree(shape.drafter, device)

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 COUPLED = ("coupled", "jacobi", "hybrid")  # drafts that the target's own noise picks
-SAMPLED = ("sampled",)  # drafts drawn from a known distribution with noise of their own: judged by rejection
+SAMPLED = ("sampled", "sjd")  # drafts drawn from a known distribution with noise of their own: judged by rejection
 DRAFTS = (*SAMPLED, "top", *COUPLED)  # what a node's children are
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
@@ -33,9 +33,22 @@ PRESETS: dict[str, dict[str, Any]] = {
     "jacobi": {"tree": "chain9", "drafts": "jacobi", "relaxation": "none"},
     "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid", "relaxation": "none"},
 }
+# Of SJD drafts: how a draft is drawn anew, which drafts places begin with, and what these are taken to be drawn from.
+SJD_PARTS = {
+    "coupling": ("none", "gumbel", "maximal"),
+    "initial": ("random", "repeat", "sample"),
+    "labels": ("point", "uniform"),
+}
+_SJD = {"tree": "chain15", "drafts": "sjd", "relaxation": "none", "coupling": "none"}
+_SJD |= {"initial": "random", "labels": "point"}
 # Methods of others than EAGLE and LANTERN, with their published parameters.
 PEERS: dict[str, dict[str, Any]] = {
     "cool": {"tree": "chain5", "drafts": "sampled", "relaxation": "annealed", "residual": "matched"},
+    "sjd": _SJD,
+    "scd_gumbel": {**_SJD, "coupling": "gumbel"},
+    "scd": {**_SJD, "coupling": "maximal"},
+    "sjd_pp": {**_SJD, "relaxation": "threshold", "threshold": 0.5},
+    "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
 }
 PRESETS |= PEERS
 
@@ -50,6 +63,7 @@ class RelaxationParts:
         has_official: whether the authors' code has it, so that their residuals exist.
         reason: why other drafts are refused, as the end of a sentence.
         is_weight: whether it weighs the drafts of a chain by their place, which needs a chain and the matched residual.
+        is_of_drafts: whether it says how drafts are kept, not how they are judged.
     """
 
     parameters: tuple[str, ...] = ()
@@ -57,10 +71,11 @@ class RelaxationParts:
     has_official: bool = True
     reason: str = ""
     is_weight: bool = False
+    is_of_drafts: bool = False
 
 
 _WEIGHT = RelaxationParts(("omega",), SAMPLED, has_official=False, is_weight=True)
-PEER_PARAMETERS = ("omega",)
+PEER_PARAMETERS = ("omega", "threshold")
 PARAMETERS = ("k", "delta", "lambda_", *PEER_PARAMETERS)
 RELAXATIONS = {
     "none": RelaxationParts(),
@@ -72,6 +87,8 @@ RELAXATIONS = {
     "annealed": _WEIGHT,
     "constant": _WEIGHT,
     "reversed": _WEIGHT,
+    "threshold": RelaxationParts(("threshold",), ("sjd",), has_official=False, is_of_drafts=True),
+    "public_labels": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
 }
 
 # Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
@@ -191,7 +208,8 @@ class MethodSpec:
         tree: "dynamic", or the name of a static tree, or two of them as "chain9+chain3" (Jacobi's and the draft
             model's) for hybrid drafts, or "tuned" for one that a run chooses; None for autoregressive decoding.
         drafts: "sampled", "top" or "coupled" ones of a draft model; "jacobi", the target's own draws of the last step;
-            "hybrid", Jacobi drafts and coupled ones of a draft model side by side; None for autoregressive decoding.
+            "hybrid", Jacobi drafts and coupled ones of a draft model side by side; "sjd", draws of the target's
+            distributions of the last step, judged by rejection; None for autoregressive decoding.
         relaxation: a name of RELAXATIONS; "none" is exact.
         residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina"; or "matched",
             which leaves the least total variation from the target that the acceptance allows.
@@ -200,6 +218,12 @@ class MethodSpec:
         delta: additive bound or budget, probability mass in [0, 1], or Jensen-Shannon bound in bits; None elsewhere.
         lambda_: multiplicative bound, >= 1; None elsewhere.
         omega: mean weight of a chain's drafts in the test of acceptance, > 0; None elsewhere.
+        threshold: t(x) / p(x) above which relaxation "threshold" keeps a draft, >= 0; None elsewhere.
+        coupling: how SJD drafts follow those of the step before: "none" draws them anew, "gumbel" with the noise of
+            their place, "maximal" keeps as many as can be; None for others.
+        initial: SJD drafts of places that have none: "random" codes, "repeat" the token before, "sample" the most
+            probable one there; None for others.
+        labels: what those are taken to be drawn from: "point" of no choice, "uniform" of all codes; None for others.
         method_id: unique within a config, safe as a file name.
         tree_shape: choices of the static tree, or options of the dynamic one (also as JSON values); by default what
             the name `tree` stands for. None for autoregressive decoding, and for a tuned tree not chosen yet.
@@ -219,12 +243,17 @@ class MethodSpec:
     delta: float | None = None
     lambda_: float | None = None
     omega: float | None = None
+    threshold: float | None = None
+    coupling: str | None = None
+    initial: str | None = None
+    labels: str | None = None
     method_id: str = ""
     tree_shape: TreeShape | Mapping[str, int] | Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_parameters(self)
+        _check_sjd(self)
         object.__setattr__(self, "tree_shape", _shape_of(self))
         _check_weights(self)
 
@@ -236,7 +265,7 @@ class MethodSpec:
     @property
     def needs_draft_model(self) -> bool:
         """Whether a draft model makes the drafts, or some of them."""
-        return self.drafts not in (None, "jacobi")
+        return self.drafts not in (None, "jacobi", "sjd")
 
     def to_dict(self) -> dict[str, Any]:
         """What records and tables keep of a method, as JSON values: all fields but the tree's shape."""
@@ -313,7 +342,7 @@ def _check_parts(spec: MethodSpec) -> None:
 def _check_drafts(spec: MethodSpec) -> None:
     if spec.drafts not in DRAFTS:
         raise ValueError(f"drafts of {spec.name} must be one of {', '.join(DRAFTS)}, got {spec.drafts!r}")
-    if spec.drafts in ("sampled", "jacobi", "hybrid") and spec.tree == "dynamic":
+    if spec.drafts in ("sampled", "jacobi", "hybrid", "sjd") and spec.tree == "dynamic":
         raise ValueError(
             f"{spec.drafts} drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
         )
@@ -367,6 +396,24 @@ def _check_weights(spec: MethodSpec) -> None:
             f"relaxation {spec.relaxation} needs a chain, got tree {spec.tree} for {spec.name}: there are no weights "
             "for siblings"
         )
+
+
+def _check_sjd(spec: MethodSpec) -> None:
+    for name, known in SJD_PARTS.items():
+        value = getattr(spec, name)
+        if spec.drafts == "sjd" and value not in known:
+            raise ValueError(f"{name} of {spec.name} must be one of {', '.join(known)}, got {value!r}")
+        if spec.drafts != "sjd" and value is not None:
+            raise ValueError(f"method {spec.name} with drafts {spec.drafts} takes no {name}, got {value}; remove it")
+    if spec.labels == "uniform" and spec.initial != "random":
+        raise ValueError(f"labels uniform of {spec.name} are those of initial random, got {spec.initial}; use point")
+    wanted = {"threshold": "none", "public_labels": "maximal"}.get(spec.relaxation, spec.coupling)
+    if spec.coupling != wanted:
+        raise ValueError(
+            f"relaxation {spec.relaxation} needs coupling {wanted}, got {spec.coupling} for {spec.name}; set it"
+        )
+    if (spec.threshold or 0) < 0:
+        raise ValueError(f"threshold of {spec.name} must be >= 0, got {spec.threshold}; 0 keeps all that is possible")
 
 
 def check_bounds(delta: float | None = None, lambda_: float | None = None, owner: str = "") -> None:

@@ -18,6 +18,7 @@ from lantern.methods import MAX_SIBLINGS
 NOISE_BLOCK = 2**18  # values of noise made at once
 WHOLE_BYTES = 2**25  # the most that all positions of an image may take, a stream
 WINDOW = 64  # positions held of larger ones; more than the deepest tree reads
+GUMBEL_STREAMS = ("target", "draft")  # with a value per code; the others are uniform, with MAX_SIBLINGS slots
 
 
 def uniform_field(
@@ -28,7 +29,7 @@ def uniform_field(
     Args:
         run_seed: seed of the run.
         prompt_id: the image's prompt id.
-        stream: independent fields of one image: "target", "draft", "accept".
+        stream: independent fields of one image: "target", "draft", "accept", ...
         num_positions: rows; the row of a position is the same however many rows are asked for.
         num_slots: columns, for example the vocabulary.
         first: position of the first row.
@@ -94,7 +95,7 @@ class ImageNoise:
         return made[begin:end] if end <= len(made) else self._make(stream, begin, end)
 
     def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        make = uniform_field if stream == "accept" else gumbel_field
+        make = gumbel_field if stream in GUMBEL_STREAMS else uniform_field
         values = make(self.run_seed, self.prompt_id, stream, end - begin, self._sizes[stream], begin)
         return torch.as_tensor(values, dtype=torch.float32)
 
@@ -108,7 +109,7 @@ def make_noise(
     Args:
         run_seed: seed of the run.
         prompt_id: equal ids give equal noise.
-        streams: what to make of "target", "draft" (Gumbel) and "accept" (uniform).
+        streams: what to make, of GUMBEL_STREAMS and any others, which are uniform.
         num_positions: image tokens.
         vocab_size: codes.
     """
@@ -116,7 +117,7 @@ def make_noise(
 
 
 def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
-    return {stream: MAX_SIBLINGS if stream == "accept" else vocab_size for stream in streams}
+    return {stream: vocab_size if stream in GUMBEL_STREAMS else MAX_SIBLINGS for stream in streams}
 
 
 class NoiseField:
@@ -203,6 +204,29 @@ class NoiseField:
         MAX_SIBLINGS).
         """
         return self._read("accept", positions)[..., :num_slots]
+
+    def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Uniform noise in (0, 1) at one slot of each position: positions and slots (batch or 1, n) -> (batch, n)."""
+        noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
+        return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest round to 1
+
+    def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """A code of each of some distributions, by one uniform number each: where Gumbel noise for every slot would be
+        too much.
+
+        Args:
+            stream: a uniform one.
+            probs: distributions, (batch, n, vocab), normalised or not; of one without mass, the last code is drawn.
+            positions: int64, (batch, n).
+            slots: int64, (batch or 1, n): a slot that no other draw at this position reads.
+
+        Returns:
+            int64, (batch, n).
+        """
+        # In float64, which no code's share is lost in, and whose order of addition on a GPU changes no draw.
+        cumulative = probs.double().cumsum(-1)
+        level = self.fresh(stream, positions, slots)[..., None] * cumulative[..., -1:]
+        return torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
         places = positions.clamp(max=self.num_positions - 1)

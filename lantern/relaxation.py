@@ -172,8 +172,11 @@ CLASSES: dict[str, type[Relaxation | DraftWeights]] = {
 
 
 def make_relaxation(spec: MethodSpec) -> Relaxation | DraftWeights | None:
-    """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too."""
-    if spec.relaxation == "none" or spec.delta == 0 or spec.lambda_ == 1:
+    """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too, and where
+    drafts are judged as in exact decoding.
+    """
+    is_of_drafts = RELAXATIONS[spec.relaxation].is_of_drafts
+    if is_of_drafts or spec.relaxation == "none" or spec.delta == 0 or spec.lambda_ == 1:
         return None
     parameters = RELAXATIONS[spec.relaxation].parameters
     return CLASSES[spec.relaxation](**{name: getattr(spec, name) for name in parameters})
