@@ -44,7 +44,7 @@ from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
 
-PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0}
+PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 
 
 class PeakMemory:

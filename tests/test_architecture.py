@@ -40,7 +40,7 @@ CORE_ORDER = [
     {"relaxation", "draft_tree", "models", "decoding_state"},
     {"acceptance", "drafting", "checkpoints"},
     {"eagle"},
-    {"jacobi", "verification"},
+    {"jacobi", "speculative_jacobi", "verification"},
     {"rules", "stepping"},
     {"decoding"},
     {"records"},

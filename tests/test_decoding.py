@@ -26,7 +26,7 @@ TREES = {
     "dynamic": DynamicTreeOptions(num_nodes=9, depth=2, top_k=4),
 }
 AUTOREGRESSIVE = MethodSpec(name="autoregressive")
-BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1}
+BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 
 
 def generate(

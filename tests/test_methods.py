@@ -106,3 +106,20 @@ def test_hybrid_drafts_name_two_static_trees():
 def test_which_methods_keep_the_tokens_of_autoregressive_decoding(drafts, relaxation, residual, temperature, kept):
     method = {"drafts": drafts, "relaxation": relaxation, "residual": residual}
     assert keeps_tokens(method, temperature) is kept
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"coupling": "tight"}, "coupling of sjd must be one of none, gumbel, maximal, got 'tight'"),
+        ({"labels": "uniform", "initial": "repeat"}, "labels uniform of sjd are those of initial random, got repeat"),
+        ({"relaxation": "public_labels"}, "relaxation public_labels needs coupling maximal, got none for sjd; set it"),
+        ({"relaxation": "threshold"}, "method sjd with relaxation threshold needs threshold"),
+        ({"relaxation": "threshold", "threshold": -1.0}, "threshold of sjd must be >= 0, got -1.0; 0 keeps all"),
+        ({"drafts": "top"}, "method sjd with drafts top takes no coupling, got none; remove it"),
+        ({"tree": "dynamic"}, "sjd drafts need a static tree, got tree dynamic for sjd; use top or coupled drafts"),
+    ],
+)
+def test_parts_of_sjd_drafts_are_checked(parts, message):
+    with pytest.raises(ValueError, match=message):
+        make_method("sjd", **parts)

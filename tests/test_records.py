@@ -113,7 +113,7 @@ def test_substitutions_are_counted_where_the_target_draws_a_token_of_its_own(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", PRESETS)
 def test_substitutions_are_counted_exactly_where_verification_tells_them(name, temperature):
-    parts = {"k": 2, "delta": 0.2, "lambda_": 2.0, "omega": 1.1}
+    parts = {"k": 2, "delta": 0.2, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
     wanted = {name: parts[name] for name in RELAXATIONS[PRESETS[name]["relaxation"]].parameters}
     method = make_method(name, **wanted)
     rule = make_rule(method, SamplingConfig(temperature=temperature), torch.zeros(4, 3, dtype=torch.int64))

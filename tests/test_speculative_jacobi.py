@@ -11,9 +11,10 @@ from enumeration import law_of_images
 from safetensors.torch import load_file
 from table_world import Images, TableWorld
 
-from conftest import DATA
+from conftest import DATA, make_prompts
+from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree
-from lantern.methods import make_method
+from lantern.methods import PRESETS, make_method
 from lantern.noise import GUMBEL_STREAMS, NoiseField
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
@@ -178,3 +179,50 @@ def test_many_images_have_the_targets_law(name, parts, is_exact):
     expected = num_images * TENSORS["small.autoregressive"]
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert (chi_square < 130) if is_exact else (chi_square > 150)
+
+
+SJD = [name for name, parts in PRESETS.items() if parts["drafts"] == "sjd"]
+
+
+def draw(models, spec, sampling, rows):
+    decoder = Decoder(DecodingModels(models.target), spec, SamplingConfig(cfg_scale=2.0, **sampling))
+    features, mask = make_prompts(models, 5)
+    return decoder.generate(features[rows], mask[rows], [decoder.make_noise(7, f"prompt-{row}") for row in rows])
+
+
+@pytest.mark.parametrize("name", SJD)
+def test_images_depend_neither_on_the_batch_nor_on_the_prompts_before(models, name):
+    decoder = Decoder(DecodingModels(models.target), make_method(name), SamplingConfig(cfg_scale=2.0, top_k=6))
+    together = draw(models, make_method(name), {"top_k": 6}, [4, 2, 0])
+    assert (together.target_forwards < 16).any()
+    features, mask = make_prompts(models, 5)
+    state = decoder.allocate(1)
+    for place, row in enumerate([4, 2, 0]):
+        decoder.fill(state, [0], features[[row]], mask[[row]], [decoder.make_noise(7, f"prompt-{row}")])
+        decoder.run(state, 1)
+        alone = state.collect([0])
+        assert torch.equal(alone.codes[0], together.codes[place])
+        assert torch.equal(
+            alone.accepted_lengths[0], together.accepted_lengths[place, : alone.accepted_lengths.shape[1]]
+        )
+
+
+@pytest.mark.parametrize("name", SJD)
+def test_greedy_images_are_autoregressive_decodings(models, name):
+    rows, sampling = [0, 1, 2, 3, 4], {"temperature": 0.0}
+    found = draw(models, make_method(name), sampling, rows)
+    assert torch.equal(found.codes, draw(models, make_method("autoregressive"), sampling, rows).codes)
+    assert (found.target_forwards < 16).any()
+
+
+def test_tokens_that_the_filters_took_away_are_not_emitted(models):
+    """Uniform labels draft them; with one code left the image is that of greedy decoding."""
+    greedy = draw(models, make_method("autoregressive"), {"temperature": 0.0}, [0, 1])
+    for name in SJD:
+        assert torch.equal(draw(models, make_method(name), {"top_k": 1}, [0, 1]).codes, greedy.codes)
+
+
+def test_a_tree_of_too_many_siblings_is_refused(models):
+    with pytest.raises(ValueError, match=r"siblings x depths that have some must be at most 64 .*, got 9 x 8"):
+        spec = make_method("sjd_pac", tree="wide", tree_shape=[[0] * n + [rank] for n in range(8) for rank in range(9)])
+        Decoder(DecodingModels(models.target), spec, SamplingConfig())

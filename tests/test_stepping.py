@@ -26,7 +26,7 @@ from lantern.sampling import SamplingConfig
 from lantern.stepping import StepRunner
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
-BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1}
+BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 # Temperature, and the logits of a step above which large trees are judged along the path alone.
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lantern.methods import SJD_PARTS
 from lantern_pipeline.data.tables import method_columns
 
 _FALLBACK_COLOURS = ("#661100", "#44AA99", "#882255", "#DDCC77")
@@ -33,14 +34,19 @@ METHODS = {
     "jacobi": Look("Jacobi", "#332288", ">"),
     "hybrid": Look("hybrid", "#999933", "p"),
     "cool": Look("COOL-SD", "#AA4499", "<"),
+    "sjd": Look("SJD", "#117733", "1"),
+    "scd_gumbel": Look("SCD, Gumbel", "#88CCEE", "2"),
+    "scd": Look("SCD", "#DDAA33", "3"),
+    "sjd_pp": Look("SJD++", "#BB5566", "4"),
+    "sjd_pac": Look("SJD-PAC", "#004488", "d"),
 }
 NAMES = {
     **{method: look.name for method, look in METHODS.items()},
     "real": "real images",
     "reconstruction": "reconstructions",
 }
-PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours")
-SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ", "omega": "ω"}
+PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours", *SJD_PARTS)
+SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ", "omega": "ω", "threshold": "τ"}
 
 
 def preset_of(method: str) -> str:
@@ -76,7 +82,7 @@ def label_families(table: pd.DataFrame) -> pd.Series:
 
     Rows that share a method but differ in their parts are told apart by these: "LANTERN (chain5, sampled)".
     """
-    parts = table[list(PARTS)].astype(object).where(table[list(PARTS)].notna(), "")
+    parts = table.reindex(columns=PARTS).astype(object).where(lambda found: found.notna(), "")
     labels = pd.Series("", index=table.index, dtype=object)
     for method, rows in table.groupby("method", sort=False).groups.items():
         differing = [part for part in PARTS if parts.loc[rows, part].nunique() > 1]

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lantern.acceptance import RejectionRule
 from lantern.decoding import Decoder
-from lantern.methods import SAMPLED, MethodSpec
+from lantern.methods import RELAXATIONS, SAMPLED, MethodSpec
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
@@ -79,7 +79,8 @@ class TotalVariationStudy:
 
         `records` are by method id on the whole prompt set, for the substitutions; `codebook` is (vocab, code_dim) as
         the tokenizer decodes it. One row per method, COLUMNS; kind is "enumeration", "monte_carlo", "coupling" where
-        substitutions alone tell, as those of exact drafts of the target's noise, "none" for autoregressive decoding.
+        substitutions alone tell, as those of exact drafts of the target's noise, "none" for autoregressive decoding and
+        where it is not known.
         """
         rows = []
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
@@ -89,7 +90,9 @@ class TotalVariationStudy:
                 wanted = {**self._wanted, "num_samples": self.settings["num_samples"]}
                 nodes, row["kind"], found = measure_coupled_drafts(decoder, self.prompts, self.encoder, **wanted)
                 row |= tv_row(nodes, found, spec.delta, self.options)
-            if spec.drafts in (*SAMPLED, "top"):
+            if RELAXATIONS[spec.relaxation].is_of_drafts:  # drafts do not follow the distributions that are recorded
+                row["kind"] = "none"
+            elif spec.drafts in (*SAMPLED, "top"):
                 nodes = self._record(decoder)
                 num_samples = self.settings["num_samples"]
                 row["kind"], found = distribution_of_method(nodes, spec, decoder.rule, num_samples, self.seed)

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import PEER_PARAMETERS, PRESETS, MethodSpec, joint_choices, takes_neighbours, tree_choices
+from lantern.methods import (
+    PEER_PARAMETERS,
+    PRESETS,
+    SJD_PARTS,
+    MethodSpec,
+    joint_choices,
+    takes_neighbours,
+    tree_choices,
+)
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,13 @@ def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) ->
             "run's own settings; name another tree"
         )
     drafted = [run for run in runs if run.spec.needs_draft_model]
-    jacobi = [run for run in runs if run.spec.drafts == "jacobi"]  # no draft model to try several of
+    alone = [run for run in runs if run.spec.drafts is not None and not run.spec.needs_draft_model]
     changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
     points = []
     for *values, target in itertools.product(*changes.values(), grid.get("target_steps", [None])):
         sampling = {**config["sampling"], **dict(zip(changes, values, strict=True))}
         points += [AblationPoint(baseline, temperature, sampling, None, target) for temperature in temperatures]
-        points += [AblationPoint(run.spec, run.temperature, sampling, None, target) for run in jacobi]
+        points += [AblationPoint(run.spec, run.temperature, sampling, None, target) for run in alone]
         for steps in grid.get("drafter_steps", [None]):
             points += [AblationPoint(run.spec, run.temperature, sampling, steps, target) for run in drafted]
     return points
@@ -127,7 +135,7 @@ def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) ->
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
     """name-k20-delta0.1, with every part that departs from the preset spelt out."""
     words = [spec.name]
-    for field in ("tree", "drafts", "relaxation", "residual", "neighbours"):
+    for field in ("tree", "drafts", "relaxation", "residual", "neighbours", *SJD_PARTS):
         departs = getattr(spec, field) != defaults.get(field) if defaults else isinstance(given.get(field), list)
         if field in given and departs:
             words.append(getattr(spec, field).replace("+", "_"))
