@@ -156,7 +156,7 @@ PUBLISHED = {
         "findings": rules.summarise.output.findings,
         "summary": rules.summarise.output.summary,
         "targets": COMPARED,
-        "pictures": [file for file in figure_files(["png"]) if re.search("/fig_[abp]_", file)],
+        "pictures": [file for file in figure_files(["png"]) if re.search("fig_[abp]_", file)],
     },
     "short_target": {"summary": rules.summarise.output.summary, "paired": rules.summarise.output.paired},
     "target_steps": {"table": "<results>/ablations/target_steps.csv"},
