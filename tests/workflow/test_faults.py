@@ -244,6 +244,6 @@ def test_training_images_encoded_in_two_shards_train_the_same_target(copy_of_fin
     target = "target/s0/model.safetensors"
     code, output = run.run(f"results/tiny/{target}")
     assert code == 0, output + run.logs()
-    assert jobs_of(output) == {"encode_images": 2, "train_target": 1}
+    assert jobs_of(output) == {"encode_images": 4, "train_target": 1}
     weights, expected = (load_tensors(folder.result(target))[0] for folder in (run, finished))
     assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)

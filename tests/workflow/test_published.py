@@ -214,7 +214,7 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
         (["llamagen_stage1"], 511, []),
         (["llamagen_stage1", "llamagen_stage2"], 511, []),
         (["llamagen_stage1", "llamagen_quick"], 51, []),
-        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 75, ["train_drafter"]),
+        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 83, ["train_drafter"]),
         (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 536, ["train_drafter"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
@@ -230,6 +230,6 @@ def test_overlays_plan_their_jobs_without_any_resource(tmp_path, names, total, t
     assert jobs["fetch_resource"] >= 5 and jobs["generate_images"] >= 10
     assert jobs.get("convert_drafter", 0) == (0 if trained else 1)
     assert jobs.get("encode_captions", 0) == (16 if trained else 0)
-    assert jobs.get("encode_images", 0) == (8 if names[-1] == "llamagen_drafter" else 0)
+    assert jobs.get("encode_images", 0) == (16 if names[-1] == "llamagen_drafter" else 0)
     assert jobs.get("sample_codes", 0) == (8 if names[-1] == "llamagen_drafter_captions" else 0)
     assert jobs["total"] == total

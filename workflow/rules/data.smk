@@ -114,13 +114,11 @@ use rule encode_prompts as encode_captions with:
 rule encode_images:
     input:
         tokenizer=TOKENIZER,
-        train_captions=rules.write_captions.output.train,
-        val_captions=rules.write_captions.output.val,
+        captions="<results>/captions/{split}.jsonl",
     output:
-        train="<results>/codes/train-{scatteritem}.safetensors",
-        val="<results>/codes/val-{scatteritem}.safetensors",
+        "<results>/codes/{split}-{scatteritem}.safetensors",
     log:
-        "<logs>/encode_images.{scatteritem}.log",
+        "<logs>/encode_images.{split}.{scatteritem}.log",
     conda:
         ENVIRONMENT
     threads: 2
@@ -135,6 +133,6 @@ rule encode_images:
         seed=SEED,
         device=DEVICE,
     message:
-        "Encoding the training images, shard {wildcards.scatteritem}"
+        "Encoding the images of {wildcards.split}, shard {wildcards.scatteritem}"
     script:
         "../scripts/encode_images.py"

@@ -1,4 +1,4 @@
-"""Turns one shard of the images into codes, once, for the target and the draft model: training and held-out ones."""
+"""Turns one shard of the images of a split into codes, once, for the target, the draft model and what is measured."""
 
 import torch
 from tqdm import tqdm
@@ -14,12 +14,11 @@ with job_log(snakemake) as log, torch.inference_mode():
     source, device = make_source(params.source["data"], params.seed), resolve_device(params.device)
     chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; larger chunks page-fault, or fill a GPU
     tokenizer = load_tokenizer(snakemake.input.tokenizer).to(device)
-    for split in ("train", "val"):
-        captions = read_prompts(snakemake.input[f"{split}_captions"])
-        shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)
-        begins = tqdm(range(0, len(shard), chunk), desc=f"encoding {split}", unit="chunk", disable=None)
-        images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
-        codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
-        metadata = {"split": split, "ids": [captions[index].id for index in shard]}
-        save_tensors(snakemake.output[split], {"codes": codes.int()}, metadata)
-        log.info("encoded %d images of %s", len(shard), split)
+    split, captions = snakemake.wildcards.split, read_prompts(snakemake.input.captions)
+    shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)
+    begins = tqdm(range(0, len(shard), chunk), desc=f"encoding {split}", unit="chunk", disable=None)
+    images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
+    codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
+    metadata = {"split": split, "ids": [captions[index].id for index in shard]}
+    save_tensors(snakemake.output[0], {"codes": codes.int()}, metadata)
+    log.info("encoded %d images of %s", len(shard), split)
