@@ -211,11 +211,11 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
 @pytest.mark.parametrize(
     "names, total, trained",
     [
-        (["llamagen_stage1"], 511, []),
-        (["llamagen_stage1", "llamagen_stage2"], 511, []),
-        (["llamagen_stage1", "llamagen_quick"], 51, []),
-        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 83, ["train_drafter"]),
-        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 536, ["train_drafter"]),
+        (["llamagen_stage1"], 512, []),
+        (["llamagen_stage1", "llamagen_stage2"], 512, []),
+        (["llamagen_stage1", "llamagen_quick"], 52, []),
+        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 84, ["train_drafter"]),
+        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 537, ["train_drafter"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
 )
