@@ -1,12 +1,13 @@
 """The race in a browser: playing, stepping, choosing, by mouse, keyboard and touch, and with reduced motion."""
 
+import base64
 import os
 import re
 import shutil
 
 import pytest
 
-from lantern_pipeline.race.page import build_page
+from lantern_pipeline.race.page import MAX_BYTES, build_page
 from race_data import PROMPTS, SCRIPT, draw, make_timed
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: install the dev extra")
@@ -247,3 +248,15 @@ def test_a_phone_shows_two_lanes_side_by_side_without_scrolling_sideways(visit, 
         for box in (button.bounding_box() for button in page.locator("button:visible, .lane select").all())
     )
     assert smallest >= 24  # WCAG 2.2, target size
+
+
+def test_a_page_of_the_largest_size_plays_within_snakemakes_report(browser):
+    html = build_page(make_timed(), PROMPTS, draw)
+    html += " " * (MAX_BYTES - len(html))
+    uri = f"data:text/html;charset=utf8;filename=race.html;base64,{base64.b64encode(html.encode()).decode()}"
+    page = browser.new_page()
+    page.set_content(f'<iframe src="{uri}" width="1000" height="700"></iframe>')
+    frame = page.frame_locator("iframe")
+    frame.locator("#play").click()
+    assert frame.locator("#play").inner_text() == "Pause"
+    page.close()
