@@ -23,11 +23,12 @@ from lantern.drafting import Drafter, NoDrafter, Prefill, Proposal
 from lantern.eagle import EagleDrafter
 from lantern.jacobi import HybridDrafter, JacobiDrafter
 from lantern.kv_cache import round_slots
-from lantern.methods import DynamicTreeOptions, MethodSpec
+from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
 from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField, make_noise
+from lantern.parallel_chains import ParallelChainsDrafter
 from lantern.rules import Rule, make_rule
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.speculative_jacobi import SpeculativeJacobiDrafter
@@ -69,6 +70,10 @@ def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCon
     elif spec.drafts == "jacobi" or (spec.drafts == "sjd" and sampling.is_greedy):
         # At temperature 0 SJD drafts are the most probable tokens of the last step, and all tests are for equality.
         drafter = JacobiDrafter(static_tree(shape, device), target.config.num_image_tokens)
+    elif spec.relaxation == "longest_chain":
+        tree = static_tree(shape, device)
+        chain = static_tree(tree_choices(f"chain{tree.max_depth}"), device)
+        drafter = ParallelChainsDrafter(tree, SpeculativeJacobiDrafter(chain, spec, target.config))
     elif spec.drafts == "sjd":
         drafter = SpeculativeJacobiDrafter(static_tree(shape, device), spec, target.config)
     elif spec.drafts == "hybrid":

@@ -49,6 +49,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "scd": {**_SJD, "coupling": "maximal"},
     "sjd_pp": {**_SJD, "relaxation": "threshold", "threshold": 0.5},
     "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
+    "path_relax": {**_SJD, "tree": "chain11x2", "relaxation": "longest_chain", "delta": 0.01},
 }
 PRESETS |= PEERS
 
@@ -63,7 +64,8 @@ class RelaxationParts:
         has_official: whether the authors' code has it, so that their residuals exist.
         reason: why other drafts are refused, as the end of a sentence.
         is_weight: whether it weighs the drafts of a chain by their place, which needs a chain and the matched residual.
-        is_of_drafts: whether it says how drafts are kept, not how they are judged.
+        is_of_drafts: whether it belongs to a drafter whose drafts do not follow the distributions that they are judged
+            by, so that the law at a node is not known.
     """
 
     parameters: tuple[str, ...] = ()
@@ -89,6 +91,7 @@ RELAXATIONS = {
     "reversed": _WEIGHT,
     "threshold": RelaxationParts(("threshold",), ("sjd",), has_official=False, is_of_drafts=True),
     "public_labels": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
+    "longest_chain": RelaxationParts(("delta",), ("sjd",), has_official=False, is_of_drafts=True),
 }
 
 # Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE. Each word is a path from the root: "01" is the second-best
@@ -152,7 +155,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
     Args:
         tree: "chain3" (a chain of three drafts; any length), "chain9k3d2" (the same with 3 siblings in place of one
-            draft at the first 2 depths), "naive_extend_57", "mc_sim_7b_63", or a key of `named`.
+            draft at the first 2 depths), "chain11x2" (two such chains below one root), "naive_extend_57",
+            "mc_sim_7b_63", or a key of `named`.
         named: further trees, of the config.
 
     Raises:
@@ -166,8 +170,18 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
             raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
         wide = (path for n in range(1, min(length, wide_depth) + 1) for path in product(range(width), repeat=n))
         return (*wide, *((0,) * n for n in range(wide_depth + 1, length + 1)))
+    if match := re.fullmatch(r"chain([1-9]\d*)x([1-9]\d*)", tree):
+        return tuple((rank, *(0,) * n) for n in range(int(match[1])) for rank in range(int(match[2])))
     if tree not in _PUBLISHED:
-        known = ["dynamic", "chain1, chain2, ...", "chain9k3d2, ...", "tuned", *_PUBLISHED, *(named or {})]
+        known = [
+            "dynamic",
+            "chain1, chain2, ...",
+            "chain9k3d2, ...",
+            "chain11x2, ...",
+            "tuned",
+            *_PUBLISHED,
+            *(named or {}),
+        ]
         raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
     return tuple(tuple(int(digit) for digit in word) for word in _PUBLISHED[tree].split())
 
@@ -342,6 +356,8 @@ def _check_parts(spec: MethodSpec) -> None:
 def _check_drafts(spec: MethodSpec) -> None:
     if spec.drafts not in DRAFTS:
         raise ValueError(f"drafts of {spec.name} must be one of {', '.join(DRAFTS)}, got {spec.drafts!r}")
+    if spec.drafts == "sjd" and spec.tree == "tuned":
+        raise ValueError(f"trees of sjd drafts are not tuned, got tree tuned for {spec.name}; name one, as in chain15")
     if spec.drafts in ("sampled", "jacobi", "hybrid", "sjd") and spec.tree == "dynamic":
         raise ValueError(
             f"{spec.drafts} drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
@@ -407,11 +423,15 @@ def _check_sjd(spec: MethodSpec) -> None:
             raise ValueError(f"method {spec.name} with drafts {spec.drafts} takes no {name}, got {value}; remove it")
     if spec.labels == "uniform" and spec.initial != "random":
         raise ValueError(f"labels uniform of {spec.name} are those of initial random, got {spec.initial}; use point")
-    wanted = {"threshold": "none", "public_labels": "maximal"}.get(spec.relaxation, spec.coupling)
+    wanted = {"threshold": "none", "public_labels": "maximal", "longest_chain": "none"}.get(
+        spec.relaxation, spec.coupling
+    )
     if spec.coupling != wanted:
         raise ValueError(
             f"relaxation {spec.relaxation} needs coupling {wanted}, got {spec.coupling} for {spec.name}; set it"
         )
+    if spec.relaxation == "longest_chain" and not re.fullmatch(r"chain\d+x\d+", spec.tree):
+        raise ValueError(f"relaxation longest_chain needs a tree like chain11x2, got {spec.tree} for {spec.name}")
     if (spec.threshold or 0) < 0:
         raise ValueError(f"threshold of {spec.name} must be >= 0, got {spec.threshold}; 0 keeps all that is possible")
 

@@ -280,6 +280,48 @@ class ByRejection(Rule):
         return Choice(_token_of(found.rank, children, torch.full_like(own, NO_TOKEN)), own, best)
 
 
+class LongestChain(ByRejection):
+    """Every chain is judged by itself, and the longest is taken, the first of several.
+
+    Draft x of a chain is accepted with probability min(1, (t(x) + m) / p(x)): m is `delta` times the mean of what t
+    gives to the tokens that the other chains hold at that place. A rejection leaves normalise(max(0, t - p)).
+
+    Not exact: TV of whole images grows with the number of chains and with delta, without a known bound.
+
+    Args:
+        delta: share of the other chains' mass that is lent to a draft.
+
+    Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
+    """
+
+    def __init__(self, delta: float) -> None:
+        super().__init__(acceptance.RejectionRule())
+        self.delta = delta
+
+    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Accepted, and the tokens behind; behind the root, that of the first chain's rejection."""
+        tree, tokens, labels = proposal.tree, proposal.tokens, proposal.draft_probs
+        batch, window = len(tokens), tree.max_depth
+        num_chains = (tree.num_nodes - 1) // window
+        probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
+        drafts = tokens[:, 1:].view(batch, window, num_chains)
+        beside = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
+        masses = probs.gather(2, beside).view(batch, window, num_chains, num_chains)
+        own = masses.diagonal(dim1=2, dim2=3)
+        lent = (masses.sum(3) - own) * (self.delta / max(1, num_chains - 1))
+        uniforms = scores.noise.uniform(scores.positions.index_select(1, tree.parents[0, 1::num_chains]), num_chains)
+        token_draft = labels.gather(2, tokens[:, 1:, None]).view_as(drafts)
+        fits = (uniforms * token_draft <= own + lent) & (token_draft > 0)
+        accepted = torch.cat([tokens[:, :1] < 0, fits.flatten(1)], dim=1)
+        first = tree.children[0, :, 0] - 1  # of each inner node's children, among the drafts
+        left = self.rejection.residual_probs(probs.index_select(1, first), None, labels.index_select(1, first))
+        noise = scores.noise.gumbel("target", scores.positions.index_select(1, tree.parent_nodes))
+        left_best, left_own = (left.log_() + noise).max(-1)
+        best, emitted = scores.keys.max(-1)
+        inner = tree.parent_nodes
+        return accepted, emitted.index_copy(1, inner, left_own), best.index_copy(1, inner, left_best)
+
+
 def _token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
     """Token of the child of this rank, or `otherwise`, like rank, where the rank is that of no child."""
     return torch.cat([children, otherwise[..., None]], dim=-1).gather(-1, rank[..., None]).squeeze(-1)
@@ -314,7 +356,9 @@ def make_rule(
             found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
             raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
         table = nearest_codes[:, :columns].contiguous()
-    if rejects:
+    if rejects and spec.relaxation == "longest_chain":
+        rule = LongestChain(spec.delta)
+    elif rejects:
         rule = ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual, weight))
     elif relaxation is None:
         rule = ByEquality()
@@ -324,5 +368,5 @@ def make_rule(
         return GreedyWithinBound(relaxation, table, spec.residual != "paper" and spec.tree == "dynamic")
     else:
         rule = WithinBound(relaxation, table)
-    rule.follows_path = not sampling.is_greedy and spec.drafts not in ("jacobi", "hybrid")
+    rule.follows_path = not (sampling.is_greedy or spec.drafts in ("jacobi", "hybrid") or type(rule) is LongestChain)
     return rule

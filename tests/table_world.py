@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from lantern.drafting import Drafter, Prefill, Proposal
+from lantern.noise import GUMBEL_STREAMS, NoiseField
 from lantern.rules import Rule
 from lantern.sampling import SamplingConfig
 from lantern.verification import Outcome, Scores
@@ -104,3 +105,19 @@ class Images:
         while (self.lengths < self.num_tokens).any():
             self.step()
         return self.tokens[:, : self.num_tokens]
+
+
+def count_images(world: TableWorld, drafter: Drafter, rule: Rule, num_images: int, num_tokens: int) -> torch.Tensor:
+    """How often each of the vocab^num_tokens images is drawn, token 0 first; noise is keyed as that of images."""
+    streams, vocab_size = ("target", *drafter.noise_streams, *rule.noise_streams), world.vocab_size
+    noise = NoiseField(num_images, num_tokens, vocab_size, streams)
+    generator = torch.Generator().manual_seed(1)
+    for stream, values in noise._values.items():
+        size = vocab_size if stream in GUMBEL_STREAMS else 8  # slots that are read
+        drawn = torch.rand(len(values), size, generator=generator).clamp(min=1e-30, max=1 - 2**-24)
+        noise._values[stream] = -(-drawn.log()).log() if stream in GUMBEL_STREAMS else drawn
+    start = world.logits(torch.zeros(1, 1, num_tokens).long(), torch.zeros(1, 1).long())[:, 0]
+    first = start + noise.gumbel("target", torch.zeros(num_images, 1).long())[:, 0]
+    images = Images(world, drafter, rule, noise, first.argmax(-1, keepdim=True), num_tokens)
+    digits = vocab_size ** torch.arange(num_tokens - 1, -1, -1)
+    return (images.draw() * digits).sum(1).bincount(minlength=vocab_size**num_tokens)

@@ -40,7 +40,7 @@ CORE_ORDER = [
     {"relaxation", "draft_tree", "models", "decoding_state"},
     {"acceptance", "drafting", "checkpoints"},
     {"eagle"},
-    {"jacobi", "speculative_jacobi", "verification"},
+    {"jacobi", "speculative_jacobi", "parallel_chains", "verification"},
     {"rules", "stepping"},
     {"decoding"},
     {"records"},

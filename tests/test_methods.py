@@ -70,6 +70,7 @@ def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
     assert MethodSpec("a", "mine", "hybrid", tree_shape=asdict(joint)).tree_shape == joint
     assert tree_choices("chain3k2d1") == ((0,), (1,), (0, 0), (0, 0, 0))
     assert len(tree_choices("chain9k3d2")) == 3 + 9 + 7
+    assert tree_choices("chain2x2") == ((0,), (1,), (0, 0), (1, 0))
     with pytest.raises(ValueError, match="tree chain9k40d9 must have at most 256 drafts of one depth; give it fewer"):
         tree_choices("chain9k40d9")
 
@@ -117,6 +118,8 @@ def test_which_methods_keep_the_tokens_of_autoregressive_decoding(drafts, relaxa
         ({"relaxation": "threshold"}, "method sjd with relaxation threshold needs threshold"),
         ({"relaxation": "threshold", "threshold": -1.0}, "threshold of sjd must be >= 0, got -1.0; 0 keeps all"),
         ({"drafts": "top"}, "method sjd with drafts top takes no coupling, got none; remove it"),
+        ({"tree": "tuned"}, "trees of sjd drafts are not tuned, got tree tuned for sjd; name one, as in chain15"),
+        ({"relaxation": "longest_chain", "delta": 0.1}, "longest_chain needs a tree like chain11x2, got chain15 for"),
         ({"tree": "dynamic"}, "sjd drafts need a static tree, got tree dynamic for sjd; use top or coupled drafts"),
     ],
 )

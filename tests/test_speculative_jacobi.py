@@ -9,13 +9,12 @@ import pytest
 import torch
 from enumeration import law_of_images
 from safetensors.torch import load_file
-from table_world import Images, TableWorld
+from table_world import Images, TableWorld, count_images
 
 from conftest import DATA, make_prompts
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.methods import PRESETS, make_method
-from lantern.noise import GUMBEL_STREAMS, NoiseField
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
 from lantern.speculative_jacobi import SpeculativeJacobiDrafter
@@ -143,7 +142,7 @@ def test_public_labels_and_thresholds_leave_the_targets_law_as_far_as_is_stated(
     world, (name, parts) = law_world("0", torch.float64), INEXACT[run]
     law = law_of_images(world, *make_parts(world, name, tree="chain2", **parts), 6)
     assert distance(law, "0") == pytest.approx(CASES["0"]["tv"][run], abs=1e-4)
-    assert distance(law, "0", run) < 1e-3
+    assert float((law - TENSORS[f"0.{run}"]).view(-1, 3).sum(1).abs().sum()) / 2 < 1e-6  # all tokens but the last
 
 
 @pytest.mark.parametrize(
@@ -166,16 +165,7 @@ def test_many_images_have_the_targets_law(name, parts, is_exact):
     """A chi-square test with 80 degrees of freedom, mean 80 and deviation 13; the noise is keyed as that of images."""
     world, num_images = law_world("small", torch.float32), 2**15
     drafter, rule = make_parts(world, name, **{"tree": "chain3", **parts})
-    noise = NoiseField(num_images, 4, 3, ("target", *drafter.noise_streams, *rule.noise_streams))
-    generator = torch.Generator().manual_seed(1)
-    for stream, values in noise._values.items():
-        size = 3 if stream in GUMBEL_STREAMS else 8  # slots that are read
-        drawn = torch.rand(len(values), size, generator=generator).clamp(min=1e-30, max=1 - 2**-24)
-        noise._values[stream] = -(-drawn.log()).log() if stream in GUMBEL_STREAMS else drawn
-    start = world.logits(torch.zeros(1, 1, 4).long(), torch.zeros(1, 1).long())[:, 0]
-    first = (start + noise.gumbel("target", torch.zeros(num_images, 1).long())[:, 0]).argmax(-1, keepdim=True)
-    images = Images(world, drafter, rule, noise, first, 4)
-    counts = (images.draw() * 3 ** torch.arange(3, -1, -1)).sum(1).bincount(minlength=81)
+    counts = count_images(world, drafter, rule, num_images, 4)
     expected = num_images * TENSORS["small.autoregressive"]
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert (chi_square < 130) if is_exact else (chi_square > 150)

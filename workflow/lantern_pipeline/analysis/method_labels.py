@@ -39,6 +39,7 @@ METHODS = {
     "scd": Look("SCD", "#DDAA33", "3"),
     "sjd_pp": Look("SJD++", "#BB5566", "4"),
     "sjd_pac": Look("SJD-PAC", "#004488", "d"),
+    "path_relax": Look("PathRelax", "#997700", "8"),
 }
 NAMES = {
     **{method: look.name for method, look in METHODS.items()},
