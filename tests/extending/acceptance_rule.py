@@ -10,7 +10,7 @@ import lantern
 from conftest import make_models, make_prompts
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
-from lantern.methods import DRAFTS, PRESETS, RELAXATIONS, make_method
+from lantern.methods import PRESETS, RELAXATIONS, make_method
 from lantern.relaxation import CLASSES, AdditiveBound, MultiplicativeBound, relaxed_set
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
@@ -55,13 +55,13 @@ def check_rule():
     assert torch.equal(sets[0], sets[1] & sets[2])
     assert sets[0].any() and not torch.equal(sets[0], sets[1]) and not torch.equal(sets[0], sets[2])
     parameters = {name: tuple(field.name for field in fields(cls)) for name, cls in CLASSES.items()}
-    assert parameters == {name: parts.parameters for name, parts in RELAXATIONS.items() if name != "none"}
+    assert parameters == {name: RELAXATIONS[name].parameters for name in CLASSES}
 
 
 def check_decoding():
     """Images come out of all kinds of drafts; with a bound of nothing they are the exact method's."""
     models = make_models()
-    for drafts in DRAFTS:
+    for drafts in TREES:
         exact = make_method("eagle1", tree=TREES[drafts], drafts=drafts)
         expected, relaxed = generate(models, exact), generate(models, capped(drafts, delta=0.6, lambda_=5.0))
         assert (relaxed.step_lengths.sum(1) == 16).all()
@@ -92,7 +92,7 @@ def check_config():
     run = expand_methods(config)[-1]
     assert run.spec.method_id == "capped-k4-delta0.2-lambda2" and run.spec.relaxation == "capped"
     assert PAGE.is_relative_to(PROJECT) and PAGE.read_text(encoding="utf-8") == make_page()
-    assert "`hybrid`, `capped`, or a list" in PAGE.read_text(encoding="utf-8")
+    assert "`bounded`, `capped`, `jacobi`" in PAGE.read_text(encoding="utf-8")
     assert method_name("capped") == "capped"
     assert len({method_colour(name) for name in PRESETS}) == len(PRESETS)
 

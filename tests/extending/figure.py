@@ -46,7 +46,7 @@ def check_plan():
     )
     assert result.returncode == 0, result.stdout
     assert re.search(r"^draw_substitutions +1$", result.stdout, re.M), result.stdout
-    assert "Drawing figure (o): How often a look-alike stands in" in result.stdout, result.stdout
+    assert "Drawing figure (q): How often a look-alike stands in" in result.stdout, result.stdout
 
 
 def check_profile():
