@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from lantern.methods import OFFICIAL_RESIDUALS
+from lantern.peer_relaxations import ProbabilityGroup
 from lantern.relaxation import Relaxation, RelaxedSet, grow_set, walk_children, with_nearest
 
 MASSES_AT_ONCE = 2**22  # nearest codes' masses of all codes held at once; 32 MiB of their numbers
@@ -99,8 +100,9 @@ class RejectionRule:
     """What a rejection test adds to x, and what it leaves behind.
 
     Args:
-        relaxation: of A(x); None for exact decoding.
-        table: (vocab, > k): nearest codes, whole numbers; one column more than k for the official residual.
+        relaxation: of A(x), or groups of codes; None for exact decoding.
+        table: (vocab, > k): nearest codes, whole numbers; one column more than k for the official residual. Of groups
+            bool, (vocab, vocab): which codes are near each other.
         residual: "paper": t becomes normalise(max(0, t~ - p)), t~ being t with A(x)'s mass moved onto x. "official" and
             "official_lumina": what the authors' code does for LlamaGen and for Lumina-mGPT; see `_official`. "matched":
             t becomes normalise(max(0, t - p f)), f(x) being the probability with which x is accepted: the least total
@@ -110,20 +112,31 @@ class RejectionRule:
     Source: for the matched residual and the weights, COOL-SD (arXiv 2601.09212).
     """
 
-    relaxation: Relaxation | None = None
+    relaxation: Relaxation | ProbabilityGroup | None = None
     table: torch.Tensor | None = None
     residual: str = "paper"
     weight: torch.Tensor | float = 1.0
 
-    def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The drafts' nearest codes and the drafts, int64 (..., k + 1); see `with_nearest`."""
-        return tokens[..., None] if self.relaxation is None else with_nearest(self.table, tokens, self.relaxation.k)
+    @property
+    def has_one_residual(self) -> bool:
+        """Whether the residual of sampled drafts is the same whichever was rejected."""
+        return self.residual == "matched" or not isinstance(self.relaxation, Relaxation)
 
-    def relax(self, probs: torch.Tensor, codes: torch.Tensor) -> RelaxedSet:
-        """A(x) of one draft per node, from what `codes_of` gives."""
+    def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The drafts' nearest codes and the drafts, int64 (..., k + 1), see `with_nearest`; without A(x) the drafts."""
+        if not isinstance(self.relaxation, Relaxation):
+            return tokens[..., None]
+        return with_nearest(self.table, tokens, self.relaxation.k)
+
+    def relax(self, probs: torch.Tensor, codes: torch.Tensor, draft_probs: torch.Tensor | None = None) -> RelaxedSet:
+        """A(x) of one draft per node, from what `codes_of` gives; groups need draft_probs, (..., vocab)."""
+        if isinstance(self.relaxation, Relaxation):
+            return grow_set(codes, probs.gather(-1, codes), self.relaxation)
         if self.relaxation is None:
-            return RelaxedSet(codes[..., :0], codes[..., :0] > 0, probs[..., :0], probs.gather(-1, codes), codes)
-        return grow_set(codes, probs.gather(-1, codes), self.relaxation)
+            offered = probs.gather(-1, codes)
+        else:
+            offered = self.relaxation.surrogate(probs, draft_probs, codes, self.table)
+        return RelaxedSet(codes[..., :0], codes[..., :0] > 0, probs[..., :0], offered, codes)
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
         """p(x) f(x) of every code x, (..., vocab): the probability that x is drafted and accepted. With a relaxation it
@@ -133,12 +146,15 @@ class RejectionRule:
             probs: target distribution, (..., vocab).
             draft_probs: what x is drawn from, (..., vocab).
         """
-        return torch.minimum(draft_probs, self.weight * self._surrogates(probs))
+        return torch.minimum(draft_probs, self.weight * self._surrogates(probs, draft_probs))
 
-    def _surrogates(self, probs: torch.Tensor) -> torch.Tensor:
+    def _surrogates(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
         """s(x) of every code x, (..., vocab)."""
         if self.relaxation is None:
             return probs
+        if isinstance(self.relaxation, ProbabilityGroup):
+            tokens = torch.arange(probs.shape[-1], device=probs.device).expand_as(probs)
+            return self.relaxation.surrogate(probs, draft_probs, tokens, self.table)
         rows, parts = probs.reshape(-1, probs.shape[-1]), []
         codes_at_once = max(1, MASSES_AT_ONCE // (len(rows) * (self.relaxation.k + 1)))
         for tokens in torch.arange(probs.shape[-1], device=probs.device).split(codes_at_once):
@@ -158,7 +174,7 @@ class RejectionRule:
 
         Args:
             probs: target distribution, (..., vocab).
-            relaxed: of x; the matched residual does not read it.
+            relaxed: of x; not read where `has_one_residual` and drafts are sampled.
             draft_probs: what x was drawn from, (..., vocab); None for a deterministic draft.
             is_tried: bool, (..., 1); None is everywhere.
         """
@@ -169,7 +185,7 @@ class RejectionRule:
             left = probs.scatter(-1, relaxed.taken, 0.0)
         elif self.residual == "matched":
             left = (probs - self.accepted_mass(probs, draft_probs)).clamp_(min=0)
-        elif self.relaxation is None:
+        elif not isinstance(self.relaxation, Relaxation):
             left = (probs - draft_probs).clamp_(min=0)
         else:
             moved = probs.scatter(-1, relaxed.taken, 0.0)
@@ -242,7 +258,7 @@ def accept_by_rejection(
     is_missing, surrogates, token_drafts = (~is_drafted).split(1, dim=-1), [], []
     draft_probs = None if draft_probs is None else draft_probs.clone()
     for rank, codes in enumerate(rule.codes_of(tokens).unbind(-2)):
-        relaxed = rule.relax(probs, codes)
+        relaxed = rule.relax(probs, codes, draft_probs)
         surrogates.append(relaxed.surrogate)
         # As if x were rejected: where it is not, nothing of this is read.
         if draft_probs is None:

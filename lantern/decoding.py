@@ -127,7 +127,7 @@ class Decoder:
         self.num_tokens, self.num_text = config.num_image_tokens, config.num_text_tokens
         self.device, self.dtype = self.target.device, self.target.dtype
         self.drafter: Drafter = make_drafter(models, spec, sampling)
-        self.rule: Rule = make_rule(spec, sampling, models.nearest_codes, self.device)
+        self.rule: Rule = make_rule(spec, sampling, models.nearest_codes, self.target.token_embedding.weight)
         tree, self.max_depth = self.drafter.tree, self.drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes + (not is_static)

@@ -50,6 +50,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "sjd_pp": {**_SJD, "relaxation": "threshold", "threshold": 0.5},
     "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
     "path_relax": {**_SJD, "tree": "chain11x2", "relaxation": "longest_chain", "delta": 0.01},
+    "gsd": {**_SJD, "relaxation": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
 }
 PRESETS |= PEERS
 
@@ -77,7 +78,7 @@ class RelaxationParts:
 
 
 _WEIGHT = RelaxationParts(("omega",), SAMPLED, has_official=False, is_weight=True)
-PEER_PARAMETERS = ("omega", "threshold")
+PEER_PARAMETERS = ("omega", "h", "p_max", "d_max", "threshold")
 PARAMETERS = ("k", "delta", "lambda_", *PEER_PARAMETERS)
 RELAXATIONS = {
     "none": RelaxationParts(),
@@ -89,6 +90,7 @@ RELAXATIONS = {
     "annealed": _WEIGHT,
     "constant": _WEIGHT,
     "reversed": _WEIGHT,
+    "group": RelaxationParts(("h", "p_max", "d_max"), SAMPLED, has_official=False),
     "threshold": RelaxationParts(("threshold",), ("sjd",), has_official=False, is_of_drafts=True),
     "public_labels": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
     "longest_chain": RelaxationParts(("delta",), ("sjd",), has_official=False, is_of_drafts=True),
@@ -232,6 +234,9 @@ class MethodSpec:
         delta: additive bound or budget, probability mass in [0, 1], or Jensen-Shannon bound in bits; None elsewhere.
         lambda_: multiplicative bound, >= 1; None elsewhere.
         omega: mean weight of a chain's drafts in the test of acceptance, > 0; None elsewhere.
+        h: half the width of a group of codes, ranks >= 1; None elsewhere.
+        p_max: in a group, differences of probabilities are below it, > 0; None elsewhere.
+        d_max: in a group, squared distances of embeddings are below it, > 0; None elsewhere.
         threshold: t(x) / p(x) above which relaxation "threshold" keeps a draft, >= 0; None elsewhere.
         coupling: how SJD drafts follow those of the step before: "none" draws them anew, "gumbel" with the noise of
             their place, "maximal" keeps as many as can be; None for others.
@@ -257,6 +262,9 @@ class MethodSpec:
     delta: float | None = None
     lambda_: float | None = None
     omega: float | None = None
+    h: int | None = None
+    p_max: float | None = None
+    d_max: float | None = None
     threshold: float | None = None
     coupling: str | None = None
     initial: str | None = None
@@ -393,6 +401,7 @@ def _check_parameters(spec: MethodSpec) -> None:
             f"k of {spec.name} must be a whole number >= 1, got {spec.k}; for exact decoding use relaxation none"
         )
     check_bounds(spec.delta, spec.lambda_, f" of {spec.name}")
+    check_group(spec.h, spec.p_max, spec.d_max, f" of {spec.name}")
     if takes_neighbours(spec.relaxation) and spec.neighbours not in NEIGHBOURS:
         raise ValueError(f"neighbours of {spec.name} must be one of {', '.join(NEIGHBOURS)}, got {spec.neighbours!r}")
 
@@ -451,6 +460,19 @@ def check_bounds(delta: float | None = None, lambda_: float | None = None, owner
         raise ValueError(f"delta{owner} must be in [0, 1], got {delta}; for the multiplicative bound set lambda_")
     if lambda_ is not None and lambda_ < 1:
         raise ValueError(f"lambda_{owner} must be >= 1, got {lambda_}; 1 is exact, for the additive bound set delta")
+
+
+def check_group(h: int | None = None, p_max: float | None = None, d_max: float | None = None, owner: str = "") -> None:
+    """Checks the bounds of a group of codes, as `check_bounds`.
+
+    Raises:
+        ValueError: h that is no whole number >= 1, p_max or d_max that is not > 0.
+    """
+    if h is not None and (h != int(h) or h < 1):
+        raise ValueError(f"h{owner} must be a whole number >= 1, got {h}; for exact decoding use relaxation none")
+    for name, value in (("p_max", p_max), ("d_max", d_max)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}{owner} must be > 0, got {value}; for exact decoding use relaxation none")
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from lantern.methods import RELAXATIONS, MethodSpec, check_bounds
-from lantern.peer_relaxations import AnnealedWeights, ConstantWeights, DraftWeights, ReversedWeights
+from lantern.peer_relaxations import AnnealedWeights, ConstantWeights, PeerRelaxation, ProbabilityGroup, ReversedWeights
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Proximity(Relaxation):
 
 
 # By the names of `lantern.methods.RELAXATIONS`; "none" has no class.
-CLASSES: dict[str, type[Relaxation | DraftWeights]] = {
+CLASSES: dict[str, type[Relaxation | PeerRelaxation]] = {
     "additive": AdditiveBound,
     "jensen_shannon": JensenShannonBound,
     "multiplicative": MultiplicativeBound,
@@ -168,10 +168,11 @@ CLASSES: dict[str, type[Relaxation | DraftWeights]] = {
     "annealed": AnnealedWeights,
     "constant": ConstantWeights,
     "reversed": ReversedWeights,
+    "group": ProbabilityGroup,
 }
 
 
-def make_relaxation(spec: MethodSpec) -> Relaxation | DraftWeights | None:
+def make_relaxation(spec: MethodSpec) -> Relaxation | PeerRelaxation | None:
     """The relaxation object of a method; None for exact decoding, which delta = 0 and lambda = 1 are too, and where
     drafts are judged as in exact decoding.
     """
@@ -190,7 +191,7 @@ class RelaxedSet:
         codes: int64, (..., k): the nearest codes of x.
         is_member: bool, (..., k): which of them are in A(x); always a prefix.
         cumulative: (..., k): target mass of each prefix.
-        token_probs: (..., 1): target mass of x.
+        token_probs: (..., 1): target mass of x, or what its group offers for it.
         taken: int64, (..., k + 1): {x} and A(x), x repeated and at the end.
     """
 

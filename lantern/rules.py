@@ -18,7 +18,7 @@ from lantern.draft_tree import StaticTree
 from lantern.drafting import Proposal
 from lantern.methods import OFFICIAL_RESIDUALS, MethodSpec, verifies_by_rejection
 from lantern.noise import NoiseField
-from lantern.peer_relaxations import DraftWeights
+from lantern.peer_relaxations import DraftWeights, PeerRelaxation
 from lantern.relaxation import Relaxation, make_relaxation
 from lantern.sampling import SamplingConfig
 from lantern.verification import (
@@ -331,7 +331,7 @@ def make_rule(
     spec: MethodSpec,
     sampling: SamplingConfig,
     nearest_codes: torch.Tensor | None,
-    device: torch.device | str = "cpu",
+    embedding: torch.Tensor | None = None,
 ) -> Rule:
     """The rule of a method.
 
@@ -339,27 +339,22 @@ def make_rule(
         spec: the method.
         sampling: the temperature decides between the greedy and the sampled rules.
         nearest_codes: (vocab, columns), whole numbers; None where the relaxation takes none.
-        device: of the target.
+        embedding: the target's of its codes, (vocab, dim); None where the method does not measure distances in it.
 
     Raises:
-        ValueError: the table is missing or too narrow.
+        ValueError: the table is missing or too narrow, or the embedding is missing.
     """
-    relaxation, table, weight = make_relaxation(spec), None, 1.0
+    relaxation = make_relaxation(spec)
     rejects = not sampling.is_greedy and spec.drafts is not None and verifies_by_rejection(spec.to_dict())
-    if isinstance(relaxation, DraftWeights):
-        weight = torch.tensor(relaxation.weights(len(spec.tree_shape)), device=device)[:, None]
-        relaxation = None  # the target's most probable token at temperature 0
-    if relaxation is not None:
-        # The authors' residuals reach one code further.
-        columns = spec.k + (rejects and spec.residual in OFFICIAL_RESIDUALS)
-        if nearest_codes is None or nearest_codes.shape[1] < columns:
-            found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
-            raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
-        table = nearest_codes[:, :columns].contiguous()
-    if rejects and spec.relaxation == "longest_chain":
+    if isinstance(relaxation, PeerRelaxation) and not rejects:
+        relaxation = None  # there is no test of rejection that it could change
+    table = _checked_table(spec, nearest_codes, rejects) if isinstance(relaxation, Relaxation) else None
+    if isinstance(relaxation, PeerRelaxation):
+        rule = ByRejection(_rejection_of_peer(spec, relaxation, embedding))
+    elif rejects and spec.relaxation == "longest_chain":
         rule = LongestChain(spec.delta)
     elif rejects:
-        rule = ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual, weight))
+        rule = ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual))
     elif relaxation is None:
         rule = ByEquality()
     elif not relaxation.bounds_mass:
@@ -370,3 +365,25 @@ def make_rule(
         rule = WithinBound(relaxation, table)
     rule.follows_path = not (sampling.is_greedy or spec.drafts in ("jacobi", "hybrid") or type(rule) is LongestChain)
     return rule
+
+
+def _rejection_of_peer(
+    spec: MethodSpec, relaxation: PeerRelaxation, embedding: torch.Tensor | None
+) -> acceptance.RejectionRule:
+    if isinstance(relaxation, DraftWeights):
+        device = None if embedding is None else embedding.device
+        weight = torch.tensor(relaxation.weights(len(spec.tree_shape)), device=device)[:, None]
+        return acceptance.RejectionRule(residual=spec.residual, weight=weight)
+    if embedding is None:
+        raise ValueError(f"method {spec.method_id or spec.name} needs the target's token embedding, got none")
+    return acceptance.RejectionRule(relaxation, relaxation.near_codes(embedding), spec.residual)
+
+
+def _checked_table(spec: MethodSpec, nearest_codes: torch.Tensor | None, rejects: bool) -> torch.Tensor:
+    """The columns that the method reads."""
+    # The authors' residuals reach one code further.
+    columns = spec.k + (rejects and spec.residual in OFFICIAL_RESIDUALS)
+    if nearest_codes is None or nearest_codes.shape[1] < columns:
+        found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
+        raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
+    return nearest_codes[:, :columns].contiguous()

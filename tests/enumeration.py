@@ -72,7 +72,8 @@ def branch(images: Images) -> Images:
     proposal, scores = images.propose()
     probs, labels = scores.weights.softmax(-1), proposal.draft_probs.double()
     drafts = proposal.tokens[:, 1:, None]
-    accept = (probs[:, :-1].gather(2, drafts) / labels.gather(2, drafts)).squeeze(2).clamp(max=1)
+    surrogate = images.rule.rejection.relax(probs[:, :-1], drafts, labels).surrogate
+    accept = (surrogate / labels.gather(2, drafts)).squeeze(2).clamp(max=1)
     left = (probs[:, :-1] - labels).clamp(min=0)
     left = torch.cat([left / left.sum(2, keepdim=True).clamp(min=1e-30), probs[:, -1:]], dim=1)
     is_maximal, draws = images.drafter.spec.coupling == "maximal", [(0, code) for code in range(vocab_size)]

@@ -113,6 +113,7 @@ METHODS = {
         k=4,
         delta=0.2,
     ),
+    "group": method(tree="bushy", drafts="sampled", relaxation="group", h=2, p_max=0.5, d_max=1e9),
     "cool": method(tree="chain3", drafts="sampled", relaxation="annealed", residual="matched", omega=1.1),
 }
 

@@ -252,6 +252,90 @@ def test_siblings_with_the_matched_residual_keep_the_targets_law(weight):
     torch.testing.assert_close(law, target)
 
 
+GSD = json.loads((DATA / "peers" / "gsd_verify.json").read_text())
+GSD_TENSORS = load_file(DATA / "peers" / "gsd_verify.safetensors")
+
+
+@pytest.mark.parametrize("number", range(len(GSD)))
+def test_groups_of_gsd_decide_as_the_authors_code_does(number):
+    """Acceptance of each draft, how many are accepted, and the token drawn from what is left."""
+    case = GSD[number]
+    names = ("target", "label", "embedding", "uniform", "residual")
+    target, label, embedding, uniform, noise = (GSD_TENSORS[f"{number}.{name}"].double() for name in names)
+    rejection = make_rule(make_method("gsd"), SamplingConfig(), None, embedding).rejection
+    drafts = torch.tensor(case["drafts"])
+    probs, draft_probs = target[None, : len(drafts)], label[None, 1 : len(drafts) + 1]
+    surrogate = rejection.relax(probs, drafts.view(1, -1, 1), draft_probs).surrogate[..., 0]
+    acceptance = (surrogate / draft_probs.gather(-1, drafts.view(1, -1, 1))[..., 0]).clamp(max=1)[0]
+    assert acceptance.tolist() == pytest.approx(case["acceptance"], rel=1e-5, abs=1e-9)
+    children, uniforms = drafts.view(1, -1, 1), uniform[1 : len(drafts) + 1].view(1, -1, 1)
+    found = accept_by_rejection(probs, children, draft_probs, uniforms, rejection)
+    accepted = int((found.rank[0] == 0).long().cumprod(0).sum())
+    assert accepted == case["accepted"]
+    if accepted < len(drafts):
+        assert int((found.residual[0, accepted].log() + noise[accepted + 1]).argmax()) == case["emitted"]
+
+
+def make_groups(residual: str, **parts) -> RejectionRule:
+    embedding = torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(3))
+    spec = make_method("gsd", **{"h": 3, "p_max": 0.2, "d_max": 6.0, "residual": residual, **parts})
+    return make_rule(spec, SamplingConfig(), None, embedding).rejection
+
+
+def test_a_group_holds_codes_as_probable_as_the_draft_and_near_it():
+    """By hand: a loop over the draft's ranks."""
+    target, draft = random_probs()
+    rule = make_groups("paper")
+    assert 0.1 < rule.table.double().mean() < 0.9 and torch.equal(rule.table, rule.table.T)
+    for row in range(20):
+        order = target[row].argsort().tolist()
+        for code in range(VOCAB):
+            rank, group = order.index(code), [code]
+            if rank >= 3:
+                near = [other for other in order[rank - 3 : rank + 3] if rule.table[code, other]]
+                group = [other for other in near if abs(target[row, other] - target[row, code]) < 0.2]
+            found = rule.relax(target[row], torch.tensor([code]), draft[row]).surrogate / draft[row, code]
+            assert float(found) == pytest.approx(float(target[row, group].sum() / draft[row, group].sum()))
+
+
+def law_of(rule: RejectionRule, target: torch.Tensor, draft: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(p f, law of the emitted token e = p f + (1 - sum p f) residual)."""
+    mass = rule.accepted_mass(target, draft)
+    return mass, mass + (1 - mass.sum(-1, keepdim=True)) * rule.residual_probs(target, None, draft)
+
+
+@pytest.mark.parametrize("residual", ["paper", "matched"])
+def test_the_law_of_groups(residual):
+    """As the functions emit that decode; either residual is the least where groups accept more than single codes."""
+    target, draft = random_probs()
+    rule = make_groups(residual)
+    mass, law = law_of(rule, target, draft)
+    for row in (0, 7):
+        torch.testing.assert_close(emission(rule, target[row], draft[row])[1], law[row], atol=1e-3, rtol=0)
+    assert (mass.sum(-1) >= torch.minimum(target, draft).sum(-1)).all()
+    tv = (law - target).abs().sum(-1) / 2
+    torch.testing.assert_close(tv, (mass - target).clamp(min=0).sum(-1))
+    assert tv.mean() > 0.01
+
+
+def test_where_groups_accept_less_than_single_codes_the_matched_residual_is_exact_and_the_plain_one_is_not():
+    """Code 1 stands in a group with code 0, which is drafted far too often."""
+    target, draft = (torch.tensor([row], dtype=torch.float64) for row in ([0.1, 0.3, 0.6], [0.6, 0.1, 0.3]))
+    for residual, expected in (("paper", [0.1, 0.2743, 0.6257]), ("matched", [0.1, 0.3, 0.6])):
+        spec = make_method("gsd", h=1, p_max=1.0, residual=residual)
+        rule = make_rule(spec, SamplingConfig(), None, torch.zeros(3, 2)).rejection
+        mass, law = law_of(rule, target, draft)
+        assert mass[0].tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
+        assert law[0].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_groups_of_no_width_are_exact():
+    target, draft = random_probs()
+    for parts in ({"h": VOCAB}, {"d_max": 1e-9}, {"p_max": 1e-12}):
+        rule = make_groups("paper", **parts)
+        torch.testing.assert_close(rule.accepted_mass(target, draft), torch.minimum(target, draft))
+
+
 def generate(models, spec: MethodSpec) -> torch.Tensor:
     decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0))
     features, mask = make_prompts(models, 5)
@@ -281,6 +365,12 @@ def test_heavy_weights_accept_more_and_light_ones_less(models):
     assert forwards == sorted(forwards, reverse=True) and len(set(forwards)) == 3
 
 
+def test_groups_need_the_targets_embedding():
+    with pytest.raises(ValueError, match="method gsd needs the target's token embedding, got none"):
+        make_rule(make_method("gsd"), SamplingConfig(), None)
+    make_rule(make_method("gsd"), SamplingConfig(temperature=0.0), None)
+
+
 @pytest.mark.parametrize(
     ("name", "parts", "message"),
     [
@@ -289,9 +379,14 @@ def test_heavy_weights_accept_more_and_light_ones_less(models):
         ("cool", {"omega": 1.1, "tree": "static"}, "annealed needs a chain, got tree naive_extend_57 for cool"),
         ("cool", {"omega": 1.1, "tree": "tuned"}, "annealed needs a chain, got tree tuned for cool"),
         ("cool", {"omega": 1.1, "residual": "paper"}, "annealed needs residual matched, got paper for cool"),
-        ("cool", {"omega": 1.1, "drafts": "top"}, "annealed needs drafts sampled, got top for cool"),
-        ("eagle2", {"residual": "matched"}, "matched needs drafts sampled, got top for eagle2; where a draft is known"),
+        ("cool", {"omega": 1.1, "drafts": "top"}, "annealed needs drafts sampled or sjd, got top for cool"),
+        ("eagle2", {"residual": "matched"}, "matched needs drafts sampled or sjd, got top for eagle2; where a draft"),
         ("eagle1", {"omega": 1.1}, "eagle1 with relaxation none takes no omega, got 1.1"),
+        ("gsd", {"h": 0}, "h of gsd must be a whole number >= 1, got 0"),
+        ("gsd", {"p_max": 0.0}, "p_max of gsd must be > 0, got 0.0; for exact decoding use relaxation none"),
+        ("gsd", {"d_max": -1.0}, "d_max of gsd must be > 0, got -1.0"),
+        ("gsd", {"drafts": "top"}, "relaxation group needs drafts sampled or sjd, got top for gsd"),
+        ("gsd", {"residual": "official"}, "residual official is the authors' code, which has no such method as gsd"),
     ],
 )
 def test_what_does_not_go_together_is_refused(name, parts, message):

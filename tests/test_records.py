@@ -114,9 +114,10 @@ def test_substitutions_are_counted_where_the_target_draws_a_token_of_its_own(
 @pytest.mark.parametrize("name", PRESETS)
 def test_substitutions_are_counted_exactly_where_verification_tells_them(name, temperature):
     parts = {"k": 2, "delta": 0.2, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
-    wanted = {name: parts[name] for name in RELAXATIONS[PRESETS[name]["relaxation"]].parameters}
-    method = make_method(name, **wanted)
-    rule = make_rule(method, SamplingConfig(temperature=temperature), torch.zeros(4, 3, dtype=torch.int64))
+    wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
+    method = make_method(name, **{key: value for key, value in parts.items() if key in wanted})
+    table = torch.zeros(4, 3, dtype=torch.int64)
+    rule = make_rule(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a"])
     records.metadata = {"method": method.to_dict(), "temperature": temperature}
     is_told = rule.draws_target_tokens or method.drafts is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,11 +23,13 @@ from lantern.speculative_jacobi import SpeculativeJacobiDrafter
 FOLDER = DATA / "peers"
 
 
-def make_parts(world: TableWorld, name: str, **parts):
-    """Drafter and rule of a preset on a table world."""
+def make_parts(world: TableWorld, name: str, embedding: torch.Tensor | None = None, **parts):
+    """Drafter and rule of a preset on a table world, whose target has this embedding of its codes."""
     spec = make_method(name, **parts)
     config = SimpleNamespace(vocab_size=world.vocab_size, grid=world.width)
-    return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_rule(spec, world.sampling, None)
+    return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_rule(
+        spec, world.sampling, None, embedding
+    )
 
 
 class RecordedNoise:
@@ -80,11 +83,13 @@ RUNS = {
     "scd_maximal_exact": ("scd", {}),
     "scd_maximal_uniform_label": ("scd", {"labels": "uniform"}),
     "sjdpp_tau0.5": ("sjd_pp", {}),
+    "gsd": ("gsd", {}),
 }
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    ("run", "number"), [(run, number) for run in RUNS for number in (0, 1) if (run, number) != ("gsd", 0)]
+)
 def test_the_public_functions_tokens_and_drafts(number, run):
     """Their windows end with the image, so that its last token is drawn there, and judged here: it is left out."""
     reference = json.loads((FOLDER / f"jacobi_{number}.json").read_text())
@@ -93,7 +98,7 @@ def test_the_public_functions_tokens_and_drafts(number, run):
     noise = load_file(FOLDER / f"jacobi_{number}_noise.safetensors")
     world = TableWorld(tables, model["width"], SamplingConfig(cfg_scale=model["cfg_scale"], top_k=model["top_k"]))
     name, parts = RUNS[run]
-    drafter, rule = make_parts(world, name, tree=f"chain{model['window'] - 1}", **parts)
+    drafter, rule = make_parts(world, name, tables.get("embedding"), tree=f"chain{model['window'] - 1}", **parts)
     recorded = RecordedNoise(noise, drafter.spec.coupling)
     first = torch.tensor([[expected["tokens"][0]]])
     images = Images(world, drafter, rule, recorded, first, model["N"])
@@ -143,6 +148,17 @@ def test_public_labels_and_thresholds_leave_the_targets_law_as_far_as_is_stated(
     law = law_of_images(world, *make_parts(world, name, tree="chain2", **parts), 6)
     assert distance(law, "0") == pytest.approx(CASES["0"]["tv"][run], abs=1e-4)
     assert float((law - TENSORS[f"0.{run}"]).view(-1, 3).sum(1).abs().sum()) / 2 < 1e-6  # all tokens but the last
+
+
+def test_groups_leave_the_targets_law_as_far_as_is_stated():
+    """Of images without their last token, which is judged here alone; distances are given without an embedding."""
+    world = law_world("0", torch.float64)
+    drafter, rule = make_parts(world, "gsd", torch.zeros(3, 1), tree="chain2", h=1)
+    rule.rejection = replace(rule.rejection, table=TENSORS["0.gsd_distance"] < 0.5)
+    law = law_of_images(world, drafter, rule, 6).view(-1, 3).sum(1)
+    expected, target = (TENSORS[f"0.{name}"].view(-1, 3).sum(1) for name in ("gsd_half1", "autoregressive"))
+    assert float((law - expected).abs().sum()) / 2 < 1e-6
+    assert float((law - target).abs().sum()) / 2 == pytest.approx(CASES["0"]["tv"]["gsd_half1"], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
 def make_decoder(models, name: str, temperature: float = 1.0, stepping: str = "auto", **parts) -> Decoder:
     """Of a preset, with the parameters that it takes."""
     wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
-    spec = make_method(name, **{key: BOUNDS[key] for key in wanted}, **parts)
+    spec = make_method(name, **{key: BOUNDS[key] for key in wanted if key in BOUNDS}, **parts)
     return Decoder(models, spec, SamplingConfig(temperature, top_k=8, cfg_scale=2.0), stepping=stepping)
 
 

@@ -142,15 +142,19 @@ def test_an_exact_rule_has_no_noise_of_drawn_siblings():
     assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["cool", "lantern_matched"])
-def test_a_matched_residual_gives_the_distribution_of_every_draft_taken_by_itself(name, table):
-    """Weights are those of the nodes' depths; whatever was drafted, the residual is the same."""
+@pytest.mark.parametrize("name", ["cool", "gsd", "lantern_matched"])
+def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(name, table):
+    """As every draft taken by itself; weights are those of the nodes' depths."""
     drawn = random_nodes(30)
     nodes = replace(drawn, children=drawn.children[:, :1], depths=torch.arange(30) % 3)
     bound = {"relaxation": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
-    parts = {"cool": {"relaxation": "reversed", "omega": 1.5}, "lantern_matched": bound}[name]
-    spec = MethodSpec(name=name, tree="chain3", drafts="sampled", residual="matched", **parts)
-    rule = make_rule(spec, SamplingConfig(), table)
+    parts = {
+        "cool": {"relaxation": "reversed", "omega": 1.5, "residual": "matched"},
+        "gsd": {"relaxation": "group", "h": 3, "p_max": 0.2, "d_max": 1.0},
+        "lantern_matched": {**bound, "residual": "matched"},
+    }[name]
+    spec = MethodSpec(name=name, tree="chain3", drafts="sampled", **parts)
+    rule = make_rule(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
     kind, found = distribution_of_method(nodes, spec, rule, num_samples=1, seed=0)
     assert kind == "enumeration"
     expected, rejection = torch.zeros_like(nodes.target_probs), rule.rejection_at(nodes.depths)
@@ -163,6 +167,8 @@ def test_a_matched_residual_gives_the_distribution_of_every_draft_taken_by_itsel
     if name == "cool":
         weights = rejection.weight[:, 0]
         assert (tv <= (1 - 1 / weights).clamp(min=0) + 1e-6).all() and (tv[weights > 1.1] > 0.01).all()
+    elif name == "gsd":
+        assert tv.mean() > 0.01
     else:
         paper = RejectionRule(AdditiveBound(4, 0.2), table)
         other = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, paper)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lantern.methods import SJD_PARTS
+from lantern.methods import PRESETS, SJD_PARTS
 from lantern_pipeline.data.tables import method_columns
 
 _FALLBACK_COLOURS = ("#661100", "#44AA99", "#882255", "#DDCC77")
@@ -40,6 +40,7 @@ METHODS = {
     "sjd_pp": Look("SJD++", "#BB5566", "4"),
     "sjd_pac": Look("SJD-PAC", "#004488", "d"),
     "path_relax": Look("PathRelax", "#997700", "8"),
+    "gsd": Look("GSD", "#661177", "H"),
 }
 NAMES = {
     **{method: look.name for method, look in METHODS.items()},
@@ -47,7 +48,16 @@ NAMES = {
     "reconstruction": "reconstructions",
 }
 PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours", *SJD_PARTS)
-SYMBOLS = {"k": "k", "delta": "δ", "lambda_": "λ", "omega": "ω", "threshold": "τ"}
+SYMBOLS = {
+    "k": "k",
+    "delta": "δ",
+    "lambda_": "λ",
+    "omega": "ω",
+    "threshold": "τ",
+    "h": "h",
+    "p_max": "Δp",
+    "d_max": "d²",
+}
 
 
 def preset_of(method: str) -> str:
@@ -73,9 +83,10 @@ def method_marker(method: str) -> str:
 
 
 def describe_parameters(row: Mapping[str, Any]) -> str:
-    """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none."""
-    given = [(symbol, row[name]) for name, symbol in SYMBOLS.items() if name in row and not pd.isna(row[name])]
-    return ", ".join(f"{symbol} {value:g}" for symbol, value in given)
+    """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none but its preset's own."""
+    usual = PRESETS.get(row.get("method"), {})
+    told = [name for name in SYMBOLS if name in row and not pd.isna(row[name]) and row[name] != usual.get(name)]
+    return ", ".join(f"{SYMBOLS[name]} {row[name]:g}" for name in told)
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:

@@ -148,7 +148,7 @@ def distribution_given_children(
         token, is_drafted = children[:, rank].clamp(min=0), children[:, rank] >= 0
         token_draft = torch.ones_like(weight) if left is None else _at(left, token)
         is_tried = is_drafted & (token_draft > 0)
-        relaxed = rule.relax(probs, rule.codes_of(token))
+        relaxed = rule.relax(probs, rule.codes_of(token), left)
         ratio = (rule.weight * relaxed.surrogate).squeeze(-1) / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)
         accept = ratio.clamp(max=1) * is_tried
         emitted.scatter_add_(1, token[:, None], (weight * accept)[:, None])
@@ -164,10 +164,10 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: RejectionRule
 ) -> OutputDistribution:
-    """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p; the matched
-    residual is the same for all of them.
+    """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p; in one
+    formula where one residual follows all of them.
     """
-    if rule.residual == "matched":
+    if rule.has_one_residual:
         accepted = rule.accepted_mass(target_probs, draft_probs)
         acceptance = accepted.sum(-1)
         residual = rule.residual_probs(target_probs, None, draft_probs)
