@@ -1,8 +1,9 @@
-"""The law of whole images of a table world, by every outcome of all that is random in a chain's drafts and tests."""
+"""The law of whole images of a table world, by every outcome of all that is random in SJD drafts and their tests."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -20,8 +21,9 @@ class Plan:
     weight: torch.Tensor  # (branches,)
     lengths: torch.Tensor  # (branches,)
     initial: torch.Tensor  # codes (branches, window)
+    siblings: torch.Tensor  # codes (branches, places with siblings, siblings - 1)
     vocab_size: int
-    uniforms: torch.Tensor | None = None  # of the tests (branches, window): 0 accepts, 1 rejects where it can
+    uniforms: torch.Tensor | None = None  # of the tests (branches, inner nodes, children): 0 accepts, 1 rejects
     emitted: torch.Tensor | None = None  # the code drawn behind the accepted drafts (branches,)
     keeps: torch.Tensor | None = None  # as uniforms, of the drafts behind
     codes: torch.Tensor | None = None  # what is drawn anew (branches, window + 1)
@@ -30,13 +32,20 @@ class Plan:
         return (self.initial + 0.5) / self.vocab_size if stream == "initial" else self.keeps
 
     def uniform(self, positions, num_slots):
-        return self.uniforms[..., None]
+        return self.uniforms
 
     def gumbel(self, stream, positions):
         is_drawn = torch.arange(self.vocab_size) == self.emitted[:, None, None]
         return torch.where(is_drawn, 0.0, -1e9).expand(-1, positions.shape[1], -1)
 
     def draw(self, stream, probs, positions, slots):
+        if stream == "sibling":
+            codes = self.siblings[:, :, int(slots[0, 0]) - 1]
+            chances = (probs.gather(2, codes[..., None]).squeeze(2) / probs.sum(2)).nan_to_num()
+            none = (codes == 0) & (probs.sum(2) == 0)
+            if self.uniforms is None:  # the same drafts are asked for again when the step is made
+                self.weight = self.weight * torch.where(none, 1.0, chances).prod(1)
+            return codes
         chances = probs.gather(2, self.codes.clamp(min=0)[..., None]).squeeze(2) / probs.sum(2)
         self.weight = self.weight * chances.where(self.codes >= 0, 1.0).prod(1)
         return self.codes.clamp(min=0)
@@ -53,49 +62,76 @@ def take(images: Images, rows: torch.Tensor, plan: Plan) -> Images:
 
 
 def begin(images: Images, weight: torch.Tensor) -> Images:
-    """Every initial draft of every place that has none."""
-    vocab_size, window = images.world.vocab_size, images.drafter.max_depth
+    """Every initial draft of every place that has none, and all siblings."""
+    vocab_size, drafter = images.world.vocab_size, images.drafter
+    window, shape = drafter.max_depth, (drafter._num_wide, drafter.num_siblings - 1)
     is_new = torch.arange(window) >= images.state.counts
-    found = [(torch.arange(len(weight))[:0], torch.zeros(0, window, dtype=torch.int64), weight[:0])]
-    for codes in itertools.product(range(vocab_size), repeat=window):
-        codes = torch.tensor(codes)
+    found = []
+    for codes in itertools.product(range(vocab_size), repeat=window + shape[0] * shape[1]):
+        codes, siblings = torch.tensor(codes[:window]), torch.tensor(codes[window:]).long().view(shape)
         rows = ((codes == 0) | is_new).all(1).nonzero().squeeze(1)
         chance = weight[rows] / vocab_size ** is_new[rows].sum(1)
-        found.append((rows, codes.expand(len(rows), -1), chance))
-    rows, codes, weight = (torch.cat(part) for part in zip(*found, strict=True))
-    return take(images, rows, Plan(weight, images.lengths[rows], codes, vocab_size))
+        found.append((rows, codes.expand(len(rows), -1), siblings.expand(len(rows), -1, -1), chance))
+    rows, codes, siblings, weight = (torch.cat(part) for part in zip(*found, strict=True))
+    return take(images, rows, Plan(weight, images.lengths[rows], codes, siblings, vocab_size))
+
+
+def endings(
+    node: int, rejection, tree, tokens, probs, labels
+) -> Iterator[tuple[dict, torch.Tensor, torch.Tensor, int]]:
+    """Where the accepted path may end at or below a node: the tests on the way, by (inner node, rank), the chance of
+    it, (rows,), what the token behind is drawn from, (rows, vocab), and how many drafts are accepted below the node.
+    """
+    left, passed, tests, place = probs[:, node], 1.0, {}, tree.parent_nodes.tolist()
+    if node in place:
+        label = labels[:, place.index(node)]
+        for rank, child in enumerate(tree.children[0, place.index(node)].tolist()):
+            if child < 0:
+                break
+            token = tokens[:, [child]].clamp(min=0)
+            at_label = label.gather(1, token) * (tokens[:, [child]] >= 0)
+            surrogate = rejection.relax(left, token, label).surrogate
+            accept = torch.where(at_label > 0, surrogate / at_label, 0.0).clamp(max=1)[:, 0]
+            for below, chance, law, count in endings(child, rejection, tree, tokens, probs, labels):
+                yield {**tests, (place.index(node), rank): 0.0, **below}, passed * accept * chance, law, count + 1
+            rest = (left - label).clamp(min=0)
+            is_tried = (at_label > 0) & (rest.sum(1, keepdim=True) > 0)
+            left = torch.where(is_tried, rest / rest.sum(1, keepdim=True), left)
+            label = label.scatter(1, token, label.gather(1, token) - at_label)
+            label = label / label.sum(1, keepdim=True).clamp(min=1e-30)
+            passed, tests = passed * (1 - accept), {**tests, (place.index(node), rank): 1.0}
+    yield tests, passed * torch.ones(len(probs)).double(), left, 0
 
 
 def branch(images: Images) -> Images:
     """Every outcome of the step's tests and draws that something is made of."""
-    plan, window, vocab_size = images.noise, images.drafter.max_depth, images.world.vocab_size
+    drafter, window, vocab_size = images.drafter, images.drafter.max_depth, images.world.vocab_size
     proposal, scores = images.propose()
-    probs, labels = scores.weights.softmax(-1), proposal.draft_probs.double()
-    drafts = proposal.tokens[:, 1:, None]
-    surrogate = images.rule.rejection.relax(probs[:, :-1], drafts, labels).surrogate
-    accept = (surrogate / labels.gather(2, drafts)).squeeze(2).clamp(max=1)
-    left = (probs[:, :-1] - labels).clamp(min=0)
-    left = torch.cat([left / left.sum(2, keepdim=True).clamp(min=1e-30), probs[:, -1:]], dim=1)
-    is_maximal, draws = images.drafter.spec.coupling == "maximal", [(0, code) for code in range(vocab_size)]
+    plan, tree, probs = images.noise, proposal.tree, scores.weights.softmax(-1)
+    labels, tokens = proposal.draft_probs.double(), proposal.tokens
+    drafts, own = tokens[:, drafter._chain[1:], None], labels[:, drafter._chain_inner]
+    accept = (probs[:, drafter._chain[:-1]].gather(2, drafts) / own.gather(2, drafts)).squeeze(2).clamp(max=1)
+    is_maximal, draws = drafter.spec.coupling == "maximal", [(0, code) for code in range(vocab_size)]
     found = []
-    for stop in range(window + 1):
+    for tests, passed, left, stop in endings(0, images.rule.rejection, tree, tokens, probs, labels):
         is_last = images.lengths + stop + 1 >= images.num_tokens
         options = [[(1, -1)] * is_maximal + draws] * (window - stop - 1) + [draws] * (stop < window)
-        passed = accept[:, :stop].prod(1) * (1 - accept[:, stop] if stop < window else 1)
-        uniforms = torch.tensor([0.0] * stop + [1.0] * (window - stop))
+        uniforms = torch.ones(tree.children.shape[1:])
+        for place, value in tests.items():
+            uniforms[place] = value
         for number, behind in enumerate(itertools.product(*options)):
             keeps, codes = torch.tensor([(1, -1)] * (stop + 1) + list(behind))[: window + 1].T
             chance = torch.where(keeps[:-1] == 1, accept, 1 - accept if is_maximal else 1.0)[:, stop + 1 :].prod(1)
             chance = torch.where(is_last, float(number == 0), chance) * passed
             codes = torch.where(is_last[:, None], -1, codes)
             for emitted in range(vocab_size):
-                weight = plan.weight * chance * left[:, stop, emitted]
+                weight = plan.weight * chance * left[:, emitted]
                 rows = (weight > 1e-10).nonzero().squeeze(1)
-                wide = [part.expand(len(rows), -1) for part in (uniforms, 1.0 - keeps[:-1])]
+                wide = [part.expand(len(rows), *part.shape) for part in (uniforms, 1.0 - keeps[:-1])]
                 found.append((weight[rows], rows, *wide, codes[rows], torch.full_like(rows, emitted)))
     weight, rows, uniforms, keeps, codes, emitted = (torch.cat(part) for part in zip(*found, strict=True))
-    chosen = Plan(weight, plan.lengths[rows], plan.initial[rows], vocab_size, uniforms, emitted, keeps, codes)
-    return take(images, rows, chosen)
+    given = (plan.lengths[rows], plan.initial[rows], plan.siblings[rows])
+    return take(images, rows, Plan(weight, *given, vocab_size, uniforms, emitted, keeps, codes))
 
 
 def merge(images: Images, weight: torch.Tensor) -> tuple[Images, torch.Tensor]:

@@ -128,6 +128,7 @@ def distance(law: torch.Tensor, case: str, name: str = "autoregressive") -> floa
 
 
 EXACT = [("sjd", {}), ("sjd", {"labels": "uniform"}), ("sjd", {"initial": "repeat"}), ("sjd", {"initial": "sample"})]
+EXACT += [("sjd_pac", {"tree": "chain2k2d1"}), ("sjd_pac", {"tree": "chain1k3d1"})]
 EXACT += [("scd", {}), ("scd", {"labels": "uniform"}), ("scd", {"initial": "repeat"})]
 
 
@@ -135,7 +136,7 @@ EXACT += [("scd", {}), ("scd", {"labels": "uniform"}), ("scd", {"initial": "repe
 def test_whole_images_have_the_targets_law(name, parts):
     """By enumeration of every outcome; labels are kept in float32."""
     world = law_world("small", torch.float64)
-    assert distance(law_of_images(world, *make_parts(world, name, tree="chain2", **parts), 4), "small") < 1e-7
+    assert distance(law_of_images(world, *make_parts(world, name, **{"tree": "chain2", **parts}), 4), "small") < 1e-7
 
 
 INEXACT = {"scd_maximal_public": ("scd", {"relaxation": "public_labels"}), "sjdpp_tau0.5": ("sjd_pp", {})}
