@@ -251,7 +251,8 @@ def test_prompts_in_figures_are_text_and_no_formulas(tmp_path):
     images = np.zeros((len(texts), 1, 8, 8, 3), np.uint8)
     figure = draw_pictures(PictureGrid(images, texts, ["one"], [[""]] * len(texts), ""))
     drawn = [text for text in figure.texts if text.get_text()]
-    assert len(drawn) == len(texts) and not any(text.get_parse_math() for text in drawn)
+    num_lines = sum(len(wrap_prompt(text).splitlines()) for text in texts)
+    assert len(drawn) == num_lines and not any(text.get_parse_math() for text in drawn)
     save_figure(figure, [tmp_path / "a.png", tmp_path / "a.pdf"], dpi=30)
     for text in ("$\\frac{1}{", "y" * MAX_TEXT_LENGTH, "\0"):
         sample = Sample("one", images[0, 0], 1, 1, 1.0)

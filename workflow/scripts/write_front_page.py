@@ -3,19 +3,18 @@
 from lantern.io import read_json, write_text
 from lantern.records import load_shards
 from lantern_pipeline.analysis.front_page import render_front
+from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake):
-    files = snakemake.input
-    prompts = read_prompts(files.prompts)
-    records = load_shards(files.records, [prompt.id for prompt in prompts])
-    page = render_front(
+    files, num = snakemake.input, snakemake.params.num_prompts
+    front, prompts, tokenizer = (
         read_json(files.findings)["front"],
-        records,
-        prompts,
+        read_prompts(files.prompts),
         load_tokenizer(files.tokenizer),
-        snakemake.params.num_prompts,
     )
-    write_text(snakemake.output.page, page)
+    records = load_shards(files.records, [prompt.id for prompt in prompts])
+    pictures = {name: to_pixels(decode_images(tokenizer, records[name].codes[:num])) for name in front["methods"]}
+    write_text(snakemake.output.page, render_front(front, pictures, [prompt.text for prompt in prompts[:num]]))

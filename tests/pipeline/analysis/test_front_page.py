@@ -6,31 +6,13 @@ import base64
 import io
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
-import torch
 from PIL import Image
 from result_tables import SETTINGS, make_tables, with_changes
-from torch import nn
 
-from lantern.prompts import Prompt
 from lantern_pipeline.analysis.front_page import SIZE, describe_front, render_front
 from lantern_pipeline.analysis.summary import build_summary
-
-PROMPTS = [Prompt("a", "a red ring"), Prompt("b", "<script>"), Prompt("c", "not shown")]
-
-
-class Tokenizer(nn.Module):
-    """Draws an image of one grey, the mean of its codes in 255ths, larger than a page shows it."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def decode(self, codes):
-        grey = codes.float().mean(1) / 127.5 - 1
-        return grey[:, None, None, None].expand(-1, 3, 2 * SIZE, 2 * SIZE)
 
 
 def describe(methods=None, **changed):
@@ -77,11 +59,10 @@ def test_the_screen_shows_each_methods_images_and_escapes_texts():
         "tiles": [{"title": "T", "number": "2 ×", "interval": "[1, 3]", "text": "a & b"}],
         "methods": {"auto": "autoregressive", "mine": "<b>"},
     }
-    records = {
-        name: SimpleNamespace(codes=torch.full((3, 4), grey))
-        for name, grey in (("auto", 10), ("mine", 200), ("other", 0))
+    pictures = {
+        name: np.full((2, 2 * SIZE, 2 * SIZE, 3), grey, np.uint8) for name, grey in (("auto", 10), ("mine", 200))
     }
-    page = render_front(front, records, PROMPTS, Tokenizer(), 2)
+    page = render_front(front, pictures, ["a red ring", "<script>"])
     assert "1 &lt; 2" in page and "a &amp; b" in page and "&lt;b&gt;" in page and "<script>" not in page
     pictures = [Image.open(io.BytesIO(base64.b64decode(data))) for data in re.findall(r"base64,([^\"]+)", page)]
     assert [(picture.size, picture.getpixel((0, 0))[0]) for picture in pictures] == [

@@ -8,16 +8,13 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from PIL import Image
-from torch import nn
 
-from lantern.prompts import Prompt
-from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.findings import MIN_TIMED, fastest_rows, with_interval
 from lantern_pipeline.analysis.markdown import describe_setting
 from lantern_pipeline.analysis.summary import select_headline
-from lantern_pipeline.data.image_files import decode_images, to_pixels
 
 SIZE = 144  # pixels a side to which larger images are shrunk
 # Within Snakemake's report: its own styles of text stay out (`not-prose`), and ours within `.front`.
@@ -111,26 +108,18 @@ def _price_tile(row: pd.Series, baseline: pd.Series) -> dict[str, str]:
     return {"title": "Relaxed: its price", "number": bound + number, "interval": interval, "text": f"{text}."}
 
 
-def render_front(
-    front: Mapping[str, Any],
-    records: Mapping[str, GenerationRecords],
-    prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
-    num_prompts: int,
-) -> str:
+def render_front(front: Mapping[str, Any], pictures: Mapping[str, np.ndarray], texts: Sequence[str]) -> str:
     """Writes the first screen as a piece of HTML that needs nothing else.
 
-    `front`: of `describe_front`; `records`: method_id -> records of one prompt set and temperature, in the order of
-    `prompts`; `tokenizer`: image tokenizer with `decode`; `num_prompts`: images in a row, the first ones.
+    `front`: of `describe_front`; `pictures`: method_id -> (prompts, S, S, 3) uint8; `texts`: the prompts'.
     """
-    texts = [html.escape(prompt.text) for prompt in prompts[:num_prompts]]
+    texts = [html.escape(text) for text in texts]
     heads = "".join(f'<th scope="col"><span class="cut" title="{text}">{text}</span></th>' for text in texts)
     lines = [f"<tr><td></td>{heads}</tr>"]
     for method_id, name in front["methods"].items():
-        pictures = to_pixels(decode_images(tokenizer, records[method_id].codes[:num_prompts]))
         cells = "".join(
             f'<td><img src="{_data_uri(pixels)}" alt="{text}"></td>'
-            for pixels, text in zip(pictures, texts, strict=True)
+            for pixels, text in zip(pictures[method_id], texts, strict=True)
         )
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
     tiles = [TILE.format_map({key: html.escape(text) for key, text in tile.items()}) for tile in front["tiles"]]
@@ -138,7 +127,7 @@ def render_front(
     return PAGE.format(setting=setting, tiles="\n".join(tiles), rows="\n".join(lines))
 
 
-def _data_uri(pixels: Any) -> str:
+def _data_uri(pixels: np.ndarray) -> str:
     """A picture (S, S, 3) uint8 as a PNG in a link, larger ones shrunk to SIZE."""
     picture, file = Image.fromarray(pixels), io.BytesIO()
     picture.thumbnail((SIZE, SIZE))
