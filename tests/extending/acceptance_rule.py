@@ -92,7 +92,7 @@ def check_config():
     run = expand_methods(config)[-1]
     assert run.spec.method_id == "capped-k4-delta0.2-lambda2" and run.spec.relaxation == "capped"
     assert PAGE.is_relative_to(PROJECT) and PAGE.read_text(encoding="utf-8") == make_page()
-    assert "`gsd`, `capped`" in PAGE.read_text(encoding="utf-8")
+    assert "`capped`, `jacobi`" in PAGE.read_text(encoding="utf-8")
     assert method_name("capped") == "capped"
     assert len({method_colour(name) for name in PRESETS}) == len(PRESETS)
 

@@ -73,8 +73,10 @@ def write_overlay(folder, resources: dict) -> Path:
     methods = load_yaml(ROOT / "experiments" / "llamagen_quick.yaml")["methods"]
     for entry in methods:
         entry.update({key: value for key, value in (("k", 20), ("delta", 0.1)) if key in entry})
+    of_tiny = load_yaml(ROOT / "tests" / "workflow" / "tiny.yaml")["ablations"]["grids"]
     overlay = {
         "experiment": "tiny",
+        "ablations": {"grids": dict.fromkeys(of_tiny)},
         "data": {"image_size": 64},
         "resources": resources,
         "repeats": {"training_seeds": [0], "noise_seeds": [0]},
@@ -211,11 +213,11 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
 @pytest.mark.parametrize(
     "names, total, trained",
     [
-        (["llamagen_stage1"], 512, []),
-        (["llamagen_stage1", "llamagen_stage2"], 512, []),
-        (["llamagen_stage1", "llamagen_quick"], 52, []),
-        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 84, ["train_drafter"]),
-        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 537, ["train_drafter"]),
+        (["llamagen_stage1"], 513, []),
+        (["llamagen_stage1", "llamagen_stage2"], 513, []),
+        (["llamagen_stage1", "llamagen_quick"], 53, []),
+        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 85, ["train_drafter"]),
+        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 538, ["train_drafter"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
 )

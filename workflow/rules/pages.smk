@@ -32,7 +32,7 @@ rule build_race:
         prompts=[f"<results>/prompts/{name}.jsonl" for name in config["latency"]["prompt_sets"]],
         tokenizer=TOKENIZER,
         # The fingerprint of the code sees Python only.
-        template=(PIPELINE / "race" / "page.html").as_posix(),
+        template=(PIPELINE / "race" / "page.html").resolve().as_posix(),
     output:
         report(
             "<results>/race.html",
