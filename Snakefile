@@ -48,6 +48,7 @@ include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/pages.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/publish.smk"
 include: "workflow/rules/study.smk"
 
 

@@ -8,10 +8,10 @@ import torch
 
 from lantern.codebook import code_dtype
 from lantern.kv_cache import round_slots
-from lantern.methods import DynamicTreeOptions, JointTree
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.noise import choose_window
+from lantern.tree_shapes import DynamicTreeOptions, JointTree
 
 FLOAT32 = 4  # bytes
 GIB = 2**30

@@ -23,7 +23,7 @@ from lantern.drafting import Drafter, NoDrafter, Prefill, Proposal
 from lantern.eagle import EagleDrafter
 from lantern.jacobi import HybridDrafter, JacobiDrafter
 from lantern.kv_cache import round_slots
-from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
+from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
@@ -33,6 +33,7 @@ from lantern.rules import Rule, make_rule
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.speculative_jacobi import SpeculativeJacobiDrafter
 from lantern.stepping import StepRunner
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern.verification import Outcome, Scores
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lantern.methods import check_choices
+from lantern.tree_shapes import check_choices
 
 
 @dataclass

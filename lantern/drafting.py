@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lantern.draft_tree import DraftTree, StaticTree, static_structure
-from lantern.methods import DynamicTreeOptions
 from lantern.noise import NoiseField
+from lantern.tree_shapes import DynamicTreeOptions
 
 if TYPE_CHECKING:
     from lantern.verification import Outcome

@@ -17,11 +17,11 @@ from lantern.attention_mask import window_table
 from lantern.draft_tree import StaticTree, tree_from_parents
 from lantern.drafting import Prefill, Proposal, best_codes
 from lantern.kv_cache import KVCache, round_slots
-from lantern.methods import DynamicTreeOptions
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.tree_shapes import DynamicTreeOptions
 
 if TYPE_CHECKING:
     from lantern.verification import Outcome

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from lantern.methods import MAX_SIBLINGS
+from lantern.tree_shapes import MAX_SIBLINGS
 
 NOISE_BLOCK = 2**18  # values of noise made at once
 WHOLE_BYTES = 2**25  # the most that all positions of an image may take, a stream

@@ -14,9 +14,9 @@ import torch
 
 from lantern.draft_tree import StaticTree
 from lantern.drafting import Prefill, Proposal
-from lantern.methods import MAX_SIBLINGS
 from lantern.noise import NoiseField
 from lantern.speculative_jacobi import SpeculativeJacobiDrafter, SpeculativeJacobiState
+from lantern.tree_shapes import MAX_SIBLINGS
 from lantern.verification import Outcome, Scores, pick_rows
 
 

@@ -28,7 +28,7 @@ class GenerationRecords:
             zero-padded, each row sums to the number of tokens.
         accepted_nodes: int16, (images, tokens): of each target forward after the prefill, the deepest accepted node of
             the draft tree, 0 for the root; -1-padded. A static tree's nodes have the order of
-            `lantern.methods.check_choices`, from 1 on; of hybrid drafts, Jacobi's come first.
+            `lantern.tree_shapes.check_choices`, from 1 on; of hybrid drafts, Jacobi's come first.
         is_substituted: bool, (images, tokens): the emitted token is not the one that the target drew there. All False
             for verification by rejection, where the target draws no token of its own.
         seconds: float32, (images,): the image's share of the time that decoding took, synchronised, see

@@ -60,12 +60,14 @@ class Rule:
         noise_streams: what is read of the noise besides the target's own, at temperatures above 0.
         draws_target_tokens: whether the target draws a token of its own at every node, so that a substitution is
             defined.
+        judges_by_node: whether a node can be judged without those beside it.
         follows_path: whether nodes of the path alone may be judged.
         takes_first_leaf: whether the first leaf decides between paths of one length, not the first node.
     """
 
     noise_streams: ClassVar[tuple[str, ...]] = ()
     draws_target_tokens: ClassVar[bool] = True
+    judges_by_node: ClassVar[bool] = True
     follows_path: bool = False
     takes_first_leaf: bool = False
 
@@ -294,6 +296,8 @@ class LongestChain(ByRejection):
     Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
     """
 
+    judges_by_node: ClassVar[bool] = False
+
     def __init__(self, delta: float) -> None:
         super().__init__(acceptance.RejectionRule())
         self.delta = delta
@@ -363,7 +367,7 @@ def make_rule(
         return GreedyWithinBound(relaxation, table, spec.residual != "paper" and spec.tree == "dynamic")
     else:
         rule = WithinBound(relaxation, table)
-    rule.follows_path = not (sampling.is_greedy or spec.drafts in ("jacobi", "hybrid") or type(rule) is LongestChain)
+    rule.follows_path = rule.judges_by_node and not (sampling.is_greedy or spec.drafts in ("jacobi", "hybrid"))
     return rule
 
 

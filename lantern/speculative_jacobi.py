@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from lantern.acceptance import RejectionRule, accept_by_rejection
 from lantern.draft_tree import StaticTree, first_ranks
 from lantern.drafting import Prefill, Proposal
-from lantern.methods import MAX_SIBLINGS, MethodSpec
+from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
+from lantern.tree_shapes import MAX_SIBLINGS
 from lantern.verification import pick_rows
 
 if TYPE_CHECKING:

@@ -51,6 +51,15 @@ def load_config(paths) -> dict:
     return config
 
 
+def load_config_of_all_figures() -> dict:
+    """The default config with the ablations of all overlays that have some: no figure is off."""
+    config = load_config([ROOT / "config.yaml"])
+    for overlay in ("ablations", "embedded_training"):
+        more = load_config([ROOT / "config.yaml", ROOT / "experiments" / f"{overlay}.yaml"])
+        config["ablations"]["grids"] |= more["ablations"]["grids"]
+    return config
+
+
 def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0) -> DecodingModels:
     """A random target, a random draft model and a random codebook's nearest codes.
 

@@ -27,6 +27,7 @@ CORE_ORDER = [
     {
         "io",
         "methods",
+        "tree_shapes",
         "noise",
         "sampling",
         "kv_cache",

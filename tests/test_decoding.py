@@ -10,12 +10,13 @@ from conftest import make_models, make_prompts
 from lantern.decoding import Decoder, DecodingModels
 from lantern.decoding_state import Generation
 from lantern.draft_tree import static_tree
-from lantern.methods import PRESETS, RELAXATIONS, DynamicTreeOptions, MethodSpec, make_method, tree_choices
+from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
 from lantern.models.target import cast_target
 from lantern.models.transformer import cast_weights
 from lantern.noise import NoiseField, make_noise
 from lantern.rules import ByEquality
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern.verification import longest_path
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 

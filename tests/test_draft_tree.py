@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lantern.draft_tree import static_tree, tree_from_parents
-from lantern.methods import DynamicTreeOptions, tree_choices
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 
 
 def test_static_tree_by_eye():

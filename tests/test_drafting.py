@@ -8,9 +8,10 @@ import torch
 from conftest import make_models, make_prompts
 from lantern.decoding import Decoder, DecodingModels
 from lantern.drafting import Proposal
-from lantern.methods import DynamicTreeOptions, MethodSpec
+from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import DynamicTreeOptions
 
 DYNAMIC = MethodSpec("dynamic", "dynamic", "top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4))
 BUSHY = [(0,), (1,), (2,), (0, 0), (0, 1)]

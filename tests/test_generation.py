@@ -19,12 +19,13 @@ from lantern.generation import (
     load_nearest_codes,
 )
 from lantern.io import save_tensors
-from lantern.methods import DynamicTreeOptions, MethodSpec, check_choices
+from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import load_records
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import DynamicTreeOptions, check_choices
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]

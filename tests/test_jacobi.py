@@ -12,8 +12,9 @@ from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import join_trees, static_tree
 from lantern.drafting import Prefill
 from lantern.jacobi import JacobiDrafter
-from lantern.methods import make_method, tree_choices
+from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import tree_choices
 
 AUTOREGRESSIVE = make_method("autoregressive")
 SAMPLINGS = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 6, "top_p": 0.9}]

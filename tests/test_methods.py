@@ -7,17 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from conftest import ROOT
-from lantern.methods import (
-    PEERS,
-    PRESETS,
-    RELAXATIONS,
-    DynamicTreeOptions,
-    JointTree,
-    MethodSpec,
-    keeps_tokens,
-    make_method,
-    tree_choices,
-)
+from lantern.methods import PEERS, PRESETS, RELAXATIONS, MethodSpec, keeps_tokens, make_method
+from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 
 
 def test_a_preset_is_as_published_unless_told_otherwise():

@@ -12,11 +12,12 @@ from table_world import Images, TableWorld, count_images
 
 from conftest import DATA
 from lantern.draft_tree import static_tree
-from lantern.methods import make_method, tree_choices
+from lantern.methods import make_method
 from lantern.parallel_chains import ParallelChainsDrafter
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
 from lantern.speculative_jacobi import SpeculativeJacobiDrafter
+from lantern.tree_shapes import tree_choices
 
 FOLDER = DATA / "peers"
 

@@ -26,13 +26,14 @@ from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafting import Prefill, Proposal
 from lantern.eagle import EagleDrafter, EagleState
-from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
+from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import NoiseField
 from lantern.relaxation import make_relaxation
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig, filter_logits, guide
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern.verification import Scores
 
 FOLDER = DATA / "reference"

@@ -24,11 +24,12 @@ from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.drafting import Prefill
 from lantern.eagle import EagleDrafter, EagleState
-from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
+from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, guide
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from published_layouts import CONFIG, as_hugging_face
 
 FOLDER = DATA / "full_len"

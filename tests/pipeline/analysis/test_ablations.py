@@ -12,10 +12,10 @@ import torch
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
-from lantern.methods import DynamicTreeOptions, tree_choices
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern_pipeline.analysis import ablations
 from lantern_pipeline.analysis.ablations import AblationStudy
 from lantern_pipeline.config.methods import expand_ablations

@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from lantern.methods import JointTree, MethodSpec, check_choices, tree_choices
+from lantern.methods import MethodSpec
+from lantern.tree_shapes import JointTree, check_choices, tree_choices
 from lantern_pipeline.analysis.tree_tuning import (
     Acceptance,
     Candidate,

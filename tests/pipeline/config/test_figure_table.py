@@ -7,15 +7,12 @@ from string import ascii_lowercase
 
 import pytest
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config_of_all_figures
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.downloads.entries import parse_entries
 
-DEFAULT = load_config([ROOT / "config.yaml"])
-for name in ("ablations", "embedded_training"):
-    overlay = load_config([ROOT / "config.yaml", ROOT / "experiments" / f"{name}.yaml"])
-    DEFAULT["ablations"]["grids"] |= overlay["ablations"]["grids"]
+DEFAULT = load_config_of_all_figures()
 
 
 def table_of(config):

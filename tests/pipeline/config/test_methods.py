@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from lantern.methods import DynamicTreeOptions, MethodSpec, tree_choices
+from lantern.methods import MethodSpec
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
 
 DYNAMIC = {"num_nodes": 6, "depth": 1, "top_k": 4}

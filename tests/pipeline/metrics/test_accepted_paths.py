@@ -11,9 +11,10 @@ from conftest import make_models
 from lantern.decoding import Decoder
 from lantern.draft_tree import join_trees, static_tree
 from lantern.generation import decode_timed
-from lantern.methods import JointTree, MethodSpec, check_choices, tree_choices
+from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import JointTree, check_choices, tree_choices
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.accepted_paths import PathRecorder, record_paths
 

@@ -13,9 +13,10 @@ from conftest import make_models
 from lantern import stepping
 from lantern.decoding import Decoder
 from lantern.io import save_tensors
-from lantern.methods import DynamicTreeOptions, MethodSpec
+from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
 from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps, relative_step_times

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ from PIL import Image
 from lantern_pipeline.analysis.findings import MIN_TIMED, fastest_rows, with_interval
 from lantern_pipeline.analysis.markdown import describe_setting
 from lantern_pipeline.analysis.summary import select_headline
+from lantern_pipeline.data.html_page import data_uri
 
 SIZE = 144  # pixels a side to which larger images are shrunk
 # Within Snakemake's report: its own styles of text stay out (`not-prose`), and ours within `.front`.
@@ -118,7 +117,7 @@ def render_front(front: Mapping[str, Any], pictures: Mapping[str, np.ndarray], t
     lines = [f"<tr><td></td>{heads}</tr>"]
     for method_id, name in front["methods"].items():
         cells = "".join(
-            f'<td><img src="{_data_uri(pixels)}" alt="{text}"></td>'
+            f'<td><img src="{data_uri(_shrink(pixels))}" alt="{text}"></td>'
             for pixels, text in zip(pictures[method_id], texts, strict=True)
         )
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
@@ -127,9 +126,8 @@ def render_front(front: Mapping[str, Any], pictures: Mapping[str, np.ndarray], t
     return PAGE.format(setting=setting, tiles="\n".join(tiles), rows="\n".join(lines))
 
 
-def _data_uri(pixels: np.ndarray) -> str:
-    """A picture (S, S, 3) uint8 as a PNG in a link, larger ones shrunk to SIZE."""
-    picture, file = Image.fromarray(pixels), io.BytesIO()
+def _shrink(pixels: np.ndarray) -> np.ndarray:
+    """A picture (S, S, 3) uint8 of at most SIZE a side."""
+    picture = Image.fromarray(pixels)
     picture.thumbnail((SIZE, SIZE))
-    picture.save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return np.asarray(picture)

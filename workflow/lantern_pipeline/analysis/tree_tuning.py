@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lantern.methods import JointTree, tree_choices
+from lantern.tree_shapes import JointTree, tree_choices
 
 Path = tuple[int, ...]
 # Of one step: ranks of the accepted Jacobi drafts, and of the draft model's; () where none was accepted or drafted.

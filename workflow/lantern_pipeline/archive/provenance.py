@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from lantern import __version__
 from lantern_pipeline.downloads.manifest import describe_path, read_manifest
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
-from lantern_pipeline.runtime.machine import describe_machine
+from lantern_pipeline.runtime.machine import describe_machine, name_machine
 
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"
@@ -79,10 +79,9 @@ def describe_code(root: Path = ROOT) -> dict[str, Any]:
 
 def describe_maker() -> str:
     """Names the code and the machine that make something, in a line."""
-    code, machine = describe_code(), describe_machine()
+    code = describe_code()
     commit = f"commit {(code['commit'] or 'unknown')[:7]}" + ", modified" * bool(code["is_modified"])
-    gpus = "".join(f", {gpu['name']}" for gpu in machine["gpus"])
-    return f"Lantern {code['version']}, {commit}, on {machine['cpu']}, {machine['cores']} cores{gpus}"
+    return f"Lantern {code['version']}, {commit}, on {name_machine(describe_machine())}"
 
 
 def compare_code(provenance: Mapping[str, Any], script: str) -> str:

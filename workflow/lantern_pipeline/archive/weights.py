@@ -10,7 +10,7 @@ from typing import Any
 from lantern_pipeline.analysis.findings import describe_models
 from lantern_pipeline.archive.provenance import describe_code, describe_environment, publishable_config
 from lantern_pipeline.downloads.manifest import SUMS, describe_file
-from lantern_pipeline.runtime.machine import describe_machine
+from lantern_pipeline.runtime.machine import describe_machine, name_machine
 
 MAX_BYTES = 16_000_000  # of all weights together: they lie in the repository
 NUM_POINTS = 60  # of a published loss curve, beside those that were measured on held-out images
@@ -63,9 +63,8 @@ def list_sums(training: Mapping[str, Any]) -> str:
 
 def render_readme(training: Mapping[str, Any]) -> str:
     """The page beside the weights, in Markdown, of what `describe_training` says."""
-    models, code, machine = (training[key] for key in ("models", "code", "machine"))
+    models, code = training["models"], training["code"]
     hours = sum(model["hours"] for model in models.values())
-    gpus = "".join(f", {gpu['name']}" for gpu in machine["gpus"])
     commit = f"{code['commit'] or 'unknown'}{', modified' if code['is_modified'] else ''}"
     seeds = " and ".join(f"`{name}` {value}" for name, value in training["seeds"].items())
     sentences = describe_models({name: model["report"] for name, model in models.items()})
@@ -83,7 +82,7 @@ def render_readme(training: Mapping[str, Any]) -> str:
         commit=commit,
         version=code["version"],
         hours=f"{hours:.1f}",
-        machine=f"{machine['cpu']}, {machine['cores']} cores{gpus}",
+        machine=name_machine(training["machine"]),
         packages=f"{training['environment']['python']}, torch {training['environment']['packages']['torch']}",
         seeds=seeds,
         table="\n".join(table),

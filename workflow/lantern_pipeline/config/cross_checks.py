@@ -8,15 +8,17 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from lantern.methods import OFFICIAL_RESIDUALS, DynamicTreeOptions, JointTree, check_choices, tree_choices
+from lantern.methods import OFFICIAL_RESIDUALS
 from lantern.models.config import OVERSHOOT, resolve_size
+from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.downloads.entries import check_reference, parse_entries
 from lantern_pipeline.metrics.registry import TRAINED
 
 if TYPE_CHECKING:
-    from lantern.methods import MethodSpec, TreeShape
+    from lantern.methods import MethodSpec
+    from lantern.tree_shapes import TreeShape
 
 
 def check_between_keys(config: dict[str, Any]) -> None:

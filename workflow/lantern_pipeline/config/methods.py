@@ -10,15 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import (
-    PEER_PARAMETERS,
-    PRESETS,
-    SJD_PARTS,
-    MethodSpec,
-    joint_choices,
-    takes_neighbours,
-    tree_choices,
-)
+from lantern.methods import PEER_PARAMETERS, PRESETS, SJD_PARTS, MethodSpec, takes_neighbours
+from lantern.tree_shapes import joint_choices, tree_choices
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from lantern.decoding import Decoder
 from lantern.draft_tree import DraftTree
 from lantern.generation import decode_timed
-from lantern.methods import JointTree
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern.tree_shapes import JointTree
 from lantern.verification import Outcome, reached_nodes
 
 Path = tuple[int, ...]

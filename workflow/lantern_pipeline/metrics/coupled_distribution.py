@@ -18,11 +18,12 @@ import torch
 
 from lantern.decoding import Decoder
 from lantern.draft_tree import first_ranks
-from lantern.methods import DynamicTreeOptions, MethodSpec
+from lantern.methods import MethodSpec
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.relaxation import Proximity, Relaxation, make_relaxation, relaxed_set
 from lantern.rules import Rule
+from lantern.tree_shapes import DynamicTreeOptions
 from lantern.verification import Outcome
 from lantern_pipeline.metrics.output_distribution import (
     PAIRS_AT_ONCE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def describe_machine() -> dict[str, Any]:
         "cuda": torch.version.cuda if gpus else None,
         "driver": _driver_version() if gpus else None,
     }
+
+
+def name_machine(machine: Mapping[str, Any]) -> str:
+    """Names a machine of `describe_machine` in a few words: its CPU, cores and GPUs."""
+    return ", ".join([machine["cpu"], f"{machine['cores']} cores", *(gpu["name"] for gpu in machine["gpus"])])
 
 
 def _cpu_name() -> str:
