@@ -68,7 +68,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
         columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97, "is_all_correct": 0.0}
         images.append(pd.DataFrame({**head, "prompt_id": ids, **columns}))
     names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
-    distances = pd.DataFrame(distances).reindex(columns=["method_id", *place, *names, *TV_VALUES])
+    distances = pd.DataFrame(distances).reindex(columns=["method_id", *place, *names, *TV_VALUES, "law_p"])
     return Measurements(
         pd.DataFrame(quality), pd.concat(images, ignore_index=True), pd.DataFrame(latency), distances, CROSS_ENTROPY
     )

@@ -213,11 +213,12 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
 @pytest.mark.parametrize(
     "names, total, trained",
     [
-        (["llamagen_stage1"], 513, []),
-        (["llamagen_stage1", "llamagen_stage2"], 513, []),
-        (["llamagen_stage1", "llamagen_quick"], 53, []),
-        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 85, ["train_drafter"]),
-        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 538, ["train_drafter"]),
+        (["llamagen_stage1"], 514, []),
+        (["llamagen_stage1", "llamagen_stage2"], 514, []),
+        (["llamagen_stage1", "llamagen_stage2", "llamagen_peers"], 433, []),
+        (["llamagen_stage1", "llamagen_quick"], 54, []),
+        (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 86, ["train_drafter"]),
+        (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 539, ["train_drafter"]),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
 )

@@ -10,6 +10,11 @@ PUBLISHED = {
     },
     "short_target": {"summary": rules.summarise.output.summary, "paired": rules.summarise.output.paired},
     "target_steps": {"table": "<results>/ablations/target_steps.csv"},
+    "peers": {
+        "findings": rules.summarise.output.findings,
+        "summary": rules.summarise.output.summary,
+        "pictures": [file for file in figure_files(["png"]) if "fig_q_" in file],
+    },
 }
 
 

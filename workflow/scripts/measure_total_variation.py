@@ -24,6 +24,7 @@ with job_log(snakemake):
         target_model=load_model(files.target, TargetModel).to(device),
         encoder=make_text_encoder(params.text, params.source, files.text),
         prompts=prompts[: params.settings["num_images"]],
+        tested_prompts=prompts[: params.settings["num_tested"]],
         settings=params.settings,
         num_resamples=params.metrics["bootstrap_resamples"],
         seed=params.noise_seed,

@@ -4,22 +4,15 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
-
 from lantern.io import read_json, write_json, write_text
 from lantern_pipeline.analysis.comparisons import build_paired
 from lantern_pipeline.analysis.findings import caption_numbers, find_answers
 from lantern_pipeline.analysis.front_page import describe_front
 from lantern_pipeline.analysis.markdown import render_page, results_table
+from lantern_pipeline.analysis.peers import find_about_peers
 from lantern_pipeline.analysis.summary import Measurements, build_summary
-from lantern_pipeline.data.tables import read_table, write_table
+from lantern_pipeline.data.tables import read_table, read_tables, write_table
 from lantern_pipeline.runtime.job import job_log
-
-
-def read_tables(paths: list[str]) -> pd.DataFrame:
-    """Reads tables of the same columns into one."""
-    return pd.concat([read_table(path) for path in paths], ignore_index=True)
-
 
 with job_log(snakemake):
     files, params = snakemake.input, snakemake.params
@@ -35,6 +28,7 @@ with job_log(snakemake):
     reports["target"] = targets[0] if len(targets) == 1 else {"val_cross_entropy": sum(entropies) / len(entropies)}
     ablations = {Path(path).name.partition(".")[0]: read_table(path) for path in files.ablations}
     findings = find_answers(summary, read_table(files.curves), ablations, reports, **options, seed=params.seed)
+    findings += find_about_peers(summary, images, **options, seed=params.seed)
     texts = {"numbers": caption_numbers(summary, params.settings), "front": describe_front(summary, params.settings)}
     write_json(snakemake.output.findings, {**texts, "findings": [asdict(finding) for finding in findings]})
     write_text(snakemake.output.page, render_page(findings, results_table(summary, params.settings)))

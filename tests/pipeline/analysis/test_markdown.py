@@ -160,6 +160,19 @@ def test_pages_are_made_of_the_extract(table, tmp_path):
     )
 
 
+def test_the_peers_have_a_section_of_their_own(table, tmp_path):
+    for part in ("docs", "workflow/report"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    write_table(tmp_path / "docs" / "peers.csv", table.assign(law_p=0.25))
+    write_json(tmp_path / "docs" / "peers.json", {"findings": [{"question": "Who?", "answer": "So.", "details": "D."}]})
+    assert publish(tmp_path) == ["docs/results.md"]
+    section = (tmp_path / "docs" / "results.md").read_text().partition("## Peers")[2].partition("\n## ")[0]
+    titles, _, first, *_ = rows_of(section)
+    assert {"latency (s)", "p of the target's law"} <= set(titles) and first[-1] == "0.250"
+    assert "- **Who?** So. D." in section and "(fig_q_frontier.png)" in section
+
+
 def test_published_pages_are_up_to_date(tmp_path):
     for part in ("docs", "workflow/report"):
         shutil.copytree(ROOT / part, tmp_path / part)

@@ -19,7 +19,7 @@ def summary():
         ("eagle2", "eagle2", None, 1.0, "parti", 9.0),
     ]
     frame = pd.DataFrame(rows, columns=["method_id", "method", "delta", "temperature", "prompt_set", "speedup"])
-    return frame.assign(repeat="s0n0", speedup_low=frame["speedup"] - 0.1, fid=20.0)
+    return frame.assign(repeat="s0n0", speedup_low=frame["speedup"] - 0.1, fid=20.0, omega=None)
 
 
 def line(table, source, method, **more):

@@ -24,6 +24,7 @@ DEFAULT = load_config([ROOT / "config.yaml"])
 # Overlays that are laid over another one, as their first lines say.
 BELOW = {
     "llamagen_stage2": ["llamagen_stage1"],
+    "llamagen_peers": ["llamagen_stage1", "llamagen_stage2"],
     "llamagen_quick": ["llamagen_stage1"],
     "llamagen_drafter": ["llamagen_stage1"],
     "llamagen_drafter_captions": ["llamagen_stage1", "llamagen_drafter"],

@@ -160,7 +160,9 @@ def summarise(quality):
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
     names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
-    total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *names, *TV_VALUES])
+    total_variation = pd.DataFrame(
+        columns=["method_id", "prompt_set", "temperature", "repeat", *names, *TV_VALUES, "law_p"]
+    )
     summary = build_summary(
         Measurements(quality.rows, quality.images, latency, total_variation, {0: 3.9}), settings=SETTINGS, seed=0
     )

@@ -67,7 +67,11 @@ def find_answers(
     alone = _fastest(rows[is_lossless(rows) & (rows["drafts"] == "jacobi")])
     findings = [_exact(exact, alone, summary), _relaxed(relaxed, exact, rows), _cost(relaxed, baseline), _bound(curves)]
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
-    findings += [_compare(name, ablations[name], options) for name in AT_EQUAL_LENGTH if name in ablations]
+    for name, (question, column, first, others) in AT_EQUAL_LENGTH.items():
+        if name not in ablations:
+            continue
+        curves = {kind: part for kind, part in ablations[name].groupby(column) if kind == first or kind in others}
+        findings.append(compare_curves(question, curves, first, others, options))
     findings.append(_models(reports))
     return [finding for finding in findings if finding is not None]
 
@@ -110,9 +114,13 @@ def is_lossless(rows: pd.DataFrame) -> pd.Series:
     bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
     candidates are closer than that. Autoregressive decoding itself does not count.
     """
-    must_be_equal = _keeps_tokens(rows) & (rows["dtype"] == "float32")
-    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~must_be_equal
+    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~must_be_equal(rows)
     return (rows["relaxation"] == "none") & is_equal & (rows["method_id"] != BASELINE)
+
+
+def must_be_equal(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows must hold autoregressive decoding's tokens, one for one."""
+    return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
@@ -223,10 +231,12 @@ def _bound(curves: pd.DataFrame) -> Finding | None:
     return Finding("Is delta a bound?", answer, details, {"delta": float(delta), **at["tv_mean"]})
 
 
-def _compare(name: str, images: pd.DataFrame, options: Mapping[str, int]) -> Finding | None:
-    """Compares the curve that an ablation's question is about with the others, at equal accepted length."""
-    question, column, first, others = AT_EQUAL_LENGTH[name]
-    curves = {kind: rows for kind, rows in images.groupby(column) if kind == first or kind in others}
+def compare_curves(
+    question: str, curves: Mapping[str, pd.DataFrame], first: str, others: Mapping[str, str], options: Mapping[str, int]
+) -> Finding | None:
+    """Compares the curve that a question is about with `others`, kind -> its name in words, at equal accepted length;
+    nothing where none of them was run. `curves` are rows of images by kind.
+    """
     if first not in curves or len(curves) < 2:
         return None
     answers, details, numbers = [], [], {}

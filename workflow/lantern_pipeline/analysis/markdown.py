@@ -107,21 +107,35 @@ def render_targets_page(table: pd.DataFrame, steps: pd.DataFrame | None = None) 
     return PAGE.format(title="Two targets", body="\n".join(body))
 
 
+def render_peers(findings: Sequence[Finding], table: pd.DataFrame) -> str:
+    """The section of docs/results.md on the run of experiments/peers.yaml: its table, its findings, its figure."""
+    answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in findings]
+    shown = _render_table(table, (*COLUMNS, "latency_s"))
+    picture = "![Total variation from the target over speed](fig_q_frontier.png)"
+    return "\n\n".join(["## Peers", _wrap(describe_setting(table)), shown, "\n".join(answers), picture])
+
+
 def publish(root: Path) -> list[str]:
     """Writes the blocks of README.md and docs/results.md from docs/results.csv and docs/findings.json,
-    and where they are there, docs/targets.csv and docs/targets/target_steps.csv.
+    and where they are there, docs/targets.csv, docs/targets/target_steps.csv, docs/peers.csv and docs/peers.json.
 
     A figure's line is the first sentence of its caption. Returns the names of the pages that changed.
     """
-    findings = [Finding(**values) for values in read_json(root / "docs" / "findings.json")["findings"]]
+    findings = _read_findings(root / "docs" / "findings.json")
     table = read_table(root / "docs" / "results.csv")
     captions = sorted((root / "workflow" / "report").glob("fig_*.rst"))
     figures = {path.stem.split("_")[1]: path.read_text(encoding="utf-8").split("**")[1] for path in captions}
     pages = {"README.md": render_readme(findings, table)}
     side_by_side, steps = (_read_if_there(root / "docs" / name) for name in ("targets.csv", "targets/target_steps.csv"))
     more = [] if side_by_side is None else [render_targets(side_by_side, steps)]
+    peers = _read_if_there(root / "docs" / "peers.csv")
+    more += [] if peers is None else [render_peers(_read_findings(root / "docs" / "peers.json"), peers)]
     pages["docs/results.md"] = render_results(findings, table, figures, *more)
     return [name for name, text in pages.items() if update_marked_block(root / name, text)]
+
+
+def _read_findings(path: Path) -> list[Finding]:
+    return [Finding(**values) for values in read_json(path)["findings"]]
 
 
 def _read_if_there(path: Path) -> pd.DataFrame | None:
@@ -171,7 +185,8 @@ def _markdown_table(cells: Sequence[Sequence[str]]) -> str:
 
 def _table_cells(table: pd.DataFrame, columns: Sequence[str], without_interval: Sequence[str] = ()) -> list[list[str]]:
     """Titles, then rows of texts, columns in the order of METRICS; what no row has is left out."""
-    metrics = [metric for metric in METRICS if metric.column in columns and table[metric.column].notna().any()]
+    shown = [name for name in columns if name in table and table[name].notna().any()]
+    metrics = [metric for metric in METRICS if metric.column in shown]
     rows = [
         [row["label"], *(_cell(row, metric, metric.column in without_interval) for metric in metrics)]
         for _, row in table.iterrows()

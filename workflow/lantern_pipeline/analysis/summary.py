@@ -79,7 +79,8 @@ class Measurements:
         images: `Quality.images` of the same.
         latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds, stepping; what was not timed has empty
             cells.
-        total_variation: KEYS, TV_INTERVALS with their ends, TV_VALUES; rows that it lacks have empty cells.
+        total_variation: KEYS, TV_INTERVALS with their ends, TV_VALUES, law_p; rows that it lacks have empty
+            cells.
         cross_entropy: training seed -> the target's cross-entropy on held-out images, nats per token.
     """
 
@@ -189,9 +190,10 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
         values: dict[str, Any] = dict(zip(KEYS, key, strict=True))
         for name in TV_INTERVALS:
             values |= _combine(group, name, SHARE)
-        values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in TV_VALUES}
+        names = (*TV_VALUES, "law_p")
+        values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in names}
         combined.append(values)
-    return pd.DataFrame(combined, columns=[*KEYS, *with_ends(*TV_INTERVALS), *TV_VALUES])
+    return pd.DataFrame(combined, columns=[*KEYS, *with_ends(*TV_INTERVALS), *TV_VALUES, "law_p"])
 
 
 def _cross_entropy(rows: pd.DataFrame, cross_entropy: Mapping[int, float]) -> float:

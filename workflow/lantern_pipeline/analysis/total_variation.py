@@ -24,6 +24,7 @@ from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, w
 from lantern.rules import ByRejection, Rule, WithinBound
 from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, with_ends
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
+from lantern_pipeline.metrics.image_law import p_value_of_images
 from lantern_pipeline.metrics.output_distribution import (
     OutputDistribution,
     VerifiedNodes,
@@ -38,7 +39,7 @@ from lantern_pipeline.metrics.substitutions import drawn_tokens, substitution_ro
 
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 MASSES_AT_ONCE = 2**23  # neighbours' masses of pairs of node and draft; 64 MiB an int64 array of their codes
-COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *with_ends(*TV_INTERVALS), *TV_VALUES)
+COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",
     "top_children": "several deterministic drafts, LANTERN's bound for each",
@@ -53,7 +54,8 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """What all tables share: models, the prompts whose images are looked at, config section `total_variation`.
+    """What all tables share: models, the prompts at whose images' nodes is looked, those whose whole images are tested,
+    config section `total_variation`.
 
     `seed` is that of the noise fields, of the choice of nodes and of the bootstrap over images.
     """
@@ -61,6 +63,7 @@ class TotalVariationStudy:
     target_model: TargetModel
     encoder: TextEncoder
     prompts: Sequence[Prompt]
+    tested_prompts: Sequence[Prompt]
     settings: Mapping[str, Any]
     num_resamples: int
     seed: int
@@ -75,7 +78,8 @@ class TotalVariationStudy:
     def measure_methods(
         self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords], codebook: torch.Tensor
     ) -> pd.DataFrame:
-        """Total variation and substitutions of every method at one temperature above 0, at the nodes it visits itself.
+        """Total variation and substitutions of every method at one temperature above 0, at the nodes it visits itself,
+        and law_p, the p-value of its whole images.
 
         `records` are by method id on the whole prompt set, for the substitutions; `codebook` is (vocab, code_dim) as
         the tokenizer decodes it. One row per method, COLUMNS; kind is "enumeration", "monte_carlo", "coupling" where
@@ -97,9 +101,12 @@ class TotalVariationStudy:
                 num_samples = self.settings["num_samples"]
                 row["kind"], found = distribution_of_method(nodes, spec, decoder.rule, num_samples, self.seed)
                 row |= tv_row(nodes, found, spec.delta, self.options)
+            if not decoder.sampling.is_greedy:
+                tested = self._select(records[spec.method_id], self.tested_prompts).codes
+                options = (tested, decoder.sampling, self.seed)
+                row["law_p"] = p_value_of_images(self.target_model, self.encoder, self.tested_prompts, *options)
             if spec.drafts is not None and decoder.rule.draws_target_tokens:
-                rows_wanted = [records[spec.method_id].prompt_ids.index(prompt.id) for prompt in self.prompts]
-                chosen = records[spec.method_id].select(rows_wanted)
+                chosen = self._select(records[spec.method_id], self.prompts)
                 drawn = drawn_tokens(
                     self.target_model, self.encoder, self.prompts, chosen.codes, decoder.sampling, self.seed
                 )
@@ -127,6 +134,10 @@ class TotalVariationStudy:
         """`acceptance_table` with the config's settings."""
         counts, deltas = self.settings["aggregated"], self.settings["aggregated_deltas"]
         return acceptance_table(nodes, tables, counts=counts, deltas=deltas, options=self.options)
+
+    @staticmethod
+    def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> GenerationRecords:
+        return records.select([records.prompt_ids.index(prompt.id) for prompt in prompts])
 
     @property
     def _wanted(self) -> dict[str, int]:

@@ -97,6 +97,7 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             {"settings": config["tree_tuning"]},
         ),
         "targets": Figure("p", "What becomes of every method as its target learns", {"table": of_targets}),
+        "frontier": Figure("q", "Speed against distance from the target's law", {"summary": SUMMARY}, of_rows),
     }
     is_off = {
         "aggregation": not plan.needs_draft_model,

@@ -24,6 +24,11 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
         raise DamagedFileError(path, f"is not a CSV table ({error})") from error
 
 
+def read_tables(paths: Sequence[Path | str]) -> pd.DataFrame:
+    """Reads tables of the same columns into one."""
+    return pd.concat([read_table(path) for path in paths], ignore_index=True)
+
+
 def write_table(path: Path | str, frame: pd.DataFrame) -> None:
     """Writes a CSV table without its index, floats with six significant digits, atomically."""
     with atomic_path(path) as temporary:

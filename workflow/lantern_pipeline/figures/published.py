@@ -1,7 +1,7 @@
 """Figure (l): published numbers beside this run's, in panels of their own: other models, GPUs and data.
 
 The numbers are in published_results.csv. Its column grade tells where one was read: P the paper's abstract, S a summary
-of the paper by others, T another paper that measured the method again.
+of the paper by others, R the README of its code, T another paper that measured the method again.
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""Figure (q): speed against total variation."""
+
+import numpy as np
+import pytest
+
+from figure_tables import SETTINGS, assert_legible, make_summary
+from lantern_pipeline.figures.frontier import draw_frontier
+
+
+@pytest.fixture
+def summary():
+    """Coupled drafts at 0 by their substitutions, LANTERN and proximity above."""
+    return make_summary().assign(tv_mean=[np.nan, np.nan, 0.3, 0.1], substitution_rate=[np.nan, 0.0, np.nan, 0.2])
+
+
+def test_rows_stand_at_their_speed_and_distance(summary):
+    figure = draw_frontier(summary, SETTINGS)
+    assert_legible(figure)
+    for axes in figure.axes:
+        points = [container.lines[0].get_xydata().tolist() for container in axes.containers]
+        assert points == [[[1, 0]], [[2, 0]], [[3, 0.3]], [[4, 0.1]]]
+    faces = [container.lines[0].get_markerfacecolor() for container in figure.axes[0].containers]
+    assert faces[0] == "white" and "white" not in faces[1:]  # all others have a draft model
+
+
+def test_what_is_not_known_stands_apart(summary):
+    figure = draw_frontier(summary.assign(tv_mean=[np.nan, np.nan, np.nan, 0.1]), SETTINGS)
+    assert_legible(figure)
+    assert len(figure.axes) == 4 and figure.axes[2].get_title(loc="left") == "total variation not known"
+    assert [label.get_text() for label in figure.axes[2].get_yticklabels()] == ["LANTERN: k 20, δ 0.1"]
+    assert [len(axes.containers) for axes in figure.axes] == [3, 3, 1, 1]

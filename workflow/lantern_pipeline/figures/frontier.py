@@ -1,0 +1,98 @@
+"""Figure (q): speed against the distance of the emitted law from the target's, with a draft model and without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FormatStrFormatter
+
+from lantern_pipeline.analysis.method_labels import method_colour, method_marker
+from lantern_pipeline.analysis.peers import place_rows
+from lantern_pipeline.analysis.summary import select_headline
+from lantern_pipeline.figures.style import (
+    BLACK,
+    GREY,
+    PAGE_WIDTH,
+    fitting_columns,
+    half_widths,
+    new_figure,
+    paper_style,
+)
+from lantern_pipeline.figures.tradeoff import LINES, SPEEDS, Curve, split_curves
+from lantern_pipeline.metrics.speed import BASELINE
+
+HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
+TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+FILLS = {"trained draft model": "full", "no draft model": "none"}  # of markers
+
+
+def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+    """Draws total variation from the target over speed-up (left) and tokens per forward (right), a line per method over
+    its grid; below, at their speed alone, the rows whose total variation is not known.
+
+    A figure of page width. Bars are 95 % intervals; the vertical axis is that of square roots. `summary`: table of
+    `lantern_pipeline.analysis.summary.build_summary`.
+    """
+    rows = place_rows(select_headline(summary, settings))
+    is_known = rows["distance"].notna()
+    known, unknown = (split_curves(part) for part in (rows[is_known], rows[~is_known]))
+    num_columns = fitting_columns([curve.label for curve in known])
+    legend_rows = -(-(len(known) + len(FILLS)) // num_columns)
+    heights = [HEIGHT, *([ROW_HEIGHT * (len(unknown) + 1)] if unknown else [])]
+    with paper_style():
+        figure = new_figure(PAGE_WIDTH, sum(heights) + ROW_HEIGHT * (legend_rows + 2))
+        panels = figure.subplots(len(heights), 2, sharex="col", sharey="row", height_ratios=heights, squeeze=False)
+        for x, (speed, title) in enumerate(SPEEDS.items()):
+            _draw_known(panels[0, x], known, speed)
+            if unknown:
+                _draw_unknown(panels[1, x], unknown, speed)
+                panels[1, 0].set_title("total variation not known", loc="left", fontsize=8)
+            panels[-1, x].set_xlabel(title)
+        panels[0, 0].set_ylabel("total variation from the target, per token")
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        handles += [Line2D([], [], color=GREY, marker="o", linestyle="none", fillstyle=fill) for fill in FILLS.values()]
+        options = {"loc": "outside lower center", "ncols": num_columns, "handlelength": 2.4}
+        figure.legend(handles, [*labels, *FILLS], **options)
+        return figure
+
+
+def _draw_known(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
+    axes.set_yscale("function", functions=(lambda value: np.sqrt(np.clip(value, 0, None)), np.square))
+    for curve in curves:
+        line = LINES[curve.place % len(LINES)] if len(curve.rows) > 1 else "none"
+        look = _look(curve) | {"linestyle": line, "label": curve.label}
+        y = curve.rows["distance"].to_numpy(float)
+        axes.errorbar(curve.rows[speed], y, xerr=half_widths(curve.rows, speed), **look)
+    axes.yaxis.set_major_locator(FixedLocator(TICKS))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.set_ylim(bottom=0)
+
+
+def _draw_unknown(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
+    for place, curve in enumerate(curves):
+        y = np.full(len(curve.rows), place)
+        axes.errorbar(curve.rows[speed], y, xerr=half_widths(curve.rows, speed), linestyle="none", **_look(curve))
+    axes.set_yticks(range(len(curves)), [curve.label for curve in curves])
+    axes.set_ylim(len(curves) - 0.4, -0.6)
+
+
+def _look(curve: Curve) -> dict[str, Any]:
+    """Filled with a draft model, open without; a black edge tells a method's second curve from its first."""
+    colour, drafts = method_colour(curve.method), curve.rows["drafts"].iloc[0]
+    has_drafter = not (pd.isna(drafts) or drafts in ("jacobi", "sjd"))
+    return {
+        "color": colour,
+        "ecolor": (colour, 0.45),
+        "marker": method_marker(curve.method),
+        "markersize": 11 if curve.method == BASELINE else 6,
+        "markerfacecolor": colour if has_drafter else "white",
+        "markeredgecolor": BLACK if curve.place else colour,
+        "elinewidth": 0.9,
+        "clip_on": False,
+    }
