@@ -13,7 +13,7 @@ from lantern.methods import MethodSpec
 from lantern_pipeline.analysis.peers import find_about_peers
 from lantern_pipeline.analysis.summary import build_summary
 
-CLAIMS, FRONTIER = "Which claims of losslessness hold?", "Who is on the frontier?"
+CLAIMS, FRONTIER = "Which claims of losslessness stand?", "Who is on the frontier?"
 ANNEALING, GROUPS = (
     "Does annealing beat a constant weight?",
     "Do groups of equally probable codes beat look-alikes?",
@@ -61,9 +61,9 @@ def find(summary, images):
     return {finding.question: finding for finding in found}
 
 
-def test_claims_that_hold_and_what_the_test_cannot_tell(tables):
+def test_claims_that_stand_and_what_the_test_cannot_tell(tables):
     found = find(change(tables[0], "annealed-2.0", law_p=1e-9), tables[1])[CLAIMS]
-    assert found.answer == "2 of 2 hold."
+    assert found.answer == "2 of 2 stand."
     assert "The test tells 1 of 5 relaxed rows from the target, but not COOL-SD (annealed) ω 1.1 (p 0.5)," in (
         found.details
     )
@@ -75,12 +75,18 @@ def test_claims_that_hold_and_what_the_test_cannot_tell(tables):
 )
 def test_one_sign_refutes_a_claim(tables, method_id, values):
     found = find(change(tables[0], method_id, **values), tables[1])[CLAIMS]
-    assert found.answer.startswith("1 of 2 hold; not: ") and found.numbers["num_refuted"] == 1
+    assert found.answer.startswith("1 of 2 stand; refuted: ") and found.numbers["num_refuted"] == 1
+
+
+def test_a_claim_without_a_known_law_stands_on_the_test_alone(tables):
+    found = find(change(tables[0], "sjd_pp", relaxation="public_labels"), tables[1])[CLAIMS]
+    assert found.answer == "3 of 3 stand." and "On that test alone stands SJD++" in found.details
+    assert "alone" not in find(*tables)[CLAIMS].details
 
 
 def test_what_was_not_measured_is_said(tables):
     found = find(change(tables[0], "eagle1", law_p=np.nan), tables[1])
-    assert found[CLAIMS].answer == "1 of 2 hold; not measured: EAGLE-1."
+    assert found[CLAIMS].answer == "1 of 2 stand; not measured: EAGLE-1."
     assert found[FRONTIER].details.endswith("Total variation not measured: SJD++.")  # its preset's own threshold
     assert found[ANNEALING].answer.endswith("Not measured: annealing from the other end.")
     assert GROUPS not in found and CLAIMS not in find(tables[0].assign(law_p=np.nan), tables[1])

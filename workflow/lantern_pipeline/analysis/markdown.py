@@ -112,7 +112,8 @@ def render_peers(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in findings]
     shown = _render_table(table, (*COLUMNS, "latency_s"))
     picture = "![Total variation from the target over speed](fig_q_frontier.png)"
-    return "\n\n".join(["## Peers", _wrap(describe_setting(table)), shown, "\n".join(answers), picture])
+    head = _wrap(f"The run of `experiments/peers.yaml`, on the default run's models: {describe_setting(table)}")
+    return "\n\n".join(["## Peers", head, shown, "\n".join(answers), picture])
 
 
 def publish(root: Path) -> list[str]:
