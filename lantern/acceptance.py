@@ -223,11 +223,13 @@ class Rejection:
 
     Attributes:
         rank: int64, (batch, inner): rank of the accepted child, m for none.
+        fits: bool, (batch, inner, m): whether a child is accepted where those before it are not.
         residual: (batch, inner, vocab): distribution of the emitted token where no child is accepted; elsewhere it has
             no meaning.
     """
 
     rank: torch.Tensor
+    fits: torch.Tensor
     residual: torch.Tensor
 
 
@@ -270,9 +272,9 @@ def accept_by_rejection(
         draft_probs.scatter_(-1, token, token_drafts[-1] * is_missing[rank])
         draft_probs /= draft_probs.sum(-1, keepdim=True)  # 0 / 0 where all is drawn: nan is not > 0 either
     if not surrogates:
-        return Rejection(children.sum(-1), probs)
+        return Rejection(children.sum(-1), is_drafted, probs)
     surrogate = rule.weight * torch.cat(surrogates, dim=-1)
     token_draft = torch.cat(token_drafts, dim=-1) if token_drafts else torch.ones_like(surrogate)
     # A token drawn although its probability is 0 (fewer survivors of the filters than children) is no draft.
     fits = is_drafted & (token_draft > 0) & (uniforms * token_draft <= surrogate) & (surrogate > 0)
-    return Rejection(F.pad(fits, (0, 1), value=True).byte().argmax(-1), probs)
+    return Rejection(F.pad(fits, (0, 1), value=True).byte().argmax(-1), fits, probs)

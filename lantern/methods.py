@@ -92,6 +92,7 @@ RELAXATIONS = {
     "group": RelaxationParts(("h", "p_max", "d_max"), SAMPLED, has_official=False),
     "threshold": RelaxationParts(("threshold",), ("sjd",), has_official=False, is_of_drafts=True),
     "public_labels": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
+    "public_tree": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
     "longest_chain": RelaxationParts(("delta",), ("sjd",), has_official=False, is_of_drafts=True),
 }
 
@@ -313,9 +314,8 @@ def _check_sjd(spec: MethodSpec) -> None:
             raise ValueError(f"method {spec.name} with drafts {spec.drafts} takes no {name}, got {value}; remove it")
     if spec.labels == "uniform" and spec.initial != "random":
         raise ValueError(f"labels uniform of {spec.name} are those of initial random, got {spec.initial}; use point")
-    wanted = {"threshold": "none", "public_labels": "maximal", "longest_chain": "none"}.get(
-        spec.relaxation, spec.coupling
-    )
+    needed = {"threshold": "none", "public_labels": "maximal", "public_tree": "maximal", "longest_chain": "none"}
+    wanted = needed.get(spec.relaxation, spec.coupling)
     if spec.coupling != wanted:
         raise ValueError(
             f"relaxation {spec.relaxation} needs coupling {wanted}, got {spec.coupling} for {spec.name}; set it"

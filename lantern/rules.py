@@ -282,6 +282,36 @@ class ByRejection(Rule):
         return Choice(_token_of(found.rank, children, torch.full_like(own, NO_TOKEN)), own, best)
 
 
+class LongestPath(ByRejection):
+    """All nodes are judged, each as if its earlier siblings were rejected and by a number of its own; the longest path
+    is taken, the first of several. Behind the last place of the window a code is emitted at random.
+
+    Not exact, without a known bound on TV: a sibling that is followed well beats an earlier one that is accepted, too,
+    and the random code has nothing to do with the target.
+
+    Source: KangJialiang/SJD-PAC@4fbc099 (arXiv 2603.18599).
+    """
+
+    judges_by_node: ClassVar[bool] = False
+
+    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cousins are at one position of the noise, and read different slots there."""
+        tree, inner, children = proposal.tree, proposal.tree.parent_nodes, child_tokens(proposal)
+        positions, most = scores.positions.index_select(1, inner), children.shape[2]
+        cousins = torch.cat([torch.arange(len(level), device=inner.device) for level in tree.levels])
+        slots = cousins[:, None] * most + torch.arange(most, device=inner.device)
+        uniforms = scores.noise.uniform(positions, most * max(map(len, tree.levels)))
+        uniforms = uniforms.gather(2, slots.expand_as(children))
+        probs = scores.weights.index_select(1, inner).softmax(-1)
+        found = acceptance.accept_by_rejection(probs, children, proposal.draft_probs, uniforms, self.rejection)
+        child_places = inner_places(tree).gather(1, tree.parents) * most + tree.ranks
+        accepted = found.fits.flatten(1).gather(1, child_places.expand(len(children), -1))
+        noise = scores.noise.gumbel("target", scores.positions)
+        left_best, left_own = (found.residual.log_() + noise.index_select(1, inner)).max(-1)
+        best, own = torch.where((tree.depths == tree.max_depth)[..., None], noise, scores.keys).max(-1)
+        return accepted, own.index_copy(1, inner, left_own), best.index_copy(1, inner, left_best)
+
+
 class LongestChain(ByRejection):
     """Every chain is judged by itself, and the longest is taken, the first of several.
 
@@ -357,6 +387,8 @@ def make_rule(
         rule = ByRejection(_rejection_of_peer(spec, relaxation, embedding))
     elif rejects and spec.relaxation == "longest_chain":
         rule = LongestChain(spec.delta)
+    elif rejects and spec.relaxation == "public_tree":
+        rule = LongestPath(acceptance.RejectionRule())
     elif rejects:
         rule = ByRejection(acceptance.RejectionRule(relaxation, table, spec.residual))
     elif relaxation is None:

@@ -43,6 +43,7 @@ class SpeculativeJacobiState:
         labels: (batch, window, vocab): what they were drawn from.
         counts: int64, (batch, 1): places that have a draft.
         likely: int64, (batch, 1): the most probable token of the place in front of the first without a draft.
+        leftovers: (batch, places with siblings, vocab): what "public_tree" draws siblings from; no places elsewhere.
     """
 
     noise: NoiseField
@@ -50,13 +51,15 @@ class SpeculativeJacobiState:
     labels: torch.Tensor
     counts: torch.Tensor
     likely: torch.Tensor
+    leftovers: torch.Tensor
 
 
 class SpeculativeJacobiDrafter:
     """Drafts what the target's distributions of the step before give; for temperatures above 0.
 
     Exact with every coupling, but not with a relaxation: "threshold" keeps drafts that are no draws from the label that
-    they get, "public_labels" leaves a draft its old label where it was kept as a draw from the new one.
+    they get, "public_labels" leaves a draft its old label where it was kept as a draw from the new one, "public_tree"
+    draws siblings from what a rejection leaves and labels them as their place, see `lantern.rules.LongestPath`, too.
 
     Args:
         tree: its depth is the window. Of siblings the first is the draft of the place, the others are drawn from its
@@ -89,6 +92,13 @@ class SpeculativeJacobiDrafter:
                 f"siblings x depths that have some must be at most {MAX_SIBLINGS} for sjd drafts, got "
                 f"{self.num_siblings} x {self._num_wide}; choose another tree"
             )
+        self._is_public_tree = spec.relaxation == "public_tree"
+        widest = int(tree.depths.flatten().bincount().max())
+        if self._is_public_tree and widest > MAX_SIBLINGS:
+            raise ValueError(
+                f"drafts of one depth must be at most {MAX_SIBLINGS} for relaxation public_tree, got {widest}; choose "
+                "another tree"
+            )
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
         """See `Drafter`."""
@@ -99,6 +109,7 @@ class SpeculativeJacobiDrafter:
             labels=torch.zeros(num_rows, window, self.vocab_size, device=device),
             counts=torch.zeros(num_rows, 1, dtype=torch.int64, device=device),
             likely=torch.zeros(num_rows, 1, dtype=torch.int64, device=device),
+            leftovers=torch.zeros(num_rows, self._is_public_tree * self._num_wide, self.vocab_size, device=device),
         )
 
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
@@ -113,7 +124,10 @@ class SpeculativeJacobiDrafter:
         initial, initial_labels = self._begin(state, root, positions)
         drafts = torch.where(is_new, initial, state.drafts)
         labels = torch.where(is_new[..., None], initial_labels, state.labels)
-        candidates = [drafts, *self._draw_siblings(state.noise, drafts, labels, positions)]
+        left = labels[:, : self._num_wide].scatter(-1, drafts[:, : self._num_wide, None], 0.0)
+        if self._is_public_tree:
+            left = torch.where(is_new[:, : self._num_wide, None], left, state.leftovers)
+        candidates = [drafts, *self._draw_siblings(state.noise, left, positions)]
         tokens = torch.cat(candidates, dim=1).gather(1, self._candidate.expand(len(root), -1))
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, labels.index_select(1, self._inner_depths))
 
@@ -126,6 +140,9 @@ class SpeculativeJacobiDrafter:
         state.drafts.copy_(tokens.gather(1, places))
         state.labels.copy_(pick_rows(labels, places))
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
+        if self._is_public_tree:
+            state.leftovers.copy_(pick_rows(self._leftovers(outcome, probs, tokens), places[:, : self._num_wide]))
+            state.counts.sub_(1).clamp_(min=0)  # of the last row nothing is drawn there
         state.likely.copy_(probs[:, -1:].argmax(-1))
 
     def _begin(
@@ -142,18 +159,17 @@ class SpeculativeJacobiDrafter:
             return drafts, torch.full_like(state.labels, 1 / self.vocab_size)
         return drafts, torch.zeros_like(state.labels).scatter_(-1, drafts[..., None], 1.0)
 
-    def _draw_siblings(
-        self, noise: NoiseField, drafts: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
-        """Further drafts of the first places, int64 (batch, window), -1 where the label gives no more; one per rank."""
+    def _draw_siblings(self, noise: NoiseField, left: torch.Tensor, positions: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Further drafts of the first places, int64 (batch, window), -1 where no more are left; one per rank. `left` is
+        what they are drawn from, (batch, places, vocab).
+        """
         wide = slice(0, self._num_wide)
-        token, left = drafts[:, wide], labels[:, wide]
         for rank in range(1, self.num_siblings):
-            left = left.scatter(-1, token.clamp(min=0)[..., None], 0.0)
             slots = self._steps[:, wide] * self.num_siblings + rank
             token = noise.draw("sibling", left, positions[:, wide], slots)
             token = token.masked_fill(left.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
             yield F.pad(token, (0, self.max_depth - self._num_wide))
+            left = left.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
     def _redraw(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """New drafts of the places of all rows, int64 (batch, window + 1), and their labels."""
@@ -171,6 +187,15 @@ class SpeculativeJacobiDrafter:
         if self.spec.relaxation == "public_labels":
             probs = torch.where(is_kept[..., None], F.pad(labels, (0, 0, 0, 1)), probs)
         return torch.where(is_kept, drafts, drawn), probs
+
+    def _leftovers(self, outcome: Outcome, probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What the rejection of each place's draft leaves, without the new draft unless the old one was kept: (batch,
+        window + 1, vocab).
+        """
+        left = (probs[:, :-1] - outcome.proposal.draft_probs.index_select(1, self._chain_inner)).clamp(min=0)
+        new = tokens[:, :-1, None]
+        is_kept = new == outcome.proposal.tokens.index_select(1, self._chain[1:])[..., None]
+        return F.pad(left.scatter(-1, new, left.gather(-1, new) * is_kept), (0, 0, 0, 1))
 
     def _keep(
         self,

@@ -106,6 +106,7 @@ def test_which_methods_keep_the_tokens_of_autoregressive_decoding(drafts, relaxa
         ({"coupling": "tight"}, "coupling of sjd must be one of none, gumbel, maximal, got 'tight'"),
         ({"labels": "uniform", "initial": "repeat"}, "labels uniform of sjd are those of initial random, got repeat"),
         ({"relaxation": "public_labels"}, "relaxation public_labels needs coupling maximal, got none for sjd; set it"),
+        ({"relaxation": "public_tree"}, "relaxation public_tree needs coupling maximal, got none for sjd; set it"),
         ({"relaxation": "threshold"}, "method sjd with relaxation threshold needs threshold"),
         ({"relaxation": "threshold", "threshold": -1.0}, "threshold of sjd must be >= 0, got -1.0; 0 keeps all"),
         ({"drafts": "top"}, "method sjd with drafts top takes no coupling, got none; remove it"),

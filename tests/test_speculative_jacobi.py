@@ -114,6 +114,81 @@ def test_the_public_functions_tokens_and_drafts(number, run):
     assert images.tokens[0, : model["N"] - 1].tolist() == expected["tokens"][:-1]
 
 
+class RecordedTreeNoise:
+    """The public functions' noise of one image for a tree, by step, path and column; new columns are counted from the
+    first rejected one."""
+
+    def __init__(self, noise: dict[str, torch.Tensor], case: dict) -> None:
+        self.noise, self.step, self.length, self.accepted, self.width = noise, -1, 1, 0, case["K"]
+        table, self.paths = torch.tensor(case["retrieve"]), []  # of each inner node, the first through each child
+        for depth in range(1, table.shape[1]):
+            nodes = table[:, depth].tolist()
+            firsts = [nodes.index(node) for node in dict.fromkeys(nodes) if node >= 0]
+            per_parent = self.width if depth < case["D"] else 1
+            self.paths += [(depth - 1, firsts[i : i + per_parent]) for i in range(0, len(firsts), per_parent)]
+
+    def advance(self, length: int, accepted: int) -> None:
+        self.step, self.length, self.accepted = self.step + 1, length, accepted
+
+    def new(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.noise["draw"][self.step][(positions - self.length - self.accepted).clamp(min=0)]
+
+    def proposed(self, positions: torch.Tensor) -> torch.Tensor:
+        """What a step proposes is new in the step before, where the column of its root is the first rejected one."""
+        return self.noise["draw"][self.step - 1][positions - self.length + 1]
+
+    def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
+        """Only the token behind the accepted drafts is read."""
+        return self.noise["draw"][self.step, 0].expand(*positions.shape, -1)
+
+    def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
+        """Slots are the children of cousins, one after the other."""
+        found, depths = torch.ones(1, positions.shape[1], num_slots), [depth for depth, _ in self.paths]
+        for node, (depth, paths) in enumerate(self.paths):
+            first = self.width * (node - depths.index(depth))
+            found[0, node, first : first + len(paths)] = self.noise["uniform"][self.step, paths, depth]
+        return found
+
+    def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        if stream == "keep":
+            return self.noise["uniform"][self.step, 0][positions - self.length]
+        codes = self.proposed(positions).argmax(-1) if self.step > 0 else self.noise["init"][:1, 1:]
+        return (codes + 0.5) / len(self.noise["first"])
+
+    def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        if (stream, self.step) == ("sibling", 0):
+            return self.noise["init"][slots % self.width, positions]
+        noise = self.proposed(positions) if stream == "sibling" else self.new(positions)
+        return (probs.log() + noise).argmax(-1)
+
+
+@pytest.mark.parametrize(("number", "num_steps"), [(0, 4), (1, 13)])
+def test_the_public_functions_tokens_and_siblings(number, num_steps):
+    """Where a rejection leaves too few codes, ours has no sibling and the recorded run has code 0; that of world 0
+    accepts one in its fifth step.
+    """
+    case = json.loads((FOLDER / "pac_public.json").read_text())[number]
+    tensors = load_file(FOLDER / "pac_public.safetensors")
+    tables = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith(f"{number}.")}
+    world = TableWorld(tables, case["width"], SamplingConfig(cfg_scale=case["cfg_scale"]))
+    tree = f"chain{case['columns'] - 1}k{case['K']}d{case['D'] - 1}"
+    drafter, rule = make_parts(world, "sjd_pac", tree=tree, relaxation="public_tree")
+    noise = RecordedTreeNoise(tables, case)
+    images = Images(world, drafter, rule, noise, torch.tensor([[case["tokens"][0]]]), case["N"])
+    nodes, drafted = drafter.tree.ranks[0] * case["columns"] + drafter.tree.depths[0], tables["init"].clone()
+    drafted[0, 0] = images.tokens[0, 0]
+    for step in case["steps"][:num_steps]:
+        noise.advance(int(images.lengths), step["accepted"])
+        outcome = images.step()
+        found, wanted = outcome.proposal.tokens[0], torch.as_tensor(drafted).flatten()[nodes]
+        is_compared = (noise.length - 1 + drafter.tree.depths[0] < case["N"]) & (found >= 0)
+        assert torch.equal(found[is_compared], wanted[is_compared])
+        assert outcome.num_accepted == step["accepted"]
+        drafted = step["candidates"]
+    length = int(images.lengths)
+    assert images.tokens[0, :length].tolist() == case["tokens"][:length]
+
+
 TENSORS = load_file(FOLDER / "law.safetensors")
 CASES = {case.get("name", str(case["seed"])): case for case in json.loads((FOLDER / "law.json").read_text())}
 
@@ -149,6 +224,15 @@ def test_public_labels_and_thresholds_leave_the_targets_law_as_far_as_is_stated(
     law = law_of_images(world, *make_parts(world, name, tree="chain2", **parts), 6)
     assert distance(law, "0") == pytest.approx(CASES["0"]["tv"][run], abs=1e-4)
     assert float((law - TENSORS[f"0.{run}"]).view(-1, 3).sum(1).abs().sum()) / 2 < 1e-6  # all tokens but the last
+
+
+def test_the_public_tree_leaves_the_targets_law_as_far_as_is_stated():
+    """By 2^16 images, where chance alone is a distance of about 0.01; the stated law is enumerated."""
+    world = law_world("small", torch.float32)
+    drafter, rule = make_parts(world, "sjd_pac", tree="chain2k2d1", relaxation="public_tree")
+    law = count_images(world, drafter, rule, 2**16, 4) / 2**16
+    assert distance(law, "small", "pac_public") < 0.025
+    assert distance(law, "small") == pytest.approx(CASES["small"]["tv"]["pac_public_K2D2L4"], abs=0.01)
 
 
 def test_groups_leave_the_targets_law_as_far_as_is_stated():
@@ -230,6 +314,9 @@ def test_tokens_that_the_filters_took_away_are_not_emitted(models):
 
 
 def test_a_tree_of_too_many_siblings_is_refused(models):
+    with pytest.raises(ValueError, match=r"drafts of one depth must be at most 64 for relaxation public_tree, got 81"):
+        spec = make_method("sjd_pac", tree="chain5k3d4", relaxation="public_tree")
+        Decoder(DecodingModels(models.target), spec, SamplingConfig())
     with pytest.raises(ValueError, match=r"siblings x depths that have some must be at most 64 .*, got 9 x 8"):
         spec = make_method("sjd_pac", tree="wide", tree_shape=[[0] * n + [rank] for n in range(8) for rank in range(9)])
         Decoder(DecodingModels(models.target), spec, SamplingConfig())

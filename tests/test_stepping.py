@@ -26,6 +26,7 @@ from lantern.sampling import SamplingConfig
 from lantern.stepping import StepRunner
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
+METHODS = [(name, {}) for name in PRESETS] + [("sjd_pac", {"relaxation": "public_tree"})]
 BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 # Temperature, and the logits of a step above which large trees are judged along the path alone.
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
@@ -96,11 +97,11 @@ def assert_equal(found: Generation, expected: Generation) -> None:
 
 
 @pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_recorded_step_draws_the_same_images(models, name, temperature, many_logits, tapes, monkeypatch):
+@pytest.mark.parametrize(("name", "parts"), METHODS)
+def test_a_recorded_step_draws_the_same_images(models, name, parts, temperature, many_logits, tapes, monkeypatch):
     """A step on a state without prompts is recorded once, and replayed for two batches after each other."""
     monkeypatch.setattr(rules, "MANY_LOGITS", many_logits)
-    decoder = make_decoder(models, name, temperature)
+    decoder = make_decoder(models, name, temperature, **parts)
     expected = [decoder.generate(*batch) for batch in make_batches(decoder, models)]
     graphed = captured(decoder)
     found = [graphed.generate(*batch) for batch in make_batches(decoder, models)]
@@ -128,9 +129,9 @@ def reachable_tensors(owner: object, path: str = "state") -> dict[str, torch.Ten
     return found
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_states_tensors_stay_where_they_are(models, name):
-    decoder = make_decoder(models, name)
+@pytest.mark.parametrize(("name", "parts"), METHODS)
+def test_a_states_tensors_stay_where_they_are(models, name, parts):
+    decoder = make_decoder(models, name, **parts)
     batches = make_batches(decoder, models)
 
     def addresses():
@@ -170,13 +171,13 @@ def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
 
 
 @pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_step_stays_on_its_gpu(name, temperature, many_logits, monkeypatch):
+@pytest.mark.parametrize(("name", "parts"), METHODS)
+def test_a_step_stays_on_its_gpu(name, parts, temperature, many_logits, monkeypatch):
     """On fake tensors, which have a device and a shape, and no values that a step could read."""
     monkeypatch.setattr(rules, "MANY_LOGITS", many_logits)
     models, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
     models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
-    decoder = make_decoder(models, name, temperature)
+    decoder = make_decoder(models, name, temperature, **parts)
     batch = list(make_batches(decoder, models)[0])
     with fake, torch.inference_mode():
         to_fake(decoder, fake, "cuda")
@@ -205,6 +206,12 @@ COMPILED = {
     "lantern": {"tree_shape": {"num_nodes": 9, "depth": 1, "top_k": 4}},
     "proximity": {"tree": "chain2k3d2"},
     "hybrid": {"tree": "chain2+chain2"},
+    "cool": {"tree": "chain2"},
+    "scd_gumbel": {"tree": "chain2"},
+    "sjd_pp": {"tree": "chain2"},
+    "sjd_pac": {"tree": "chain2k2d1", "relaxation": "public_tree"},
+    "path_relax": {"tree": "chain2x2"},
+    "gsd": {"tree": "chain2"},
 }
 
 
@@ -313,8 +320,8 @@ def test_ways_to_step_are_checked(models):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
-@pytest.mark.parametrize("name", PRESETS)
-def test_captured_steps_draw_the_same_images(name, temperature, many_logits, monkeypatch):
+@pytest.mark.parametrize(("name", "parts"), METHODS)
+def test_captured_steps_draw_the_same_images(name, parts, temperature, many_logits, monkeypatch):
     monkeypatch.setattr(rules, "MANY_LOGITS", many_logits)
     models = make_models()
     models = DecodingModels(
@@ -322,7 +329,7 @@ def test_captured_steps_draw_the_same_images(name, temperature, many_logits, mon
         models.draft.cuda().prepare_for_decoding(),
         models.nearest_codes.cuda(),
     )
-    decoder = make_decoder(models, name, temperature)
+    decoder = make_decoder(models, name, temperature, **parts)
     assert decoder.runner.mode == "graph"
     for batch in make_batches(decoder, models):
         assert_equal(decoder.generate(*batch), decoder.stepped("eager").generate(*batch))
