@@ -164,8 +164,9 @@ class Decoder:
         """Generates one image per prompt.
 
         Args:
-            features: caption features, (batch, num_text_tokens, caption_dim), left-padded.
-            mask: bool, (batch, num_text_tokens), True where a caption token is.
+            features: of the prompts, left-padded: caption features (batch, num_text_tokens, caption_dim), or ids int64
+                (batch, num_text_tokens).
+            mask: bool, (batch, num_text_tokens), True where a token of the prompt is.
             fields: the images' noise, see `make_noise`.
 
         Returns:
@@ -196,10 +197,10 @@ class Decoder:
         config, device, n = self.target.config, self.device, self.num_tokens
         noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device)
         width = n + self.max_depth + 1
-        visible = torch.ones(num_rows, self.num_text, dtype=torch.bool, device=device)
+        visible = torch.ones(1 + self.sampling.is_guided, num_rows, self.num_text, dtype=torch.bool, device=device)
         return DecodingState(
             noise=noise,
-            cache=self.target.make_cache(visible, 1 + self.sampling.is_guided, self.num_slots),
+            cache=self.target.make_cache(visible, self.num_slots),
             tokens=torch.zeros(num_rows, width, dtype=torch.int64, device=device),
             lengths=torch.full((num_rows,), n, device=device),
             is_substituted=torch.zeros(num_rows, width, dtype=torch.bool, device=device),
@@ -228,8 +229,12 @@ class Decoder:
             fields: as in `generate`.
         """
         index = torch.tensor(list(rows), device=self.device)
-        features, mask = features.to(self.device, self.dtype), mask.to(self.device)
-        hidden, cache = self.target.prefill(features, mask, self.num_text, is_guided=self.sampling.is_guided)
+        features, mask = features.to(self.device), mask.to(self.device)
+        if self.sampling.is_guided:
+            features, mask = self.target.with_null(features, mask)
+        else:
+            features, mask = features[None], mask[None]
+        hidden, cache = self.target.prefill(features, mask, self.num_text)
         state.cache.copy_rows(index, cache)
         state.noise.fill(rows, fields)
         for tensor, value in ((state.lengths, 1), (state.num_steps, 0), (state.is_substituted, False)):

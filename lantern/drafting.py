@@ -38,7 +38,7 @@ class Prefill:
 
     Attributes:
         hidden: the target's hidden states of their captions, (captions, prompts, num_text_tokens, dim).
-        mask: bool, (prompts, num_text_tokens), True where a caption token is.
+        mask: bool, (captions, prompts, num_text_tokens), True where a caption token is.
         first: int64, (prompts, 1): image token 0, predicted by the last caption row.
     """
 

@@ -91,9 +91,9 @@ class EagleDrafter:
         """See `Drafter`."""
         config, device = self.draft.config, self.target.device
         captions, most = 1 + self.sampling.is_guided, self.most_pending
-        visible = torch.ones(num_rows, self.num_text_rows, dtype=torch.bool, device=device)
+        visible = torch.ones(captions, num_rows, self.num_text_rows, dtype=torch.bool, device=device)
         return EagleState(
-            cache=self.draft.make_cache(visible, captions, self.num_slots),
+            cache=self.draft.make_cache(visible, self.num_slots),
             noise=noise,
             tokens=torch.zeros(num_rows, most, dtype=torch.int64, device=device),
             hidden=torch.zeros(captions, num_rows, most, config.dim, dtype=self.dtype, device=device),
@@ -103,7 +103,8 @@ class EagleDrafter:
     def fill(self, state: EagleState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Runs the captions of new prompts through the draft model; see `Drafter`."""
         n = self.num_text_rows
-        state.cache.copy_rows(rows, self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :n], n))
+        if n > 0:  # a class is one row, whose hidden state goes with image token 0
+            state.cache.copy_rows(rows, self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :, :n], n))
         state.tokens[:, :1].index_copy_(0, rows, prefill.first)
         state.hidden[:, :, :1].index_copy_(1, rows, prefill.hidden[:, :, n:])
         state.counts.index_fill_(0, rows, 1)

@@ -39,8 +39,7 @@ class KVCache:
     the null caption.
 
     Args:
-        visible: bool, (batch, text rows): caption rows that may be seen, the same for the null caption.
-        num_captions: 1, or 2 under guidance.
+        visible: bool, (captions, batch, text rows): caption rows that may be seen; captions = 1, or 2 under guidance.
         num_layers: layers.
         num_slots: sequence slots per row.
         head_shape: attention heads, width of a head.
@@ -55,13 +54,13 @@ class KVCache:
     def __init__(
         self,
         visible: torch.Tensor,
-        num_captions: int,
         num_layers: int,
         num_slots: int,
         head_shape: tuple[int, int],
         dtype: torch.dtype,
     ) -> None:
-        batch, self.num_slots = len(visible), num_slots
+        num_captions, batch, num_text = visible.shape
+        self.num_slots = num_slots
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
         shape = (num_layers, num_captions, batch, num_slots, 2, *head_shape)
         self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
@@ -72,14 +71,14 @@ class KVCache:
         rows = torch.arange(num_captions * batch, device=visible.device).view(num_captions, batch, 1)
         self._offsets = rows * num_slots
         places = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
-        is_seen = F.pad(visible, (0, num_slots - visible.shape[1]), value=True)
-        self._places = torch.where(is_seen, places, HIDDEN).repeat(num_captions, 1, 1)[:, :, None]
+        is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
+        self._places = torch.where(is_seen, places, HIDDEN)[:, :, None]
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""
-        n = visible.shape[1]
-        mask = F.pad(prefix_mask(visible, n, self.entries.dtype), (0, self.num_slots - n), value=float("-inf"))
-        return repeat_rows(mask, self._offsets.numel())
+        n = visible.shape[2]
+        mask = prefix_mask(visible.flatten(0, 1), n, self.entries.dtype)
+        return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
         """The attention mask of a pass over new nodes: what precedes the nodes is seen, but for the hidden caption

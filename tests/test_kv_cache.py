@@ -10,8 +10,8 @@ from lantern.kv_cache import KVCache
 
 
 def make_cache(num_captions: int = 1, batch: int = 2) -> KVCache:
-    visible = torch.tensor([[False], [True]])[:batch]
-    return KVCache(visible, num_captions, 2, 6, (1, 1), torch.float32)
+    visible = torch.tensor([[False], [True]])[:batch].expand(num_captions, -1, -1)
+    return KVCache(visible, 2, 6, (1, 1), torch.float32)
 
 
 def seen(mask: torch.Tensor) -> list:
@@ -29,7 +29,7 @@ def test_rows_write_at_their_own_slots_and_one_write_stores_key_and_value():
 
 
 def test_nodes_see_what_precedes_them_and_one_another_as_the_window_says():
-    cache = KVCache(torch.ones(2, 1, dtype=torch.bool), 1, 1, 6, (1, 1), torch.float32)
+    cache = KVCache(torch.ones(1, 2, 1, dtype=torch.bool), 1, 6, (1, 1), torch.float32)
     window = window_table(static_tree([(0,), (1,)]).ancestors, torch.float32)
     first, second = seen(cache.mask(window, torch.tensor([1, 3])))
     assert first == [[[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0]]]
@@ -50,7 +50,7 @@ def test_both_captions_of_a_guided_batch_write_at_the_same_slots_and_see_the_sam
 
 
 def test_a_padded_caption_row_is_seen_by_itself_alone():
-    visible = torch.tensor([[False], [True]])
+    visible = torch.tensor([[[False], [True]]])
     assert seen(make_cache().text_mask(visible)) == [[[[1, 0, 0, 0, 0, 0]]]] * 2
 
 
@@ -64,8 +64,9 @@ def test_move_copies_all_layers_and_may_overlap():
 
 
 def test_copied_rows_replace_keys_values_and_caption_mask_of_both_captions_in_place():
-    cache = KVCache(torch.tensor([[True], [False], [True]]), 2, 2, 4, (1, 1), torch.float32)
-    other = KVCache(torch.tensor([[False], [True]]), 2, 2, 2, (1, 1), torch.float32)
+    visible = torch.tensor([[[True], [False], [True]], [[True], [True], [True]]])
+    cache = KVCache(visible, 2, 4, (1, 1), torch.float32)
+    other = KVCache(torch.tensor([[[False], [True]], [[True], [False]]]), 2, 2, (1, 1), torch.float32)
     cache.entries.fill_(9)
     other.entries[:] = torch.arange(1.0, 5).view(2, 2, 1, 1, 1, 1)  # caption 0: images 1, 2; caption 1: 3, 4
     layer = cache.layers[1]
@@ -75,4 +76,6 @@ def test_copied_rows_replace_keys_values_and_caption_mask_of_both_captions_in_pl
         assert part.flatten(1).tolist() == rows
     window = window_table(torch.ones(1, 1, 1, dtype=torch.bool), torch.float32)
     mask = cache.mask(window, torch.tensor([1, 1, 1]))
-    assert seen(mask) == [[[[1, 1, 0, 0]]], [[[1, 1, 0, 0]]], [[[0, 1, 0, 0]]]] * 2
+    first_is_seen, first_is_hidden = [[[1, 1, 0, 0]]], [[[0, 1, 0, 0]]]
+    captioned, null = [first_is_seen, first_is_seen, first_is_hidden], [first_is_seen, first_is_hidden, first_is_seen]
+    assert seen(mask) == [*captioned, *null]

@@ -90,7 +90,7 @@ def test_target_logits(reference):
     mask, codes = io["mask_leftpad"].bool(), io["codes"].long()[:, :-1]
     with torch.inference_mode():
         captioned = target(io["cond_leftpad"], mask, codes)[:, SIZES["cls"] - 1 :]
-        null = target(target.null_features(len(mask)), mask, codes)[:, SIZES["cls"] - 1 :]
+        null = target(*target.null_prompt(mask), codes)[:, SIZES["cls"] - 1 :]
         close = {"atol": LOGIT_TOLERANCE, "rtol": 0}
         torch.testing.assert_close(captioned, io["hidden_cond"], **close)
         torch.testing.assert_close(null, io["hidden_uncond"], **close)
@@ -144,7 +144,7 @@ def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tup
     stored = reference.tree
     drafter = EagleDrafter(reference.draft, reference.target, drafts, tree, sampling)
     noise = NoiseField(1, SIZES["block"], SIZES["vocab"], [])
-    mask = torch.ones(1, SIZES["cls"], dtype=torch.bool)
+    mask = torch.ones(2, 1, SIZES["cls"], dtype=torch.bool)
     first = stored["input_ids_full"][:1, -1:].long()
     with torch.inference_mode():
         state = drafter.allocate(1, noise)

@@ -81,7 +81,7 @@ def test_target_logits_with_and_without_padding(reference):
         return target(features, visible, codes)[:, 119:][:, rows]
 
     with torch.inference_mode():
-        captioned, null = run(io["cond_leftpad"], mask), run(target.null_features(2), mask)
+        captioned, null = run(io["cond_leftpad"], mask), run(*target.null_prompt(mask))
         torch.testing.assert_close(captioned, io["hidden_cond"], **close)
         torch.testing.assert_close(null, io["hidden_uncond"], **close)
         torch.testing.assert_close(target.head(captioned), io["logits_cond"], **close)
@@ -121,7 +121,7 @@ def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig):
     drafter = EagleDrafter(reference.draft, reference.target, drafts, tree, sampling)
     first, noise = stored["input_ids_full"][:1, -1:].long(), NoiseField(1, 256, 128, [])
     with torch.inference_mode():
-        mask = torch.ones(1, 120, dtype=torch.bool)
+        mask = torch.ones(2, 1, 120, dtype=torch.bool)
         state = drafter.allocate(1, noise)
         drafter.fill(state, torch.tensor([0]), Prefill(stored["prefill_hidden"][:, None], mask, first))
     width, two = drafter.max_depth + 1, stored["call2_hidden"].shape[1]

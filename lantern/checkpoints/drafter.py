@@ -111,7 +111,7 @@ def _read_config(weights: WeightFile, target: TargetConfig) -> DraftConfig:
     file = weights.settings_path
     input_type = weights.setting("input_type", str)
     if input_type == "c2i":
-        raise ValueError(f"{file}: input_type should be t2i or t2i2, found c2i: a drafter for classes")
+        raise ValueError(f"{file}: input_type should be t2i or t2i2, found c2i: train a drafter for classes here")
     check_heads(weights)
     _compare(file, "num_hidden_layers", 1, weights.setting("num_hidden_layers"))
     for name in ("dim", "num_heads", "vocab_size"):

@@ -1,4 +1,5 @@
-"""Published checkpoints as our models: targets in LlamaGen's original and in the LANTERN authors' layout, and VQ-16.
+"""Published checkpoints as our models: targets in LlamaGen's original layout (for captions or classes) and in the
+LANTERN authors', and VQ-16.
 
 A file is compared with what the config says before it is read into a model; a mismatch of any kind is one sentence with
 the file, the key, what was expected and what was found. Files in our own layout are read as well.
@@ -33,6 +34,7 @@ CONFIG_KEYS = {
     "num_text_tokens": ("text.max_tokens", "cls_token_num"),
     "caption_dim": ("text.caption_dim", "caption_dim"),
 }
+_CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
 NULL_CAPTION_ROWS = 120  # rows of LlamaGen's null caption, whatever the model's number of caption rows
 # The matrices of a layer: our name, and the published ones that ours holds below each other.
 _ORIGINAL_LAYER = {
@@ -95,7 +97,7 @@ def load_own(file: Path, cls: type[Model], target: TargetConfig) -> Model:
         ValueError: its sizes are not those of the target; see also `load_model`.
     """
     model = load_model(file, cls)
-    for name, (config_key, _) in CONFIG_KEYS.items():
+    for name, (config_key, _) in {**CONFIG_KEYS, "num_prompt_ids": ("text.num_classes", "num_classes")}.items():
         if hasattr(model.config, name):
             compare_with_config(file, name, getattr(target, name), getattr(model.config, name), config_key)
     return model
@@ -107,12 +109,17 @@ def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.
     own = model.state_dict()
     places = {
         f"{prefix}{table}.weight": own["token_embedding.weight"],
-        f"{prefix}cls_embedding.uncond_embedding": own["null_caption"],
-        f"{prefix}cls_embedding.cap_proj.fc1.weight": own["caption_in.weight"],
-        f"{prefix}cls_embedding.cap_proj.fc2.weight": own["caption_out.weight"],
         f"{prefix}norm.weight": own["final_norm.weight"],
         f"{head}.weight": own["head.weight"],
     }
+    if model.config.num_prompt_ids:
+        places[f"{prefix}{_CLASSES}"] = own["prompt_embedding.weight"]
+    else:
+        places |= {
+            f"{prefix}cls_embedding.uncond_embedding": own["null_caption"],
+            f"{prefix}cls_embedding.cap_proj.fc1.weight": own["caption_in.weight"],
+            f"{prefix}cls_embedding.cap_proj.fc2.weight": own["caption_out.weight"],
+        }
     for index, layer in enumerate(model.layers):
         places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else _ORIGINAL_LAYER)
     return places
@@ -150,7 +157,8 @@ def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
 
 
 def check_original(weights: WeightFile, expected: TargetConfig) -> None:
-    """Compares stage and number of heads with the config, as far as an original file tells; logs what it does not tell.
+    """Compares prompts, stage and number of heads with the config, as far as an original file tells; logs what it does
+    not tell.
 
     Stages, and models of any number of heads, have tensors of the same names and shapes.
 
@@ -159,8 +167,10 @@ def check_original(weights: WeightFile, expected: TargetConfig) -> None:
         expected: sizes that the config gives.
 
     Raises:
-        ValueError: the file is of another stage, or the named size has another number of heads.
+        ValueError: the file is of another stage or reads other prompts, or the named size has another number of heads.
     """
+    wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
+    compare_with_config(weights.path, "what it draws from", wanted, found, "text.encoder")
     # Stage 1 (256 pixels) and stage 2 (512) have the same tensors: only the file's name and training args tell.
     pixels = 16 * expected.grid
     args = weights.args

@@ -46,6 +46,20 @@ def resolve_size(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **LLAMAGEN_SIZES[str(name)], "ffn_multiple": FFN_MULTIPLE}
 
 
+def prompt_sizes(text: dict[str, Any]) -> dict[str, Any]:
+    """What config section `text` decides of a `TargetConfig`.
+
+    Args:
+        text: config section.
+
+    Returns:
+        Fields of prompts: of captions' features, or of classes, one row each, the null class behind the last.
+    """
+    if text["encoder"] == "classes":
+        return {"num_text_tokens": 1, "num_prompt_ids": text["num_classes"] + 1, "null_ids": (text["num_classes"],)}
+    return {"num_text_tokens": text["max_tokens"], "caption_dim": text["caption_dim"]}
+
+
 def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
     """Builds a settings dataclass from a config section, which may hold keys of other dataclasses as well.
 
@@ -71,7 +85,11 @@ class TargetConfig:
     """Sizes of a target model; the defaults are those of the embedded world.
 
     LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
-    num_text_tokens 120, caption_dim 2048, ffn_multiple 256.
+    num_text_tokens 120, caption_dim 2048, ffn_multiple 256; for classes num_text_tokens 1, num_prompt_ids 1001,
+    null_ids (1000,).
+
+    `num_prompt_ids`: rows of the table that prompts of ids are looked up in; 0 where prompts are caption features.
+    `null_ids`: the prompt of no caption, where prompts are ids; pads stand in front of it.
     """
 
     dim: int = 128
@@ -84,6 +102,11 @@ class TargetConfig:
     ffn_multiple: int = 32
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    num_prompt_ids: int = 0
+    null_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "null_ids", tuple(self.null_ids))  # JSON has lists
 
     @property
     def num_image_tokens(self) -> int:
@@ -125,14 +148,15 @@ class DraftConfig:
 
 
 def target_parameters(config: TargetConfig) -> int:
-    """Parameters of a target: L (4 d^2 + 3 d f + 2 d) + 2 V d + d^2 + (d + t) c + d, null caption included.
+    """Parameters of a target: L (4 d^2 + 3 d f + 2 d) + 2 V d + p + d.
 
-    L layers of width d with feed-forward width f, V codes, t caption rows of c channels.
+    L layers of width d with feed-forward width f, V codes. The prompt's part p is d^2 + (d + t) c for t caption rows of
+    c channels, null caption included, and i d for i ids.
     """
     c = config
     layer = 4 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
-    caption = (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    return c.num_layers * layer + 2 * c.vocab_size * c.dim + caption + c.dim
+    prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
+    return c.num_layers * layer + 2 * c.vocab_size * c.dim + prompt + c.dim
 
 
 def draft_parameters(config: DraftConfig | TargetConfig) -> int:

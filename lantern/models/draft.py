@@ -88,20 +88,20 @@ class DraftModel(nn.Module):
 
         Args:
             hidden: the target's hidden states of the captions, (captions, batch, num_text_tokens - 1, dim).
-            mask: bool, (batch, num_text_tokens - 1), True where a caption token is.
+            mask: bool, (captions, batch, num_text_tokens - 1), True where a token of the prompt is.
             num_slots: of the cache.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
-        cache = self.make_cache(visible, len(hidden), num_slots)
-        rows = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+        cache = self.make_cache(visible, num_slots)
+        rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
         self.extend(cache, torch.zeros_like(rows), hidden, rows, rows, cache.text_mask(visible))
         return cache
 
-    def make_cache(self, visible: torch.Tensor, num_captions: int, num_slots: int) -> KVCache:
+    def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model; arguments as of `KVCache`."""
         num_heads, dim = self.config.num_heads, self.config.dim
         dtype = self.token_embedding.weight.dtype
-        return KVCache(visible, num_captions, 1, num_slots, (num_heads, dim // num_heads), dtype)
+        return KVCache(visible, 1, num_slots, (num_heads, dim // num_heads), dtype)
 
     def extend(
         self,

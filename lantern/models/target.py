@@ -1,7 +1,7 @@
-"""The target model: LlamaGen's text-to-image transformer, at any width.
+"""The target model: LlamaGen's transformer for captions or classes, at any width.
 
-Sequence: `num_text_tokens` caption rows (left-padded), then the image tokens in raster order. The hidden state of row
-`num_text_tokens - 1 + i` predicts image token i.
+Sequence: `num_text_tokens` rows of the prompt (left-padded; a class is one), then the image tokens in raster order. The
+hidden state of row `num_text_tokens - 1 + i` predicts image token i.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ class TargetModel(nn.Module):
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config
-        self.caption_in = nn.Linear(config.caption_dim, config.dim, bias=False)
-        self.caption_out = nn.Linear(config.dim, config.dim, bias=False)
-        self.null_caption = nn.Parameter(
-            torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
-        )
+        if config.num_prompt_ids:
+            self.prompt_embedding = nn.Embedding(config.num_prompt_ids, config.dim)
+        else:
+            self.caption_in = nn.Linear(config.caption_dim, config.dim, bias=False)
+            self.caption_out = nn.Linear(config.dim, config.dim, bias=False)
+            self.null_caption = nn.Parameter(
+                torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
+            )
         self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(
             Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps) for _ in range(config.num_layers)
@@ -82,24 +85,45 @@ class TargetModel(nn.Module):
         """
         return self.read_logits(guide(hidden.flatten(0, 1), cfg_scale) if len(hidden) == 2 else hidden[0])
 
-    def embed_text(self, features: torch.Tensor) -> torch.Tensor:
-        """Projects caption features (rows, num_text_tokens, caption_dim) to (rows, num_text_tokens, dim)."""
-        return self.caption_out(F.gelu(self.caption_in(features), approximate="tanh"))
+    def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
+        """Caption features (..., num_text_tokens, caption_dim), or ids int64 (..., num_text_tokens) -> (...,
+        num_text_tokens, dim).
+        """
+        if self.config.num_prompt_ids:
+            return self.prompt_embedding(features)
+        return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
+
+    def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompt of no caption beside prompts of a mask: bool (..., num_text_tokens) -> (features or ids, mask).
+
+        It is the learned null caption under the prompts' masks, or `null_ids` behind pads that are hidden.
+        """
+        ids = self.config.null_ids
+        if not ids:
+            return self.null_caption.expand(*mask.shape, -1), mask
+        features, is_seen = torch.zeros_like(mask, dtype=torch.int64), torch.zeros_like(mask)
+        features[..., -len(ids) :], is_seen[..., -len(ids) :] = torch.tensor(ids, device=mask.device), True
+        return features, is_seen
+
+    def with_null(self, features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prompts, and the null prompt beside each: features (batch, ...) -> (2, batch, ...), and their masks."""
+        null, null_mask = self.null_prompt(mask)
+        return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """Teacher-forced pass over a whole image.
 
         Args:
-            features: caption features, (rows, num_text_tokens, caption_dim), left-padded; `null_features` for no
-                caption.
-            mask: bool, (rows, num_text_tokens), True where a caption token is.
+            features: of prompts, left-padded: caption features (rows, num_text_tokens, caption_dim), or ids int64
+                (rows, num_text_tokens); `null_prompt` for no caption.
+            mask: bool, (rows, num_text_tokens), True where a token of the prompt is.
             codes: int64, (rows, n): image tokens; token n - 1 may be left out, since nothing is predicted from it.
 
         Returns:
             Hidden states after the final norm of all rows, (rows, num_text_tokens + n, dim). Row
             num_text_tokens - 1 + i predicts code i; `head` turns hidden states into logits.
         """
-        x = torch.cat([self.embed_text(features), self.token_embedding(codes)], dim=1)
+        x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rotary = self.rotary[: x.shape[1], None, None]
         attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
         for layer in self.layers:
@@ -107,35 +131,30 @@ class TargetModel(nn.Module):
         return self.final_norm(x)
 
     def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """`forward` of images with their captions, then with the null caption under the same masks: (2 images, ...)."""
-        both = torch.cat([features, self.null_features(len(features))])
-        return self(both, repeat_rows(mask, len(both)), repeat_rows(codes, len(both)))
+        """`forward` of images with their prompts, then with the null prompt: (2 images, ...)."""
+        both, masks = (part.flatten(0, 1) for part in self.with_null(features, mask))
+        return self(both, masks, repeat_rows(codes, len(both)))
 
-    def prefill(
-        self, features: torch.Tensor, mask: torch.Tensor, num_slots: int, *, is_guided: bool
-    ) -> tuple[torch.Tensor, KVCache]:
-        """Runs the captions of a batch; `extend` goes on from there.
+    def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
+        """Runs the prompts of a batch; `extend` goes on from there.
 
         Args:
-            features: caption features, (batch, num_text_tokens, caption_dim), left-padded.
-            mask: bool, (batch, num_text_tokens), True where a caption token is.
+            features: as in `forward`, but (captions, batch, ...): captions = 1, or 2 under guidance, see `with_null`.
+            mask: bool, (captions, batch, num_text_tokens).
             num_slots: of the cache.
-            is_guided: run the null caption along, masked like its prompt, as LlamaGen does.
 
         Returns:
-            (hidden states after the final norm, (captions, batch, num_text_tokens, dim), captions = 1, or 2 under
-            guidance: the prompt's and the null caption; cache).
+            (hidden states after the final norm, (captions, batch, num_text_tokens, dim); cache).
         """
-        if is_guided:
-            features = torch.cat([features, self.null_features(len(features)).to(features.dtype)])
-        cache = self.make_cache(mask, 1 + is_guided, num_slots)
-        rows = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
-        return self._run(self.embed_text(features), rows, rows, cache.text_mask(mask), cache), cache
+        cache = self.make_cache(mask, num_slots)
+        rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
+        x = self.embed_prompts(features).flatten(0, 1)
+        return self._run(x, rows, rows, cache.text_mask(mask), cache), cache
 
-    def make_cache(self, visible: torch.Tensor, num_captions: int, num_slots: int) -> KVCache:
+    def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model; arguments as of `KVCache`."""
         c = self.config
-        return KVCache(visible, num_captions, c.num_layers, num_slots, (c.num_heads, c.head_dim), self.dtype)
+        return KVCache(visible, c.num_layers, num_slots, (c.num_heads, c.head_dim), self.dtype)
 
     def extend(
         self,
@@ -168,10 +187,6 @@ class TargetModel(nn.Module):
         for layer, past in zip(layers, cache.layers, strict=True):
             layer(x, rotary, mask, past, flat_slots)
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
-
-    def null_features(self, num_rows: int) -> torch.Tensor:
-        """The learned null caption, (num_rows, num_text_tokens, caption_dim)."""
-        return self.null_caption.expand(num_rows, -1, -1)
 
     def prepare_for_decoding(self) -> TargetModel:
         """Makes the model faster to decode with, in place; it can no longer be trained, saved, moved or cast.

@@ -1,4 +1,4 @@
-"""Text encoders: prompts to left-padded feature sequences, as LlamaGen's caption projection expects them."""
+"""Text encoders: prompts to what the target model reads of them, features or ids, left-padded to one length."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ _WORD = re.compile(r"\w+(?:['-]\w+)*")
 class TextEncoder(Protocol):
     """What the target model needs of a text encoder."""
 
-    caption_dim: int
-    max_tokens: int
-
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return features (texts, max_tokens, caption_dim) float32, zero at pads, and mask (texts, max_tokens) bool.
+        """Returns features (texts, max_tokens, caption_dim) float32, zero at pads, or ids (texts, max_tokens) int64,
+        and mask (texts, max_tokens) bool.
 
         Pads come first, valid tokens last (LlamaGen's left padding); the mask is True at valid tokens.
         """

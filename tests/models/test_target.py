@@ -27,7 +27,7 @@ def model() -> TargetModel:
 def run_stepwise(model: TargetModel, features, mask, codes) -> torch.Tensor:
     """The caption in one pass, then token by token against the cache."""
     n, total = CONFIG.num_text_tokens, CONFIG.num_text_tokens + codes.shape[1]
-    (hidden,), cache = model.prefill(features, mask, total, is_guided=False)
+    (hidden,), cache = model.prefill(features[None], mask[None], total)
     steps = [hidden]
     window = window_table(torch.ones(1, 1, 1, dtype=torch.bool), torch.float32)
     for i in range(codes.shape[1]):
@@ -53,9 +53,9 @@ def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model):
     features, codes = torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
     mask = torch.tensor([[False, True, True], [True, True, True]])
     with torch.inference_mode():
-        expected = torch.cat([model(part, mask, codes) for part in (features, model.null_features(2))])
+        expected = torch.cat([model(part, mask, codes) for part in (features, model.null_prompt(mask)[0])])
         assert torch.equal(model.forward_with_null(features, mask, codes), expected)
-        hidden, cache = model.prefill(features, mask, 7, is_guided=True)
+        hidden, cache = model.prefill(*model.with_null(features, mask), 7)
         slots = torch.arange(3, 7).expand(2, 4)
         window = window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), torch.float32)
         mask = cache.mask(window, torch.tensor([3, 3]))
@@ -73,10 +73,10 @@ def test_images_prefilled_in_a_small_cache_go_on_in_a_row_of_a_larger_one(model)
     mask = torch.tensor([[False, True, True], [True, True, True]])
     rows = torch.tensor([2, 0])
     with torch.inference_mode():
-        expected = torch.stack([model(part, mask, codes)[:, 3:] for part in (features, model.null_features(2))])
-        cache = model.make_cache(torch.tensor([[True, False, True]]).expand(3, 3), 2, 8)
+        expected = torch.stack([model(part, mask, codes)[:, 3:] for part in (features, model.null_prompt(mask)[0])])
+        cache = model.make_cache(torch.tensor([[True, False, True]]).expand(2, 3, 3), 8)
         cache.entries.normal_(std=30)
-        cache.copy_rows(rows, model.prefill(features, mask, 3, is_guided=True)[1])
+        cache.copy_rows(rows, model.prefill(*model.with_null(features, mask), 3)[1])
         slots = torch.arange(3, 7).expand(3, 4)
         seen = cache.mask(window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), torch.float32), slots[:, 0])
         tokens = torch.zeros(3, 4, dtype=torch.int64).index_copy(0, rows, codes)
@@ -100,8 +100,10 @@ def test_cached_passes_can_be_traced_whole_and_give_the_same(model, dtype):
         return draft.extend(draft_cache, tokens, hidden, slots, slots, draft_cache.mask(window, begin))
 
     with torch.inference_mode():
-        hidden, cache = target.prefill(torch.randn(2, 3, 16, dtype=dtype), mask, 8, is_guided=True)
-        given = cache, draft.prefill(hidden[:, :, :2], mask[:, :2], 8), torch.tensor([3, 4]), torch.tensor([[1, 2]] * 2)
+        features, mask = target.with_null(torch.randn(2, 3, 16, dtype=dtype), mask)
+        hidden, cache = target.prefill(features, mask, 8)
+        draft_cache = draft.prefill(hidden[:, :, :2], mask[:, :, :2], 8)
+        given = cache, draft_cache, torch.tensor([3, 4]), torch.tensor([[1, 2]] * 2)
         expected = run(*given)
         traced = torch.compile(run, backend="eager", fullgraph=True)
         assert torch.equal(traced(*given), expected)

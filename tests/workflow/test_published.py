@@ -14,8 +14,10 @@ import yaml
 from safetensors.torch import load_file, save
 from typer.testing import CliRunner
 
+from families import draw_c2i
 from hub_server import HubServer
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.records import load_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.validate import load_yaml
 from published_stand_ins import TINY_CLIP, tiny_clip
@@ -33,12 +35,16 @@ def pickled(value) -> bytes:
     return buffer.getvalue()
 
 
+def tiny_tokenizer() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    state = VQ16(VQ16Config(4, 64, 8, 32, (1, 1, 1, 1, 1), 1, 32)).state_dict()
+    return state | {"quantize.codebook_used": torch.zeros(65536)}
+
+
 def fill_hub(hub: HubServer, t5) -> dict[str, dict]:
     """Puts the files on the stand-in hub; returns the config section `resources`."""
     save_t5(t5, dim=24)
-    torch.manual_seed(0)
-    tokenizer = VQ16(VQ16Config(4, 64, 8, 32, (1, 1, 1, 1, 1), 1, 32)).state_dict()
-    tokenizer["quantize.codebook_used"] = torch.zeros(65536)
+    tokenizer = tiny_tokenizer()
     drafter_config = json.loads((REFERENCE / "config.json").read_text())["drafter_config"]
     repositories = {
         "llamagen": {
@@ -236,3 +242,45 @@ def test_overlays_plan_their_jobs_without_any_resource(tmp_path, names, total, t
     assert jobs.get("encode_images", 0) == (16 if names[-1] == "llamagen_drafter" else 0)
     assert jobs.get("sample_codes", 0) == (8 if names[-1] == "llamagen_drafter_captions" else 0)
     assert jobs["total"] == total
+
+
+def test_the_overlay_for_classes_plans_its_jobs_without_any_resource(tmp_path):
+    (tmp_path / "workflow").symlink_to(ROOT / "workflow")  # with the list of classes
+    code, output = Workflow(tmp_path, overlays_of("llamagen_c2i"), config=()).run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    jobs = planned(output)
+    assert [name for name in jobs if name.startswith("train")] == ["train_drafter"]
+    assert jobs["fetch_resource"] == 2 and jobs["convert_target"] == jobs["convert_tokenizer"] == 1
+    assert jobs["sample_codes"] == 4 and "encode_prompts" not in jobs
+
+
+def test_a_target_for_classes_draws_and_teaches_a_drafter(tmp_path):
+    """From its file to the drafter's report and the records of a method that drafts with it."""
+    torch.save({"model": draw_c2i(ffn_hidden=256)}, tmp_path / "c2i.pt")
+    torch.save({"model": tiny_tokenizer()}, tmp_path / "vq.pt")
+    (tmp_path / "classes.txt").write_text("\n".join(map(str, range(10))))
+    overlay = {
+        "experiment": "tiny",
+        "device": "cpu",
+        "data": {"image_size": 64, "captions": {"file": "classes.txt", "copies": 2}, "num_shards": 1},
+        "prompts": {"imagenet": {"file": "classes.txt", "num": 4, "copies": 2}},
+        "text": {"num_classes": 10},
+        "tokenizer": {"checkpoint": "vq.pt", "grid": 4, "codebook_size": 64, "code_dim": 8},
+        "target": {"checkpoint": "c2i.pt", "size": None, "dim": 64, "num_layers": 3, "num_heads": 4, "num_eval": 2},
+        "drafter": {"num_epochs": 2, "batch_size": 4, "num_eval": 2, "eval_every": 4},
+        "codebook": {"num_neighbours": 21},
+        "methods": [{"preset": ["autoregressive", "eagle1"]}],
+        "generation": {"num_shards": 1, "dtype": "float32"},
+        "total_variation": {"k": 10, "aggregated": [1, 4]},
+        "metrics": {"kid_subset_size": 4, "prc_neighbours": 3},
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(overlay))
+    workflow = Workflow(tmp_path, (*overlays_of("llamagen_c2i"), tmp_path / "tiny.yaml"), config=())
+    report = workflow.result("drafter/s0/report.json")
+    records = workflow.result("generation/eagle1/imagenet/T1/s0n0/1-of-1.safetensors")
+    code, output = workflow.run(*(path.relative_to(tmp_path).as_posix() for path in (report, records)))
+    assert code == 0, output + workflow.logs()
+    assert planned(output)["sample_codes"] == 1
+    assert 0 < json.loads(report.read_text())["val_acceptance_1"] <= 1
+    drawn = load_records(records)
+    assert len(drawn) == 8 and len(set(drawn.prompt_ids)) == 8 and drawn.codes.shape == (8, 16)

@@ -71,7 +71,7 @@ DATA = {
 }
 # Held-out images with captions of the run's own: what ceilings and ambiguity are measured on.
 HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
-STORES_TEXT = config["text"]["encoder"] != "words"  # words are embedded on the fly
+STORES_TEXT = config["text"]["encoder"] == "t5"  # words are embedded on the fly
 # Parameters of jobs that read captions, and of jobs that decode.
 TEXT_PARAMS = {"text": config["text"], "source": SOURCE, "device": DEVICE}
 DECODING_PARAMS = {

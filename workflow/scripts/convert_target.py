@@ -3,7 +3,7 @@
 from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
-from lantern.models.config import FFN_MULTIPLE, pick, resolve_size
+from lantern.models.config import FFN_MULTIPLE, pick, prompt_sizes, resolve_size
 from lantern.models.target import TargetConfig
 from lantern_pipeline.data.text_encoders import compare_features
 from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
@@ -13,8 +13,7 @@ with job_log(snakemake) as log:
     params = snakemake.params
     path = resource_path(snakemake.input.checkpoint)
     settings = {"ffn_multiple": FFN_MULTIPLE, **resolve_size(params.settings), **params.codes}
-    text = {"num_text_tokens": params.text["max_tokens"], "caption_dim": params.text["caption_dim"]}
-    model = read_target(path, pick(TargetConfig, settings, **text))
+    model = read_target(path, pick(TargetConfig, settings, **prompt_sizes(params.text)))
     report = describe_conversion(snakemake.input.checkpoint, model)
     compare_features(path, report, params.text)
     save_model(snakemake.output.model, model, report)

@@ -4,7 +4,7 @@ import torch
 
 from lantern.checkpoints.native import load_weights, save_model
 from lantern.io import write_json
-from lantern.models.config import pick, resolve_size
+from lantern.models.config import pick, prompt_sizes, resolve_size
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import describe_features, make_text_encoder
@@ -17,7 +17,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.train, files.captions, encoder)
     held_out = load_codes(files.val, files.val_captions, encoder)
-    sizes = {"num_text_tokens": encoder.max_tokens, "caption_dim": encoder.caption_dim, **params.codes}
+    sizes = {**prompt_sizes(params.text), **params.codes}
     torch.manual_seed(params.training_seed)
     model = TargetModel(pick(TargetConfig, resolve_size(settings), **sizes)).to(resolve_device(params.device))
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)

@@ -14,7 +14,7 @@ with job_log(snakemake) as log:
         prompts = load_prompt_set(resource_path(snakemake.input[0]), settings, params.seed)
     else:
         prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
-    if params.text["encoder"] == "words":  # T5 knows every word, and cuts long prompts
+    if params.text["encoder"] != "t5":  # which knows every word, and cuts long prompts
         encoder = make_text_encoder(params.text, params.source["data"]["source"])
         encoder.encode([prompt.text for prompt in prompts])
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])

@@ -227,6 +227,13 @@ def test_a_prompt_set_takes_the_first_or_draws(tmp_path, caplog):
     assert "only 100 of the 101 prompts asked for" in caplog.text
 
 
+def test_copies_of_a_prompt_have_ids_of_their_own(tmp_path):
+    file = write(tmp_path, "a.txt", "a cat\na dog\na cow\n")
+    found = pairs(load_prompt_set(file, {"num": 2, "copies": 3}, 0))
+    first = [("a-00000", "a cat"), ("a-00001", "a dog")]
+    assert found == [*first, *((f"{id}-r{turn}", text) for turn in (1, 2) for id, text in first)]
+
+
 def test_prompts_cut_off_within_a_line_are_named(tmp_path):
     write_prompts(tmp_path / "p.jsonl", [Prompt("p0", "a")])
     read_prompts(tmp_path / "p.jsonl")

@@ -57,6 +57,16 @@ def test_features_do_not_depend_on_batch_or_case_or_punctuation():
     assert not torch.equal(alone, other_seed)
 
 
+def test_a_class_is_a_number_or_a_name_of_imagenet():
+    encoder = make_text_encoder({"encoder": "classes", "num_classes": 1000}, "none")
+    ids, mask = encoder.encode(["207", "Golden retriever", " tench", "999"])
+    assert ids.tolist() == [[207], [207], [0], [999]] and mask.all() and mask.shape == ids.shape
+    few = make_text_encoder({"encoder": "classes", "num_classes": 10}, "none")
+    for text, most, made in (("1000", 999, encoder), ("a dog", 999, encoder), ("10", 9, few), ("tench", 9, few)):
+        with pytest.raises(ValueError, match=f"prompt '{text}' is no class; give a number from 0 to {most}, or"):
+            made.encode([text])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

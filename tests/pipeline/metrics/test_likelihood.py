@@ -46,7 +46,8 @@ def test_against_an_explicit_softmax_loop(target, codes):
             expected.append([])
             for position in range(4):
                 logits = {}
-                for name, rows in (("caption", features[row : row + 1]), ("null", target.null_features(1))):
+                null, _ = target.null_prompt(mask[row : row + 1])
+                for name, rows in (("caption", features[row : row + 1]), ("null", null)):
                     hidden = target(rows, mask[row : row + 1], codes[row : row + 1, :position])
                     logits[name] = target.head(hidden)[0, -1].double()
                 guided = logits["null"] + scale * (logits["caption"] - logits["null"])

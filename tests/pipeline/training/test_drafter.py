@@ -47,7 +47,7 @@ def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
     with torch.inference_mode():
         hidden = target(features, mask, codes[:, :-1])  # (1, 6, dim)
         passes = unroll(draft, codes, mask, hidden, 3)
-        cache = draft.prefill(hidden[None, :, :2], mask[:, :2], 8)
+        cache = draft.prefill(hidden[None, :, :2], mask[None, :, :2], 8)
         table = window_table(torch.ones(1, 1, 1, dtype=torch.bool), torch.float32)
 
         def run(code, state, slot):
@@ -166,7 +166,7 @@ def test_dropped_captions_give_the_null_caption_s_hidden_states_under_the_prompt
     codes, mask, hidden, _ = trainer._batch(0)
     _, plain_mask, plain_hidden, _ = plain._batch(0)
     assert torch.equal(mask, plain_mask)
-    null = trainer.target(trainer.target.null_features(64), mask, codes[:, :-1])
+    null = trainer.target(trainer.target.null_prompt(mask)[0], mask, codes[:, :-1])
     is_null = (hidden - null).abs().flatten(1).amax(1) < 1e-5
     is_plain = (hidden - plain_hidden).abs().flatten(1).amax(1) < 1e-5
     assert (is_null != is_plain).all()

@@ -55,11 +55,11 @@ def _check_prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) 
         raise ValueError(f"{key} must have either split or file, got {show(entry)}")
     if entry.get("split") is not None and entry.get("num") is None:
         raise ValueError(f"{key}.num is missing: how many prompts of the split are wanted")
-    for option in ("member", "caption", "draw"):
+    for option in ("member", "caption", "draw", "copies"):
         if entry.get(option) is not None and entry.get("file") is None:
             raise ValueError(f"{key}.{option} goes with a file only, got {show(entry)}")
     if entry.get("num") is not None:
-        check_prompt_count(name, entry["num"], config["metrics"], config["figures"])
+        check_prompt_count(name, entry["num"] * (entry.get("copies") or 1), config["metrics"], config["figures"])
 
 
 def _check_resources(config: dict[str, Any]) -> None:
@@ -92,9 +92,10 @@ def _check_source(config: dict[str, Any]) -> None:
             f"config key data.captions goes with data.source captions and with nothing else, got {show(captions)} and "
             f"data.source {source}"
         )
-    if config["text"]["encoder"] == "t5" and config["metrics"]["fidelity"] == "attribute_classifier":
+    encoder = config["text"]["encoder"]
+    if encoder != "words" and config["metrics"]["fidelity"] == "attribute_classifier":
         raise ValueError(
-            "config key metrics.fidelity must be inception or null where text.encoder is t5: the attribute "
+            f"config key metrics.fidelity must be inception or null where text.encoder is {encoder}: the attribute "
             "classifier compares with held-out images of the embedded world or of a folder whose captions are "
             "read word by word"
         )

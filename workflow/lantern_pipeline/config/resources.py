@@ -10,7 +10,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lantern.models.config import TargetConfig, draft_parameters, pick, resolve_size, target_parameters
+from lantern.models.config import (
+    TargetConfig,
+    draft_parameters,
+    pick,
+    prompt_sizes,
+    resolve_size,
+    target_parameters,
+)
 
 # Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
 # cluster's job; rounded up.
@@ -45,8 +52,7 @@ def growing(first: int) -> Callable[..., int]:
 def target_sizes(config: dict[str, Any]) -> TargetConfig:
     """Sizes of the config's target."""
     codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
-    text = {"num_text_tokens": config["text"]["max_tokens"], "caption_dim": config["text"]["caption_dim"]}
-    return pick(TargetConfig, resolve_size(config["target"]), **codes, **text)
+    return pick(TargetConfig, resolve_size(config["target"]), **codes, **prompt_sizes(config["text"]))
 
 
 def disk_mb(num_bytes: float) -> int:
@@ -123,8 +129,9 @@ class JobSizes:
         return growing(max(first, math.ceil(seconds / 60) if self.is_published else 0))
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Prompts of a set, or of one of its shards; a set that takes its whole file counts as 5,000."""
-        return math.ceil((self.config["prompts"][prompt_set].get("num") or 5000) / num_shards)
+        """Images of a prompt set, or of one of its shards; a set that takes its whole file counts as 5,000 prompts."""
+        entry = self.config["prompts"][prompt_set]
+        return math.ceil((entry.get("num") or 5000) * (entry.get("copies") or 1) / num_shards)
 
     def _host_mb(self, bytes_per_parameter: int) -> int:
         parameters = target_parameters(self.sizes) + draft_parameters(self.sizes)

@@ -76,13 +76,16 @@ def load_prompts(
 
 def load_prompt_set(path: str | Path, settings: Mapping[str, Any], seed: int) -> list[Prompt]:
     """Reads the prompt set that an entry of config section `prompts` describes: num (prompts, None for all), draw (True
-    draws them, False takes the first), member and caption as in `read_rows`.
+    draws them, False takes the first), copies (images of each, the later ones with "-r1" and so on behind their ids),
+    member and caption as in `read_rows`.
     """
     prompts = load_prompts(path, member=settings.get("member"), caption=settings.get("caption") or "longest", seed=seed)
     num, is_drawn = settings.get("num"), bool(settings.get("draw"))
     if num is not None and num > len(prompts):
         logger.warning("%s: only %d of the %d prompts asked for", path, len(prompts), num)
-    return choose_prompts(prompts, num, is_drawn=is_drawn, seed=seed)
+    chosen = choose_prompts(prompts, num, is_drawn=is_drawn, seed=seed)
+    repeated = range(1, settings.get("copies") or 1)
+    return chosen + [Prompt(f"{prompt.id}-r{turn}", prompt.text) for turn in repeated for prompt in chosen]
 
 
 def choose_prompts(prompts: Sequence[Prompt], num: int | None, *, is_drawn: bool, seed: int) -> list[Prompt]:

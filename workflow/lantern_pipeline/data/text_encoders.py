@@ -1,4 +1,4 @@
-"""The text encoder of a run: fixed random word embeddings, or stored features of T5."""
+"""The text encoder of a run: fixed random word embeddings, stored features of T5, or numbers of classes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from lantern.checkpoints.files import compare_with_config
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.world.scenes import VOCABULARY
+
+# Names in the order of their numbers, as torchvision writes them (BSD-3-Clause).
+IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
 
 
 class WordEmbeddingEncoder:
@@ -80,6 +83,31 @@ class WordEmbeddingEncoder:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
 
+class ClassEncoder:
+    """Numbers of classes: a prompt is a number below `num_classes`, or one of ImageNet's names where there are 1000."""
+
+    def __init__(self, num_classes: int) -> None:
+        names = IMAGENET_CLASSES.read_text(encoding="utf-8").splitlines() if num_classes == 1000 else []
+        self.numbers = {name.lower(): number for number, name in enumerate(names)}
+        self.numbers |= {str(number): number for number in range(num_classes)}
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """See `TextEncoder.encode`: one id a text."""
+        ids = torch.tensor([[self.check(text)] for text in texts])
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+
+    def check(self, text: str) -> int:
+        """The number of a class; a text that is none is an error."""
+        number = self.numbers.get(text.strip().lower())
+        if number is None:
+            most = sum(name.isdecimal() for name in self.numbers) - 1
+            raise ValueError(
+                f"prompt {text!r:.80} is no class; give a number from 0 to {most}, or where config key "
+                f"text.num_classes is 1000 a name of {IMAGENET_CLASSES.name}"
+            )
+        return number
+
+
 def describe_features(text: Mapping[str, Any]) -> dict[str, Any]:
     """What of config section `text` decides the features of a caption, for the report of a target."""
     keys = ("encoder", "seed", "phrase_words") if text["encoder"] == "words" else ("encoder",)
@@ -99,6 +127,8 @@ def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str |
 
     The embedded world's words are known, a folder's captions may hold any.
     """
+    if text["encoder"] == "classes":
+        return ClassEncoder(text["num_classes"])
     if text["encoder"] == "t5":
         return StoredTextEncoder([features] if isinstance(features, str) else features)
     vocabulary = VOCABULARY if data_source == "scenes" else None

@@ -61,8 +61,8 @@ def write_text_features(
         lengths.append(mask.sum(1, dtype=torch.int32))
     metadata = {
         "kind": KIND,
-        "caption_dim": encoder.caption_dim,
-        "max_tokens": encoder.max_tokens,
+        "caption_dim": features.shape[2],
+        "max_tokens": features.shape[1],
         "encoder": description or {},
         "ids": [prompt.id for prompt in prompts],
         "hashes": [hash_text(prompt.text) for prompt in prompts],

@@ -20,6 +20,7 @@ from lantern_pipeline.training.drafter_loss import DraftLoss, run_target
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.loop import Trainer
 from lantern_pipeline.training.optimisers import Optimiser, make_adamw, make_muon
+from lantern_pipeline.training.target import drop_prompts
 
 
 class DrafterTrainer(Trainer):
@@ -73,7 +74,8 @@ class DrafterTrainer(Trainer):
         codes, features, mask = self.dataset.batch(indices)
         if t.caption_dropout:
             is_dropped = torch.cat([torch.rand(1, generator=draw) for draw in draws]) < t.caption_dropout
-            features = torch.where(is_dropped[:, None, None], self.target.null_caption.float().cpu(), features)
+            parts = (part.to(self.target.device) for part in (features, mask, is_dropped))
+            features, mask = drop_prompts(self.target, *parts)
         codes, mask, hidden = run_target(self.target, codes, features, mask, with_null=t.is_guided)
         if not t.noise:
             return codes, mask, hidden, hidden

@@ -43,7 +43,7 @@ class DraftLoss(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scalar loss of a batch and the overlaps sum_x min(t(x), p(x)) at each depth of drafting, (passes,), float32.
 
-        Codes int64 (images, tokens); mask (images, num_text_tokens); the target's hidden states (rows,
+        Codes int64 (images, tokens); mask (rows, num_text_tokens); the target's hidden states (rows,
         num_text_tokens + tokens - 1, dim), of which those with the null caption follow under the guided loss; and what
         the draft model sees of them.
         """
@@ -98,7 +98,7 @@ def unroll(
     last row of `hidden` is not read. Gives per pass (rows, tokens - 1, dim), whose row n predicts token n + 1.
     """
     rows, num_text, n = len(hidden), mask.shape[1] - 1, codes.shape[1] - 1
-    codes, mask = repeat_rows(codes, rows), repeat_rows(mask, rows)
+    codes = repeat_rows(codes, rows)
     text_mask = mask[:, :-1] if draft.config.masks_text_padding else torch.ones_like(mask[:, :-1])
     tokens = torch.cat([codes.new_zeros(rows, num_text), codes[:, :n]], dim=1)
     cache = _GrowingCache()
@@ -145,17 +145,16 @@ class _GrowingCache:
 def run_target(
     target: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states of images, teacher-forced, on the target's device: (codes, mask, hidden states (rows,
-    num_text_tokens + tokens - 1, dim)).
+    """Hidden states of images, teacher-forced, on the target's device: (codes, mask (rows, num_text_tokens), hidden
+    states (rows, num_text_tokens + tokens - 1, dim)).
 
-    Codes are int64 (images, tokens), features (images, num_text_tokens, caption_dim), mask (images, num_text_tokens).
-    `with_null` adds the same images with the null caption behind, under their prompts' masks, as guidance has them:
-    rows are images or twice as many. Codes and mask are given once an image.
+    Codes are int64 (images, tokens), features and mask as in `TargetModel.forward`. `with_null` adds the same images
+    with the null prompt behind, as guidance has them: rows are images or twice as many. Codes are given once an image.
     """
-    weight = target.null_caption
-    codes, mask, features = codes.to(weight.device), mask.to(weight.device), features.to(weight.device, weight.dtype)
-    run = target.forward_with_null if with_null else target
-    return codes, mask, run(features, mask, codes[:, :-1])
+    codes, features, mask = (part.to(target.device) for part in (codes, features, mask))
+    if with_null:
+        features, mask = (part.flatten(0, 1) for part in target.with_null(features, mask))
+    return codes, mask, target(features, mask, repeat_rows(codes[:, :-1], len(mask)))
 
 
 class DrafterValidation:

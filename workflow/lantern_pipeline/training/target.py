@@ -54,12 +54,21 @@ class TargetTrainer(Trainer):
         device = self.model.head.weight.device
         codes, features, mask = codes.to(device), features.to(device), mask.to(device)
         is_dropped = torch.rand(len(codes), generator=step_generator(self.seed, i)) < t.caption_dropout
-        features = torch.where(is_dropped.to(device)[:, None, None], self.model.null_features(len(codes)), features)
+        features, mask = drop_prompts(self.model, features, mask, is_dropped.to(device))
         loss = next_token_loss(self.model, codes, features, mask)
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup, final_share=0.02))
         if i + 1 in t.kept_steps:
             self.kept[i + 1] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         return {"cross_entropy": float(loss.detach()), "gradient_norm": norm}
+
+
+def drop_prompts(
+    model: TargetModel, features: torch.Tensor, mask: torch.Tensor, is_dropped: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Puts the null prompt in place of those that are dropped, bool (images,); the rest as in `TargetModel.forward`."""
+    null, null_mask = model.null_prompt(mask)
+    is_dropped = is_dropped.view(-1, *[1] * (features.dim() - 1))
+    return torch.where(is_dropped, null, features), torch.where(is_dropped.view(-1, 1), null_mask, mask)
 
 
 def next_token_loss(
