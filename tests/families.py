@@ -34,3 +34,36 @@ def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
     shapes = {"cls_embedding.embedding_table": (11, 64), "tok_embeddings": (64, 64), "norm": (64,), "output": (64, 64)}
     shapes |= {f"layers.{number}.{name}": shape for number in range(3) for name, shape in layer.items()}
     return {f"{name}.weight": draw(f"{name}.weight", shape, seed=1234) for name, shape in shapes.items()}
+
+
+def draw_llama(prefix: str, vocabulary: int, gain: float) -> dict[str, torch.Tensor]:
+    """A language model of width 64 and depth 3 by Hugging Face's names, without its head."""
+    layer = {
+        "input_layernorm": (64,),
+        "post_attention_layernorm": (64,),
+        **{f"self_attn.{name}_proj": (64, 64) for name in "qkvo"},
+        **{f"mlp.{name}_proj": (176, 64) for name in ("gate", "up")},
+        "mlp.down_proj": (64, 176),
+    }
+    shapes = {f"{prefix}embed_tokens": (vocabulary, 64), f"{prefix}norm": (64,)}
+    shapes |= {f"{prefix}layers.{number}.{name}": shape for number in range(3) for name, shape in layer.items()}
+    return {f"{name}.weight": draw(f"{name}.weight", shape, seed=1234, gain=gain) for name, shape in shapes.items()}
+
+
+def draw_janus() -> dict[str, torch.Tensor]:
+    """Janus-Pro for 64 codes, by its official names."""
+    shapes = {
+        "gen_embed": (64, 8),
+        "gen_aligner.layers.0": (64, 8),
+        "gen_aligner.layers.2": (64, 64),
+        "gen_head.output_mlp_projector": (64, 64),
+        "gen_head.vision_head": (64, 64),
+        "language_model.lm_head": (96, 64),
+    }
+    gains = {"gen_aligner.layers.2": 1.8, "gen_head.vision_head": 3.0, "language_model.lm_head": 3.0}
+    state = draw_llama("language_model.model.", 96, gain=0.9)
+    for name, shape in shapes.items():
+        state[f"{name}.weight"] = draw(f"{name}.weight", shape, seed=1234, gain=gains.get(name, 0.9))
+        if name.startswith(("gen_aligner", "gen_head")):
+            state[f"{name}.bias"] = draw(f"{name}.bias", (64,), seed=1234) - 1
+    return state

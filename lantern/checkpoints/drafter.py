@@ -13,7 +13,8 @@ import torch
 from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
-from lantern.checkpoints.llamagen import CONFIG_KEYS, LLAMA_LAYER, check_heads, layer_places, load_own, read_grid
+from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
+from lantern.checkpoints.llamagen import CONFIG_KEYS, check_heads, load_own, read_grid
 from lantern.checkpoints.native import copy_tensors, read_metadata
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel

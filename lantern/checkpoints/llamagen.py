@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from lantern.checkpoints.files import WeightFile, compare_with_config, find_weights, read_weights
+from lantern.checkpoints.layers import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
+from lantern.checkpoints.llama import llama_reader
 from lantern.checkpoints.native import Model, copy_tensors, load_model, load_weights, read_metadata
 from lantern.models.config import LLAMAGEN_SIZES, TargetConfig, find_multiple
 from lantern.models.target import TargetModel
@@ -36,29 +37,13 @@ CONFIG_KEYS = {
 }
 _CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
 NULL_CAPTION_ROWS = 120  # rows of LlamaGen's null caption, whatever the model's number of caption rows
-# The matrices of a layer: our name, and the published ones that ours holds below each other.
-_ORIGINAL_LAYER = {
-    "qkv": ("attention.wqkv",),
-    "attention_out": ("attention.wo",),
-    "gate_up": ("feed_forward.w1", "feed_forward.w3"),
-    "down": ("feed_forward.w2",),
-    "attention_norm": ("attention_norm",),
-    "ffn_norm": ("ffn_norm",),
-}
-LLAMA_LAYER = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention_out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-    "attention_norm": ("input_layernorm",),
-    "ffn_norm": ("post_attention_layernorm",),
-}
 
 log = logging.getLogger(__name__)
 
 
 def read_target(path: Path, expected: TargetConfig) -> TargetModel:
-    """Reads a target: LlamaGen's original file, the LANTERN authors' Hugging Face layout, or our own.
+    """Reads a target of whatever family and layout its tensors tell: LlamaGen's original file, the LANTERN authors'
+    Hugging Face layout, one of `checkpoints.llama`, or our own.
 
     Args:
         path: file or folder, see `read_weights`.
@@ -76,6 +61,8 @@ def read_target(path: Path, expected: TargetConfig) -> TargetModel:
     if read_metadata(file) is not None:
         return load_own(file, TargetModel, expected)
     weights = read_weights(file)
+    if (reader := llama_reader(weights)) is not None:
+        return reader(weights, expected)
     is_hugging_face = "lm_head.weight" in weights.tensors or any(name.startswith("model.") for name in weights.tensors)
     if is_hugging_face:
         config = _read_config(weights, expected)
@@ -121,16 +108,7 @@ def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.
             f"{prefix}cls_embedding.cap_proj.fc2.weight": own["caption_out.weight"],
         }
     for index, layer in enumerate(model.layers):
-        places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else _ORIGINAL_LAYER)
-    return places
-
-
-def layer_places(layer: torch.nn.Module, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
-    """Where each tensor of a published layer goes, by published name; `names` as in LLAMA_LAYER."""
-    places: dict[str, torch.Tensor] = {}
-    for name, weight in layer.state_dict().items():
-        parts = names[name.removesuffix(".weight")]
-        places |= zip((f"{prefix}.{part}.weight" for part in parts), weight.chunk(len(parts)), strict=True)
+        places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER if is_hugging_face else ORIGINAL_LAYER)
     return places
 
 

@@ -89,7 +89,10 @@ class TargetConfig:
     null_ids (1000,).
 
     `num_prompt_ids`: rows of the table that prompts of ids are looked up in; 0 where prompts are caption features.
-    `null_ids`: the prompt of no caption, where prompts are ids; pads stand in front of it.
+    `null_ids`: the prompt of no caption, where prompts are ids; pads stand in front of it. `null_filler`: where set, it
+    has the prompt's length instead, and this id between its first and its last.
+    `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by their place.
+    `has_qk_norm`: each head's queries and keys are normalised. `has_mlp_head`: the head has a hidden layer.
     """
 
     dim: int = 128
@@ -104,6 +107,10 @@ class TargetConfig:
     rope_base: float = 10000.0
     num_prompt_ids: int = 0
     null_ids: tuple[int, ...] = ()
+    null_filler: int | None = None
+    rope: str = "2d"
+    has_qk_norm: bool = False
+    has_mlp_head: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "null_ids", tuple(self.null_ids))  # JSON has lists
@@ -139,6 +146,7 @@ class DraftConfig:
     num_text_tokens: int
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    rope: str = "2d"
     masks_text_padding: bool = True
 
     @classmethod
@@ -151,12 +159,14 @@ def target_parameters(config: TargetConfig) -> int:
     """Parameters of a target: L (4 d^2 + 3 d f + 2 d) + 2 V d + p + d.
 
     L layers of width d with feed-forward width f, V codes. The prompt's part p is d^2 + (d + t) c for t caption rows of
-    c channels, null caption included, and i d for i ids.
+    c channels, null caption included, and i d for i ids. A norm of queries and keys has 4 d more a layer, an MLP head
+    d^2 + d + V.
     """
     c = config
-    layer = 4 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
+    layer = 4 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim + 4 * c.dim * c.has_qk_norm
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    return c.num_layers * layer + 2 * c.vocab_size * c.dim + prompt + c.dim
+    head = c.has_mlp_head * (c.dim**2 + c.dim + c.vocab_size)
+    return c.num_layers * layer + 2 * c.vocab_size * c.dim + head + prompt + c.dim
 
 
 def draft_parameters(config: DraftConfig | TargetConfig) -> int:

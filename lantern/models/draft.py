@@ -37,7 +37,8 @@ class DraftModel(nn.Module):
         self.from_hidden = nn.Linear(config.dim, config.dim, bias=False)
         self.layer = Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps, has_attention_norm=False)
         # Row r of the drafter pairs (hidden r, token r + 1) and turns like the target's row r + 1: one text row fewer.
-        table = rotary_table(config.num_text_tokens - 1, config.grid, config.dim // config.num_heads, config.rope_base)
+        head_dim = config.dim // config.num_heads
+        table = rotary_table(config.num_text_tokens - 1, config.grid, head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
         self.decoding_layer: DecodingLayer | None = None  # of the weights once prepared for decoding
         self.token_table: torch.Tensor | None = None  # from_token of every code, once prepared for decoding

@@ -47,12 +47,12 @@ class TargetModel(nn.Module):
                 torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
             )
         self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(
-            Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps) for _ in range(config.num_layers)
-        )
+        sizes = (config.dim, config.num_heads, config.ffn_hidden, config.norm_eps)
+        self.layers = nn.ModuleList(Layer(*sizes, has_qk_norm=config.has_qk_norm) for _ in range(config.num_layers))
         self.final_norm = RMSNorm(config.dim, config.norm_eps)
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        table = rotary_table(config.num_text_tokens, config.grid, config.head_dim, config.rope_base)
+        self.head_in = nn.Linear(config.dim, config.dim) if config.has_mlp_head else None
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)
+        table = rotary_table(config.num_text_tokens, config.grid, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
         self.decoding_layers: list[DecodingLayer] = []  # of the weights once prepared for decoding
         self._initialise()
@@ -77,13 +77,20 @@ class TargetModel(nn.Module):
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
-        return self.head(hidden.to(self.head.weight.dtype)).float()
+        hidden = hidden.to(self.head.weight.dtype)
+        if self.head_in is not None:
+            hidden = F.gelu(self.head_in(hidden))
+        return self.head(hidden).float()
 
     def guided_logits(self, hidden: torch.Tensor, cfg_scale: float) -> torch.Tensor:
         """Logits of hidden states, guided where the null caption runs along: (captions, ..., dim) -> float32 (...,
-        vocab).
+        vocab). Guidance and a linear head commute; in front of the head it halves its rows.
         """
-        return self.read_logits(guide(hidden.flatten(0, 1), cfg_scale) if len(hidden) == 2 else hidden[0])
+        if len(hidden) == 1:
+            return self.read_logits(hidden[0])
+        if self.head_in is None:
+            return self.read_logits(guide(hidden.flatten(0, 1), cfg_scale))
+        return guide(self.read_logits(hidden.flatten(0, 1)), cfg_scale)
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
         """Caption features (..., num_text_tokens, caption_dim), or ids int64 (..., num_text_tokens) -> (...,
@@ -96,11 +103,17 @@ class TargetModel(nn.Module):
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The prompt of no caption beside prompts of a mask: bool (..., num_text_tokens) -> (features or ids, mask).
 
-        It is the learned null caption under the prompts' masks, or `null_ids` behind pads that are hidden.
+        It is the learned null caption under the prompts' masks, `null_ids` behind pads that are hidden, or, with a
+        `null_filler`, pads that are seen, as many as the prompt has tokens, between the first and the last of them.
         """
         ids = self.config.null_ids
         if not ids:
             return self.null_caption.expand(*mask.shape, -1), mask
+        if self.config.null_filler is not None:
+            features = torch.full_like(mask, self.config.null_filler, dtype=torch.int64)
+            first = mask.int().argmax(-1, keepdim=True)
+            features.scatter_(-1, first, ids[0])[..., -1] = ids[-1]
+            return features, mask
         features, is_seen = torch.zeros_like(mask, dtype=torch.int64), torch.zeros_like(mask)
         features[..., -len(ids) :], is_seen[..., -len(ids) :] = torch.tensor(ids, device=mask.device), True
         return features, is_seen
@@ -207,7 +220,4 @@ def cast_target(model: TargetModel, dtype: torch.dtype) -> TargetModel:
 
     In bfloat16 the best two of 16384 logits are often equal; a float32 head costs dim x vocab x 2 bytes more.
     """
-    head, model.head = model.head, nn.Identity()
-    cast_weights(model, dtype)
-    model.head = head
-    return model
+    return cast_weights(model, dtype, kept=("head.", "head_in."))

@@ -1,7 +1,8 @@
 """Transformer parts that the target model and the draft model share: norm, rotary table, attention layer.
 
-The layer is LlamaGen's (pre-norm attention with a 2D rotary table, SwiGLU). It runs in two ways with the same weights:
-`Layer` over whole sequences, differentiably; `DecodingLayer` over a few new nodes against a `KVCache`, in place.
+The layer is LlamaGen's (pre-norm attention with a rotary table, SwiGLU), which is Llama's. It runs in two ways with the
+same weights: `Layer` over whole sequences, differentiably; `DecodingLayer` over a few new nodes against a `KVCache`, in
+place.
 """
 
 from __future__ import annotations
@@ -17,23 +18,28 @@ from lantern.kv_cache import LayerCache
 from lantern.models.config import OVERSHOOT
 
 
-def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float) -> torch.Tensor:
-    """2D rotary table over a text prefix and a square image grid.
+def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float, kind: str = "2d") -> torch.Tensor:
+    """Rotary table over a text prefix and a square image grid.
 
     Args:
-        num_text_tokens: rows of zeros in front; a zero row zeroes queries and keys, so that attention over text is
-            uniform.
+        num_text_tokens: rows in front, in "2d" of zeros; a zero row zeroes queries and keys, so that attention over
+            text is uniform.
         grid: side of the image grid in tokens; rows follow in raster order.
         head_dim: width of one attention head; divisible by 4.
         base: rotary base.
+        kind: "2d", LlamaGen's: the first half of the channels turns with the grid row, the second with the column; or
+            "1d", that of language models: all channels turn with the place in the sequence, the prompt's rows too.
 
     Returns:
-        complex64, (num_text_tokens + grid * grid + OVERSHOOT, head_dim / 2): first half of the channels turns with the
-        grid row, second half with the grid column.
+        complex64, (num_text_tokens + grid * grid + OVERSHOOT, head_dim / 2), of pairs of neighbouring channels.
 
     Source: LlamaGen autoregressive/models/gpt.py (precompute_freqs_cis_2d), convention needed by its checkpoints.
     """
     half = head_dim // 2
+    if kind == "1d":
+        frequencies = base ** (-torch.arange(half, dtype=torch.float32) / half)
+        places = torch.arange(num_text_tokens + grid * grid + OVERSHOOT, dtype=torch.float32)
+        return torch.polar(torch.ones(()), torch.outer(places, frequencies))
     frequencies = base ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)  # (head_dim / 4)
     angles = torch.outer(torch.arange(grid, dtype=torch.float32), frequencies)  # (grid, head_dim / 4)
     by_row = angles[:, None, :].expand(grid, grid, -1)
@@ -85,6 +91,22 @@ class FoldedNorm:
         return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
 
 
+class HeadNorm(nn.Module):
+    """Layer norm of each head's queries and keys, before they are turned.
+
+    Source: Chameleon, whose heads have weights of their own; eps as there.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2 * num_heads, head_dim))  # of queries, then of keys
+        self.bias = nn.Parameter(torch.zeros(2 * num_heads, head_dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalises the last axis of (..., 2 * heads, head_dim)."""
+        return F.layer_norm(x, x.shape[-1:], eps=1e-5) * self.weight + self.bias
+
+
 class GrowingCache(Protocol):
     """What collects keys and values over several differentiable passes of a layer."""
 
@@ -101,15 +123,24 @@ class Layer(nn.Module):
         ffn_hidden: width of the SwiGLU hidden layer.
         eps: of the norms.
         has_attention_norm: False for EAGLE's draft layer, whose input is not normalised.
+        has_qk_norm: see `HeadNorm`.
     """
 
     def __init__(
-        self, dim: int, num_heads: int, ffn_hidden: int, eps: float, *, has_attention_norm: bool = True
+        self,
+        dim: int,
+        num_heads: int,
+        ffn_hidden: int,
+        eps: float,
+        *,
+        has_attention_norm: bool = True,
+        has_qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.attention_norm = RMSNorm(dim, eps) if has_attention_norm else None
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.qk_norm = HeadNorm(num_heads, dim // num_heads) if has_qk_norm else None
         self.attention_out = nn.Linear(dim, dim, bias=False)
         self.ffn_norm = RMSNorm(dim, eps)
         self.gate_up = nn.Linear(dim, 2 * ffn_hidden, bias=False)
@@ -131,10 +162,12 @@ class Layer(nn.Module):
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)
-        qkv = self.qkv(normed).view(rows, nodes, 3, self.num_heads, -1, 2)
-        turned = torch.view_as_real(torch.view_as_complex(qkv[:, :, :2].float()) * rotary).to(x.dtype)
-        query, key = turned.flatten(-2).unbind(2)
-        value = qkv[:, :, 2].flatten(-2)  # each of the three (rows, nodes, heads, head_dim)
+        both, value = self.qkv(normed).view(rows, nodes, 3 * self.num_heads, -1).tensor_split([2 * self.num_heads], 2)
+        if self.qk_norm is not None:
+            both = self.qk_norm(both)
+        both = both.float().view(rows, nodes, 2, self.num_heads, -1, 2)
+        turned = torch.view_as_real(torch.view_as_complex(both) * rotary).to(x.dtype)
+        query, key = turned.flatten(-2).unbind(2)  # as the value, (rows, nodes, heads, head_dim)
         if cache is not None:
             key, value = cache.append(key, value)
         attended = F.scaled_dot_product_attention(
@@ -162,6 +195,7 @@ class DecodingLayer:
         self.num_heads = layer.num_heads
         self.attention_norm = layer.attention_norm and layer.attention_norm.function()
         self.ffn_norm = layer.ffn_norm.function()
+        self.qk_norm = layer.qk_norm
         parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
         self.qkv, self.attention_out, self.gate_up, self.down = (part.weight.detach().t() for part in parts)
 
@@ -179,6 +213,9 @@ class DecodingLayer:
         """
         dim, heads = x.shape[1], self.num_heads
         qkv = torch.mm(x if self.attention_norm is None else self.attention_norm(x), self.qkv)
+        if self.qk_norm is not None:
+            both = qkv[:, : 2 * dim].view(-1, 2 * heads, dim // heads)
+            both.copy_(self.qk_norm(both))
         turn_(qkv[:, : 2 * dim].view(-1, rotary.shape[0], 2 * heads, rotary.shape[2], 2), rotary)
         past.entries.index_copy_(0, slots, qkv[:, dim:])  # a key and its value lie side by side
         query = qkv[:, :dim].view(mask.shape[0], -1, heads, dim // heads).transpose(1, 2)
@@ -215,11 +252,11 @@ def store_column_major(module: nn.Module) -> None:
             part.weight.data = part.weight.data.t().contiguous().t()
 
 
-def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Casts parameters and real buffers in place; the rotary table is complex and stays, which `Module.to` would not
-    let it.
+def cast_weights(module: nn.Module, dtype: torch.dtype, kept: tuple[str, ...] = ()) -> nn.Module:
+    """Casts parameters and real buffers in place, but for those whose names begin with one of `kept`; the rotary table
+    is complex and stays, which `Module.to` would not let it.
     """
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if tensor.is_floating_point():
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_floating_point() and not name.startswith(kept):
             tensor.data = tensor.data.to(dtype)
     return module

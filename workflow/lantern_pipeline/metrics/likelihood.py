@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
-from lantern.sampling import guide
 
 # Values; half a GiB in float32. Whoever reads logits holds three to six arrays of this size at a time.
 LOGITS_AT_ONCE = 2**27
@@ -27,12 +26,9 @@ def teacher_forced_logits(
     caption token is; `codes` are (images, tokens); `cfg_scale` is s in u + s (c - u), 1 runs without the null caption.
     """
     codes, first = codes.long(), features.shape[1] - 1
-    if cfg_scale == 1:
-        hidden = target_model(features, mask, codes[:, :-1])[:, first:]
-    else:
-        hidden = target_model.forward_with_null(features, mask, codes[:, :-1])[:, first:]
-        hidden = guide(hidden, cfg_scale).to(hidden.dtype)  # guidance commutes with the bias-free head
-    return target_model.head(hidden).float()
+    run = target_model if cfg_scale == 1 else target_model.forward_with_null
+    hidden = run(features, mask, codes[:, :-1])[:, first:]
+    return target_model.guided_logits(hidden.unflatten(0, (-1, len(codes))), cfg_scale)
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import repeat_rows
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.sampling import SamplingConfig, filter_logits, guide
+from lantern.sampling import SamplingConfig, filter_logits
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
@@ -36,7 +36,7 @@ class DraftLoss(nn.Module):
         super().__init__()
         self.draft, self.recipe = draft, recipe
         self.num_text_tokens = target.config.num_text_tokens
-        self.read = target.read_logits
+        self.read = target.guided_logits
 
     def forward(
         self, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, noisy_hidden: torch.Tensor
@@ -65,18 +65,22 @@ class DraftLoss(nn.Module):
 def compare(
     predictions: list[torch.Tensor],
     wanted: torch.Tensor,
-    read: Callable[[torch.Tensor], torch.Tensor],
+    read: Callable[[torch.Tensor, float], torch.Tensor],
     recipe: DrafterTraining,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scalar loss and overlaps (passes,), float32, of hidden states predicted per pass, (rows, tokens - 1, dim), from
-    those wanted, captioned rows first under the guided loss; `read` turns hidden states into logits.
+    those wanted, captioned rows first under the guided loss; `read` is `TargetModel.guided_logits`.
     """
-    is_merged = recipe.is_guided and recipe.cfg_scale > 1
+    captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        return read(hidden.unflatten(0, (captions, -1)), recipe.cfg_scale)
+
     with torch.no_grad():
-        target_probs = read(guide(wanted, recipe.cfg_scale) if is_merged else wanted).softmax(-1)
+        target_probs = logits(wanted).softmax(-1)
     losses, overlaps = [], []
     for depth, predicted in enumerate(predictions):
-        log_probs = read(guide(predicted, recipe.cfg_scale) if is_merged else predicted).log_softmax(-1)
+        log_probs = logits(predicted).log_softmax(-1)
         valid = slice(depth, None)  # the first `depth` rows have no draft of that depth before them
         entropy = -(target_probs * log_probs).sum(-1)[:, valid].mean()
         regression = F.smooth_l1_loss(predicted[:, valid], wanted[:, valid])
@@ -224,6 +228,5 @@ class DrafterValidation:
 
     def _guided_logits(self, doubled: torch.Tensor) -> torch.Tensor:
         """Hidden states, captioned rows first, to logits (images, tokens - 1, vocab)."""
-        if self.sampling.is_guided:
-            return self.loss.read(guide(doubled, self.sampling.cfg_scale))
-        return self.loss.read(doubled.chunk(2)[0])
+        captions = doubled.unflatten(0, (2, -1))[: 1 + self.sampling.is_guided]
+        return self.loss.read(captions, self.sampling.cfg_scale)

@@ -76,7 +76,7 @@ def next_token_loss(
 ) -> torch.Tensor:
     """Mean cross-entropy of the next image token, nats, teacher-forced; shapes as in `TargetModel.forward`."""
     hidden = model(features, mask, codes[:, :-1])[:, model.config.num_text_tokens - 1 :]
-    return F.cross_entropy(model.head(hidden).flatten(0, 1), codes.flatten())
+    return F.cross_entropy(model.read_logits(hidden).flatten(0, 1), codes.flatten())
 
 
 @torch.inference_mode()

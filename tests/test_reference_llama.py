@@ -1,0 +1,122 @@
+"""Numbers of language models that draw (tests/data/llama), reproduced by the same transformer with other options.
+
+Made by public code: Anole and Lumina-mGPT by transformers 4.45.2 and jadohu/LANTERN@3a56e45, Janus-Pro by
+deepseek-ai/Janus@1daa72f.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import DATA
+from families import draw, draw_janus, draw_llama
+from lantern.attention_mask import window_table
+from lantern.checkpoints.llamagen import read_target
+from lantern.checkpoints.native import load_model, save_model
+from lantern.decoding import Decoder, DecodingModels
+from lantern.methods import make_method
+from lantern.models.config import target_parameters
+from lantern.models.target import TargetConfig, TargetModel, cast_target
+from lantern.sampling import SamplingConfig
+from published_layouts import refusal
+
+STORED = load_file(DATA / "llama" / "target_io.safetensors")
+GREEDY = json.loads((DATA / "llama" / "greedy_codes.json").read_text())
+SIZES = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14, ffn_multiple=16)
+CONFIGS = {
+    "anole": replace(SIZES, null_ids=(0, 69)),
+    "lumina": replace(SIZES, null_ids=(69, 75, 75)),
+    "janus": replace(SIZES, grid=4, norm_eps=1e-6, null_ids=(0, 7), null_filler=2),
+}
+LUMINA_END = torch.tensor([69, 75, 75])  # begin of image, its height and width
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The three models as they are published."""
+    folder = tmp_path_factory.mktemp("llama")
+    state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64), 1234)}
+    norms = {name.removeprefix("anole."): value for name, value in STORED.items() if "_norm." in name}
+    save_file(state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}, folder / "anole.safetensors")
+    save_file(state | {name: value[:1].clone() for name, value in norms.items()}, folder / "lumina.safetensors")
+    torch.save(draw_janus() | {"vision_model.norm.weight": torch.zeros(1)}, folder / "janus.bin")
+    return folder
+
+
+def read(folder, family: str) -> TargetModel:
+    return read_target(folder / f"{family}.{'bin' if family == 'janus' else 'safetensors'}", CONFIGS[family])
+
+
+def prompts_of(family: str, numbers: range) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids behind pads, and their mask."""
+    rows = [STORED[f"{family}.p{number}.prompt_ids"].long() for number in numbers]
+    rows = [torch.cat([row, LUMINA_END]) for row in rows] if family == "lumina" else rows
+    width = CONFIGS[family].num_text_tokens
+    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=1) for row in rows])
+    return ids, torch.stack([torch.arange(width) >= width - len(row) for row in rows])
+
+
+def columns(family: str, name: str) -> torch.Tensor:
+    found = [key for key in STORED if key.startswith(f"{family}.p") and key.endswith(name)]
+    return torch.stack([STORED[key] for key in sorted(found)])
+
+
+@pytest.mark.parametrize(("family", "scale"), [("anole", 3.0), ("lumina", 3.0), ("janus", 5.0)])
+def test_logits(folder, family, scale):
+    """Of images under their captions and the null prompt, in one pass and node by node behind the prompt."""
+    target, inputs = read(folder, family), columns(family, "sequence" if family == "lumina" else "codes").long()
+    # Lumina-mGPT's fifth token ends a line; codes stand before it.
+    codes = (inputs - 4 if family == "lumina" else inputs)[:, :-1]
+    prompts, first = prompts_of(family, range(len(codes))), target.config.num_text_tokens
+    with torch.inference_mode():
+        hidden = target.forward_with_null(*prompts, codes).unflatten(0, (2, -1))[:, :, first - 1 :]
+        guided = target.guided_logits(hidden, scale)
+        _, cache = target.prepare_for_decoding().prefill(*target.with_null(*prompts), first + codes.shape[1])
+        slots = torch.arange(first, first + codes.shape[1]).expand(codes.shape)
+        window = window_table(torch.ones(1, codes.shape[1], codes.shape[1], dtype=torch.bool).tril(), torch.float32)
+        stepped = target.extend(cache, codes, slots, slots, cache.mask(window, slots[:, 0]))
+        captioned, null = target.read_logits(hidden)
+    close = {"atol": 1e-4, "rtol": 0}
+    torch.testing.assert_close(captioned, columns(family, "logits_cond"), **close)
+    torch.testing.assert_close(null, columns(family, "logits_uncond"), **close)
+    torch.testing.assert_close(guided, columns(family, f"logits_cfg_{scale}"), atol=scale * 1e-4, rtol=0)
+    torch.testing.assert_close(stepped, hidden[:, :, 1:], **close)
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "jacobi"])
+@pytest.mark.parametrize(
+    ("family", "scale"), [("anole", 3.0), ("anole", 5.0), ("janus", 1.0), ("janus", 2.0), ("janus", 5.0)]
+)
+def test_greedy_codes(folder, family, scale, method):
+    numbers = range(3)
+    models = DecodingModels(read(folder, family).prepare_for_decoding())
+    decoder = Decoder(models, make_method(method), SamplingConfig(temperature=0.0, cfg_scale=scale))
+    generation = decoder.generate(*prompts_of(family, numbers), [decoder.make_noise(0, str(i)) for i in numbers])
+    assert generation.codes.tolist() == [GREEDY[family][f"p{i}/cfg{scale}"] for i in numbers]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family):
+    target = read(folder, family)
+    save_model(tmp_path / "model.safetensors", target)
+    assert load_model(tmp_path / "model.safetensors", TargetModel).config == target.config
+    assert sum(part.numel() for part in target.parameters()) == target_parameters(target.config)
+    (ids, mask), wide = prompts_of(family, range(1)), {"head.weight", "head.bias", "head_in.weight", "head_in.bias"}
+    lower = cast_target(target, torch.bfloat16)
+    assert {name for name, part in lower.named_parameters() if part.dtype == torch.float32} <= wide
+    logits = lower.guided_logits(lower(ids, mask, torch.zeros(1, 1, dtype=torch.int64))[None], 1.0)
+    assert logits.dtype == torch.float32 and logits.isfinite().all()
+
+
+def test_what_does_not_fit_is_one_sentence(folder, tmp_path):
+    captions = replace(CONFIGS["anole"], null_ids=())
+    sentence = refusal(lambda: read_target(folder / "anole.safetensors", captions))
+    assert "what it draws from should be captions as config key text.encoder says, found ids of tokens" in sentence
+    save_file({"gen_head.vision_head.weight": torch.zeros(1)}, tmp_path / "cut.safetensors")
+    sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"]))
+    assert "cut.safetensors lacks the tensor gen_embed.weight" in sentence
