@@ -31,25 +31,33 @@ SIZES = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14, ffn_mu
 CONFIGS = {
     "anole": replace(SIZES, null_ids=(0, 69)),
     "lumina": replace(SIZES, null_ids=(69, 75, 75)),
-    "janus": replace(SIZES, grid=4, norm_eps=1e-6, null_ids=(0, 7), null_filler=2),
+    "janus": replace(SIZES, grid=4, null_ids=(0, 7), null_filler=2),
 }
 LUMINA_END = torch.tensor([69, 75, 75])  # begin of image, its height and width
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The three models as they are published."""
+    """The three models as they are published; the config of each lies beside it."""
     folder = tmp_path_factory.mktemp("llama")
+    for family in CONFIGS:
+        (folder / family).mkdir()
+    settings = {"num_attention_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+    (folder / "janus" / "config.json").write_text(json.dumps({"language_config": settings}))
     state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64), 1234)}
     norms = {name.removeprefix("anole."): value for name, value in STORED.items() if "_norm." in name}
-    save_file(state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}, folder / "anole.safetensors")
-    save_file(state | {name: value[:1].clone() for name, value in norms.items()}, folder / "lumina.safetensors")
-    torch.save(draw_janus() | {"vision_model.norm.weight": torch.zeros(1)}, folder / "janus.bin")
+    save_file(
+        state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}, folder / "anole" / "model.safetensors"
+    )
+    save_file(
+        state | {name: value[:1].clone() for name, value in norms.items()}, folder / "lumina" / "model.safetensors"
+    )
+    torch.save(draw_janus() | {"vision_model.norm.weight": torch.zeros(1)}, folder / "janus" / "pytorch_model.bin")
     return folder
 
 
 def read(folder, family: str) -> TargetModel:
-    return read_target(folder / f"{family}.{'bin' if family == 'janus' else 'safetensors'}", CONFIGS[family])
+    return read_target(folder / family, CONFIGS[family])
 
 
 def prompts_of(family: str, numbers: range) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,8 +123,12 @@ def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family)
 
 def test_what_does_not_fit_is_one_sentence(folder, tmp_path):
     captions = replace(CONFIGS["anole"], null_ids=())
-    sentence = refusal(lambda: read_target(folder / "anole.safetensors", captions))
+    sentence = refusal(lambda: read_target(folder / "anole", captions))
     assert "what it draws from should be captions as config key text.encoder says, found ids of tokens" in sentence
+    sentence = refusal(lambda: read_target(folder / "janus", replace(CONFIGS["janus"], num_heads=2)))
+    assert "num_attention_heads should be 2 as config key target.num_heads says, found 4" in sentence
+    sentence = refusal(lambda: read_target(folder / "anole", replace(CONFIGS["anole"], dim=128)))
+    assert "should have shape (160, 128), found (160, 64)" in sentence
     save_file({"gen_head.vision_head.weight": torch.zeros(1)}, tmp_path / "cut.safetensors")
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"]))
     assert "cut.safetensors lacks the tensor gen_embed.weight" in sentence

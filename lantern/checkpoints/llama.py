@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +50,7 @@ def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
     codes = slice(_FIRST_CODE, _FIRST_CODE + expected.vocab_size)
     tensors["head.weight"] = tensors.pop("lm_head.weight")[codes]
     tensors["codes.weight"] = tensors["model.embed_tokens.weight"][codes]
-    return _fill(file.path, replace(expected, has_qk_norm=True), tensors, "model.")
+    return _fill(file, replace(expected, has_qk_norm=True), tensors, "model.")
 
 
 def read_janus(file: WeightFile, expected: TargetConfig) -> TargetModel:
@@ -65,7 +64,7 @@ def read_janus(file: WeightFile, expected: TargetConfig) -> TargetModel:
     weight, bias, last_weight, last_bias = (file.tensors[name].float() for name in parts)
     hidden = F.gelu(F.linear(file.tensors["gen_embed.weight"].float(), weight, bias))
     tensors["codes.weight"] = F.linear(hidden, last_weight, last_bias)
-    return _fill(file.path, replace(expected, has_mlp_head=True), tensors, "language_model.model.")
+    return _fill(file, replace(expected, has_mlp_head=True), tensors, "language_model.model.")
 
 
 def _require(file: WeightFile, *names: str) -> None:
@@ -74,11 +73,21 @@ def _require(file: WeightFile, *names: str) -> None:
             raise ValueError(f"{file.path} lacks the tensor {name}; fetch it again, or choose another checkpoint")
 
 
-def _fill(path: Path, config: TargetConfig, tensors: dict[str, torch.Tensor], prefix: str) -> TargetModel:
+def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tensor], prefix: str) -> TargetModel:
+    settings = file.settings or {}
+    settings = settings.get("language_config", settings)  # Janus' has those of its parts below each other
+    found = settings.get("num_attention_heads", config.num_heads)
+    compare_with_config(file.settings_path, "num_attention_heads", config.num_heads, found, "target.num_heads")
     if not config.null_ids:
-        compare_with_config(path, "what it draws from", "captions", "ids of tokens", "text.encoder")
-    num_ids = len(tensors[f"{prefix}embed_tokens.weight"])
-    model = TargetModel(replace(config, rope="1d", num_prompt_ids=num_ids))
+        compare_with_config(file.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
+    config = replace(
+        config,
+        rope="1d",
+        rope_base=settings.get("rope_theta", config.rope_base),
+        norm_eps=settings.get("rms_norm_eps", config.norm_eps),
+        num_prompt_ids=len(tensors[f"{prefix}embed_tokens.weight"]),
+    )
+    model = TargetModel(config)
     own = model.state_dict()
     places = {
         f"{prefix}embed_tokens.weight": own["prompt_embedding.weight"],
@@ -88,18 +97,19 @@ def _fill(path: Path, config: TargetConfig, tensors: dict[str, torch.Tensor], pr
     }
     for index, layer in enumerate(model.layers):
         places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
-    for name in [name for name in tensors if re.search(r"[.](q|k)_(proj|norm)[.]", name)]:
-        weight, heads = tensors[name], config.num_heads
-        if "_norm." in name:  # Lumina-mGPT has one row for all heads
-            tensors[name] = pair_neighbours(weight.expand(heads, -1).flatten(), heads).view(heads, -1)
-        else:
-            tensors[name] = pair_neighbours(weight, heads)
-    copy_tensors(tensors, places, path)
+    for name, weight in tensors.items():
+        if name in places and re.search(r"[.][qk]_(proj|norm)[.]", name):
+            tensors[name] = _pair_neighbours(weight, places[name].shape, config)
+    copy_tensors(tensors, places, file.path)
     return model.eval()
 
 
-def pair_neighbours(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Reorders the channels of queries or keys (heads * head_dim, ...): what is turned together lies half a head apart
-    there, side by side here.
+def _pair_neighbours(weight: torch.Tensor, shape: torch.Size, config: TargetConfig) -> torch.Tensor:
+    """Queries, keys or their norms, with the channels that are turned together side by side: in the file they lie half
+    a head apart. Lumina-mGPT's norms have one row for all heads.
     """
-    return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    if weight.shape == (1, *shape[1:]):
+        weight = weight.expand(shape)
+    if weight.shape != shape:
+        return weight  # `copy_tensors` says so
+    return weight.reshape(config.num_heads, 2, config.head_dim // 2, -1).transpose(1, 2).reshape(shape)
