@@ -248,7 +248,8 @@ class Decoder:
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, _margins(keys))
-        self.drafter.fill(state.drafter, index, Prefill(hidden, mask, first))
+        ids = features if self.target.config.num_prompt_ids else None
+        self.drafter.fill(state.drafter, index, Prefill(hidden, mask, first, ids))
 
     @torch.inference_mode()
     def run(self, state: DecodingState, num_complete: int) -> None:

@@ -40,11 +40,13 @@ class Prefill:
         hidden: the target's hidden states of their captions, (captions, prompts, num_text_tokens, dim).
         mask: bool, (captions, prompts, num_text_tokens), True where a caption token is.
         first: int64, (prompts, 1): image token 0, predicted by the last caption row.
+        ids: of the prompts' tokens, int64, the shape of the mask; None where prompts are features.
     """
 
     hidden: torch.Tensor
     mask: torch.Tensor
     first: torch.Tensor
+    ids: torch.Tensor | None = None
 
 
 class Drafter(Protocol):

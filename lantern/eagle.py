@@ -104,7 +104,9 @@ class EagleDrafter:
         """Runs the captions of new prompts through the draft model; see `Drafter`."""
         n = self.num_text_rows
         if n > 0:  # a class is one row, whose hidden state goes with image token 0
-            state.cache.copy_rows(rows, self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :, :n], n))
+            ids = None if prefill.ids is None else prefill.ids[:, :, 1:]
+            cache = self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :, :n], n, ids)
+            state.cache.copy_rows(rows, cache)
         state.tokens[:, :1].index_copy_(0, rows, prefill.first)
         state.hidden[:, :, :1].index_copy_(1, rows, prefill.hidden[:, :, n:])
         state.counts.index_fill_(0, rows, 1)

@@ -79,7 +79,7 @@ class ParallelChainsDrafter:
         chains = torch.arange(self.num_chains, device=rows.device)
         first = self._repeat(prefill.first)
         rows = (rows[:, None] * self.num_chains + chains).flatten()
-        self.chain.fill(state, rows, Prefill(prefill.hidden, prefill.mask, first))
+        self.chain.fill(state, rows, replace(prefill, first=first))
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """The chains side by side; here `draft_probs` are of drafts, (batch, nodes - 1, vocab), not of inner nodes."""

@@ -7,6 +7,7 @@ deepseek-ai/Janus@1daa72f.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,16 +17,19 @@ from safetensors.torch import load_file, save_file
 from conftest import DATA
 from families import draw, draw_janus, draw_llama
 from lantern.attention_mask import window_table
+from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import load_model, save_model
 from lantern.decoding import Decoder, DecodingModels
-from lantern.methods import make_method
+from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
 from lantern.models.target import TargetConfig, TargetModel, cast_target
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import DynamicTreeOptions
 from published_layouts import refusal
 
 STORED = load_file(DATA / "llama" / "target_io.safetensors")
+ACCEPTED = json.loads((DATA / "llama" / "anole_accepted.json").read_text())
 GREEDY = json.loads((DATA / "llama" / "greedy_codes.json").read_text())
 SIZES = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14, ffn_multiple=16)
 CONFIGS = {
@@ -46,12 +50,15 @@ def folder(tmp_path_factory):
     (folder / "janus" / "config.json").write_text(json.dumps({"language_config": settings}))
     state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64), 1234)}
     norms = {name.removeprefix("anole."): value for name, value in STORED.items() if "_norm." in name}
-    save_file(
-        state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}, folder / "anole" / "model.safetensors"
-    )
-    save_file(
-        state | {name: value[:1].clone() for name, value in norms.items()}, folder / "lumina" / "model.safetensors"
-    )
+    anole = state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}
+    lumina = state | {name: value[:1].clone() for name, value in norms.items()}
+    save_file(anole, folder / "anole" / "model.safetensors")
+    drafter = load_file(DATA / "llama" / "anole_drafter.safetensors")
+    drafter["embed_tokens.weight"] = state["model.embed_tokens.weight"]  # a frozen copy
+    (folder / "drafter").mkdir()
+    save_file(drafter, folder / "drafter" / "model.safetensors")
+    shutil.copy(DATA / "llama" / "anole_drafter.json", folder / "drafter" / "config.json")
+    save_file(lumina, folder / "lumina" / "model.safetensors")
     torch.save(draw_janus() | {"vision_model.norm.weight": torch.zeros(1)}, folder / "janus" / "pytorch_model.bin")
     return folder
 
@@ -106,6 +113,36 @@ def test_greedy_codes(folder, family, scale, method):
     decoder = Decoder(models, make_method(method), SamplingConfig(temperature=0.0, cfg_scale=scale))
     generation = decoder.generate(*prompts_of(family, numbers), [decoder.make_noise(0, str(i)) for i in numbers])
     assert generation.codes.tolist() == [GREEDY[family][f"p{i}/cfg{scale}"] for i in numbers]
+
+
+def method_of(run: str) -> MethodSpec:
+    """A stored run: eagle_<tree> is exact, lantern_k<k>_d<delta>_<tree> relaxed by delta, or by lambda above 1."""
+    name, *numbers, tree = run.split("_")
+    parts = {"tree": "dynamic", "tree_shape": DynamicTreeOptions(58, 4, 10), "drafts": "top"}
+    if tree == "static":
+        parts = {"tree": "naive_extend_57", "drafts": "sampled"}
+    if name == "eagle":
+        return MethodSpec(name="exact", **parts)
+    k, delta = int(numbers[0][1:]), float(numbers[1][1:])
+    bound = {"relaxation": "multiplicative", "lambda_": delta} if delta > 1 else {"delta": delta}
+    bound = {"relaxation": "additive", **bound}
+    return MethodSpec("relaxed", **bound, k=k, residual="official", neighbours="l2", **parts)
+
+
+@pytest.mark.parametrize("run", sorted(ACCEPTED["p0/cfg3.0"]))
+@pytest.mark.parametrize("scale", [3.0, 5.0])
+def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(folder, scale, run):
+    """The drafter sees each prompt's own ids, and nothing of the pads in front."""
+    target, table = read(folder, "anole"), STORED["anole.nearest_codes"].long()
+    draft = read_draft(folder / "drafter", target.config)
+    models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
+    decoder = Decoder(models, method_of(run), SamplingConfig(temperature=0.0, cfg_scale=scale))
+    generation = decoder.generate(*prompts_of("anole", range(3)), [decoder.make_noise(0, i) for i in "abc"])
+    for i, codes in enumerate(generation.codes.tolist()):
+        stored = ACCEPTED[f"p{i}/cfg{scale}"][run]
+        assert codes == stored["ids"]
+        mine = [n for n in generation.accepted_lengths[i].tolist() if n >= 0]
+        assert mine[:-1] == stored["accept"][: len(mine) - 1]  # the last step may overshoot the image
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -6,6 +6,7 @@ Source: key lists and modelling code of jadohu/LANTERN@3a56e45.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
+from lantern.checkpoints.llama import code_rows, pair_neighbours
 from lantern.checkpoints.llamagen import CONFIG_KEYS, check_heads, load_own, read_grid
 from lantern.checkpoints.native import copy_tensors, read_metadata
 from lantern.models.config import DraftConfig, TargetConfig
@@ -46,9 +48,34 @@ def read_draft(path: Path, target: TargetConfig) -> DraftModel:
     if read_metadata(file) is not None:
         return load_own(file, DraftModel, target)
     weights = read_weights(file)
+    if any(".q_norm." in name for name in weights.tensors):
+        return _read_chameleon(weights, target)
     config = _read_config(weights, target)
     has_bias = bool(weights.require_settings().get("bias", True))
     return fill_draft(DraftModel(config), weights.tensors, weights.path, has_bias)
+
+
+def _read_chameleon(weights: WeightFile, target: TargetConfig) -> DraftModel:
+    """Reads a drafter for Anole or Lumina-mGPT, which sees the prompt's ids."""
+    check_heads(weights)
+    for name in ("dim", "num_heads"):
+        key = CONFIG_KEYS[name][1]
+        _compare(weights.settings_path, key, getattr(target, name), weights.setting(key))
+    config = replace(
+        DraftConfig.of(target),
+        ffn_hidden=weights.setting("intermediate_size"),
+        norm_eps=weights.setting("rms_norm_eps", float),
+        rope_base=weights.setting("rope_theta", float),
+        num_embedded_ids=target.num_prompt_ids,
+        has_attention_norm=True,
+        has_qk_norm=True,
+    )
+    model = DraftModel(config)
+    tensors = dict(weights.tensors)
+    if (table := tensors.pop("embed_tokens.weight", None)) is not None:
+        tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, code_rows(table, config.vocab_size)
+    tensors = pair_neighbours(tensors, draft_places(model, has_bias=True), config.num_heads)
+    return fill_draft(model, tensors, weights.path, has_bias=True)
 
 
 def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:
@@ -82,6 +109,7 @@ def draft_places(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
         "fc.weight": torch.cat([own["from_token.weight"], own["from_hidden.weight"]], dim=1),
     }
     places |= {"fc.bias": own["from_token.bias"]} if has_bias else {}
+    places |= {"prompts.weight": own["prompt_embedding.weight"]} if model.config.num_embedded_ids else {}
     return places | layer_places(model.layer, "layers.0", LLAMA_LAYER)
 
 

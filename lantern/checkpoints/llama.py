@@ -1,4 +1,5 @@
-"""Published checkpoints of language models that draw: Chameleon's (Anole, Lumina-mGPT) and Janus-Pro's, as our targets.
+"""Published checkpoints of language models that draw: Chameleon's (Anole, Lumina-mGPT) and Janus-Pro's, as our targets,
+and the LANTERN authors' drafters for Chameleon's.
 
 Their tables and heads are cut to the image codes, which are all that is drawn; the prompt's table keeps every id.
 
@@ -9,7 +10,7 @@ deepseek-ai/Janus-Pro-1B and -7B; modelling code of transformers (Chameleon) and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -47,9 +48,8 @@ def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
     """
     tensors = {name: value for name, value in file.tensors.items() if not name.startswith("model.vqmodel.")}
     _require(file, "lm_head.weight", "model.embed_tokens.weight")
-    codes = slice(_FIRST_CODE, _FIRST_CODE + expected.vocab_size)
-    tensors["head.weight"] = tensors.pop("lm_head.weight")[codes]
-    tensors["codes.weight"] = tensors["model.embed_tokens.weight"][codes]
+    tensors["head.weight"] = code_rows(tensors.pop("lm_head.weight"), expected.vocab_size)
+    tensors["codes.weight"] = code_rows(tensors["model.embed_tokens.weight"], expected.vocab_size)
     return _fill(file, replace(expected, has_qk_norm=True), tensors, "model.")
 
 
@@ -65,6 +65,11 @@ def read_janus(file: WeightFile, expected: TargetConfig) -> TargetModel:
     hidden = F.gelu(F.linear(file.tensors["gen_embed.weight"].float(), weight, bias))
     tensors["codes.weight"] = F.linear(hidden, last_weight, last_bias)
     return _fill(file, replace(expected, has_mlp_head=True), tensors, "language_model.model.")
+
+
+def code_rows(table: torch.Tensor, num_codes: int) -> torch.Tensor:
+    """The rows of a table of Chameleon's vocabulary that are image codes."""
+    return table[_FIRST_CODE : _FIRST_CODE + num_codes]
 
 
 def _require(file: WeightFile, *names: str) -> None:
@@ -97,19 +102,27 @@ def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tenso
     }
     for index, layer in enumerate(model.layers):
         places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
-    for name, weight in tensors.items():
-        if name in places and re.search(r"[.][qk]_(proj|norm)[.]", name):
-            tensors[name] = _pair_neighbours(weight, places[name].shape, config)
-    copy_tensors(tensors, places, file.path)
+    copy_tensors(pair_neighbours(tensors, places, config.num_heads), places, file.path)
     return model.eval()
 
 
-def _pair_neighbours(weight: torch.Tensor, shape: torch.Size, config: TargetConfig) -> torch.Tensor:
-    """Queries, keys or their norms, with the channels that are turned together side by side: in the file they lie half
-    a head apart. Lumina-mGPT's norms have one row for all heads.
+def pair_neighbours(
+    tensors: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor], num_heads: int
+) -> dict[str, torch.Tensor]:
+    """Puts the channels of queries and keys that are turned together side by side: in the file they lie half a head
+    apart. Lumina-mGPT's norms of queries and keys have one row for all heads.
+
+    Args:
+        tensors: of a file, by its names.
+        places: where they go, which says their shapes; a tensor of another shape stays as it is.
+        num_heads: heads.
     """
-    if weight.shape == (1, *shape[1:]):
-        weight = weight.expand(shape)
-    if weight.shape != shape:
-        return weight  # `copy_tensors` says so
-    return weight.reshape(config.num_heads, 2, config.head_dim // 2, -1).transpose(1, 2).reshape(shape)
+    found = dict(tensors)
+    for name, place in places.items():
+        if name in found and re.search(r"[.][qk]_(proj|norm)[.]", name):
+            if found[name].shape == (1, *place.shape[1:]):
+                found[name] = found[name].expand(place.shape)
+            if found[name].shape == place.shape:
+                rows = found[name].reshape(num_heads, -1, place.shape[1] if "_proj." in name else 1)
+                found[name] = rows.unflatten(1, (2, -1)).transpose(1, 2).reshape(place.shape)
+    return found

@@ -135,7 +135,9 @@ class TargetConfig:
 class DraftConfig:
     """Sizes of a draft model; they follow the target's.
 
-    `masks_text_padding`: the published drafters attend to padded caption rows, ours do not.
+    `masks_text_padding`: LlamaGen's published drafters attend to padded caption rows, ours do not.
+    `num_embedded_ids`: rows of a table in which Chameleon's look up the prompt's ids; 0 for zero tokens in their place.
+    Their layer has a norm in front and one of queries and keys.
     """
 
     dim: int
@@ -148,11 +150,14 @@ class DraftConfig:
     rope_base: float = 10000.0
     rope: str = "2d"
     masks_text_padding: bool = True
+    num_embedded_ids: int = 0
+    has_attention_norm: bool = False
+    has_qk_norm: bool = False
 
     @classmethod
     def of(cls, target: TargetConfig) -> DraftConfig:
         """Sizes of our own draft model of a target."""
-        return pick(cls, asdict(target), ffn_hidden=target.ffn_hidden)
+        return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
 
 def target_parameters(config: TargetConfig) -> int:

@@ -35,7 +35,10 @@ class DraftModel(nn.Module):
         self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
         self.from_token = nn.Linear(config.dim, config.dim)
         self.from_hidden = nn.Linear(config.dim, config.dim, bias=False)
-        self.layer = Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps, has_attention_norm=False)
+        if config.num_embedded_ids:
+            self.prompt_embedding = nn.Embedding(config.num_embedded_ids, config.dim)
+        norms = {"has_attention_norm": config.has_attention_norm, "has_qk_norm": config.has_qk_norm}
+        self.layer = Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps, **norms)
         # Row r of the drafter pairs (hidden r, token r + 1) and turns like the target's row r + 1: one text row fewer.
         head_dim = config.dim // config.num_heads
         table = rotary_table(config.num_text_tokens - 1, config.grid, head_dim, config.rope_base, config.rope)
@@ -84,18 +87,25 @@ class DraftModel(nn.Module):
             self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None, None], mask
         )
 
-    def prefill(self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int) -> KVCache:
+    def prefill(
+        self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int, ids: torch.Tensor | None = None
+    ) -> KVCache:
         """Runs the captions of a batch; `extend` goes on from there.
 
         Args:
             hidden: the target's hidden states of the captions, (captions, batch, num_text_tokens - 1, dim).
             mask: bool, (captions, batch, num_text_tokens - 1), True where a token of the prompt is.
             num_slots: of the cache.
+            ids: of the prompts' tokens behind these, int64, the shape of the mask; read with `num_embedded_ids`.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
         cache = self.make_cache(visible, num_slots)
         rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
-        self.extend(cache, torch.zeros_like(rows), hidden, rows, rows, cache.text_mask(visible))
+        if self.config.num_embedded_ids:
+            tokens = self.from_token(self.prompt_embedding(ids))
+        else:
+            tokens = self.embed(torch.zeros_like(rows))
+        self._run(cache, tokens, hidden, rows, rows, cache.text_mask(visible))
         return cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
@@ -116,7 +126,19 @@ class DraftModel(nn.Module):
         """Runs new nodes behind what the cache holds; arguments and result as in `TargetModel.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
-        x = self.from_hidden(hidden).add_(self.embed(tokens)).flatten(0, 2)
+        return self._run(cache, self.embed(tokens), hidden, slots, rotary_rows, mask)
+
+    def _run(
+        self,
+        cache: KVCache,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        slots: torch.Tensor,
+        rotary_rows: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """`extend` with the token half of the fc layer in place of tokens."""
+        x = self.from_hidden(hidden).add_(tokens).flatten(0, 2)
         layer = self.decoding_layer or DecodingLayer(self.layer)
         layer(x, gather_rotary(self.rotary, rotary_rows), mask, cache.layers[0], cache.flat_slots(slots))
         return x.view(hidden.shape)
