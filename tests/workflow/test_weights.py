@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lantern.io import load_tensors
-from tiny_run import TRAINING, Workflow, planned, with_overlay
+from tiny_run import ROOT, TRAINING, Workflow, planned, with_overlay
 
 MODELS = ["tokenizer", "target/s0", "drafter/s0", "attribute_classifier", "clip"]
 REPORTS = [f"results/tiny/{model}/report.json" for model in MODELS]
@@ -56,3 +56,41 @@ def test_weights_of_another_config_are_refused_in_a_sentence(borrower, tmp_path,
     borrower.overlays = (*borrower.overlays, overlay)
     code, output = borrower.run(f"results/tiny/{report}/report.json")
     assert code != 0 and sentence in output and "Traceback" not in output, output
+
+
+# --- the weights in models/embedded ----------------------------------------------------------------
+
+
+def plan(folder, *overlays, **sections):
+    """Rules of a run of the default config in a folder of its own, with the number of their jobs."""
+    (folder / "models").symlink_to(ROOT / "models")
+    overlays = tuple(ROOT / "experiments" / f"{name}.yaml" for name in overlays)
+    workflow = Workflow(folder, overlays, config=())
+    if sections:
+        workflow = with_overlay(workflow, folder, **sections)
+    code, output = workflow.run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    return planned(output)
+
+
+@pytest.mark.parametrize("sections", [{}, {"seed": 1}], ids=str)
+def test_the_default_run_trains_nothing_whatever_its_seed(tmp_path, sections):
+    jobs = plan(tmp_path, **sections)
+    assert not [name for name in jobs if name.startswith("train")], jobs
+    assert jobs["convert_tokenizer"] == jobs["convert_target"] == jobs["convert_drafter"] == 1
+    assert jobs["convert_measuring_model"] == 2
+
+
+def test_a_look_at_everything_trains_nothing(tmp_path):
+    assert not [name for name in plan(tmp_path, "quick") if name.startswith("train")]
+
+
+def test_the_weights_come_from_a_run_that_trains_all_five(tmp_path):
+    jobs = plan(tmp_path, "embedded_training")
+    assert TRAINING <= set(jobs) and not [name for name in jobs if name.startswith("convert")], jobs
+
+
+def test_own_images_train_models_of_their_own(tmp_path):
+    (tmp_path / "images").mkdir()
+    jobs = plan(tmp_path, "own_images")
+    assert TRAINING <= set(jobs) and not [name for name in jobs if name.startswith("convert")], jobs

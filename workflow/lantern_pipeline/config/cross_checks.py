@@ -14,7 +14,7 @@ from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tr
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.downloads.entries import check_reference, parse_entries
-from lantern_pipeline.metrics.registry import TRAINED
+from lantern_pipeline.metrics.registry import trained_models
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
@@ -65,7 +65,7 @@ def _check_prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) 
 def _check_resources(config: dict[str, Any]) -> None:
     """Entries of `resources`, and every key that names one."""
     resources = parse_entries(config["resources"])
-    for section in ("tokenizer", "target", "drafter", "text", *TRAINED):
+    for section in ("tokenizer", "target", "drafter", "text", *_measuring_sections(config)):
         check_reference(f"{section}.checkpoint", config[section]["checkpoint"], resources)
     for name, entry in config["prompts"].items():
         check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
@@ -82,6 +82,12 @@ def _check_resources(config: dict[str, Any]) -> None:
         raise ValueError("config key tokenizer.checkpoint is missing: a finished target speaks its own codes")
     if config["drafter"]["checkpoint"] and not config["target"]["checkpoint"]:
         raise ValueError("config key target.checkpoint is missing: a finished drafter belongs to one target")
+
+
+def _measuring_sections(config: dict[str, Any]) -> list[str]:
+    """Sections of the measuring models that the run has; a tokenizer is trained with the attribute classifier."""
+    of_training = set() if config["tokenizer"]["checkpoint"] else {"attribute_classifier"}
+    return sorted(of_training.union(trained_models(config["metrics"])))
 
 
 def _check_source(config: dict[str, Any]) -> None:
