@@ -464,6 +464,7 @@ def test_captions_alone_train_a_drafter_on_samples_and_nothing_else():
 
     config = copy.deepcopy(DEFAULT)
     update_config(config, PUBLISHED)
+    config["drafter"]["checkpoint"] = None
     validate_config(config)
     config["drafter"]["codes"] = "images"
     sentence = sentence_for(config)
@@ -475,7 +476,7 @@ def test_captions_alone_train_a_drafter_on_samples_and_nothing_else():
 def test_a_published_target_needs_no_drafter_where_no_method_does():
     checkpoints = {"tokenizer": {"checkpoint": "llamagen_tokenizer"}, "target": {"checkpoint": "llamagen_stage1"}}
     config = changed("data.source", "none")
-    for section, values in checkpoints.items():
+    for section, values in {**checkpoints, "drafter": {"checkpoint": None}}.items():
         config[section].update(values)
     config["prompts"] = {"seen": {"file": "lantern_coco_2017", "num": 96}, "unseen": None}
     config["ablations"]["grids"] = {}
