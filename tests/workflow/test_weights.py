@@ -87,10 +87,10 @@ def test_a_look_at_everything_trains_nothing(tmp_path):
 
 def test_the_weights_come_from_a_run_that_trains_all_five(tmp_path):
     jobs = plan(tmp_path, "embedded_training")
-    assert TRAINING <= set(jobs) and not [name for name in jobs if name.startswith("convert")], jobs
+    assert set(jobs) >= TRAINING and not [name for name in jobs if name.startswith("convert")], jobs
 
 
 def test_own_images_train_models_of_their_own(tmp_path):
     (tmp_path / "images").mkdir()
     jobs = plan(tmp_path, "own_images")
-    assert TRAINING <= set(jobs) and not [name for name in jobs if name.startswith("convert")], jobs
+    assert set(jobs) >= TRAINING and not [name for name in jobs if name.startswith("convert")], jobs
