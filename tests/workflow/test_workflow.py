@@ -161,16 +161,6 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
         assert wrong not in page, wrong
 
 
-def test_the_readmes_python_example_draws_its_images(finished, tmp_path):
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "embedded").symlink_to(finished.result("."))
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    code += "\nassert codes.shape == (2, 16) and pixels.shape == (2, 24, 24, 3), (codes.shape, pixels.shape)\n"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'workflow'}"}
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
 def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path):
     from typer.testing import CliRunner
 
