@@ -35,6 +35,7 @@ from lantern.speculative_jacobi import SpeculativeJacobiDrafter
 from lantern.stepping import StepRunner
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern.verification import Outcome, Scores
+from lantern.zipar import LinesDrafter
 
 
 @dataclass
@@ -66,6 +67,8 @@ def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCon
         )
     if spec.needs_draft_model and models.draft is None:
         raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
+    if spec.window is not None:
+        return LinesDrafter(target.config, spec.window, spec.relaxation == "public_lines", device)
     if spec.drafts is None:
         drafter = NoDrafter(device)
     elif spec.drafts == "jacobi" or (spec.drafts == "sjd" and sampling.is_greedy):
@@ -132,7 +135,7 @@ class Decoder:
         tree, self.max_depth = self.drafter.tree, self.drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes + (not is_static)
-        self._is_chain = is_static and num_nodes == self.max_depth + 1
+        self._is_chain = is_static and num_nodes == tree.max_depth + 1
         self.num_slots = round_slots(self.num_text + self.num_tokens + num_nodes)
         self._nodes = torch.arange(num_nodes, device=self.device)
         self._steps = torch.arange(self.max_depth + 1, device=self.device)
@@ -195,7 +198,8 @@ class Decoder:
 
     def _make_state(self, num_rows: int) -> DecodingState:
         config, device, n = self.target.config, self.device, self.num_tokens
-        noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device)
+        whole = n if isinstance(self.drafter, LinesDrafter) else None  # several lines are far apart
+        noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device, whole)
         width = n + self.max_depth + 1
         visible = torch.ones(1 + self.sampling.is_guided, num_rows, self.num_text, dtype=torch.bool, device=device)
         return DecodingState(
@@ -234,7 +238,8 @@ class Decoder:
             features, mask = self.target.with_null(features, mask)
         else:
             features, mask = features[None], mask[None]
-        hidden, cache = self.target.prefill(features, mask, self.num_text)
+        num_slots = self.num_slots if self.spec.relaxation == "public_lines" else self.num_text  # it reads empty ones
+        hidden, cache = self.target.prefill(features, mask, num_slots)
         state.cache.copy_rows(index, cache)
         state.noise.fill(rows, fields)
         for tensor, value in ((state.lengths, 1), (state.num_steps, 0), (state.is_substituted, False)):
@@ -281,9 +286,10 @@ class Decoder:
         with self.timer("draft"):
             root = state.tokens.gather(1, state.lengths[:, None] - 1)
             proposal = self.drafter.propose(state.drafter, root, state.lengths)
-        positions = state.lengths[:, None] + proposal.tree.depths
+        cells = proposal.cells
+        positions = state.lengths[:, None] + proposal.tree.depths if cells is None else cells.drawn
         with self.timer("target"):
-            hidden = self._run_target(state, proposal)
+            hidden = self._run_target(state, proposal) if cells is None else self._run_cells(state, proposal)
         with self.timer("score"):
             scores = self._score(state, hidden, positions)
         with self.timer("verify"):
@@ -304,13 +310,21 @@ class Decoder:
         rotary_rows = root_slot + proposal.tree.depths
         return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, mask)
 
+    def _run_cells(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
+        """The same of tokens in cells: a place of the image has one slot."""
+        cells, slots = proposal.cells, self.num_text + proposal.cells.places
+        image = torch.full_like(state.lengths, self.num_text)
+        mask = state.cache.mask(window_table(cells.visible, self.dtype), image)
+        return self.target.extend(state.cache, proposal.tokens, slots, slots, mask)
+
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)
         return Scores(hidden, logits, positions, state.noise, self.sampling)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
         """Emits what verification found and keeps the path's keys and values."""
-        path, places = outcome.path, state.lengths[:, None] + self._steps
+        path, cells = outcome.path, outcome.proposal.cells
+        places = state.lengths[:, None] + self._steps if cells is None else cells.drawn
         if not self._is_chain:
             root_slot = state.lengths[:, None] + (self.num_text - 1)
             state.cache.move(root_slot + path, root_slot + self._steps)

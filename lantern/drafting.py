@@ -16,8 +16,25 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Cells:
+    """Where the tokens of a step stand, if not behind the last token emitted; none accepts another.
+
+    Attributes:
+        places: int64, (batch, cells): image position of each token.
+        drawn: int64, (batch, cells): image position that is drawn behind each; behind the image where none is.
+        counts: int64, (batch,): tokens that are drawn.
+        visible: bool, (batch, cells, image tokens): image positions that each sees.
+    """
+
+    places: torch.Tensor
+    drawn: torch.Tensor
+    counts: torch.Tensor
+    visible: torch.Tensor
+
+
+@dataclass
 class Proposal:
-    """A filled tree.
+    """A filled tree, or tokens of several lines side by side.
 
     Attributes:
         tokens: int64, (batch, nodes), root included; -1 where there is no draft: fewer codes are left by the filters
@@ -25,11 +42,13 @@ class Proposal:
         tree: its structure.
         draft_probs: what each node's children were drawn from, (batch, inner, vocab); None unless they were sampled, or
             where a measurement asks for it.
+        cells: of tokens of several lines, whose tree is a root alone; None for a tree.
     """
 
     tokens: torch.Tensor
     tree: DraftTree
     draft_probs: torch.Tensor | None = None
+    cells: Cells | None = None
 
 
 @dataclass
@@ -55,7 +74,8 @@ class Drafter(Protocol):
 
     Attributes:
         tree: the static tree, or options of the dynamic one.
-        max_depth: most drafts on a path; 0 for a drafter that proposes the root alone.
+        max_depth: tokens that a step may emit, but one: most drafts on a path; 0 for a drafter that proposes the root
+            alone.
         noise_streams: the noise that it reads, besides the target's.
     """
 

@@ -50,6 +50,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
     "path_relax": {**_SJD, "tree": "chain11x2", "relaxation": "longest_chain", "delta": 0.01},
     "gsd": {**_SJD, "relaxation": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
+    "zipar": {"tree": None, "drafts": None, "relaxation": "parallel_lines", "window": 16},
 }
 PRESETS |= PEERS
 
@@ -64,8 +65,8 @@ class RelaxationParts:
         has_official: whether the authors' code has it, so that their residuals exist.
         reason: why other drafts are refused, as the end of a sentence.
         is_weight: whether it weighs the drafts of a chain by their place, which needs a chain and the matched residual.
-        is_of_drafts: whether it belongs to a drafter whose drafts do not follow the distributions that they are judged
-            by, so that the law at a node is not known.
+        is_of_drafts: whether it belongs to a drafter: to one whose drafts do not follow the distributions that they are
+            judged by, so that the law at a node is not known, or to one that drafts nothing.
     """
 
     parameters: tuple[str, ...] = ()
@@ -77,7 +78,7 @@ class RelaxationParts:
 
 
 _WEIGHT = RelaxationParts(("omega",), SAMPLED, has_official=False, is_weight=True)
-PEER_PARAMETERS = ("omega", "h", "p_max", "d_max", "threshold")
+PEER_PARAMETERS = ("omega", "h", "p_max", "d_max", "threshold", "window")
 PARAMETERS = ("k", "delta", "lambda_", *PEER_PARAMETERS)
 RELAXATIONS = {
     "none": RelaxationParts(),
@@ -94,6 +95,8 @@ RELAXATIONS = {
     "public_labels": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
     "public_tree": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
     "longest_chain": RelaxationParts(("delta",), ("sjd",), has_official=False, is_of_drafts=True),
+    "parallel_lines": RelaxationParts(("window",), (), has_official=False, reason="; remove them", is_of_drafts=True),
+    "public_lines": RelaxationParts(("window",), (), has_official=False, reason="; remove them", is_of_drafts=True),
 }
 
 
@@ -120,6 +123,8 @@ class MethodSpec:
         p_max: in a group, differences of probabilities are below it, > 0; None elsewhere.
         d_max: in a group, squared distances of embeddings are below it, > 0; None elsewhere.
         threshold: t(x) / p(x) above which relaxation "threshold" keeps a draft, >= 0; None elsewhere.
+        window: tokens of a line of the image that are drawn before the next line begins, >= 1; None unless lines are
+            drawn in parallel.
         coupling: how SJD drafts follow those of the step before: "none" draws them anew, "gumbel" with the noise of
             their place, "maximal" keeps as many as can be; None for others.
         initial: SJD drafts of places that have none: "random" codes, "repeat" the token before, "sample" the most
@@ -148,6 +153,7 @@ class MethodSpec:
     p_max: float | None = None
     d_max: float | None = None
     threshold: float | None = None
+    window: int | None = None
     coupling: str | None = None
     initial: str | None = None
     labels: str | None = None
@@ -237,7 +243,7 @@ def _check_parts(spec: MethodSpec) -> None:
     if (spec.tree is None) != (spec.drafts is None):
         raise ValueError(f"method {spec.name} must have both tree and drafts, or neither (autoregressive)")
     if spec.drafts is None:
-        if spec.is_relaxed:
+        if spec.is_relaxed and RELAXATIONS[spec.relaxation].drafts:
             raise ValueError(f"method {spec.name} relaxes drafts but has none; set tree and drafts")
         return
     _check_drafts(spec)
@@ -282,6 +288,8 @@ def _check_parameters(spec: MethodSpec) -> None:
         raise ValueError(
             f"k of {spec.name} must be a whole number >= 1, got {spec.k}; for exact decoding use relaxation none"
         )
+    if spec.window is not None and (spec.window != int(spec.window) or spec.window < 1):
+        raise ValueError(f"window of {spec.name} must be a whole number >= 1, got {spec.window}")
     check_bounds(spec.delta, spec.lambda_, f" of {spec.name}")
     check_group(spec.h, spec.p_max, spec.d_max, f" of {spec.name}")
     if takes_neighbours(spec.relaxation) and spec.neighbours not in NEIGHBOURS:

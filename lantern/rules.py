@@ -81,8 +81,10 @@ class Rule:
         tree = proposal.tree
         if tree.max_depth == 0:
             best, own = scores.keys.max(-1)
-            no, none = torch.zeros_like(own, dtype=torch.bool), torch.zeros_like(own)
-            return Outcome(proposal, scores, no, none, none[:, 0], own, no, best[:, 0].isfinite())
+            no, nodes = torch.zeros_like(own, dtype=torch.bool), torch.arange(own.shape[1], device=own.device)
+            count = own.new_ones(len(own)) if proposal.cells is None else proposal.cells.counts
+            finite = best.isfinite().all(1)
+            return Outcome(proposal, scores, no, nodes.expand_as(own), count - 1, own, no, finite)
         # On a GPU a few wide operations take less time than many narrow ones.
         is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
         if self.follows_path and is_costly and tree.num_nodes > 2 * (tree.max_depth + 1):

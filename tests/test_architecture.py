@@ -41,7 +41,7 @@ CORE_ORDER = [
     {"relaxation", "draft_tree", "models", "decoding_state"},
     {"acceptance", "drafting", "checkpoints"},
     {"eagle"},
-    {"jacobi", "speculative_jacobi", "parallel_chains", "verification"},
+    {"jacobi", "speculative_jacobi", "parallel_chains", "zipar", "verification"},
     {"rules", "stepping"},
     {"decoding"},
     {"records"},

@@ -27,7 +27,7 @@ from lantern.stepping import StepRunner
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 METHODS = [(name, {}) for name in PRESETS] + [("sjd_pac", {"relaxation": "public_tree"})]
-BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
+BOUNDS = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
 # Temperature, and the logits of a step above which large trees are judged along the path alone.
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
 
@@ -212,6 +212,7 @@ COMPILED = {
     "sjd_pac": {"tree": "chain2k2d1", "relaxation": "public_tree"},
     "path_relax": {"tree": "chain2x2"},
     "gsd": {"tree": "chain2"},
+    "zipar": {},
 }
 
 

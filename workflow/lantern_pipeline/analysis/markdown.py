@@ -17,6 +17,7 @@ from lantern_pipeline.analysis.summary import select_ceilings, select_headline
 from lantern_pipeline.analysis.targets import QUESTION, judge_targets, side_by_side_cells
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.metrics.registry import METRICS, REAL, Metric
+from lantern_pipeline.metrics.speed import BASELINE
 
 # The full table has every metric but these.
 LEFT_OUT = ("latency_s", "kid", "precision", "recall", "all_correct")
@@ -50,14 +51,14 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
     Autoregressive decoding and real images; of every preset the row with the highest speed-up (the first where none was
     timed); of exact presets the two fastest and the fastest without a draft model, of relaxed ones the first four.
     """
-    decoded = table[table["relaxation"].notna() & table["drafts"].notna()]
+    is_end = table["method"].isin((BASELINE, REAL))
+    decoded = table[table["relaxation"].notna() & ~is_end]
     preset = decoded["method"].map(preset_of)
     best = decoded.loc[decoded["speedup"].fillna(0).groupby(preset, sort=False).idxmax()]
     exact, relaxed = (best[(best["relaxation"] == "none") == is_exact] for is_exact in (True, False))
     alone, drafted = (exact[(exact["drafts"] == "jacobi") == is_alone] for is_alone in (True, False))
     kept = [*alone.nlargest(1, "speedup").index, *drafted.nlargest(NUM_EXACT, "speedup").index]
     kept += list(relaxed.index[:NUM_RELAXED])
-    is_end = (table["relaxation"].notna() & table["drafts"].isna()) | (table["method"] == REAL)
     return table[is_end | table.index.isin(kept)]
 
 

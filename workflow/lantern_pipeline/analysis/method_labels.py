@@ -41,6 +41,7 @@ METHODS = {
     "sjd_pac": Look("SJD-PAC", "#004488", "d"),
     "path_relax": Look("PathRelax", "#997700", "8"),
     "gsd": Look("GSD", "#661177", "H"),
+    "zipar": Look("ZipAR", "#225522", "p"),
 }
 NAMES = {
     **{method: look.name for method, look in METHODS.items()},
@@ -57,6 +58,7 @@ SYMBOLS = {
     "h": "h",
     "p_max": "Δp",
     "d_max": "d²",
+    "window": "w",
 }
 
 

@@ -17,7 +17,7 @@ from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.metrics.speed import BASELINE
 
 LEVEL = 0.05  # of all tests of the law together: each has its share of it
-CLAIMED = ("none", "public_labels")  # relaxations whose authors call the law the target's
+CLAIMED = ("none", "public_labels", "public_tree")  # relaxations whose authors call the law the target's
 # question, the relaxation asked about, those that it is compared with, on the same tree of the same drafts
 AT_EQUAL_LENGTH = (
     (
@@ -84,7 +84,7 @@ def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Adds `distance` to headline rows: total variation at nodes, or its upper bound, the share of substitutions; 0 for
     autoregressive decoding and within rounding, nan where neither is known.
     """
-    distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["drafts"].isna(), 0.0)
+    distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0))
 
 

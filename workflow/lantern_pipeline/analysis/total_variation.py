@@ -25,6 +25,7 @@ from lantern.rules import ByRejection, Rule, WithinBound
 from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, with_ends
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.image_law import p_value_of_images
+from lantern_pipeline.metrics.missing_context import measure_missing_context
 from lantern_pipeline.metrics.output_distribution import (
     OutputDistribution,
     VerifiedNodes,
@@ -84,7 +85,7 @@ class TotalVariationStudy:
         `records` are by method id on the whole prompt set, for the substitutions; `codebook` is (vocab, code_dim) as
         the tokenizer decodes it. One row per method, COLUMNS; kind is "enumeration", "monte_carlo", "coupling" where
         substitutions alone tell, as those of exact drafts of the target's noise, "none" for autoregressive decoding and
-        where it is not known.
+        where it is not known. Nodes of lines in parallel are tokens, compared with the target in full context.
         """
         rows = []
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
@@ -94,7 +95,10 @@ class TotalVariationStudy:
                 wanted = {**self._wanted, "num_samples": self.settings["num_samples"]}
                 nodes, row["kind"], found = measure_coupled_drafts(decoder, self.prompts, self.encoder, **wanted)
                 row |= tv_row(nodes, found, spec.delta, self.options)
-            if RELAXATIONS[spec.relaxation].is_of_drafts:  # drafts do not follow the distributions that are recorded
+            if spec.window is not None:
+                nodes, found = measure_missing_context(decoder, self.prompts, self.encoder, **self._wanted)
+                row |= {"kind": "enumeration", **tv_row(nodes, found, spec.delta, self.options)}
+            elif RELAXATIONS[spec.relaxation].is_of_drafts:  # drafts do not follow the distributions that are recorded
                 row["kind"] = "none"
             elif spec.drafts in (*SAMPLED, "top"):
                 nodes = self._record(decoder)

@@ -1,0 +1,118 @@
+"""Lines in parallel: the public schedule, images of a loop that feeds one token after the other, and autoregression."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+
+from conftest import DATA, make_prompts
+from lantern.attention_mask import window_table
+from lantern.decoding import Decoder
+from lantern.methods import make_method
+from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig, filter_logits
+from lantern.zipar import line_schedule
+
+CASES = json.loads((DATA / "peers" / "zipar.json").read_text())
+SAMPLING = SamplingConfig(top_k=8, cfg_scale=2.0)
+KINDS = ("parallel_lines", "public_lines")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['grid']}-{case['window']}")
+def test_positions_are_fed_and_drawn_in_the_public_forwards(case):
+    for kind in ("public", "uniform"):
+        schedule, expected = line_schedule(case["grid"], case["window"], kind == "public"), case[kind]
+        drawn = {feed.drawn: number for number, feeds in enumerate(schedule, 1) for feed in feeds}
+        assert [0, *(drawn[place] for place in range(1, case["grid"] ** 2))] == expected["step_of_position"]
+        assert 1 + len(schedule) == expected["forwards"]
+        if expected.get("feeds"):
+            assert [[[feed.source, feed.place] for feed in feeds] for feeds in schedule] == expected["feeds"][1:]
+
+
+def make_decoder(models, window: int, relaxation: str = KINDS[0], sampling: SamplingConfig = SAMPLING) -> Decoder:
+    return Decoder(models, make_method("zipar", window=window, relaxation=relaxation), sampling)
+
+
+def draw(decoder: Decoder, rows: list[int]):
+    features, mask = make_prompts(decoder.models, 5)
+    return decoder.generate(features[rows], mask[rows], [decoder.make_noise(7, f"prompt-{row}") for row in rows])
+
+
+def draw_slowly(decoder: Decoder, row: int) -> list[int]:
+    """One image, one token in each pass of the target."""
+    target, spec = decoder.target, decoder.spec
+    features, mask = (part[[row]] for part in make_prompts(decoder.models, 5))
+    noise = NoiseField(1, decoder.num_tokens, target.config.vocab_size, ("target",))
+    noise.fill([0], [decoder.make_noise(7, f"prompt-{row}")])
+    first = mask.shape[1]
+
+    def choose(hidden, place):
+        keys = filter_logits(target.guided_logits(hidden[:, :, -1:], SAMPLING.cfg_scale), SAMPLING)
+        return int((keys + noise.gumbel("target", torch.tensor([[place]]))).argmax())
+
+    hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
+    tokens, fed = {0: choose(hidden, 0)}, set()
+    for feeds in line_schedule(target.config.grid, spec.window, spec.relaxation == "public_lines"):
+        known = dict(tokens)
+        for feed in feeds:
+            fed.add(feed.place)
+            sees = [
+                place <= feed.place and (place in fed or spec.relaxation == "public_lines")
+                for place in range(decoder.num_tokens)
+            ]
+            seen = cache.mask(window_table(torch.tensor([[sees]]), torch.float32), torch.tensor([first]))
+            slot = torch.tensor([[first + feed.place]])
+            hidden = target.extend(cache, torch.tensor([[known[feed.source]]]), slot, slot, seen)
+            if feed.drawn is not None:
+                tokens[feed.drawn] = choose(hidden, feed.drawn)
+    return [tokens[place] for place in range(decoder.num_tokens)]
+
+
+@pytest.mark.parametrize("relaxation", KINDS)
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_images_are_those_of_a_loop_that_feeds_one_token_after_the_other(models, relaxation, window):
+    decoder = make_decoder(models, window, relaxation)
+    with torch.inference_mode():
+        expected = [draw_slowly(decoder, row) for row in (4, 1)]
+    found = draw(decoder, [4, 1])
+    assert found.codes.tolist() == expected
+    num_forwards = 4 + 3 * window if relaxation == KINDS[0] else 2 * 4 + 2 * window
+    assert (found.target_forwards == num_forwards).all() and (found.step_lengths.sum(1) == 16).all()
+
+
+@pytest.mark.parametrize("relaxation", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(models, relaxation, temperature):
+    sampling = SamplingConfig(temperature, top_k=8, cfg_scale=2.0)
+    expected = draw(Decoder(models, make_method("autoregressive"), sampling), [0, 1, 2, 3, 4])
+    for window in (4, 16):
+        found = draw(make_decoder(models, window, relaxation, sampling), [0, 1, 2, 3, 4])
+        for field in fields(expected):
+            assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
+    assert not torch.equal(draw(make_decoder(models, 2, relaxation, sampling), [0, 1, 2, 3, 4]).codes, expected.codes)
+
+
+@pytest.mark.parametrize("relaxation", KINDS)
+def test_images_depend_neither_on_the_batch_nor_on_the_prompts_before(models, relaxation):
+    """The public code reads slots that are not filled yet: what a prompt before has left there must be gone."""
+    decoder = make_decoder(models, 2, relaxation)
+    together, (features, mask) = draw(decoder, [4, 2, 0]), make_prompts(models, 5)
+    state = decoder.allocate(1)
+    with torch.inference_mode():
+        state.cache.entries.fill_(9.0)
+    for place, row in enumerate([4, 2, 0]):
+        decoder.fill(state, [0], features[[row]], mask[[row]], [decoder.make_noise(7, f"prompt-{row}")])
+        decoder.run(state, 1)
+        assert torch.equal(state.collect([0]).codes[0], together.codes[place])
+
+
+def test_parts_are_checked():
+    with pytest.raises(ValueError, match="window of zipar must be a whole number >= 1, got 0"):
+        make_method("zipar", window=0)
+    with pytest.raises(ValueError, match="method zipar with relaxation parallel_lines needs window"):
+        make_method("zipar", window=None)
+    with pytest.raises(ValueError, match="parallel_lines"):
+        make_method("eagle1", relaxation="parallel_lines", window=4)
