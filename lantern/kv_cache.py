@@ -22,7 +22,7 @@ class LayerCache:
     """One layer's part of a `KVCache`; all three are views of one buffer.
 
     Attributes:
-        entries: (rows * slots, 2 * dim): key and value of each slot, side by side.
+        entries: (rows * slots, 2 * heads * head_dim): key and value of each slot, side by side.
         keys: (rows, heads, slots, head_dim).
         values: (rows, heads, slots, head_dim).
     """
@@ -42,7 +42,7 @@ class KVCache:
         visible: bool, (captions, batch, text rows): caption rows that may be seen; captions = 1, or 2 under guidance.
         num_layers: layers.
         num_slots: sequence slots per row.
-        head_shape: attention heads, width of a head.
+        head_shape: attention heads of keys and values, width of a head.
         dtype: element type.
 
     Attributes:

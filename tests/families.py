@@ -36,14 +36,17 @@ def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
     return {f"{name}.weight": draw(f"{name}.weight", shape, seed=1234) for name, shape in shapes.items()}
 
 
-def draw_llama(prefix: str, vocabulary: int, gain: float) -> dict[str, torch.Tensor]:
+def draw_llama(
+    prefix: str, vocabulary: int, gain: float, kv_dim: int = 64, ffn_hidden: int = 176
+) -> dict[str, torch.Tensor]:
     """A language model of width 64 and depth 3 by Hugging Face's names, without its head."""
     layer = {
         "input_layernorm": (64,),
         "post_attention_layernorm": (64,),
-        **{f"self_attn.{name}_proj": (64, 64) for name in "qkvo"},
-        **{f"mlp.{name}_proj": (176, 64) for name in ("gate", "up")},
-        "mlp.down_proj": (64, 176),
+        **{f"self_attn.{name}_proj": (64, 64) for name in "qo"},
+        **{f"self_attn.{name}_proj": (kv_dim, 64) for name in "kv"},
+        **{f"mlp.{name}_proj": (ffn_hidden, 64) for name in ("gate", "up")},
+        "mlp.down_proj": (64, ffn_hidden),
     }
     shapes = {f"{prefix}embed_tokens": (vocabulary, 64), f"{prefix}norm": (64,)}
     shapes |= {f"{prefix}layers.{number}.{name}": shape for number in range(3) for name, shape in layer.items()}

@@ -1,7 +1,7 @@
 """Numbers of language models that draw (tests/data/llama), reproduced by the same transformer with other options.
 
 Made by public code: Anole and Lumina-mGPT by transformers 4.45.2 and jadohu/LANTERN@3a56e45, Janus-Pro by
-deepseek-ai/Janus@1daa72f.
+deepseek-ai/Janus@1daa72f, Emu3 by baaivision/Emu3@f6ea9aa.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from published_layouts import refusal
 STORED = load_file(DATA / "llama" / "target_io.safetensors")
 ACCEPTED = json.loads((DATA / "llama" / "anole_accepted.json").read_text())
 GREEDY = json.loads((DATA / "llama" / "greedy_codes.json").read_text())
-SIZES = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14, ffn_multiple=16)
+SIZES = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14)
 CONFIGS = {
     "anole": replace(SIZES, null_ids=(0, 69)),
     "lumina": replace(SIZES, null_ids=(69, 75, 75)),
     "janus": replace(SIZES, grid=4, null_ids=(0, 7), null_filler=2),
+    "emu3": replace(SIZES, rope_base=1e6, null_ids=tuple(STORED["emu3.negative_ids"].tolist())),
 }
 LUMINA_END = torch.tensor([69, 75, 75])  # begin of image, its height and width
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The three models as they are published; the config of each lies beside it."""
+    """The models as they are published, Janus' with its config beside it."""
     folder = tmp_path_factory.mktemp("llama")
     for family in CONFIGS:
         (folder / family).mkdir()
@@ -59,6 +60,8 @@ def folder(tmp_path_factory):
     save_file(drafter, folder / "drafter" / "model.safetensors")
     shutil.copy(DATA / "llama" / "anole_drafter.json", folder / "drafter" / "config.json")
     save_file(lumina, folder / "lumina" / "model.safetensors")
+    emu3 = draw_llama("model.", 112, gain=0.9, kv_dim=32, ffn_hidden=160)
+    save_file(emu3 | {"lm_head.weight": draw("lm_head.weight", (112, 64), 1234)}, folder / "emu3" / "model.safetensors")
     torch.save(draw_janus() | {"vision_model.norm.weight": torch.zeros(1)}, folder / "janus" / "pytorch_model.bin")
     return folder
 
@@ -81,12 +84,10 @@ def columns(family: str, name: str) -> torch.Tensor:
     return torch.stack([STORED[key] for key in sorted(found)])
 
 
-@pytest.mark.parametrize(("family", "scale"), [("anole", 3.0), ("lumina", 3.0), ("janus", 5.0)])
+@pytest.mark.parametrize(("family", "scale"), [("anole", 3.0), ("lumina", 3.0), ("janus", 5.0), ("emu3", 3.0)])
 def test_logits(folder, family, scale):
     """Of images under their captions and the null prompt, in one pass and node by node behind the prompt."""
-    target, inputs = read(folder, family), columns(family, "sequence" if family == "lumina" else "codes").long()
-    # Lumina-mGPT's fifth token ends a line; codes stand before it.
-    codes = (inputs - 4 if family == "lumina" else inputs)[:, :-1]
+    target, codes = read(folder, family), columns(family, "codes").long()[:, :-1]
     prompts, first = prompts_of(family, range(len(codes))), target.config.num_text_tokens
     with torch.inference_mode():
         hidden = target.forward_with_null(*prompts, codes).unflatten(0, (2, -1))[:, :, first - 1 :]

@@ -74,7 +74,7 @@ def _read_chameleon(weights: WeightFile, target: TargetConfig) -> DraftModel:
     tensors = dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:
         tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, code_rows(table, config.vocab_size)
-    tensors = pair_neighbours(tensors, draft_places(model, has_bias=True), config.num_heads)
+    tensors = pair_neighbours(tensors, draft_places(model, has_bias=True), target.head_dim)
     return fill_draft(model, tensors, weights.path, has_bias=True)
 
 

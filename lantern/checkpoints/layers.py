@@ -32,5 +32,9 @@ def layer_places(layer: torch.nn.Module, prefix: str, names: Mapping[str, tuple[
     for name, weight in layer.state_dict().items():
         stem, _, kind = name.rpartition(".")
         parts = names[stem]
-        places |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.chunk(len(parts)), strict=True)
+        sizes = [len(weight) // len(parts)] * len(parts)
+        if stem == "qkv" and len(parts) == 3:  # keys and values may have fewer heads than queries
+            kv_rows = layer.num_kv_heads * layer.head_dim
+            sizes = [len(weight) - 2 * kv_rows, kv_rows, kv_rows]
+        places |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.split(sizes), strict=True)
     return places

@@ -1,10 +1,11 @@
-"""Published checkpoints of language models that draw: Chameleon's (Anole, Lumina-mGPT) and Janus-Pro's, as our targets,
-and the LANTERN authors' drafters for Chameleon's.
+"""Published checkpoints of language models that draw: Chameleon's (Anole, Lumina-mGPT), Janus-Pro's and Emu3's, as our
+targets, and what the LANTERN authors' drafters for Chameleon's share with them.
 
 Their tables and heads are cut to the image codes, which are all that is drawn; the prompt's table keeps every id.
 
 Source: key lists of GAIR/Anole-7b-v0.1 and Alpha-VLLM/Lumina-mGPT-7B-768 in Hugging Face's layout, and of
-deepseek-ai/Janus-Pro-1B and -7B; modelling code of transformers (Chameleon) and deepseek-ai/Janus@1daa72f.
+deepseek-ai/Janus-Pro-1B and -7B and BAAI/Emu3-Gen; modelling code of transformers (Chameleon),
+deepseek-ai/Janus@1daa72f and baaivision/Emu3@f6ea9aa.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig], Targe
     """What reads a file; None where it is of none of these models."""
     if "gen_head.vision_head.weight" in file.tensors:
         return read_janus
-    return read_chameleon if any(".q_norm." in name for name in file.tensors) else None
+    if any(".q_norm." in name for name in file.tensors):
+        return read_chameleon
+    queries, keys = (file.tensors.get(f"model.layers.0.self_attn.{part}_proj.weight", ()) for part in "qk")
+    return read_emu3 if len(keys) < len(queries) else None
 
 
 def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
@@ -67,6 +71,16 @@ def read_janus(file: WeightFile, expected: TargetConfig) -> TargetModel:
     return _fill(file, replace(expected, has_mlp_head=True), tensors, "language_model.model.")
 
 
+def read_emu3(file: WeightFile, expected: TargetConfig) -> TargetModel:
+    """Reads Emu3-Gen, whose codes are the last ids; arguments and errors as of `read_chameleon`."""
+    _require(file, "lm_head.weight", "model.embed_tokens.weight")
+    tensors = dict(file.tensors)
+    tensors["head.weight"] = tensors.pop("lm_head.weight")[-expected.vocab_size :]
+    tensors["codes.weight"] = tensors["model.embed_tokens.weight"][-expected.vocab_size :]
+    num_kv_heads = len(tensors["model.layers.0.self_attn.k_proj.weight"]) // expected.head_dim
+    return _fill(file, replace(expected, num_kv_heads=num_kv_heads), tensors, "model.")
+
+
 def code_rows(table: torch.Tensor, num_codes: int) -> torch.Tensor:
     """The rows of a table of Chameleon's vocabulary that are image codes."""
     return table[_FIRST_CODE : _FIRST_CODE + num_codes]
@@ -85,8 +99,10 @@ def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tenso
     compare_with_config(file.settings_path, "num_attention_heads", config.num_heads, found, "target.num_heads")
     if not config.null_ids:
         compare_with_config(file.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
+    _require(file, first := f"{prefix}layers.0.mlp.gate_proj.weight")
     config = replace(
         config,
+        ffn_width=len(tensors[first]),
         rope="1d",
         rope_base=settings.get("rope_theta", config.rope_base),
         norm_eps=settings.get("rms_norm_eps", config.norm_eps),
@@ -102,12 +118,12 @@ def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tenso
     }
     for index, layer in enumerate(model.layers):
         places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
-    copy_tensors(pair_neighbours(tensors, places, config.num_heads), places, file.path)
+    copy_tensors(pair_neighbours(tensors, places, config.head_dim), places, file.path)
     return model.eval()
 
 
 def pair_neighbours(
-    tensors: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor], num_heads: int
+    tensors: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor], head_dim: int
 ) -> dict[str, torch.Tensor]:
     """Puts the channels of queries and keys that are turned together side by side: in the file they lie half a head
     apart. Lumina-mGPT's norms of queries and keys have one row for all heads.
@@ -115,7 +131,7 @@ def pair_neighbours(
     Args:
         tensors: of a file, by its names.
         places: where they go, which says their shapes; a tensor of another shape stays as it is.
-        num_heads: heads.
+        head_dim: channels of a head.
     """
     found = dict(tensors)
     for name, place in places.items():
@@ -123,6 +139,6 @@ def pair_neighbours(
             if found[name].shape == (1, *place.shape[1:]):
                 found[name] = found[name].expand(place.shape)
             if found[name].shape == place.shape:
-                rows = found[name].reshape(num_heads, -1, place.shape[1] if "_proj." in name else 1)
-                found[name] = rows.unflatten(1, (2, -1)).transpose(1, 2).reshape(place.shape)
+                channels = found[name].reshape(-1, 2, head_dim // 2, place.shape[1] if "_proj." in name else 1)
+                found[name] = channels.transpose(1, 2).reshape(place.shape)
     return found

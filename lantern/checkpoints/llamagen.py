@@ -21,7 +21,7 @@ from lantern.checkpoints.files import WeightFile, compare_with_config, find_weig
 from lantern.checkpoints.layers import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.llama import llama_reader
 from lantern.checkpoints.native import Model, copy_tensors, load_model, load_weights, read_metadata
-from lantern.models.config import LLAMAGEN_SIZES, TargetConfig, find_multiple
+from lantern.models.config import LLAMAGEN_SIZES, TargetConfig
 from lantern.models.target import TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
 
@@ -218,23 +218,13 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
         if name == "grid":
             found, wanted = read_grid(weights) ** 2, wanted**2
         compare_with_config(weights.settings_path, key, wanted, found, config_key)
+    hidden = weights.setting("intermediate_size")
     has_base = "rope_base" in weights.require_settings()
     return replace(
         expected,
-        ffn_multiple=_ffn_multiple(weights, expected.dim),
+        ffn_width=0 if hidden == expected.ffn_hidden else hidden,
         norm_eps=weights.setting("rms_norm_eps", float),
         rope_base=weights.setting("rope_base", float) if has_base else expected.rope_base,
-    )
-
-
-def _ffn_multiple(weights: WeightFile, dim: int) -> int:
-    """The multiple by which LlamaGen's rule gives config.json's feed-forward width."""
-    hidden = weights.setting("intermediate_size")
-    for multiple in (256, hidden):
-        if find_multiple(int(8 * dim / 3), multiple) == hidden:
-            return multiple
-    raise ValueError(
-        f"{weights.settings_path}: intermediate_size should be at least 8 / 3 of hidden_size = {dim}, found {hidden}"
     )
 
 

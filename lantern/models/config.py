@@ -91,6 +91,8 @@ class TargetConfig:
     `num_prompt_ids`: rows of the table that prompts of ids are looked up in; 0 where prompts are caption features.
     `null_ids`: the prompt of no caption, where prompts are ids; pads stand in front of it. `null_filler`: where set, it
     has the prompt's length instead, and this id between its first and its last.
+    `ffn_width`: of the feed-forward part, where it is not 8 / 3 of dim, rounded up to `ffn_multiple`. `num_kv_heads`:
+    heads of keys and values, each for as many of queries; 0 for one each.
     `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by their place.
     `has_qk_norm`: each head's queries and keys are normalised. `has_mlp_head`: the head has a hidden layer.
     """
@@ -108,6 +110,8 @@ class TargetConfig:
     num_prompt_ids: int = 0
     null_ids: tuple[int, ...] = ()
     null_filler: int | None = None
+    ffn_width: int = 0
+    num_kv_heads: int = 0
     rope: str = "2d"
     has_qk_norm: bool = False
     has_mlp_head: bool = False
@@ -128,7 +132,7 @@ class TargetConfig:
     @property
     def ffn_hidden(self) -> int:
         """Channels inside the feed-forward part."""
-        return find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
+        return self.ffn_width or find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class DraftConfig:
     num_text_tokens: int
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    num_kv_heads: int = 0
     rope: str = "2d"
     masks_text_padding: bool = True
     num_embedded_ids: int = 0
@@ -161,14 +166,15 @@ class DraftConfig:
 
 
 def target_parameters(config: TargetConfig) -> int:
-    """Parameters of a target: L (4 d^2 + 3 d f + 2 d) + 2 V d + p + d.
+    """Parameters of a target: L (2 d^2 + 2 d k + 3 d f + 2 d) + 2 V d + p + d.
 
-    L layers of width d with feed-forward width f, V codes. The prompt's part p is d^2 + (d + t) c for t caption rows of
-    c channels, null caption included, and i d for i ids. A norm of queries and keys has 4 d more a layer, an MLP head
-    d^2 + d + V.
+    L layers of width d, of keys k, of the feed-forward part f; V codes. The prompt's part p is d^2 + (d + t) c for t
+    caption rows of c channels, null caption included, and i d for i ids. A norm of queries and keys has 4 d more a
+    layer, an MLP head d^2 + d + V.
     """
     c = config
-    layer = 4 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim + 4 * c.dim * c.has_qk_norm
+    kv_dim = (c.num_kv_heads or c.num_heads) * c.head_dim
+    layer = 2 * c.dim**2 + 2 * c.dim * kv_dim + 3 * c.dim * c.ffn_hidden + 2 * c.dim + 4 * c.dim * c.has_qk_norm
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
     head = c.has_mlp_head * (c.dim**2 + c.dim + c.vocab_size)
     return c.num_layers * layer + 2 * c.vocab_size * c.dim + head + prompt + c.dim

@@ -37,8 +37,7 @@ class DraftModel(nn.Module):
         self.from_hidden = nn.Linear(config.dim, config.dim, bias=False)
         if config.num_embedded_ids:
             self.prompt_embedding = nn.Embedding(config.num_embedded_ids, config.dim)
-        norms = {"has_attention_norm": config.has_attention_norm, "has_qk_norm": config.has_qk_norm}
-        self.layer = Layer(config.dim, config.num_heads, config.ffn_hidden, config.norm_eps, **norms)
+        self.layer = Layer(config, has_attention_norm=config.has_attention_norm)
         # Row r of the drafter pairs (hidden r, token r + 1) and turns like the target's row r + 1: one text row fewer.
         head_dim = config.dim // config.num_heads
         table = rotary_table(config.num_text_tokens - 1, config.grid, head_dim, config.rope_base, config.rope)
@@ -83,9 +82,7 @@ class DraftModel(nn.Module):
         Returns:
             Predicted next hidden states, (rows, n, dim).
         """
-        return self.layer(
-            self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None, None], mask
-        )
+        return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 
     def prefill(
         self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int, ids: torch.Tensor | None = None
@@ -110,9 +107,9 @@ class DraftModel(nn.Module):
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model; arguments as of `KVCache`."""
-        num_heads, dim = self.config.num_heads, self.config.dim
-        dtype = self.token_embedding.weight.dtype
-        return KVCache(visible, 1, num_slots, (num_heads, dim // num_heads), dtype)
+        c = self.config
+        head_shape = (c.num_kv_heads or c.num_heads, c.dim // c.num_heads)
+        return KVCache(visible, 1, num_slots, head_shape, self.token_embedding.weight.dtype)
 
     def extend(
         self,

@@ -47,8 +47,7 @@ class TargetModel(nn.Module):
                 torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
             )
         self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
-        sizes = (config.dim, config.num_heads, config.ffn_hidden, config.norm_eps)
-        self.layers = nn.ModuleList(Layer(*sizes, has_qk_norm=config.has_qk_norm) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = RMSNorm(config.dim, config.norm_eps)
         self.head_in = nn.Linear(config.dim, config.dim) if config.has_mlp_head else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)
@@ -137,7 +136,7 @@ class TargetModel(nn.Module):
             num_text_tokens - 1 + i predicts code i; `head` turns hidden states into logits.
         """
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
-        rotary = self.rotary[: x.shape[1], None, None]
+        rotary = self.rotary[: x.shape[1], None]
         attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
         for layer in self.layers:
             x = layer(x, rotary, attention_mask)
@@ -167,7 +166,7 @@ class TargetModel(nn.Module):
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model; arguments as of `KVCache`."""
         c = self.config
-        return KVCache(visible, c.num_layers, num_slots, (c.num_heads, c.head_dim), self.dtype)
+        return KVCache(visible, c.num_layers, num_slots, (c.num_kv_heads or c.num_heads, c.head_dim), self.dtype)
 
     def extend(
         self,

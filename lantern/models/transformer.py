@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lantern.kv_cache import LayerCache
-from lantern.models.config import OVERSHOOT
+from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
 
 
 def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float, kind: str = "2d") -> torch.Tensor:
@@ -99,11 +99,11 @@ class HeadNorm(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(2 * num_heads, head_dim))  # of queries, then of keys
-        self.bias = nn.Parameter(torch.zeros(2 * num_heads, head_dim))
+        self.weight = nn.Parameter(torch.ones(num_heads, head_dim))  # of queries, then of keys
+        self.bias = nn.Parameter(torch.zeros(num_heads, head_dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises the last axis of (..., 2 * heads, head_dim)."""
+        """Normalises the last axis of (..., heads of queries and keys, head_dim)."""
         return F.layer_norm(x, x.shape[-1:], eps=1e-5) * self.weight + self.bias
 
 
@@ -118,29 +118,19 @@ class Layer(nn.Module):
     """One decoder layer.
 
     Args:
-        dim: width.
-        num_heads: attention heads; dim / num_heads is divisible by 4.
-        ffn_hidden: width of the SwiGLU hidden layer.
-        eps: of the norms.
+        config: of the model: dim, norm_eps, ffn_hidden (width of the SwiGLU hidden layer), num_heads (dim / num_heads
+            is divisible by 4), num_kv_heads and has_qk_norm.
         has_attention_norm: False for EAGLE's draft layer, whose input is not normalised.
-        has_qk_norm: see `HeadNorm`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        ffn_hidden: int,
-        eps: float,
-        *,
-        has_attention_norm: bool = True,
-        has_qk_norm: bool = False,
-    ) -> None:
+    def __init__(self, config: TargetConfig | DraftConfig, *, has_attention_norm: bool = True) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        dim, eps, ffn_hidden = config.dim, config.norm_eps, config.ffn_hidden
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads or config.num_heads
+        self.head_dim, num_turned = dim // self.num_heads, self.num_heads + self.num_kv_heads
         self.attention_norm = RMSNorm(dim, eps) if has_attention_norm else None
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.qk_norm = HeadNorm(num_heads, dim // num_heads) if has_qk_norm else None
+        self.qkv = nn.Linear(dim, (num_turned + self.num_kv_heads) * self.head_dim, bias=False)
+        self.qk_norm = HeadNorm(num_turned, self.head_dim) if config.has_qk_norm else None
         self.attention_out = nn.Linear(dim, dim, bias=False)
         self.ffn_norm = RMSNorm(dim, eps)
         self.gate_up = nn.Linear(dim, 2 * ffn_hidden, bias=False)
@@ -153,7 +143,7 @@ class Layer(nn.Module):
 
         Args:
             x: (rows, nodes, dim).
-            rotary: complex64, broadcastable to (rows, nodes, 2, heads, head_dim / 2).
+            rotary: complex64, broadcastable to (rows, nodes, heads of queries and keys, head_dim / 2).
             mask: additive attention mask, (rows or 1, 1, nodes, keys), dtype of x.
             cache: takes the keys and values of x and gives all those that x attends to; None attends within x alone.
 
@@ -162,17 +152,16 @@ class Layer(nn.Module):
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)
-        both, value = self.qkv(normed).view(rows, nodes, 3 * self.num_heads, -1).tensor_split([2 * self.num_heads], 2)
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        both, value = self.qkv(normed).unflatten(-1, (-1, self.head_dim)).tensor_split([heads + kv_heads], dim=2)
         if self.qk_norm is not None:
             both = self.qk_norm(both)
-        both = both.float().view(rows, nodes, 2, self.num_heads, -1, 2)
-        turned = torch.view_as_real(torch.view_as_complex(both) * rotary).to(x.dtype)
-        query, key = turned.flatten(-2).unbind(2)  # as the value, (rows, nodes, heads, head_dim)
+        turned = torch.view_as_complex(both.float().unflatten(-1, (-1, 2))) * rotary
+        query, key = torch.view_as_real(turned).to(x.dtype).flatten(-2).tensor_split([heads], dim=2)
         if cache is not None:
             key, value = cache.append(key, value)
-        attended = F.scaled_dot_product_attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask
-        )
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=heads != kv_heads)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(rows, nodes, dim))
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
@@ -192,7 +181,7 @@ class DecodingLayer:
     """
 
     def __init__(self, layer: Layer) -> None:
-        self.num_heads = layer.num_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = layer.num_heads, layer.num_kv_heads, layer.head_dim
         self.attention_norm = layer.attention_norm and layer.attention_norm.function()
         self.ffn_norm = layer.ffn_norm.function()
         self.qk_norm = layer.qk_norm
@@ -211,15 +200,18 @@ class DecodingLayer:
             past: this layer's keys and values; takes those of the nodes.
             slots: int64, (rows * nodes,): where they go, see `KVCache.flat_slots`.
         """
-        dim, heads = x.shape[1], self.num_heads
+        dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
         qkv = torch.mm(x if self.attention_norm is None else self.attention_norm(x), self.qkv)
+        turned = qkv[:, : (heads + kv_heads) * head_dim]
         if self.qk_norm is not None:
-            both = qkv[:, : 2 * dim].view(-1, 2 * heads, dim // heads)
+            both = turned.view(-1, heads + kv_heads, head_dim)
             both.copy_(self.qk_norm(both))
-        turn_(qkv[:, : 2 * dim].view(-1, rotary.shape[0], 2 * heads, rotary.shape[2], 2), rotary)
+        turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
         past.entries.index_copy_(0, slots, qkv[:, dim:])  # a key and its value lie side by side
-        query = qkv[:, :dim].view(mask.shape[0], -1, heads, dim // heads).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(query, past.keys, past.values, attn_mask=mask)
+        query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(
+            query, past.keys, past.values, attn_mask=mask, enable_gqa=heads != kv_heads
+        )
         x.addmm_(attended.transpose(1, 2).reshape(x.shape), self.attention_out)
         gate, up = torch.mm(self.ffn_norm(x), self.gate_up).chunk(2, dim=1)
         x.addmm_(F.silu(gate).mul_(up), self.down)

@@ -107,7 +107,7 @@ def unroll(
     tokens = torch.cat([codes.new_zeros(rows, num_text), codes[:, :n]], dim=1)
     cache = _GrowingCache()
     attention = prefix_mask(text_mask, num_text + n, hidden.dtype)
-    rotary = draft.rotary[: num_text + n, None, None]
+    rotary = draft.rotary[: num_text + n, None]
     embedded = draft.embed(tokens)
     out = draft.layer(embedded + draft.from_hidden(hidden[:, :-1]), rotary, attention, cache)[:, num_text:]
     predictions = [out]
