@@ -368,7 +368,8 @@ def test_a_greedy_headline_is_possible_where_something_else_is_sampled():
 def test_a_method_of_the_study_must_run_at_the_headline_temperature():
     config = changed("study.methods", ["lantern-k20-delta0.1"])
     validate_config(config)
-    config["methods"].append({"preset": "lantern", "k": 20, "delta": 0.3, "temperatures": [0]})
+    greedy = {"k": 20, "delta": 0.3, "temperatures": [0]}
+    config["methods"] += [{"preset": "autoregressive", "temperatures": [0]}, {"preset": "lantern", **greedy}]
     validate_config({**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.1"]}})
     assert "study.methods" in sentence_for(
         {**config, "study": {**config["study"], "methods": ["lantern-k20-delta0.3"]}}
