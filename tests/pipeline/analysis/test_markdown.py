@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -165,12 +166,17 @@ def test_the_peers_have_a_section_of_their_own(table, tmp_path):
         shutil.copytree(ROOT / part, tmp_path / part)
     shutil.copy(ROOT / "README.md", tmp_path)
     write_table(tmp_path / "docs" / "peers.csv", table.assign(law_p=0.25))
-    write_json(tmp_path / "docs" / "peers.json", {"findings": [{"question": "Who?", "answer": "So.", "details": "D."}]})
+    findings = [Finding(question, "So.", "D.") for question in ("Exact, and faster?", "Who is on the frontier?")]
+    write_json(tmp_path / "docs" / "peers.json", {"findings": [asdict(finding) for finding in findings]})
     assert publish(tmp_path) == ["docs/results.md"]
     section = (tmp_path / "docs" / "results.md").read_text().partition("## Peers")[2].partition("\n## ")[0]
     titles, _, first, *_ = rows_of(section)
     assert {"latency (s)", "p of the target's law"} <= set(titles) and first[-1] == "0.250"
-    assert "- **Who?** So. D." in section and "(fig_q_frontier.png)" in section
+    assert (
+        section.count("So. D.") == 1
+        and "- **Who is on the frontier?** So. D." in section
+        and "(fig_q_frontier.png)" in section
+    )
 
 
 def test_published_pages_are_up_to_date(tmp_path):

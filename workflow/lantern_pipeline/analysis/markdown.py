@@ -13,6 +13,7 @@ import pandas as pd
 from lantern.io import read_json, write_text
 from lantern_pipeline.analysis.findings import EMPTY, Finding, describe_prompts, with_interval
 from lantern_pipeline.analysis.method_labels import preset_of
+from lantern_pipeline.analysis.peers import QUESTIONS
 from lantern_pipeline.analysis.summary import select_ceilings, select_headline
 from lantern_pipeline.analysis.targets import QUESTION, judge_targets, side_by_side_cells
 from lantern_pipeline.data.tables import read_table
@@ -109,8 +110,9 @@ def render_targets_page(table: pd.DataFrame, steps: pd.DataFrame | None = None) 
 
 
 def render_peers(findings: Sequence[Finding], table: pd.DataFrame) -> str:
-    """The section of docs/results.md on the run of experiments/peers.yaml: its table, its findings, its figure."""
-    answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in findings]
+    """The section of docs/results.md on the run of experiments/peers.yaml: table, findings about the peers, figure."""
+    told = [finding for finding in findings if finding.question in QUESTIONS]
+    answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in told]
     shown = _render_table(table, (*COLUMNS, "latency_s"))
     picture = "![Total variation from the target over speed](fig_q_frontier.png)"
     head = _wrap(f"The run of `experiments/peers.yaml`, on the default run's models: {describe_setting(table)}")

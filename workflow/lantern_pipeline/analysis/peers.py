@@ -18,6 +18,7 @@ from lantern_pipeline.metrics.speed import BASELINE
 
 LEVEL = 0.05  # of all tests of the law together: each has its share of it
 CLAIMED = ("none", "public_labels", "public_tree")  # relaxations whose authors call the law the target's
+CLAIMS, FRONTIER = "Which claims of losslessness stand?", "Who is on the frontier?"
 # question, the relaxation asked about, those that it is compared with, on the same tree of the same drafts
 AT_EQUAL_LENGTH = (
     (
@@ -31,6 +32,7 @@ AT_EQUAL_LENGTH = (
         {"additive": "LANTERN", "multiplicative": "LANTERN++"},
     ),
 )
+QUESTIONS = (CLAIMS, FRONTIER, *(question for question, *_ in AT_EQUAL_LENGTH))
 
 
 def find_about_peers(
@@ -77,7 +79,7 @@ def _claims(rows: pd.DataFrame) -> Finding | None:
     details += f", but not {_list(alike, 'law_p', 'p {:.2g}')}." if len(alike) else "."
     details += f" On that test alone stands {_list(alone)}." if len(alone) else ""
     numbers = {"num_claims": int(claimed.sum()), "num_refuted": len(refuted), "num_not_measured": len(open_)}
-    return Finding("Which claims of losslessness stand?", f"{answer}.", details, numbers)
+    return Finding(CLAIMS, f"{answer}.", details, numbers)
 
 
 def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -106,7 +108,7 @@ def _frontier(rows: pd.DataFrame) -> Finding | None:
     answer = f"{word} and total variation, fastest first: {write(best)}."
     details = f"Without a draft model: {write(alone)}. Of {len(known)} rows, by their point estimates."
     details += f" Total variation not measured: {_list(unknown)}." if len(unknown) else ""
-    return Finding("Who is on the frontier?", answer, details, {"method_ids": list(best["method_id"])})
+    return Finding(FRONTIER, answer, details, {"method_ids": list(best["method_id"])})
 
 
 def _undominated(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
