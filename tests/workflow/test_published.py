@@ -221,7 +221,7 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
     [
         (["llamagen_stage1"], 514, []),
         (["llamagen_stage1", "llamagen_stage2"], 514, []),
-        (["llamagen_stage1", "llamagen_stage2", "llamagen_peers"], 433, []),
+        (["llamagen_stage1", "llamagen_stage2", "llamagen_peers"], 449, []),
         (["llamagen_stage1", "llamagen_quick"], 54, []),
         (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 86, ["train_drafter"]),
         (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 539, ["train_drafter"]),
