@@ -1,5 +1,6 @@
 """Run by test_extending.py in a copy of the project that knows the rule `capped`."""
 
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -100,4 +101,5 @@ def check_config():
 check_rule()
 check_decoding()
 check_output_distribution()
+os.chdir(PROJECT)  # whose weights the config names
 check_config()

@@ -45,9 +45,7 @@ def test_lint_finds_nothing():
 
 
 # Overlays of published models lie over one another and train nothing: test_published.py plans them.
-OWN_OVERLAYS = [
-    path for path in sorted((ROOT / "experiments").glob("*.yaml")) if not path.stem.startswith("llamagen")
-]
+OWN_OVERLAYS = [path for path in sorted((ROOT / "experiments").glob("*.yaml")) if not path.stem.startswith("llamagen")]
 
 
 @pytest.mark.parametrize("overlay", [None, *OWN_OVERLAYS], ids=lambda p: getattr(p, "stem", "default"))

@@ -31,6 +31,7 @@ from lantern_pipeline.downloads.manifest import describe_file
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
 ROUNDING = 2e-5  # relative change of the head's weights that counts as rounding: about 1e-4 nats of a logit
 MAX_SIZE = 2**17  # of any number in a model's config
+MAX_IDS = 16  # of a null prompt
 NUM_ROUNDINGS = 8  # such changes tried before a difference counts
 
 
@@ -263,9 +264,13 @@ def check_model_size(path: Path, config_class: type, count: Callable[[Any], int]
     if metadata is None:
         raise ValueError(f"{path} is truncated or is not a safetensors file of ours")
     sizes = metadata.get("config")
-    names = {field.name for field in fields(config_class)}
-    if not isinstance(sizes, dict) or set(sizes) - names or not all(_is_size(value) for value in sizes.values()):
-        raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(names))}")
+    defaults = {field.name: field.default for field in fields(config_class)}
+    if (
+        not isinstance(sizes, dict)
+        or set(sizes) - set(defaults)
+        or not all(value == defaults[name] or _is_size(value) for name, value in sizes.items())
+    ):
+        raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(defaults))}")
     config = config_class(**sizes)
     if config.grid != grid:
         raise ValueError(f"{path}: grid should be {grid} as config key tokenizer.grid says, found {config.grid}")
@@ -275,4 +280,7 @@ def check_model_size(path: Path, config_class: type, count: Callable[[Any], int]
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, int | float) and 0 < value < MAX_SIZE)
+    """Whether this is a switch, a number of fair size, a few of them, or the name of a rotary table."""
+    if isinstance(value, list):
+        return len(value) <= MAX_IDS and all(_is_size(part) for part in value)
+    return isinstance(value, bool) or value == "1d" or (isinstance(value, int | float) and 0 < value < MAX_SIZE)
