@@ -32,7 +32,7 @@ def main() -> None:
 @app.command()
 def sample(
     prompt: Annotated[
-        str, typer.Argument(help="What to draw, e.g. 'a large red circle left of a small blue square on grass'.")
+        str, typer.Argument(help="What to draw, e.g. 'a small white ring above a large blue triangle on grass'.")
     ],
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
     method: Annotated[
