@@ -8,6 +8,7 @@ from pathlib import Path
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
+from lantern.models.config import NUM_PROMPT_IDS
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import (
     TOKENIZER,
@@ -71,7 +72,11 @@ DATA = {
 }
 # Held-out images with captions of the run's own: what ceilings and ambiguity are measured on.
 HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
-STORES_TEXT = config["text"]["encoder"] == "t5"  # words are embedded on the fly
+STORES_TEXT = config["text"]["encoder"] == "t5"  # others are encoded on the fly
+# Of a text encoder that is one.
+PROMPT_TOKENIZER = (
+    [resource_of(config["text"]["checkpoint"], RESOURCES)] if config["text"]["encoder"] in NUM_PROMPT_IDS else []
+)
 # Parameters of jobs that read captions, and of jobs that decode.
 TEXT_PARAMS = {"text": config["text"], "source": SOURCE, "device": DEVICE}
 DECODING_PARAMS = {
@@ -96,15 +101,15 @@ def shards_of(files):
 
 
 def text_features_of(*prompt_sets):
-    """Stored text features of prompt sets; no file where words are embedded on the fly."""
+    """Stored text features of prompt sets, or the tokenizer's file; none where words are embedded on the fly."""
     files = [f"<results>/text/{name}/features-{{scatteritem}}.safetensors" for name in prompt_sets if STORES_TEXT]
-    return [shard for file in files for shard in gather.text_shards(file)]
+    return PROMPT_TOKENIZER + [shard for file in files for shard in gather.text_shards(file)]
 
 
 def caption_features_of(split):
-    """Stored text features of the training captions of a split; no file where words are embedded on the fly."""
+    """Stored text features of the training captions of a split; else as `text_features_of`."""
     file = f"<results>/captions/{split}/features-{{scatteritem}}.safetensors"
-    return gather.image_shards(file) if STORES_TEXT else []
+    return gather.image_shards(file) if STORES_TEXT else PROMPT_TOKENIZER
 
 
 def codes_of(split):

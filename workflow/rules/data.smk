@@ -29,6 +29,7 @@ rule fetch_resource:
 rule write_prompts:
     input:
         lambda wildcards: resource_of(config["prompts"][wildcards.prompt_set].get("file"), RESOURCES),
+        tokenizer=PROMPT_TOKENIZER,
     output:
         "<results>/prompts/{prompt_set}.jsonl",
     log:

@@ -60,6 +60,7 @@ if config["target"]["checkpoint"]:
     rule convert_target:
         input:
             checkpoint=resource_of(config["target"]["checkpoint"], RESOURCES),
+            tokenizer=PROMPT_TOKENIZER,
         output:
             model="<results>/target/s{training_seed}/model.safetensors",
             report="<results>/target/s{training_seed}/report.json",

@@ -42,7 +42,7 @@ use rule encode_prompts as encode_tuning_prompts with:
 rule tune_tree:
     input:
         prompts=rules.choose_tuning_prompts.output,
-        text=gather.text_shards(rules.encode_tuning_prompts.output[0]) if STORES_TEXT else [],
+        text=gather.text_shards(rules.encode_tuning_prompts.output[0]) if STORES_TEXT else PROMPT_TOKENIZER,
         target=lambda wildcards: target_of(wildcards.training_seed),
         drafter=lambda wildcards: drafter_for(PLAN.tuned_specs, wildcards.training_seed),
         nearest_codes=lambda wildcards: tables_of(PLAN.tuned_specs, wildcards.training_seed),

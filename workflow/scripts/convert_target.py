@@ -5,7 +5,7 @@ from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import FFN_MULTIPLE, pick, prompt_sizes, resolve_size
 from lantern.models.target import TargetConfig
-from lantern_pipeline.data.text_encoders import compare_features
+from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
 from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 
@@ -13,7 +13,10 @@ with job_log(snakemake) as log:
     params = snakemake.params
     path = resource_path(snakemake.input.checkpoint)
     settings = {"ffn_multiple": FFN_MULTIPLE, **resolve_size(params.settings), **params.codes}
-    model = read_target(path, pick(TargetConfig, settings, **prompt_sizes(params.text)))
+    prompt = prompt_sizes(params.text)
+    if snakemake.input.tokenizer:
+        prompt |= make_text_encoder(params.text, None, snakemake.input.tokenizer).null_prompt
+    model = read_target(path, pick(TargetConfig, settings, **prompt))
     report = describe_conversion(snakemake.input.checkpoint, model)
     compare_features(path, report, params.text)
     save_model(snakemake.output.model, model, report)

@@ -15,7 +15,7 @@ with job_log(snakemake) as log:
     else:
         prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
     if params.text["encoder"] != "t5":  # which knows every word, and cuts long prompts
-        encoder = make_text_encoder(params.text, params.source["data"]["source"])
+        encoder = make_text_encoder(params.text, params.source["data"]["source"], snakemake.input.tokenizer)
         encoder.encode([prompt.text for prompt in prompts])
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])
     write_prompts(snakemake.output[0], prompts)

@@ -9,7 +9,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from lantern.methods import OFFICIAL_RESIDUALS
-from lantern.models.config import OVERSHOOT, resolve_size
+from lantern.models.config import NUM_PROMPT_IDS, OVERSHOOT, resolve_size
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
@@ -70,8 +70,10 @@ def _check_resources(config: dict[str, Any]) -> None:
     for name, entry in config["prompts"].items():
         check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
     check_reference("data.captions.file", (config["data"]["captions"] or {}).get("file"), resources)
-    if config["text"]["encoder"] == "t5" and config["text"]["checkpoint"] is None:
-        raise ValueError("config key text.checkpoint must name T5's weights where text.encoder is t5")
+    encoder = config["text"]["encoder"]
+    if encoder in ("t5", *NUM_PROMPT_IDS) and config["text"]["checkpoint"] is None:
+        what = "T5's weights" if encoder == "t5" else "the target's tokenizer.json"
+        raise ValueError(f"config key text.checkpoint must name {what} where text.encoder is {encoder}")
     for section in ("target", "drafter"):
         if config[section]["checkpoint"] and len(config["repeats"]["training_seeds"]) > 1:
             raise ValueError(

@@ -208,7 +208,7 @@ class RunPlan:
 
     def files_from_elsewhere(self) -> list[str]:
         """Files from elsewhere that the run used: manifests, or the user's own copies."""
-        sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] == "t5")
+        sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] not in ("words", "classes"))
         sections += ["drafter"] * (self.needs_draft_model or any(map(self.drafters_of, self.ablations)))
         sections += trained_models(self.config["metrics"])
         values = [self.config[section]["checkpoint"] for section in sections]

@@ -1,4 +1,4 @@
-"""The text encoder of a run: fixed random word embeddings, stored features of T5, or numbers of classes."""
+"""The text encoder of a run: fixed random word embeddings, stored features of T5, tokens, or numbers of classes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from lantern.checkpoints.files import compare_with_config
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
+from lantern_pipeline.data.token_prompts import FORMS, TokenPromptEncoder
 from lantern_pipeline.world.scenes import VOCABULARY
 
 # Names in the order of their numbers, as torchvision writes them (BSD-3-Clause).
@@ -123,13 +124,17 @@ def compare_features(path: Path, report: Mapping[str, Any], text: Mapping[str, A
 
 
 def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
-    """Builds the encoder that the config section `text` names; `features` are the files of T5's stored ones.
+    """Builds the encoder that the config section `text` names; `features` are the files of T5's stored ones, or the
+    tokenizer's, where text.checkpoint is not its path.
 
     The embedded world's words are known, a folder's captions may hold any.
     """
     if text["encoder"] == "classes":
         return ClassEncoder(text["num_classes"])
+    files = [features] if isinstance(features, str) else list(features)
+    if text["encoder"] in FORMS:
+        return TokenPromptEncoder(text["encoder"], (files or [text["checkpoint"]])[0], text["max_tokens"])
     if text["encoder"] == "t5":
-        return StoredTextEncoder([features] if isinstance(features, str) else features)
+        return StoredTextEncoder(files)
     vocabulary = VOCABULARY if data_source == "scenes" else None
     return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], text["seed"], text["phrase_words"])

@@ -1,0 +1,104 @@
+"""Prompts of tokens: each family's form, the null prompt, what is cut, errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.data.token_prompts import FORMS
+from tiny_tokenizers import save_tokenizer
+
+WORDS = ["a", "red", "cat", "dog", ":", "Generate", ".", "90", "*"]  # ids from 101
+IDS = {word: 101 + i for i, word in enumerate(WORDS)}
+SPECIALS = {
+    "anole": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69},
+    "lumina": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69, "<reserved08824>": 75},
+    "janus": {
+        "<｜begin▁of▁sentence｜>": 0,
+        "<begin_of_image>": 7,
+        "<｜▁pad▁｜>": 2,
+        "<|User|>": 8,
+        "<|Assistant|>": 9,
+    },
+    "emu3": {"<|extra_203|>": 3, "<|image start|>": 4, "<|image token|>": 5},
+}
+CAPTION = [IDS[word] for word in ("a", "red", "cat")]
+NULL = {"anole": (0, 69), "lumina": (69, 75, 75), "janus": (0, 7)}
+
+
+@pytest.fixture
+def encoder_of(tmp_path):
+    def make(family: str, max_tokens: int = 80, **changes):
+        path = save_tokenizer(tmp_path / "tokenizer.json", SPECIALS[family] | changes, WORDS)
+        return make_text_encoder({"encoder": family, "checkpoint": str(path), "max_tokens": max_tokens}, "none")
+
+    return make
+
+
+def prompt(encoder, text: str) -> list[int]:
+    ids, mask = encoder.encode([text])
+    assert ids.shape == mask.shape == (1, encoder.max_tokens) and ids.dtype == torch.int64
+    assert mask[0].tolist() == sorted(mask[0].tolist())  # pads stand in front
+    return ids[mask].tolist()
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_prompt_has_the_form_of_its_family(encoder_of, family):
+    encoder = encoder_of(family)
+    unknown = [100]
+    found = {
+        "anole": [0, *CAPTION, 70, 69],
+        "lumina": [0, IDS["Generate"], *unknown * 9, IDS[":"], *CAPTION, 70, 69, 75, 75],
+        "janus": [0, 8, IDS[":"], *CAPTION, 9, IDS[":"], 7],
+        "emu3": [3, *CAPTION, *unknown * 7, IDS["."], 4, IDS["90"], IDS["*"], IDS["90"], 5],
+    }[family]
+    assert prompt(encoder, "a red cat") == found
+
+
+def test_the_null_prompt_is_the_familys(encoder_of):
+    for family, ids in NULL.items():
+        assert encoder_of(family).null_prompt == {"null_ids": ids, "null_filler": 2 if family == "janus" else None}
+    emu3 = encoder_of("emu3").null_prompt["null_ids"]
+    assert emu3[0] == 3 and emu3[-5:] == (4, IDS["90"], IDS["*"], IDS["90"], 5) and len(emu3) > 40
+
+
+def test_what_is_too_long_loses_the_end_of_its_caption_which_is_logged_once(encoder_of, caplog):
+    for family, kept in (("anole", [0, 101, 101, 101, 70, 69]), ("janus", [0, 8, 105, 101, 101, 101, 9, 105, 7])):
+        caplog.clear()
+        encoder = encoder_of(family, max_tokens=len(kept))
+        with caplog.at_level(logging.WARNING):
+            assert prompt(encoder, "a a a") == kept
+            assert not caplog.records
+            assert prompt(encoder, "a a a dog dog") == prompt(encoder, "a a a cat dog") == kept
+            prompt(encoder, "a a a cat dog")
+        assert [record.getMessage() for record in caplog.records] == [
+            f"prompt 'a a a {last} dog' is cut to text.max_tokens = {len(kept)} tokens" for last in ("dog", "cat")
+        ]
+
+
+def test_a_prompt_does_not_depend_on_its_batch_nor_on_what_the_file_says_of_lengths(encoder_of, tmp_path):
+    encoder = encoder_of("anole", 12)
+    together, _ = encoder.encode(["a cat", "a red dog"])
+    assert torch.equal(together[1:], encoder.encode(["a red dog"])[0])
+    content = json.loads(encoder.path.read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    encoder.path.write_text(json.dumps(content))
+    again = make_text_encoder({"encoder": "anole", "checkpoint": str(tmp_path), "max_tokens": 12}, "none")
+    assert torch.equal(again.encode(["a red dog"])[0], together[1:])
+
+
+def test_errors_are_one_sentence(encoder_of, tmp_path):
+    with pytest.raises(ValueError, match=r"text.max_tokens must be at least 7 where text.encoder is janus, got 6"):
+        encoder_of("janus", 6)
+    with pytest.raises(ValueError, match=r"tokenizer.json lacks the token <reserved08706>; take the tokenizer"):
+        path = save_tokenizer(tmp_path / "tokenizer.json", {"<s>": 0, "<racm3:break>": 1}, WORDS)
+        make_text_encoder({"encoder": "anole", "checkpoint": None, "max_tokens": 12}, "none", str(path))
+    (tmp_path / "text_tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"found text_tokenizer.json, tokenizer.json; name it"):
+        make_text_encoder({"encoder": "anole", "checkpoint": str(tmp_path), "max_tokens": 12}, "none")
+    with pytest.raises(FileNotFoundError, match=r"there is no file nothing\.json"):
+        make_text_encoder({"encoder": "anole", "checkpoint": "nothing.json", "max_tokens": 12}, "none")
