@@ -4,8 +4,7 @@ targets, and what the LANTERN authors' drafters for Chameleon's share with them.
 Their tables and heads are cut to the image codes, which are all that is drawn; the prompt's table keeps every id.
 
 Source: key lists of GAIR/Anole-7b-v0.1 and Alpha-VLLM/Lumina-mGPT-7B-768 in Hugging Face's layout, and of
-deepseek-ai/Janus-Pro-1B and -7B and BAAI/Emu3-Gen; modelling code of transformers (Chameleon),
-deepseek-ai/Janus@1daa72f and baaivision/Emu3@f6ea9aa.
+BAAI/Emu3-Gen; modelling code of transformers (Chameleon) and baaivision/Emu3@f6ea9aa.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
+from lantern.checkpoints import janus
 from lantern.checkpoints.files import WeightFile, compare_with_config
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
 from lantern.checkpoints.native import copy_tensors
@@ -24,12 +23,11 @@ from lantern.models.config import TargetConfig
 from lantern.models.target import TargetModel
 
 _FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
-_HEAD = {"head_in": "gen_head.output_mlp_projector", "head": "gen_head.vision_head"}  # Janus': our names, theirs
 
 
 def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig], TargetModel] | None:
     """What reads a file; None where it is of none of these models."""
-    if "gen_head.vision_head.weight" in file.tensors:
+    if janus.is_janus(file.tensors):
         return read_janus
     if any(".q_norm." in name for name in file.tensors):
         return read_chameleon
@@ -59,16 +57,10 @@ def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
 
 def read_janus(file: WeightFile, expected: TargetConfig) -> TargetModel:
     """Reads Janus-Pro; arguments and errors as of `read_chameleon`."""
-    parts = [f"gen_aligner.layers.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
-    heads = {f"{theirs}.{kind}": f"{own}.{kind}" for own, theirs in _HEAD.items() for kind in ("weight", "bias")}
-    _require(file, "gen_embed.weight", "language_model.model.embed_tokens.weight", *parts, *heads)
-    tensors = {name: value for name, value in file.tensors.items() if name.startswith("language_model.model.")}
-    tensors |= {own: file.tensors[theirs] for theirs, own in heads.items()}
-    # What the transformer reads of a code: two layers over its embedding, the same in every pass.
-    weight, bias, last_weight, last_bias = (file.tensors[name].float() for name in parts)
-    hidden = F.gelu(F.linear(file.tensors["gen_embed.weight"].float(), weight, bias))
-    tensors["codes.weight"] = F.linear(hidden, last_weight, last_bias)
-    return _fill(file, replace(expected, has_mlp_head=True), tensors, "language_model.model.")
+    file = replace(file, tensors=janus.official_names(file.tensors))
+    _require(file, *janus.REQUIRED)
+    config = replace(expected, has_mlp_head=True, norm_eps=janus.NORM_EPS)
+    return _fill(file, config, janus.target_tensors(file.tensors), janus.PREFIX)
 
 
 def read_emu3(file: WeightFile, expected: TargetConfig) -> TargetModel:
@@ -94,7 +86,9 @@ def _require(file: WeightFile, *names: str) -> None:
 
 def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tensor], prefix: str) -> TargetModel:
     settings = file.settings or {}
-    settings = settings.get("language_config", settings)  # Janus' has those of its parts below each other
+    for part in ("language_config", "text_config"):  # Janus' has those of its parts below each other
+        settings = settings.get(part, settings)
+    settings = {**settings, **(settings.get("rope_parameters") or {})}  # where newer transformers keep rope_theta
     found = settings.get("num_attention_heads", config.num_heads)
     compare_with_config(file.settings_path, "num_attention_heads", config.num_heads, found, "target.num_heads")
     if not config.null_ids:

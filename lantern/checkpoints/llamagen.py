@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from lantern.checkpoints import janus
 from lantern.checkpoints.files import WeightFile, compare_with_config, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.llama import llama_reader
@@ -113,7 +114,7 @@ def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.
 
 
 def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
-    """Reads a published VQ-16, whose widths and depths are read off its tensors.
+    """Reads a published VQ-16, alone or among Janus' tensors; its widths and depths are read off them.
 
     Args:
         path: file or folder.
@@ -129,6 +130,8 @@ def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
             the model's factor.
     """
     weights = read_weights(path)
+    if janus.is_janus(weights.tensors):
+        weights.tensors = janus.image_tokenizer(weights.tensors)
     config = _vq16_config(weights, image_size, codebook)
     weights.tensors.pop("quantize.codebook_used", None)  # a statistic of training
     return load_weights(VQ16(config), weights.tensors, weights.path)
