@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from lantern.checkpoints import janus
+from lantern.checkpoints import chameleon, janus
 from lantern.checkpoints.files import WeightFile, compare_with_config, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.llama import llama_reader
@@ -114,7 +114,7 @@ def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.
 
 
 def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
-    """Reads a published VQ-16, alone or among Janus' tensors; its widths and depths are read off them.
+    """Reads a published VQ-16, alone or among Janus' tensors, or Chameleon's; widths and depths are read off them.
 
     Args:
         path: file or folder.
@@ -132,7 +132,10 @@ def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
     weights = read_weights(path)
     if janus.is_janus(weights.tensors):
         weights.tensors = janus.image_tokenizer(weights.tensors)
+    if is_chameleon := "encoder.mid.attn_1.q.weight" in weights.tensors:
+        weights.tensors = chameleon.image_tokenizer(weights.tensors)
     config = _vq16_config(weights, image_size, codebook)
+    config = replace(config, has_attention=not is_chameleon, is_normalised=not is_chameleon)
     weights.tensors.pop("quantize.codebook_used", None)  # a statistic of training
     return load_weights(VQ16(config), weights.tensors, weights.path)
 

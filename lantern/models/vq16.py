@@ -1,7 +1,7 @@
 """VQ-16, LlamaGen's published image tokenizer: a convolutional autoencoder with an l2-normalised codebook.
 
 Images of grid * 16 pixels a side become grid * grid codes and back; Janus has the same model. Parameters keep their
-published names, so that a published file needs no translation.
+published names, so that a published file needs no translation. Chameleon's has other numbers and other names.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class VQ16Config:
             shrinks the image to half.
         num_blocks: residual blocks of the encoder at each resolution; the decoder has one more.
         latent_channels: between autoencoder and codebook.
+        has_attention: behind the residual blocks at the lowest resolution too, not in the middle alone as Chameleon's.
+        is_normalised: vectors and codes have unit length where they meet; Chameleon's are taken as they are.
     """
 
     grid: int = 16
@@ -38,6 +40,8 @@ class VQ16Config:
     channel_multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
     num_blocks: int = 2
     latent_channels: int = 256
+    has_attention: bool = True
+    is_normalised: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channel_multipliers", tuple(self.channel_multipliers))
@@ -53,11 +57,11 @@ class VQ16Config:
 class VQ16(nn.Module):
     """Images to codes and back.
 
-    Encoder output and codebook rows are normalised to unit length, both when encoding and when decoding; the stored
-    rows need not be.
+    With `is_normalised`, encoder output and codebook rows are normalised to unit length, both when encoding and when
+    decoding; the stored rows need not be.
 
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: architecture and what is
-    normalised where.
+    normalised where; facebookresearch/chameleon, chameleon/inference/vqgan.py, for Chameleon's.
     """
 
     kind = "vq16"  # of its checkpoints
@@ -76,10 +80,15 @@ class VQ16(nn.Module):
     def codebook(self) -> Tensor:
         """The codes as stored, (codebook_size, code_dim), not normalised.
 
-        The LANTERN authors' table of nearest codes is made from these rows (neighbours "l2"); what is decoded are the
-        normalised rows (neighbours "l2_normalised").
+        The LANTERN authors' table of nearest codes is made from these rows (neighbours "l2"); what a VQ-16 decodes are
+        the normalised rows (neighbours "l2_normalised").
         """
         return self.quantize["embedding"].weight
+
+    @property
+    def decoded_codebook(self) -> Tensor:
+        """The codes as they are decoded, float32."""
+        return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:
         """Return vectors before normalisation and quantisation, (images, grid * grid, code_dim), row by row."""
@@ -104,10 +113,11 @@ class VQ16(nn.Module):
             ValueError: images of another size.
         """
         check_images(images, self.config.image_size)
-        rows = F.normalize(self.codebook.float(), dim=-1)
+        rows = self.decoded_codebook
+        # |x - row|^2 / 2 is least where x row - |row|^2 / 2 is greatest; of unit rows the last term says nothing.
+        offset = 0 if self.config.is_normalised else rows.square().sum(-1) / 2
         chunks = images.to(self.quant_conv.weight.dtype).split(self._images_at_once)
-        # Between unit vectors the nearest row is the one of largest inner product.
-        codes = [(F.normalize(self.latents(chunk).float(), dim=-1) @ rows.T).argmax(-1) for chunk in chunks]
+        codes = [(self._normalise(self.latents(chunk).float()) @ rows.T - offset).argmax(-1) for chunk in chunks]
         return torch.cat(codes)
 
     @torch.no_grad()
@@ -125,10 +135,13 @@ class VQ16(nn.Module):
         """
         config = self.config
         check_codes(codes, config.grid, config.codebook_size)
-        rows = F.normalize(self.codebook.float(), dim=-1).to(self.quant_conv.weight.dtype)
+        rows = self.decoded_codebook.to(self.quant_conv.weight.dtype)
         chunks = codes.long().split(self._images_at_once)
         images = [self.reconstruct(rows[chunk]).float().clamp(-1.0, 1.0) for chunk in chunks]
         return torch.cat(images)
+
+    def _normalise(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors, dim=-1) if self.config.is_normalised else vectors
 
     @property
     def _images_at_once(self) -> int:
@@ -145,7 +158,11 @@ class Encoder(nn.Module):
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
             Level(
-                before, width, config.num_blocks, has_attention=index == last, resize="down" if index < last else None
+                before,
+                width,
+                config.num_blocks,
+                has_attention=config.has_attention and index == last,
+                resize="down" if index < last else None,
             )
             for index, (before, width) in enumerate(zip([config.channels, *widths], widths, strict=False))
         )
@@ -171,7 +188,13 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(config.latent_channels, widths[0], 3, padding=1)
         self.mid = middle(widths[0])
         self.conv_blocks = nn.ModuleList(
-            Level(before, width, config.num_blocks + 1, has_attention=index == 0, resize="up" if index < last else None)
+            Level(
+                before,
+                width,
+                config.num_blocks + 1,
+                has_attention=config.has_attention and index == 0,
+                resize="up" if index < last else None,
+            )
             for index, (before, width) in enumerate(zip([widths[0], *widths], widths, strict=False))
         )
         self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from conftest import DATA
+from lantern.checkpoints.chameleon import image_tokenizer
 from lantern.checkpoints.native import load_model, load_weights, save_model
 from lantern.codebook import nearest_codes
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -75,6 +77,7 @@ def test_encode_and_decode_as_the_public_code(name):
     torch.testing.assert_close(decoded[:1], stored["decoded"].clamp(-1, 1), **close)
     with torch.no_grad():
         rows = F.normalize(model.codebook, dim=-1)
+        assert torch.equal(model.decoded_codebook, rows)
         unclamped = model.reconstruct(rows[stored["codes"].long()])
         latents = model.latents(stored["image"])
     torch.testing.assert_close(unclamped[:1], stored["decoded"], **close)
@@ -152,3 +155,55 @@ def test_no_images(small):
 def test_wrong_shapes_are_named(small, call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(small)
+
+
+CHAMELEON = {
+    "small": (VQ16Config(6, 64, 16, 32, (1, 2), 1, 16, has_attention=False, is_normalised=False), 1234),
+    "fullsize": (VQ16Config(3, 8192, 256, has_attention=False, is_normalised=False), 4321),
+}
+
+
+def chameleon_shapes(config: VQ16Config) -> dict[str, tuple[int, ...]]:
+    """Shapes by Chameleon's names."""
+    with torch.device("meta"):
+        shapes = {name: tuple(tensor.shape) for name, tensor in VQ16(config).state_dict().items()}
+    last, parts = len(config.channel_multipliers) - 1, ("block_1", "attn_1", "block_2")
+
+    def rename(name: str) -> str:
+        name = re.sub(r"mid\.(\d)", lambda found: f"mid.{parts[int(found[1])]}", name).replace(".res.", ".block.")
+        name = name.replace("encoder.conv_blocks.", "encoder.down.")
+        return re.sub(r"decoder\.conv_blocks\.(\d)", lambda found: f"decoder.up.{last - int(found[1])}", name)
+
+    return {rename(name): shape for name, shape in shapes.items()}
+
+
+def test_chameleons_tokenizer_has_the_published_tensors():
+    published = json.loads((FOLDER / "keys_chameleon_vqgan.json").read_text())
+    found = chameleon_shapes(CHAMELEON["fullsize"][0])
+    assert found == {name: tuple(shape) for name, shape in published.items()}
+    assert len(found) == 293 and sum(int(np.prod(shape)) for shape in found.values()) == 68_718_467
+
+
+@pytest.mark.parametrize("name", CHAMELEON)
+def test_chameleons_tokenizer_encodes_and_decodes_as_the_public_code(name, tmp_path):
+    """The small one from its file, behind the losses that its training keeps beside it."""
+    config, seed = CHAMELEON[name]
+    state = {key: recipe_tensor(key, shape, seed) for key, shape in chameleon_shapes(config).items()}
+    if name == "small":
+        torch.save({"state_dict": state | {"loss.discriminator.weight": torch.zeros(1)}}, tmp_path / "vqgan.ckpt")
+        model = tokenizer.read_tokenizer(tmp_path / "vqgan.ckpt", image_size=12, grid=6, codebook_size=64, code_dim=16)
+        assert model.config == config
+    else:
+        model = load_weights(VQ16(config), image_tokenizer(state), tmp_path)
+    stored, close = load_file(FOLDER / f"chameleon_{name}_io.safetensors"), {"atol": 1e-4, "rtol": 0}
+    codes = stored["codes"].long()
+    with torch.no_grad():
+        torch.testing.assert_close(model.reconstruct(model.decoded_codebook[codes]), stored["decoded"], **close)
+        latents = model.latents(stored["image"])
+    torch.testing.assert_close(model.decode(codes), stored["decoded"].clamp(-1, 1), **close)
+    torch.testing.assert_close(latents, stored["encoder_prequant"].flatten(2).transpose(1, 2), **close)
+    is_clear = stored["nn_margin"] > 1e-3
+    found = model.encode(stored["image"])
+    assert is_clear.any() and torch.equal(found[is_clear], stored["encoder_codes"][is_clear])
+    decoded = stored["decoded_from_encoder"].clamp(-1, 1)
+    torch.testing.assert_close(model.decode(stored["encoder_codes"]), decoded, **close)

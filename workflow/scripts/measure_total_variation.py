@@ -1,7 +1,6 @@
 """Measures total variation from the target, per method and per rule, and what aggregation does to acceptance."""
 
 import pandas as pd
-import torch.nn.functional as F
 
 from lantern.checkpoints.native import load_model
 from lantern.generation import load_nearest_codes
@@ -40,7 +39,7 @@ with job_log(snakemake):
         dtype=params.dtype,
         trees=files.get("trees") or None,
     )
-    codebook = F.normalize(load_tokenizer(files.tokenizer).codebook.detach(), dim=-1)  # as both tokenizers decode it
+    codebook = load_tokenizer(files.tokenizer).decoded_codebook.detach()
     write_table(snakemake.output.methods, study.measure_methods(decoders, records, codebook).assign(**params.place))
     tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
     named = {params.neighbours: tables["nearest"], "random": tables["random"]}

@@ -86,6 +86,11 @@ class ImageTokenizer(nn.Module):
         """The l2-normalised codes, (codebook_size, code_dim) float32."""
         return F.normalize(self.embedding, dim=-1)
 
+    @property
+    def decoded_codebook(self) -> Tensor:
+        """The codes as they are decoded."""
+        return self.codebook
+
     def latents(self, images: Tensor) -> Tensor:
         """Return unit vectors before quantisation, (images, grid * grid, code_dim), row by row of the grid."""
         hidden = self.encoder(images.contiguous(memory_format=torch.channels_last))
