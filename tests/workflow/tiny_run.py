@@ -1,6 +1,5 @@
 """Runs the real Snakefile on the tiny config, in a folder of its own."""
 
-import concurrent.futures.thread
 import hashlib
 import multiprocessing
 import os
@@ -8,11 +7,13 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import matplotlib.figure  # noqa: F401 (with pandas, scipy and torch: what jobs that are forks find imported)
@@ -59,7 +60,7 @@ class Workflow:
         return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
     def run(self, *arguments, env=None, before=None, new_processes=False, timeout=900):
-        """Runs Snakemake in a fork of this process, and each job in a fork of that; returns (exit code, all output).
+        """Runs Snakemake in a fork of this process, and each job in another; returns (exit code, all output).
 
         A fork has torch and Snakemake imported, which else takes longer than most jobs do; our packages are imported
         anew. `new_processes` starts a Python for each job, as outside tests. `before` is called first, in the fork.
@@ -69,9 +70,12 @@ class Workflow:
             arguments = (self.command(*arguments)[2:], self.folder, env or {}, before, new_processes, output)
             process = FORK.Process(target=run_snakemake, args=arguments)
             process.start()
-            process.join(timeout)
-            is_late = process.is_alive()
-            process.kill()
+            try:
+                process.join(timeout)
+                is_late = process.is_alive()
+            finally:
+                if process.is_alive():
+                    os.killpg(process.pid, signal.SIGKILL)  # Snakemake and its jobs
             process.join()
             output.seek(0)
             printed = output.read()
@@ -111,6 +115,7 @@ class Workflow:
 
 def run_snakemake(command, folder, environment, before, new_processes, output):
     """What the fork of `Workflow.run` does: `python -m snakemake`."""
+    os.setpgid(0, 0)
     for number in (1, 2):
         os.dup2(output.fileno(), number)
     own_output()
@@ -118,10 +123,17 @@ def run_snakemake(command, folder, environment, before, new_processes, output):
     os.chdir(folder)
     if before:
         before()
+    jobs = Listener(family="AF_UNIX")
+    server = os.fork()
+    if not server:
+        serve_jobs(jobs)
     if not new_processes:
-        snakemake.script.PythonScript.execute_script = run_script
+        snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path)
     sys.argv = command
-    snakemake.cli.main()
+    try:
+        snakemake.cli.main()
+    finally:
+        os.kill(server, signal.SIGKILL)
 
 
 def own_output():
@@ -129,18 +141,35 @@ def own_output():
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
 
 
-def run_script(self, path, edit=False):
-    """What Snakemake does to run a job's script, with a fork in place of a new Python."""
-    process = FORK.Process(target=be_script, args=(path,))
+def serve_jobs(jobs):
+    """Runs each script that is asked for in a fork of this process.
+
+    It has one thread, unlike Snakemake's, a fork of which may find a lock that no thread is left to open.
+    """
+    while True:
+        connection = jobs.accept()
+        FORK.Process(target=serve_job, args=(connection,)).start()
+        connection.close()
+
+
+def serve_job(connection):
+    process = FORK.Process(target=be_script, args=(connection.recv(),))
     process.start()
     process.join()
-    if process.exitcode:
-        raise subprocess.CalledProcessError(process.exitcode, path)
+    connection.send(process.exitcode)
+
+
+def run_script(address, path):
+    """What Snakemake does to run a job's script, with a fork in place of a new Python."""
+    with Client(address) as connection:
+        connection.send(path)
+        code = connection.recv()
+    if code:
+        raise subprocess.CalledProcessError(code, path)
 
 
 def be_script(path):
     own_output()
-    concurrent.futures.thread._threads_queues.clear()  # those of Snakemake, which a fork would wait for at its end
     for name in [name for name in sys.modules if name.partition(".")[0] in ("lantern", "lantern_pipeline")]:
         del sys.modules[name]
     runpy.run_path(path, run_name="__main__")
