@@ -98,9 +98,8 @@ def kv_cache_bytes(config: TargetConfig, load: DecodingLoad, has_draft: bool = F
     """Bytes of keys and values: 2 x layers x rows x slots x width of the keys x bytes per value; the draft model has
     one layer and about as many slots.
     """
-    kv_dim = (config.num_kv_heads or config.num_heads) * config.head_dim
     layers = config.num_layers + (1 if has_draft else 0)
-    return 2 * layers * load.rows * num_slots(config, load) * kv_dim * load.bytes_per_value
+    return 2 * layers * load.rows * num_slots(config, load) * config.kv_dim * load.bytes_per_value
 
 
 def estimate_memory(

@@ -13,6 +13,7 @@ from typing import Any
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
 
 COUPLED = ("coupled", "jacobi", "hybrid")  # drafts that the target's own noise picks
+DRAFTS_WITHOUT_MODEL = ("jacobi", "sjd")  # drafts that the target makes itself
 SAMPLED = ("sampled", "sjd")  # drafts drawn from a known distribution with noise of their own: judged by rejection
 DRAFTS = (*SAMPLED, "top", *COUPLED)  # what a node's children are
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
@@ -175,7 +176,7 @@ class MethodSpec:
     @property
     def needs_draft_model(self) -> bool:
         """Whether a draft model makes the drafts, or some of them."""
-        return self.drafts not in (None, "jacobi", "sjd")
+        return self.drafts not in (None, *DRAFTS_WITHOUT_MODEL)
 
     def to_dict(self) -> dict[str, Any]:
         """What records and tables keep of a method, as JSON values: all fields but the tree's shape."""

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
-from lantern.checkpoints.llama import code_rows, pair_neighbours
+from lantern.checkpoints.llama import code_rows, is_chameleon, pair_neighbours
 from lantern.checkpoints.llamagen import CONFIG_KEYS, check_heads, load_own, read_grid
 from lantern.checkpoints.native import copy_tensors, read_metadata
 from lantern.models.config import DraftConfig, TargetConfig
@@ -48,7 +48,7 @@ def read_draft(path: Path, target: TargetConfig) -> DraftModel:
     if read_metadata(file) is not None:
         return load_own(file, DraftModel, target)
     weights = read_weights(file)
-    if any(".q_norm." in name for name in weights.tensors):
+    if is_chameleon(weights):
         return _read_chameleon(weights, target)
     config = _read_config(weights, target)
     has_bias = bool(weights.require_settings().get("bias", True))

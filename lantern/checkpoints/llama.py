@@ -25,11 +25,16 @@ from lantern.models.target import TargetModel
 _FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
 
 
+def is_chameleon(file: WeightFile) -> bool:
+    """Whether a file is of Chameleon's kind, target or drafter: queries and keys are normalised."""
+    return any(".q_norm." in name for name in file.tensors)
+
+
 def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig], TargetModel] | None:
     """What reads a file; None where it is of none of these models."""
     if janus.is_janus(file.tensors):
         return read_janus
-    if any(".q_norm." in name for name in file.tensors):
+    if is_chameleon(file):
         return read_chameleon
     queries, keys = (file.tensors.get(f"model.layers.0.self_attn.{part}_proj.weight", ()) for part in "qk")
     return read_emu3 if len(keys) < len(queries) else None

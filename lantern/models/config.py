@@ -135,6 +135,11 @@ class TargetConfig:
         return self.dim // self.num_heads
 
     @property
+    def kv_dim(self) -> int:
+        """Channels of the keys of a token, and of its values."""
+        return (self.num_kv_heads or self.num_heads) * self.head_dim
+
+    @property
     def ffn_hidden(self) -> int:
         """Channels inside the feed-forward part."""
         return self.ffn_width or find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
@@ -178,8 +183,7 @@ def target_parameters(config: TargetConfig) -> int:
     layer, an MLP head d^2 + d + V.
     """
     c = config
-    kv_dim = (c.num_kv_heads or c.num_heads) * c.head_dim
-    layer = 2 * c.dim**2 + 2 * c.dim * kv_dim + 3 * c.dim * c.ffn_hidden + 2 * c.dim + 4 * c.dim * c.has_qk_norm
+    layer = 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + 2 * c.dim + 4 * c.dim * c.has_qk_norm
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
     head = c.has_mlp_head * (c.dim**2 + c.dim + c.vocab_size)
     return c.num_layers * layer + 2 * c.vocab_size * c.dim + head + prompt + c.dim

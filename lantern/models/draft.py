@@ -102,13 +102,12 @@ class DraftModel(nn.Module):
             tokens = self.from_token(self.prompt_embedding(ids))
         else:
             tokens = self.embed(torch.zeros_like(rows))
-        self._run(cache, tokens, hidden, rows, rows, cache.text_mask(visible))
+        self._run(self.from_hidden(hidden).add_(tokens), rows, rows, cache.text_mask(visible), cache)
         return cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model; arguments as of `KVCache`."""
-        c = self.config
-        head_shape = (c.num_kv_heads or c.num_heads, c.dim // c.num_heads)
+        head_shape = (self.layer.num_kv_heads, self.layer.head_dim)
         return KVCache(visible, 1, num_slots, head_shape, self.token_embedding.weight.dtype)
 
     def extend(
@@ -123,22 +122,16 @@ class DraftModel(nn.Module):
         """Runs new nodes behind what the cache holds; arguments and result as in `TargetModel.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
-        return self._run(cache, self.embed(tokens), hidden, slots, rotary_rows, mask)
+        return self._run(self.from_hidden(hidden).add_(self.embed(tokens)), slots, rotary_rows, mask, cache)
 
     def _run(
-        self,
-        cache: KVCache,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        slots: torch.Tensor,
-        rotary_rows: torch.Tensor,
-        mask: torch.Tensor,
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """`extend` with the token half of the fc layer in place of tokens."""
-        x = self.from_hidden(hidden).add_(tokens).flatten(0, 2)
+        """What fc made of nodes, (captions, batch, nodes, dim), which it changes into their hidden states."""
         layer = self.decoding_layer or DecodingLayer(self.layer)
-        layer(x, gather_rotary(self.rotary, rotary_rows), mask, cache.layers[0], cache.flat_slots(slots))
-        return x.view(hidden.shape)
+        rotary, flat_slots = gather_rotary(self.rotary, rotary_rows), cache.flat_slots(slots)
+        layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], flat_slots)
+        return x
 
     def prepare_for_decoding(self) -> DraftModel:
         """As the target's: faster to decode with, no longer to be trained, saved, moved or cast. Tabulates `from_token`

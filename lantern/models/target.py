@@ -165,8 +165,8 @@ class TargetModel(nn.Module):
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model; arguments as of `KVCache`."""
-        c = self.config
-        return KVCache(visible, c.num_layers, num_slots, (c.num_kv_heads or c.num_heads, c.head_dim), self.dtype)
+        layer = self.layers[0]
+        return KVCache(visible, len(self.layers), num_slots, (layer.num_kv_heads, layer.head_dim), self.dtype)
 
     def extend(
         self,

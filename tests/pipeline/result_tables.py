@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, Measurements
+from lantern_pipeline.analysis.summary import TV_COLUMNS, Measurements
 from lantern_pipeline.data.tables import method_columns
 
 NUM = 20
@@ -67,8 +67,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
         quality.append({**head, "method": "real", "cfg_scale": 3.0, "num_images": NUM, **fixed})
         columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97, "is_all_correct": 0.0}
         images.append(pd.DataFrame({**head, "prompt_id": ids, **columns}))
-    names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
-    distances = pd.DataFrame(distances).reindex(columns=["method_id", *place, *names, *TV_VALUES, "law_p"])
+    distances = pd.DataFrame(distances).reindex(columns=["method_id", *place, *TV_COLUMNS])
     return Measurements(
         pd.DataFrame(quality), pd.concat(images, ignore_index=True), pd.DataFrame(latency), distances, CROSS_ENTROPY
     )

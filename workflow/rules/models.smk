@@ -165,7 +165,7 @@ rule train_drafter:
     resources:
         mem_mb=SIZES.training_mb(),
         disk_mb=SIZES.drafter_disk_mb(is_trained=True),
-        runtime=growing(1440 if SIZES.is_published else 120),
+        runtime=growing(1440 if SIZES.is_large else 120),
         gpu=GPU,
     params:
         **TEXT_PARAMS,

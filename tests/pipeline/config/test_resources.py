@@ -52,6 +52,11 @@ def test_time_follows_images_tokens_and_batch():
     assert stage_1.images_of("coco", 16) == 313 and stage_2.images_of("coco") == 5000
 
 
+def test_a_published_target_of_classes_is_as_large_as_one_of_captions():
+    minutes = JobSizes(overlaid("llamagen_c2i"), True).decoding_minutes(10**6, 1)(None, 1)
+    assert minutes > 10 * JobSizes(DEFAULT, True).decoding_minutes(10**6, 1)(None, 1)
+
+
 def test_disk_is_what_the_files_take(tmp_path):
     sizes, config = JobSizes(DEFAULT, has_gpu=False), target_sizes(DEFAULT)
     save_model(tmp_path / "target", TargetModel(config))

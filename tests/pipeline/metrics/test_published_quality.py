@@ -17,7 +17,7 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.comparisons import build_paired
 from lantern_pipeline.analysis.markdown import render_results, results_table
-from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, Measurements, build_summary
+from lantern_pipeline.analysis.summary import TV_COLUMNS, Measurements, build_summary
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import measuring_models
@@ -159,10 +159,7 @@ def summarise(quality):
     ]
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
-    names = [name + end for name in TV_INTERVALS for end in ("", "_low", "_high")]
-    total_variation = pd.DataFrame(
-        columns=["method_id", "prompt_set", "temperature", "repeat", *names, *TV_VALUES, "law_p"]
-    )
+    total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *TV_COLUMNS])
     summary = build_summary(
         Measurements(quality.rows, quality.images, latency, total_variation, {0: 3.9}), settings=SETTINGS, seed=0
     )

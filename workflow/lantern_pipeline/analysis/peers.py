@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lantern.methods import DRAFTS_WITHOUT_MODEL
 from lantern_pipeline.analysis.comparisons import NUM_LENGTHS
 from lantern_pipeline.analysis.findings import ROUNDING, Finding, compare_curves, must_be_equal
 from lantern_pipeline.analysis.summary import select_headline
@@ -83,11 +84,12 @@ def _claims(rows: pd.DataFrame) -> Finding | None:
 
 
 def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds `distance` to headline rows: total variation at nodes, or its upper bound, the share of substitutions; 0 for
-    autoregressive decoding and within rounding, nan where neither is known.
+    """Adds to headline rows `has_draft_model`, and `distance`: total variation at nodes, or its upper bound, the share
+    of substitutions; 0 for autoregressive decoding and within rounding, nan where neither is known.
     """
+    has_draft_model = rows["drafts"].notna() & ~rows["drafts"].isin(DRAFTS_WITHOUT_MODEL)
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
-    return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0))
+    return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0), has_draft_model=has_draft_model)
 
 
 def _frontier(rows: pd.DataFrame) -> Finding | None:
@@ -99,7 +101,7 @@ def _frontier(rows: pd.DataFrame) -> Finding | None:
     if (known["method_id"] != BASELINE).sum() < 2:
         return None
     best = _undominated(known, measure)
-    alone = _undominated(known[known["drafts"].isin(("jacobi", "sjd")) | known["drafts"].isna()], measure)
+    alone = _undominated(known[~known["has_draft_model"]], measure)
 
     def write(found: pd.DataFrame) -> str:
         return ", ".join(f"{row['label']} ({row[measure]:.2f}, {row['distance']:.2g})" for _, row in found.iterrows())

@@ -43,6 +43,8 @@ def with_ends(*names: str) -> tuple[str, ...]:
     return tuple(name + end for name in names for end in ("", "_low", "_high"))
 
 
+TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")  # of the table of total variations
+
 # What stands behind a metric and belongs to it.
 _DETAILS = {
     "speedup": ("num_timed", "stepping", *with_ends("speedup_eager")),
@@ -79,7 +81,7 @@ class Measurements:
         images: `Quality.images` of the same.
         latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds, stepping; what was not timed has empty
             cells.
-        total_variation: KEYS, TV_INTERVALS with their ends, TV_VALUES, law_p; rows that it lacks have empty
+        total_variation: KEYS and TV_COLUMNS; rows that it lacks have empty
             cells.
         cross_entropy: training seed -> the target's cross-entropy on held-out images, nats per token.
     """
@@ -193,7 +195,7 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
         names = (*TV_VALUES, "law_p")
         values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in names}
         combined.append(values)
-    return pd.DataFrame(combined, columns=[*KEYS, *with_ends(*TV_INTERVALS), *TV_VALUES, "law_p"])
+    return pd.DataFrame(combined, columns=[*KEYS, *TV_COLUMNS])
 
 
 def _cross_entropy(rows: pd.DataFrame, cross_entropy: Mapping[int, float]) -> float:

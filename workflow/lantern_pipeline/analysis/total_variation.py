@@ -22,7 +22,7 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, with_nearest
 from lantern.rules import ByRejection, Rule, WithinBound
-from lantern_pipeline.analysis.summary import TV_INTERVALS, TV_VALUES, with_ends
+from lantern_pipeline.analysis.summary import TV_COLUMNS
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.image_law import p_value_of_images
 from lantern_pipeline.metrics.missing_context import measure_missing_context
@@ -40,7 +40,7 @@ from lantern_pipeline.metrics.substitutions import drawn_tokens, substitution_ro
 
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 MASSES_AT_ONCE = 2**23  # neighbours' masses of pairs of node and draft; 64 MiB an int64 array of their codes
-COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")
+COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",
     "top_children": "several deterministic drafts, LANTERN's bound for each",

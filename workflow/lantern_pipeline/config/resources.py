@@ -69,7 +69,7 @@ class JobSizes:
 
     def __init__(self, config: dict[str, Any], has_gpu: bool) -> None:
         self.config, self.has_gpu, self.sizes = config, has_gpu, target_sizes(config)
-        self.is_published = config["text"]["encoder"] == "t5"  # the embedded world's, of words, is small
+        self.is_large = target_parameters(self.sizes) > 50e6  # the embedded world's have 4 million, LlamaGen B has 111
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
         """Host memory of a job that decodes: both models as they are read, in float32, and as they are run; noise of
@@ -121,12 +121,12 @@ class JobSizes:
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
         """Time of a job that decodes so many images one token per forward, batch after batch; at least `first`."""
         seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
-        return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_published else 0))
+        return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_large else 0))
 
     def scoring_minutes(self, num_images: int, first: int = 120) -> Callable[..., int]:
         """Time of a job that scores so many images with every metric; at least `first`."""
         seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
-        return growing(max(first, math.ceil(seconds / 60) if self.is_published else 0))
+        return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0))
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
         """Images of a prompt set, or of one of its shards; a set that takes its whole file counts as 5,000 prompts."""

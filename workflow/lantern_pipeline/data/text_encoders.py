@@ -88,6 +88,7 @@ class ClassEncoder:
     """Numbers of classes: a prompt is a number below `num_classes`, or one of ImageNet's names where there are 1000."""
 
     def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
         names = IMAGENET_CLASSES.read_text(encoding="utf-8").splitlines() if num_classes == 1000 else []
         self.numbers = {name.lower(): number for number, name in enumerate(names)}
         self.numbers |= {str(number): number for number in range(num_classes)}
@@ -101,9 +102,8 @@ class ClassEncoder:
         """The number of a class; a text that is none is an error."""
         number = self.numbers.get(text.strip().lower())
         if number is None:
-            most = sum(name.isdecimal() for name in self.numbers) - 1
             raise ValueError(
-                f"prompt {text!r:.80} is no class; give a number from 0 to {most}, or where config key "
+                f"prompt {text!r:.80} is no class; give a number from 0 to {self.num_classes - 1}, or where config key "
                 f"text.num_classes is 1000 a name of {IMAGENET_CLASSES.name}"
             )
         return number

@@ -84,14 +84,13 @@ def _draw_unknown(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
 
 def _look(curve: Curve) -> dict[str, Any]:
     """Filled with a draft model, open without; a black edge tells a method's second curve from its first."""
-    colour, drafts = method_colour(curve.method), curve.rows["drafts"].iloc[0]
-    has_drafter = not (pd.isna(drafts) or drafts in ("jacobi", "sjd"))
+    colour = method_colour(curve.method)
     return {
         "color": colour,
         "ecolor": (colour, 0.45),
         "marker": method_marker(curve.method),
         "markersize": 11 if curve.method == BASELINE else 6,
-        "markerfacecolor": colour if has_drafter else "white",
+        "markerfacecolor": colour if curve.rows["has_draft_model"].iloc[0] else "white",
         "markeredgecolor": BLACK if curve.place else colour,
         "elinewidth": 0.9,
         "clip_on": False,
