@@ -70,3 +70,30 @@ def draw_janus() -> dict[str, torch.Tensor]:
         if name.startswith(("gen_aligner", "gen_head")):
             state[f"{name}.bias"] = draw(f"{name}.bias", (64,), seed=1234) - 1
     return state
+
+
+def as_meta(state: dict[str, torch.Tensor], head_dim: int = 16) -> dict[str, torch.Tensor]:
+    """Chameleon's tensors by Meta's names: neighbours are turned together, and norms of heads are one row."""
+    names = {
+        "model.embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "model.": "",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        **{f"self_attn.{part}_norm": f"attention.{part}_normalization" for part in "qk"},
+        **{f"self_attn.{part}_proj": f"attention.w{part}" for part in "qkvo"},
+        **{f"mlp.{part}_proj": f"feed_forward.w{number}" for number, part in ((1, "gate"), (2, "down"), (3, "up"))},
+    }
+    order = torch.arange(head_dim).view(2, -1).T.flatten()
+    found = {}
+    for name, tensor in state.items():
+        if "vqmodel" in name:
+            continue
+        if ".q_norm" in name or ".k_norm" in name:
+            tensor = tensor[0, order]
+        elif ".q_proj" in name or ".k_proj" in name:
+            tensor = tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+        for theirs, meta in names.items():
+            name = name.replace(theirs, meta)
+        found[name] = tensor.contiguous()
+    return found

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import DATA
-from families import draw, draw_janus, draw_llama
+from families import as_meta, draw, draw_janus, draw_llama
 from lantern.attention_mask import window_table
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
@@ -54,6 +54,7 @@ def folder(tmp_path_factory):
     anole = state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}
     lumina = state | {name: value[:1].clone() for name, value in norms.items()}
     save_file(anole, folder / "anole" / "model.safetensors")
+    torch.save(as_meta(anole), folder / "consolidated.pth")
     drafter = load_file(DATA / "llama" / "anole_drafter.safetensors")
     drafter["embed_tokens.weight"] = state["model.embed_tokens.weight"]  # a frozen copy
     (folder / "drafter").mkdir()
@@ -144,6 +145,13 @@ def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(fold
         assert codes == stored["ids"]
         mine = [n for n in generation.accepted_lengths[i].tolist() if n >= 0]
         assert mine[:-1] == stored["accept"][: len(mine) - 1]  # the last step may overshoot the image
+
+
+def test_metas_layout_is_the_same_model(folder):
+    found, expected = (read_target(folder / name, CONFIGS["anole"]) for name in ("consolidated.pth", "anole"))
+    assert found.config == expected.config
+    for name, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -10,6 +10,38 @@ from collections.abc import Mapping
 
 import torch
 
+# Names of Meta's layout, and Hugging Face's in their place.
+_RENAMED = {
+    "tok_embeddings": "model.embed_tokens",
+    "output": "lm_head",
+    "norm": "model.norm",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attention.w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
+    **{f"attention.{part}_normalization": f"self_attn.{part}_norm" for part in "qk"},
+    **{f"feed_forward.w{number}": f"mlp.{part}_proj" for number, part in ((1, "gate"), (2, "down"), (3, "up"))},
+}
+
+
+def is_meta(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Tells whether tensors by name are of Meta's layout."""
+    return "layers.0.attention.q_normalization.weight" in tensors
+
+
+def hugging_face_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of Meta's layout by Hugging Face's names, and as they lie there: channels of queries and keys that
+    are turned together are half a head apart, and norms of heads have a row.
+    """
+    head_dim = len(tensors["layers.0.attention.q_normalization.weight"])
+    found = {}
+    for name, tensor in tensors.items():
+        layer, stem, kind = re.fullmatch(r"(layers\.\d+\.)?(.*)\.(\w+)", name).groups(default="")
+        if re.match(r"attention\.(w[qk]$|[qk]_)", stem):
+            pairs = tensor.reshape(-1, head_dim // 2, 2, tensor.shape[1] if tensor.ndim == 2 else 1)
+            tensor = pairs.transpose(1, 2).reshape(tensor.shape if tensor.ndim == 2 else (1, head_dim))
+        found[f"{layer and 'model.' + layer}{_RENAMED.get(stem, stem)}.{kind}"] = tensor
+    return found
+
 
 def image_tokenizer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of Chameleon's image tokenizer by VQ-16's names, without its losses, which only training needs.

@@ -3,7 +3,7 @@ targets, and what the LANTERN authors' drafters for Chameleon's share with them.
 
 Their tables and heads are cut to the image codes, which are all that is drawn; the prompt's table keeps every id.
 
-Source: key lists of GAIR/Anole-7b-v0.1 and Alpha-VLLM/Lumina-mGPT-7B-768 in Hugging Face's layout, and of
+Source: key lists of GAIR/Anole-7b-v0.1 and Alpha-VLLM/Lumina-mGPT-7B-768 in Hugging Face's layout and Meta's, and of
 BAAI/Emu3-Gen; modelling code of transformers (Chameleon) and baaivision/Emu3@f6ea9aa.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from lantern.checkpoints import janus
+from lantern.checkpoints import chameleon, janus
 from lantern.checkpoints.files import WeightFile, compare_with_config
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
 from lantern.checkpoints.native import copy_tensors
@@ -34,14 +34,14 @@ def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig], Targe
     """What reads a file; None where it is of none of these models."""
     if janus.is_janus(file.tensors):
         return read_janus
-    if is_chameleon(file):
+    if is_chameleon(file) or chameleon.is_meta(file.tensors):
         return read_chameleon
     queries, keys = (file.tensors.get(f"model.layers.0.self_attn.{part}_proj.weight", ()) for part in "qk")
     return read_emu3 if len(keys) < len(queries) else None
 
 
 def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
-    """Reads Anole or Lumina-mGPT in Hugging Face's layout.
+    """Reads Anole or Lumina-mGPT in Hugging Face's layout or in Meta's.
 
     Args:
         file: see `read_weights`.
@@ -53,6 +53,8 @@ def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
     Raises:
         ValueError: the file lacks a tensor, has other sizes than expected, or captions are expected instead of ids.
     """
+    if chameleon.is_meta(file.tensors):
+        file.tensors = chameleon.hugging_face_names(file.tensors)
     tensors = {name: value for name, value in file.tensors.items() if not name.startswith("model.vqmodel.")}
     _require(file, "lm_head.weight", "model.embed_tokens.weight")
     tensors["head.weight"] = code_rows(tensors.pop("lm_head.weight"), expected.vocab_size)
