@@ -137,6 +137,14 @@ def test_pooled_rows_come_first_and_hold_the_means_of_the_repeats(repeated):
     assert pooled.tv_max == 0.5
 
 
+def test_p_values_of_repeats_are_combined_by_fishers_method():
+    tables = join(make_tables(), make_tables(repeat="s1n0"))
+    tables.total_variation["law_p"] = 0.01
+    rows = build_summary(tables, settings=SETTINGS, seed=0).set_index(["method_id", "repeat"])
+    combined = 1e-4 * (1 - math.log(1e-4))  # the product of two uniform numbers is smaller with this probability
+    assert rows.loc[("lantern-a", "pooled"), "law_p"] == pytest.approx(combined)
+
+
 def test_an_interval_over_repeats_holds_their_spread(repeated):
     # the repeats' NLLs differ by 0.4, each known to about 0.1; what changes against autoregressive decoding does not
     rows = repeated.set_index(["method_id", "repeat"])

@@ -16,16 +16,18 @@ def summary():
 def test_rows_stand_at_their_speed_and_distance(summary):
     figure = draw_frontier(summary, SETTINGS)
     assert_legible(figure)
-    for axes in figure.axes:
-        points = [container.lines[0].get_xydata().tolist() for container in axes.containers]
-        assert points == [[[1, 0]], [[2, 0]], [[3, 0.3]], [[4, 0.1]]]
-    faces = [container.lines[0].get_markerfacecolor() for container in figure.axes[0].containers]
-    assert faces[0] == "white" and "white" not in faces[1:]  # all others have a draft model
+    for above, exact in (figure.axes[::2], figure.axes[1::2]):
+        points = [container.lines[0].get_xydata().tolist() for container in above.containers]
+        assert points == [[[3, 0.3]], [[4, 0.1]]]
+        assert [container.lines[0].get_xdata().tolist() for container in exact.containers] == [[1], [2]]
+        faces = [container.lines[0].get_markerfacecolor() for container in (*exact.containers, *above.containers)]
+        assert faces[0] == "white" and "white" not in faces[1:]  # all others have a draft model
 
 
 def test_what_is_not_known_stands_apart(summary):
     figure = draw_frontier(summary.assign(tv_mean=[np.nan, np.nan, np.nan, 0.1]), SETTINGS)
     assert_legible(figure)
-    assert len(figure.axes) == 4 and figure.axes[2].get_title(loc="left") == "total variation not known"
-    assert [label.get_text() for label in figure.axes[2].get_yticklabels()] == ["LANTERN: k 20, δ 0.1"]
-    assert [len(axes.containers) for axes in figure.axes] == [3, 3, 1, 1]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["", "", "total variation 0", "", "total variation not known", ""]
+    assert [label.get_text() for label in figure.axes[4].get_yticklabels()] == ["LANTERN: k 20, δ 0.1"]
+    assert [len(axes.containers) for axes in figure.axes] == [1, 1, 2, 2, 1, 1]

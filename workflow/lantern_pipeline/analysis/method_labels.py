@@ -94,9 +94,9 @@ def describe_parameters(row: Mapping[str, Any]) -> str:
 def label_families(table: pd.DataFrame) -> pd.Series:
     """Names the family of each row, the method without its grid of k, delta and lambda, on the table's index.
 
-    Rows that share a method but differ in their parts are told apart by these: "LANTERN (chain5, sampled)".
+    Rows that share a method but differ in parts are told apart by these, "none" unsaid: "LANTERN (chain5, sampled)".
     """
-    parts = table.reindex(columns=PARTS).astype(object).where(lambda found: found.notna(), "")
+    parts = table.reindex(columns=PARTS).astype(object).where(lambda found: found.notna() & (found != "none"), "")
     labels = pd.Series("", index=table.index, dtype=object)
     for method, rows in table.groupby("method", sort=False).groups.items():
         differing = [part for part in PARTS if parts.loc[rows, part].nunique() > 1]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import combine_pvalues
 
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_rows
 from lantern_pipeline.metrics.intervals import (
@@ -186,14 +187,17 @@ def _combine(rows: pd.DataFrame, name: str, limits: tuple[float, float]) -> dict
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds rows of all repeats to the table of total variations; the largest stays the largest."""
+    """Adds rows of all repeats to the table of total variations: means, but the largest of tv_max, and of p-values what
+    Fisher's method makes of them.
+    """
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, Any] = dict(zip(KEYS, key, strict=True))
         for name in TV_INTERVALS:
             values |= _combine(group, name, SHARE)
-        names = (*TV_VALUES, "law_p")
-        values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in names}
+        values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in TV_VALUES}
+        p_values = group["law_p"].dropna()
+        values["law_p"] = combine_pvalues(p_values).pvalue if len(p_values) else np.nan
         combined.append(values)
     return pd.DataFrame(combined, columns=[*KEYS, *TV_COLUMNS])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,37 +30,46 @@ from lantern_pipeline.metrics.speed import BASELINE
 
 HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+EXACT, UNKNOWN = "total variation 0", "total variation not known"
 FILLS = {"trained draft model": "full", "no draft model": "none"}  # of markers
 
 
 def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws total variation from the target over speed-up (left) and tokens per forward (right), a line per method over
-    its grid; below, at their speed alone, the rows whose total variation is not known.
+    its grid; below, at their speed alone, the rows that follow the target's law and those where it is not known.
 
     A figure of page width. Bars are 95 % intervals; the vertical axis is that of square roots. `summary`: table of
     `lantern_pipeline.analysis.summary.build_summary`.
     """
-    rows = place_rows(select_headline(summary, settings))
-    is_known = rows["distance"].notna()
-    known, unknown = (split_curves(part) for part in (rows[is_known], rows[~is_known]))
+    curves = split_curves(place_rows(select_headline(summary, settings)))
+    known = _where(curves, lambda distance: distance > 0)
+    lists = {EXACT: _where(curves, lambda distance: distance == 0), UNKNOWN: _where(curves, pd.isna)}
+    lists = {title: listed for title, listed in lists.items() if listed}
     num_columns = fitting_columns([curve.label for curve in known])
     legend_rows = -(-(len(known) + len(FILLS)) // num_columns)
-    heights = [HEIGHT, *([ROW_HEIGHT * (len(unknown) + 1)] if unknown else [])]
+    heights = [HEIGHT, *(ROW_HEIGHT * (len(listed) + 1) for listed in lists.values())]
     with paper_style():
         figure = new_figure(PAGE_WIDTH, sum(heights) + ROW_HEIGHT * (legend_rows + 2))
         panels = figure.subplots(len(heights), 2, sharex="col", sharey="row", height_ratios=heights, squeeze=False)
         for x, (speed, title) in enumerate(SPEEDS.items()):
             _draw_known(panels[0, x], known, speed)
-            if unknown:
-                _draw_unknown(panels[1, x], unknown, speed)
-                panels[1, 0].set_title("total variation not known", loc="left", fontsize=8)
+            for axes, listed in zip(panels[1:, x], lists.values(), strict=True):
+                _draw_list(axes, listed, speed)
             panels[-1, x].set_xlabel(title)
+        for axes, title in zip(panels[1:, 0], lists, strict=True):
+            axes.set_title(title, loc="left", fontsize=8)
         panels[0, 0].set_ylabel("total variation from the target, per token")
         handles, labels = panels[0, 0].get_legend_handles_labels()
         handles += [Line2D([], [], color=GREY, marker="o", linestyle="none", fillstyle=fill) for fill in FILLS.values()]
         options = {"loc": "outside lower center", "ncols": num_columns, "handlelength": 2.4}
         figure.legend(handles, [*labels, *FILLS], **options)
         return figure
+
+
+def _where(curves: Sequence[Curve], holds: Callable[[pd.Series], pd.Series]) -> list[Curve]:
+    """Curves of the rows for whose distance something holds."""
+    parts = [replace(curve, rows=curve.rows[holds(curve.rows["distance"])]) for curve in curves]
+    return [curve for curve in parts if len(curve.rows)]
 
 
 def _draw_known(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
@@ -74,7 +84,7 @@ def _draw_known(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _draw_unknown(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
+def _draw_list(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
     for place, curve in enumerate(curves):
         y = np.full(len(curve.rows), place)
         axes.errorbar(curve.rows[speed], y, xerr=half_widths(curve.rows, speed), linestyle="none", **_look(curve))

@@ -21,7 +21,7 @@ from lantern_pipeline.metrics.speed import BASELINE
 SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
 QUALITIES = {"nll": "NLL under the target\n(nats / token; lower is closer)", "prompt_accuracy": "prompt accuracy (%)"}
 FACTORS = {"prompt_accuracy": 100.0}
-GRID_ORDER = ("delta", "lambda_", "omega", "threshold", "h", "k")  # the first of these that varies runs along a curve
+GRID_ORDER = ("delta", "lambda_", "omega", "threshold", "h", "window", "k")  # the first that varies runs along a curve
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "open", "bottom", "left")  # of the markers of a method's curves
