@@ -15,6 +15,7 @@ configfile: f"{workflow.basedir}/workflow/resources.yaml"
 pathvars:
     results=f"results/{config['experiment']}",
     logs="<results>/logs",
+    shown="results",  # what every run writes anew
 
 
 report: "workflow/report/workflow.rst"
@@ -50,6 +51,7 @@ include: "workflow/rules/pages.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/publish.smk"
 include: "workflow/rules/study.smk"
+include: "workflow/rules/variants.smk"
 
 
 rule figures:
@@ -64,6 +66,7 @@ rule all:
         rules.publish_tables.output,
         rules.compare_published.output,
         COMPARED,
+        [GENERALITY] if config["variants"] else [],
         rules.figures.input,
         rules.write_provenance.output,
     localrule: True

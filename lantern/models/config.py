@@ -25,6 +25,7 @@ LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
 OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
 # Ids of the language models that draw, by text.encoder: rows of the table that their prompts are looked up in.
 NUM_PROMPT_IDS = {"anole": 65536, "lumina": 65536, "janus": 102400, "emu3": 184622}
+NUM_WORD_IDS = 64  # rows of the table in which the embedded world's words are looked up, more than it has words
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
 
@@ -55,13 +56,16 @@ def prompt_sizes(text: dict[str, Any]) -> dict[str, Any]:
         text: config section.
 
     Returns:
-        Fields of prompts: of captions' features, of tokens, but for the null prompt, which the tokenizer says, or of
-        classes, one row each, the null class behind the last.
+        Fields of prompts: of captions' features, of tokens, but for the null prompt, which the tokenizer says, of words'
+        ids, the last of which is the prompt of no caption, or of classes, one row each, the null class behind the last.
     """
     if text["encoder"] == "classes":
         return {"num_text_tokens": 1, "num_prompt_ids": text["num_classes"] + 1, "null_ids": (text["num_classes"],)}
     if (num_ids := NUM_PROMPT_IDS.get(text["encoder"])) is not None:
         return {"num_text_tokens": text["max_tokens"], "num_prompt_ids": num_ids}
+    if text["encoder"] == "word_ids":
+        ids = {"num_prompt_ids": NUM_WORD_IDS, "null_ids": (NUM_WORD_IDS - 1,)}
+        return {"num_text_tokens": text["max_tokens"], **ids}
     return {"num_text_tokens": text["max_tokens"], "caption_dim": text["caption_dim"]}
 
 

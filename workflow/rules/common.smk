@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
 from lantern.models.config import NUM_PROMPT_IDS
-from lantern_pipeline.config.figures import figure_table
+from lantern_pipeline.config.figures import GENERALITY, figure_table
 from lantern_pipeline.config.paths import (
     TOKENIZER,
     RunPlan,
@@ -55,6 +55,16 @@ onstart:
     RUN_LOCK.hold()
 
 
+# A variant is this workflow once more as a module, see variants.smk: what it makes is read by rules, not shown in the report, and its
+# trainings leave a core to those of others.
+IS_VARIANT = config["variants"] is None
+TRAINING_THREADS = 1 if config["variants"] or IS_VARIANT else 2
+if IS_VARIANT:
+
+    def report(path, **shown):
+        return path
+
+
 ENVIRONMENT = "../../environment.yml"
 PIPELINE = Path(workflow.basedir, "workflow", "lantern_pipeline")
 PLAN = RunPlan(config, RESOURCES)
@@ -71,7 +81,7 @@ DATA = {
     "listing": describe_folder(config["data"]["folder"]),
 }
 # Held-out images with captions of the run's own: what ceilings and ambiguity are measured on.
-HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] == "words"
+HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] in ("words", "word_ids", "classes")
 STORES_TEXT = config["text"]["encoder"] == "t5"  # others are encoded on the fly
 # Of a text encoder that is one.
 PROMPT_TOKENIZER = (

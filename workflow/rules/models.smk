@@ -39,7 +39,7 @@ else:
             "<logs>/train_tokenizer.log",
         conda:
             ENVIRONMENT
-        threads: 2
+        threads: TRAINING_THREADS
         resources:
             mem_mb=growing(3000),
             disk_mb=disk_mb(3e7),
@@ -98,7 +98,7 @@ else:
             "<logs>/train_target.s{training_seed}.log",
         conda:
             ENVIRONMENT
-        threads: 2
+        threads: TRAINING_THREADS
         resources:
             mem_mb=SIZES.training_mb(),
             disk_mb=SIZES.target_disk_mb(is_trained=True),
@@ -161,7 +161,7 @@ rule train_drafter:
     conda:
         ENVIRONMENT
     # An ablation's short training leaves the other core to generation.
-    threads: lambda wildcards: 1 if "-" in wildcards.drafter else 2
+    threads: lambda wildcards: 1 if "-" in wildcards.drafter else TRAINING_THREADS
     resources:
         mem_mb=SIZES.training_mb(),
         disk_mb=SIZES.drafter_disk_mb(is_trained=True),

@@ -10,6 +10,7 @@ PUBLISHED = {
     },
     "short_target": {"summary": rules.summarise.output.summary, "paired": rules.summarise.output.paired},
     "target_steps": {"table": "<results>/ablations/target_steps.csv"},
+    "generality": {"table": GENERALITY, "pictures": [file for file in figure_files(["png"]) if "fig_r_" in file]},
     "peers": {
         "findings": rules.summarise.output.findings,
         "summary": rules.summarise.output.summary,

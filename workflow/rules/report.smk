@@ -47,8 +47,8 @@ rule publish_tables:
         paired=rules.summarise.output.paired,
         findings=rules.summarise.output.findings,
     output:
-        summary=result_table("results/summary.csv", "summary", "Every method: speed and quality"),
-        paired=result_table("results/paired.csv", "paired", "Differences from autoregressive decoding"),
+        summary=result_table("<shown>/summary.csv", "summary", "Every method: speed and quality"),
+        paired=result_table("<shown>/paired.csv", "paired", "Differences from autoregressive decoding"),
     log:
         "<logs>/publish_tables.log",
     conda:
@@ -161,6 +161,7 @@ rule write_provenance:
             *rules.write_front_page.output,
             *rules.compare_published.output,
             *COMPARED,
+            *([GENERALITY] if config["variants"] else []),
             *rules.measure_total_variation.output,
             *rules.measure_divergence.output,
             *rules.measure_ambiguity.output,

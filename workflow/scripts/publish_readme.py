@@ -27,6 +27,10 @@ with job_log(snakemake) as log:
         case "target_steps":
             table = read_table(files.table).assign(made_by=describe_maker())
             write_table(docs / "targets" / "target_steps.csv", table)
+        case "generality":
+            write_table(docs / "generality.csv", read_table(files.table))
+            copy(files.pictures[0], docs / Path(files.pictures[0]).name)
+            publish(Path(params.root))
         case "peers":
             write_table(docs / "peers.csv", results_table(read_table(files.summary), params.settings))
             copy(files.findings, docs / "peers.json")

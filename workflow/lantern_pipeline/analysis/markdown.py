@@ -12,6 +12,7 @@ import pandas as pd
 
 from lantern.io import read_json, write_text
 from lantern_pipeline.analysis.findings import EMPTY, Finding, describe_prompts, with_interval
+from lantern_pipeline.analysis.generality import TITLE, cost_cells, judge_generality, speed_cells, with_labels
 from lantern_pipeline.analysis.method_labels import preset_of
 from lantern_pipeline.analysis.peers import QUESTIONS
 from lantern_pipeline.analysis.summary import select_ceilings, select_headline
@@ -29,6 +30,11 @@ PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without interv
 # In the README at most; NUM_EXACT of those with a draft model, and one without.
 NUM_EXACT, NUM_RELAXED, NUM_FINDINGS = 2, 4, 5
 LINE = 120  # characters
+_GENERALITY = (
+    "Cross-entropy: of the target on held-out images, nats per token; top-1, top-10: its guided mean probability of "
+    "the best token and of the best ten there. Columns of methods: tokens per forward; [low, high] are 95 % intervals "
+    "over prompts."
+)
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
@@ -81,9 +87,7 @@ def render_results(findings: Sequence[Finding], table: pd.DataFrame, figures: Ma
 def render_page(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     """The report's page of findings and the full table, as HTML that needs nothing else."""
     lines = [f"<p>{html.escape(describe_setting(table))}</p>"]
-    for finding in findings:
-        question, answer, details = map(html.escape, (finding.question, finding.answer, finding.details))
-        lines.append(f"<h2>{question}</h2>\n<p><b>{answer}</b> {details}</p>")
+    lines += map(_html_finding, findings)
     titles, *rows = _table_cells(table, COLUMNS)
     lines += ["<h2>Table</h2>", "<div><table>", _html_row(titles, "th")]
     return PAGE.format(title="Findings", body="\n".join([*lines, *map(_html_row, rows), "</table></div>"]))
@@ -119,9 +123,30 @@ def render_peers(findings: Sequence[Finding], table: pd.DataFrame) -> str:
     return "\n\n".join(["## Peers", head, shown, "\n".join(answers), picture])
 
 
+def render_generality(table: pd.DataFrame) -> str:
+    """The section of docs/results.md on the run of experiments/generality.yaml: verdict, tables, figure."""
+    rows = with_labels(table)
+    bullets = [f"- **{found.question}** {found.answer} {found.details}".strip() for found in judge_generality(rows)]
+    head = f"The run of `experiments/generality.yaml`; every target is trained by it, none for long. {_GENERALITY}"
+    shown = [_markdown_table(cells) for cells in (speed_cells(rows), cost_cells(rows))]
+    picture = "![Tokens per forward over the ambiguity of many targets](fig_r_generality.png)"
+    answers = "\n".join(_wrap(bullet, "  ") for bullet in bullets)
+    return "\n\n".join([f"## {TITLE}", _wrap(head), answers, *shown, picture])
+
+
+def render_generality_page(table: pd.DataFrame) -> str:
+    """The report's page on many targets, as HTML that needs nothing else."""
+    rows = with_labels(table)
+    lines = [f"<p>{html.escape(_GENERALITY)}</p>", *map(_html_finding, judge_generality(rows))]
+    for titles, *cells in (speed_cells(rows), cost_cells(rows)):
+        lines += ["<div><table>", _html_row(titles, "th"), *map(_html_row, cells), "</table></div>"]
+    return PAGE.format(title=TITLE, body="\n".join([f"<h2>{TITLE}</h2>", *lines]))
+
+
 def publish(root: Path) -> list[str]:
     """Writes the blocks of README.md and docs/results.md from docs/results.csv and docs/findings.json,
-    and where they are there, docs/targets.csv, docs/targets/target_steps.csv, docs/peers.csv and docs/peers.json.
+    and where they are there, docs/targets.csv, docs/targets/target_steps.csv, docs/peers.csv, docs/peers.json and
+    docs/generality.csv.
 
     A figure's line is the first sentence of its caption. Returns the names of the pages that changed.
     """
@@ -134,6 +159,8 @@ def publish(root: Path) -> list[str]:
     more = [] if side_by_side is None else [render_targets(side_by_side, steps)]
     peers = _read_if_there(root / "docs" / "peers.csv")
     more += [] if peers is None else [render_peers(_read_findings(root / "docs" / "peers.json"), peers)]
+    generality = _read_if_there(root / "docs" / "generality.csv")
+    more += [] if generality is None else [render_generality(generality)]
     pages["docs/results.md"] = render_results(findings, table, figures, *more)
     return [name for name, text in pages.items() if update_marked_block(root / name, text)]
 
@@ -170,6 +197,11 @@ def describe_setting(table: pd.DataFrame) -> str:
         f"guidance scale {first['cfg_scale']:g}; [low, high] are 95 % intervals. Speed-ups are those of the machine "
         "that made this run."
     )
+
+
+def _html_finding(finding: Finding) -> str:
+    question, answer, details = map(html.escape, (finding.question, finding.answer, finding.details))
+    return f"<h2>{question}</h2>\n<p><b>{answer}</b> {details}</p>"
 
 
 def _html_row(cells: Sequence[str], tag: str = "td") -> str:

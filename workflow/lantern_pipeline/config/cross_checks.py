@@ -101,7 +101,8 @@ def _check_source(config: dict[str, Any]) -> None:
             f"data.source {source}"
         )
     encoder = config["text"]["encoder"]
-    if encoder != "words" and config["metrics"]["fidelity"] == "attribute_classifier":
+    reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
+    if not reads_captions and config["metrics"]["fidelity"] == "attribute_classifier":
         raise ValueError(
             f"config key metrics.fidelity must be inception or null where text.encoder is {encoder}: the attribute "
             "classifier compares with held-out images of the embedded world or of a folder whose captions are "
@@ -152,7 +153,7 @@ def _check_sizes(config: dict[str, Any]) -> None:
     }
     if config["metrics"]["fidelity"] == "attribute_classifier":
         upper_bounds["metrics.kid_subset_size"] = ("metrics.num_reference", config["metrics"]["num_reference"])
-    if config["text"]["encoder"] == "words":
+    if config["text"]["encoder"] in ("words", "word_ids"):
         upper_bounds["data.max_words"] = ("text.max_tokens", config["text"]["max_tokens"])
     for key, (name, bound) in upper_bounds.items():
         if _get(config, key) > bound:
@@ -161,6 +162,16 @@ def _check_sizes(config: dict[str, Any]) -> None:
         raise ValueError(
             f"config key data.image_size must be a multiple of 2 * tokenizer.grid = {twice_grid}, "
             f"got {config['data']['image_size']}"
+        )
+    if target["num_heads"] % (target["num_kv_heads"] or 1):
+        raise ValueError(
+            f"config key target.num_kv_heads must be a divisor of target.num_heads = {target['num_heads']}, or 0, got "
+            f"{target['num_kv_heads']}"
+        )
+    if config["text"]["encoder"] == "word_ids" and config["data"]["source"] != "scenes":
+        raise ValueError(
+            "config key data.source must be scenes where text.encoder is word_ids: only the embedded world's words "
+            f"have numbers, got {config['data']['source']!r}"
         )
     if target["dim"] % target["num_heads"]:
         raise ValueError(

@@ -14,6 +14,7 @@ from typing import Any
 from lantern_pipeline.config.paths import TOKENIZER, RunPlan, predicted_of
 
 SUMMARY = "<results>/summary.csv"
+GENERALITY = "<results>/generality.csv"
 PUBLISHED_RESULTS = Path(__file__).resolve().parents[1].joinpath("analysis", "published_results.csv").as_posix()
 
 
@@ -98,6 +99,7 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         ),
         "targets": Figure("p", "What becomes of every method as its target learns", {"table": of_targets}),
         "frontier": Figure("q", "Speed against distance from the target's law", {"summary": SUMMARY}, of_rows),
+        "generality": Figure("r", "Acceptance over the ambiguity of many targets", {"table": GENERALITY}),
     }
     is_off = {
         "aggregation": not plan.needs_draft_model,
@@ -107,5 +109,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "ablations": not ablations,
         "predicted_speedup": not plan.tuned_specs,
         "targets": not of_targets,
+        "generality": not config["variants"],
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}

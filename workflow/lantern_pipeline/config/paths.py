@@ -188,6 +188,18 @@ class RunPlan:
             return {}
         return {path.stem: path.as_posix() for path in sorted(STORED_TARGETS.glob("*.csv"))}
 
+    def variant_tables(self) -> dict[str, list[str]]:
+        """What a run's variants are compared by, kind of table -> those of the run itself, then of each variant."""
+        place, repeat = self.headline, self.repeats[0]
+        tables = {
+            "summary": "summary.csv",
+            "paired": "paired.csv",
+            "images": f"quality/{place['prompt_set']}.T{place['temperature']}.{repeat}.images.csv",
+            "ambiguity": "quality/ambiguity.csv",
+        }
+        folders = ["<results>", *(f"<results>/variants/{name}" for name in self.config["variants"])]
+        return {kind: [f"{folder}/{file}" for folder in folders] for kind, file in tables.items()}
+
     def metric_inputs(self, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Names and paths of the inputs by which images are measured, as a config section `metrics` wants it."""
         trained = {name: model_of(name) for name in TRAINED}

@@ -123,9 +123,11 @@ def _make_whole(value: Any, schema: Any) -> Any:
     """Replaces floats by integers where the schema wants whole numbers, in sections and lists themselves."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            value[key] = _make_whole(inner, schema.get("properties", {}).get(key) or schema["additionalProperties"])
+            value[key] = _make_whole(
+                inner, schema.get("properties", {}).get(key) or schema.get("additionalProperties", {})
+            )
     elif isinstance(value, list):
-        value[:] = [_make_whole(inner, schema["items"]) for inner in value]
+        value[:] = [_make_whole(inner, schema.get("items", {})) for inner in value]
     elif isinstance(value, float) and "integer" in schema.get("type", ()):
         return int(value)
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from lantern.checkpoints.files import compare_with_config
+from lantern.models.config import NUM_WORD_IDS
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.data.token_prompts import FORMS, TokenPromptEncoder
-from lantern_pipeline.world.scenes import VOCABULARY
+from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY, parse_caption
 
 # Names in the order of their numbers, as torchvision writes them (BSD-3-Clause).
 IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
@@ -109,6 +111,43 @@ class ClassEncoder:
         return number
 
 
+class WordIdEncoder(WordEmbeddingEncoder):
+    """Numbers of the vocabulary's words from 1 on; 0 pads, and the table's last row is the prompt of no caption."""
+
+    def __init__(self, vocabulary: Sequence[str], max_tokens: int = 16) -> None:
+        super().__init__(vocabulary, max_tokens=max_tokens)
+        self.numbers = {word: number for number, word in enumerate(vocabulary, 1)}
+        if len(vocabulary) > NUM_WORD_IDS - 2:
+            raise ValueError(f"the vocabulary must have at most {NUM_WORD_IDS - 2} words, got {len(vocabulary)}")
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """See `TextEncoder.encode` and `check`."""
+        ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
+        for row, text in enumerate(texts):
+            words = self.check(text)
+            ids[row, -len(words) :] = torch.tensor([self.numbers[word] for word in words])
+        return ids, ids > 0
+
+
+class SceneClassEncoder(ClassEncoder):
+    """Classes of the embedded world: a caption's background with the colour and the shape of its first object."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        kinds = list(product(BACKGROUNDS, COLOURS, SHAPES))
+        self.kinds = {kind: number for number, kind in enumerate(kinds)}
+        if num_classes != len(kinds):
+            raise ValueError(
+                f"config key text.num_classes must be {len(kinds)} in the embedded world: backgrounds times colours "
+                f"times shapes, got {num_classes}"
+            )
+
+    def check(self, text: str) -> int:
+        """The number of a caption's class."""
+        scene = parse_caption(text)
+        return self.kinds[scene.background, *scene.objects[0][1:]]
+
+
 def describe_features(text: Mapping[str, Any]) -> dict[str, Any]:
     """What of config section `text` decides the features of a caption, for the report of a target."""
     keys = ("encoder", "seed", "phrase_words") if text["encoder"] == "words" else ("encoder",)
@@ -130,7 +169,9 @@ def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str |
     The embedded world's words are known, a folder's captions may hold any.
     """
     if text["encoder"] == "classes":
-        return ClassEncoder(text["num_classes"])
+        return (SceneClassEncoder if data_source == "scenes" else ClassEncoder)(text["num_classes"])
+    if text["encoder"] == "word_ids":
+        return WordIdEncoder(VOCABULARY, text["max_tokens"])
     files = [features] if isinstance(features, str) else list(features)
     if text["encoder"] in FORMS:
         return TokenPromptEncoder(text["encoder"], (files or [text["checkpoint"]])[0], text["max_tokens"])

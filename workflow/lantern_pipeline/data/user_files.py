@@ -35,7 +35,7 @@ def _check_prompts(path: Path, entry: Mapping[str, Any], config: Mapping[str, An
     from lantern_pipeline.data.text_encoders import make_text_encoder
 
     prompts = load_prompt_set(path, entry, config["seed"])
-    if config["text"]["encoder"] in ("words", "classes"):  # others know every word, and cut long prompts
+    if config["text"]["encoder"] in ("words", "word_ids", "classes"):  # others know every word, and cut long prompts
         encoder = make_text_encoder(config["text"], config["data"]["source"])
         for prompt in prompts:
             encoder.check(prompt.text)

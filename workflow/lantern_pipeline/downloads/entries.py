@@ -98,8 +98,10 @@ def parse_entries(entries: Mapping[str, Mapping[str, Any] | None] | None) -> dic
 
 
 def check_reference(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    """Checks a config value, such as target.checkpoint, that names an entry, an existing file or folder, or None."""
-    if value is None or value in resources or Path(value).exists():
+    """Checks a config value, such as target.checkpoint, that names an entry, an existing file or folder, a file below
+    results/, which another rule may make, or None.
+    """
+    if value is None or value in resources or Path(value).exists() or value.startswith("results/"):
         return
     near = difflib.get_close_matches(value, list(resources), n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"known entries are {', '.join(resources) or 'none'}"

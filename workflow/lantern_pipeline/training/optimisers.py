@@ -73,7 +73,9 @@ def make_muon(
     Source: Muon, Jordan et al. 2024, as in torch.optim.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    is_matrix = {name: p.dim() == 2 and name.startswith(("layers.", "layer.")) for name, p in named}
+    is_matrix = {  # a norm of queries and keys has a row of weights for each head
+        name: p.dim() == 2 and name.startswith(("layers.", "layer.")) and "norm." not in name for name, p in named
+    }
     muon = torch.optim.Muon(
         [p for name, p in named if is_matrix[name]],
         lr=matrix_learning_rate,

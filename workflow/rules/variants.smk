@@ -1,0 +1,52 @@
+"""Variants of the run's own experiment: this workflow once more for each, on the config with its changes."""
+
+from copy import deepcopy
+
+from snakemake.utils import update_config
+
+for variant, changes in (config["variants"] or {}).items():
+    prefix = f"{variant}_"
+    varied = deepcopy(config)
+    update_config(varied, changes)
+    varied["variants"] = None
+
+    module:
+        name: variant
+        pathvars:
+            results=f"results/{config['experiment']}/variants/{variant}",
+            shown="<results>",
+        snakefile:
+            f"{workflow.basedir}/Snakefile"
+        config:
+            varied
+
+    use rule * from variant as prefix*
+
+
+if config["variants"]:
+
+    rule compare_variants:
+        input:
+            **PLAN.variant_tables(),
+        output:
+            table=result_table(GENERALITY, "generality", "Every method on many targets"),
+            page=report(
+                "<results>/generality.html",
+                caption="../report/generality.rst",
+                category="Overview",
+                labels={"page": "Does it hold on other models?"},
+            ),
+        log:
+            "<logs>/compare_variants.log",
+        conda:
+            ENVIRONMENT
+        params:
+            code=code("compare_variants.py"),
+            targets={"base": {}, **config["variants"]},
+            settings=config["metrics"],
+            cfg_scale=config["sampling"]["cfg_scale"],
+            seed=SEED,
+        message:
+            "Putting the methods' rows on all targets side by side"
+        script:
+            "../scripts/compare_variants.py"
