@@ -56,8 +56,8 @@ def prompt_sizes(text: dict[str, Any]) -> dict[str, Any]:
         text: config section.
 
     Returns:
-        Fields of prompts: of captions' features, of tokens, but for the null prompt, which the tokenizer says, of words'
-        ids, the last of which is the prompt of no caption, or of classes, one row each, the null class behind the last.
+        Fields of prompts: of captions' features; of tokens, but for the null prompt, which the tokenizer says; of
+        words' ids, the last of which is the prompt of no caption; or of classes, one row each, the null class last.
     """
     if text["encoder"] == "classes":
         return {"num_text_tokens": 1, "num_prompt_ids": text["num_classes"] + 1, "null_ids": (text["num_classes"],)}

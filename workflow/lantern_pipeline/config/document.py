@@ -35,7 +35,7 @@ def make_page() -> str:
     properties = load_yaml(SCHEMA_PATH)["properties"]
     config = load_yaml(ROOT / "config.yaml")
     comments = read_comments((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    alone = {name: node for name, node in properties.items() if "type" not in node or node["type"] in _TYPES}
+    alone = {name: node for name, node in properties.items() if "type" not in node or str(node["type"]) in _TYPES}
     parts = [PROSE.read_text(encoding="utf-8"), _table(_rows(alone, "", config, comments))]
     for name, node in properties.items():
         if name not in alone:
