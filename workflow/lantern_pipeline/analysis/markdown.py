@@ -145,8 +145,8 @@ def render_generality_page(table: pd.DataFrame) -> str:
 
 def publish(root: Path) -> list[str]:
     """Writes the blocks of README.md and docs/results.md from docs/results.csv and docs/findings.json,
-    and where they are there, docs/targets.csv, docs/targets/target_steps.csv, docs/peers.csv, docs/peers.json and
-    docs/generality.csv.
+    and where they are there, docs/targets.csv, docs/targets/target_steps.csv, docs/peers.csv, docs/peers.json and the
+    table of experiments/generality.yaml.
 
     A figure's line is the first sentence of its caption. Returns the names of the pages that changed.
     """
