@@ -15,6 +15,19 @@ def code_dtype(vocab: int) -> torch.dtype:
     return torch.int16 if vocab <= torch.iinfo(torch.int16).max else torch.int32
 
 
+def drop_line_ends(tokens: torch.Tensor, grid: int) -> torch.Tensor:
+    """What stands in lines of `grid` codes, without what stands at their ends where the target draws a token there.
+
+    Args:
+        tokens: of square images, or values of them, (..., grid * grid) or (..., grid * (grid + 1)).
+        grid: side of the images in codes.
+
+    Returns:
+        (..., grid * grid).
+    """
+    return tokens.unflatten(-1, (grid, -1))[..., :grid].flatten(-2)
+
+
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
     """Table of nearest codes, the code itself excluded.
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from lantern.attention_mask import window_table
 from lantern.decoding_state import DecodingState, Generation
@@ -73,7 +74,7 @@ def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCon
         drafter = NoDrafter(device)
     elif spec.drafts == "jacobi" or (spec.drafts == "sjd" and sampling.is_greedy):
         # At temperature 0 SJD drafts are the most probable tokens of the last step, and all tests are for equality.
-        drafter = JacobiDrafter(static_tree(shape, device), target.config.num_image_tokens)
+        drafter = JacobiDrafter(static_tree(shape, device), target.config)
     elif spec.relaxation == "longest_chain":
         tree = static_tree(shape, device)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), device)
@@ -81,7 +82,7 @@ def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCon
     elif spec.drafts == "sjd":
         drafter = SpeculativeJacobiDrafter(static_tree(shape, device), spec, target.config)
     elif spec.drafts == "hybrid":
-        jacobi = JacobiDrafter(static_tree(shape.jacobi, device), target.config.num_image_tokens)
+        jacobi = JacobiDrafter(static_tree(shape.jacobi, device), target.config)
         tree = static_tree(shape.drafter, device)
         most_pending = max(jacobi.max_depth, tree.max_depth) + 1
         drafter = HybridDrafter(jacobi, EagleDrafter(models.draft, target, "coupled", tree, sampling, most_pending))
@@ -126,8 +127,11 @@ class Decoder:
         records_margins: bool = False,
         stepping: str = "auto",
     ) -> None:
+        config, table = models.target.config, models.nearest_codes
+        if table is not None and config.line_end is not None:  # a row for it; where it stands, nothing else has mass
+            models = replace(models, nearest_codes=F.pad(table, (0, 0, 0, config.vocab_size - len(table))))
         self.models, self.spec, self.sampling, self.records_margins = models, spec, sampling, records_margins
-        self.target, config = models.target, models.target.config
+        self.target = models.target
         self.num_tokens, self.num_text = config.num_image_tokens, config.num_text_tokens
         self.device, self.dtype = self.target.device, self.target.dtype
         self.drafter: Drafter = make_drafter(models, spec, sampling)
@@ -244,9 +248,9 @@ class Decoder:
         state.noise.fill(rows, fields)
         for tensor, value in ((state.lengths, 1), (state.num_steps, 0), (state.is_substituted, False)):
             tensor.index_fill_(0, index, value)
-        keys = self.target.guided_logits(hidden[:, :, -1:], self.sampling.cfg_scale)
+        position = torch.zeros(len(state.tokens), 1, dtype=torch.int64, device=self.device)
+        keys = self.target.guided_logits(hidden[:, :, -1:], self.sampling.cfg_scale, position[: len(index)])
         if not self.sampling.is_greedy:
-            position = torch.zeros(len(state.tokens), 1, dtype=torch.int64, device=self.device)
             noise = state.noise.gumbel("target", position).index_select(0, index)
             keys = filter_logits(keys, self.sampling) + noise
         first = keys.argmax(-1)
@@ -318,7 +322,7 @@ class Decoder:
         return self.target.extend(state.cache, proposal.tokens, slots, slots, mask)
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
-        logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)
+        logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         return Scores(hidden, logits, positions, state.noise, self.sampling)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:

@@ -144,7 +144,7 @@ class EagleDrafter:
         """(log-weights after the filters, the same with the noise that picks the drafts), each (batch, nodes,
         vocab).
         """
-        logits = self.target.guided_logits(hidden, self.sampling.cfg_scale)
+        logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         if self.sampling.is_greedy:
             return logits, logits
         weights = filter_logits(logits, self.sampling)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
-from lantern.codebook import code_dtype
+from lantern.codebook import code_dtype, drop_line_ends
 from lantern.decoding import Decoder, DecodingModels
 from lantern.decoding_state import Generation
 from lantern.io import load_tensors
@@ -99,12 +99,12 @@ def draw_images(
         run_seed: of the noise fields.
 
     Returns:
-        (codes, int64 (images, tokens); pixels, uint8 (images, size, size, 3)).
+        (tokens, int64 (images, tokens); pixels, uint8 (images, size, size, 3)).
     """
     prompts = [Prompt(str(place), text) for place, text in enumerate(texts)]
     generation, _ = decode_timed(decoder, prompts, encoder, run_seed)
     with torch.inference_mode():
-        images = image_decoder(generation.codes)
+        images = image_decoder(drop_line_ends(generation.codes, decoder.target.config.grid))
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return generation.codes, pixels.permute(0, 2, 3, 1)
 

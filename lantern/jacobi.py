@@ -19,6 +19,7 @@ import torch
 from lantern.draft_tree import StaticTree, first_ranks, join_trees
 from lantern.drafting import Prefill, Proposal, best_codes
 from lantern.eagle import EagleDrafter, EagleState
+from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 
 if TYPE_CHECKING:
@@ -43,22 +44,23 @@ class JacobiDrafter:
     Args:
         tree: its depth is the window, the places ahead that are guessed; the child of rank r is the r-th best guess of
             its place, whatever stands before it. Guesses are renewed along the path of first ranks.
-        num_tokens: of an image.
+        config: of the target.
     """
 
     noise_streams = ()
 
-    def __init__(self, tree: StaticTree, num_tokens: int) -> None:
-        self.tree, self.max_depth, self.num_tokens = tree, tree.max_depth, num_tokens
+    def __init__(self, tree: StaticTree, config: TargetConfig) -> None:
+        self.tree, self.max_depth, self.config = tree, tree.max_depth, config
         self.num_siblings = int(tree.ranks.max()) + 1
         self._chain = first_ranks(tree)
         self._ahead = torch.arange(2 * self.max_depth + 1, device=tree.parents.device)  # places that `observe` guesses
         # of each node but the root, among the guesses of the places ahead
+        self._line_end = torch.where(tree.ranks[:, 1:] == 0, config.num_codes, -1)
         self._guess_index = ((tree.depths - 1) * self.num_siblings + tree.ranks)[:, 1:]
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiState:
         """See `Drafter`."""
-        shape = (num_rows, self.num_tokens + 2 * self.max_depth + 1, self.num_siblings)
+        shape = (num_rows, self.config.num_image_tokens + 2 * self.max_depth + 1, self.num_siblings)
         return JacobiState(torch.zeros(shape, dtype=torch.int64, device=self.tree.parents.device))
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
@@ -68,7 +70,11 @@ class JacobiDrafter:
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """The guesses of the places behind the root."""
         index = lengths[:, None] * self.num_siblings + self._guess_index
-        return Proposal(torch.cat([root, state.guesses.flatten(1).gather(1, index)], dim=1), self.tree)
+        guesses = state.guesses.flatten(1).gather(1, index)
+        if self.config.line_end is not None:  # one token is possible at the end of a line
+            is_end = self.config.ends_line(lengths[:, None] + self.tree.depths[:, 1:] - 1)
+            guesses = torch.where(is_end, self._line_end, guesses)
+        return Proposal(torch.cat([root, guesses], dim=1), self.tree)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Keeps the target's draws of the window, the last of them for the places that enter it next, too."""

@@ -73,13 +73,15 @@ class SpeculativeJacobiDrafter:
 
     def __init__(self, tree: StaticTree, spec: MethodSpec, config: TargetConfig) -> None:
         self.tree, self.max_depth, self.spec = tree, tree.max_depth, spec
-        self.vocab_size, self.line_width = config.vocab_size, config.grid
+        self.vocab_size, self.config = config.vocab_size, config
         self.noise_streams = (
             "initial",
             "draft" if spec.coupling == "gumbel" else "redraw",
             *(["keep"] if spec.coupling == "maximal" else []),
             *(["sibling"] if tree.ranks.any() else []),
         )
+        codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
+        self._uniform = codes / config.num_codes
         self._chain = first_ranks(tree)  # nodes of the places' first drafts, behind the root
         self._chain_inner = torch.searchsorted(tree.parent_nodes, self._chain[:-1])
         self._inner_depths = tree.depths[0, tree.parent_nodes]
@@ -150,14 +152,17 @@ class SpeculativeJacobiDrafter:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Initial drafts of all places, (batch, window), and their labels, (batch, window, vocab)."""
         noise = state.noise.fresh("initial", positions, self._steps[:, :-1])
-        drafts = (noise.double() * self.vocab_size).long()
+        drafts = (noise.double() * self.config.num_codes).long()
         if self.spec.initial != "random":  # the first token of a line has no left neighbour
             known = torch.cat([root, state.drafts], dim=1).gather(1, state.counts)
             left = known if self.spec.initial == "repeat" else state.likely
-            drafts = torch.where(positions % self.line_width == 0, drafts, left)
+            drafts = torch.where(positions % self.config.line_width == 0, drafts, left)
+        is_end = self.config.ends_line(positions)  # where one token is possible
+        drafts = torch.where(is_end, self.config.num_codes, drafts)
+        labels = torch.zeros_like(state.labels).scatter_(-1, drafts[..., None], 1.0)
         if self.spec.labels == "uniform":
-            return drafts, torch.full_like(state.labels, 1 / self.vocab_size)
-        return drafts, torch.zeros_like(state.labels).scatter_(-1, drafts[..., None], 1.0)
+            labels = torch.where(is_end[..., None], labels, self._uniform)
+        return drafts, labels
 
     def _draw_siblings(self, noise: NoiseField, left: torch.Tensor, positions: torch.Tensor) -> Iterator[torch.Tensor]:
         """Further drafts of the first places, int64 (batch, window), -1 where no more are left; one per rank. `left` is

@@ -38,25 +38,25 @@ class Feed:
     drawn: int | None
 
 
-def line_schedule(grid: int, window: int, is_public: bool = False) -> list[list[Feed]]:
+def line_schedule(lines: tuple[int, int], window: int, is_public: bool = False) -> list[list[Feed]]:
     """Which tokens are fed in which forward: one list per forward after the prefill, which draws position 0.
 
     Args:
-        grid: lines of the image, and tokens of a line.
+        lines: of the image, and tokens of a line.
         window: tokens that a line holds when the next one begins; with a whole line or more, nothing is parallel.
         is_public: as the public code for LlamaGen: line 1 begins when line 0 is complete.
     """
-    window = min(window, grid)
-    begins = [line * window + (grid - window) * (is_public and line > 0) for line in range(grid)]
-    forwards: list[list[Feed]] = [[] for _ in range(begins[-1] + grid)]
+    (height, width), window = lines, min(window, lines[1])
+    begins = [line * window + (width - window) * (is_public and line > 0) for line in range(height)]
+    forwards: list[list[Feed]] = [[] for _ in range(begins[-1] + width)]
     for line, begin in enumerate(begins):
-        for column in range(grid):
-            drawn, now = line * grid + column, begin + column
+        for column in range(width):
+            drawn, now = line * width + column, begin + column
             source = drawn - 1
-            if column == 0 and line > 0 and begins[line - 1] + grid > now:  # the left neighbour is not drawn yet
+            if column == 0 and line > 0 and begins[line - 1] + width > now:  # the left neighbour is not drawn yet
                 above = max(line - 2, 0)
-                source = above * grid + min(now - 1 - begins[above], grid - 1)
-                forwards[begins[line - 1] + grid].append(Feed(drawn - 1, drawn - 1, None))
+                source = above * width + min(now - 1 - begins[above], width - 1)
+                forwards[begins[line - 1] + width].append(Feed(drawn - 1, drawn - 1, None))
             forwards[now].append(Feed(source, drawn - 1, drawn))
     return [sorted(feeds, key=lambda feed: feed.place) for feeds in forwards[1:]]
 
@@ -87,7 +87,8 @@ class LinesDrafter:
     noise_streams = ()
 
     def __init__(self, config: TargetConfig, window: int, is_public: bool, device: torch.device) -> None:
-        schedule, last = line_schedule(config.grid, window, is_public), config.num_image_tokens - 1
+        lines, last = (config.grid, config.line_width), config.num_image_tokens - 1
+        schedule = line_schedule(lines, window, is_public)
         num_cells, first_forwards = max(map(len, schedule)), [len(schedule)] * (last + 1)
         for forward in reversed(range(len(schedule))):
             for feed in schedule[forward]:

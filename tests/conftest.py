@@ -60,11 +60,13 @@ def load_config_of_all_figures() -> dict:
     return config
 
 
-def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0) -> DecodingModels:
+def make_models(
+    vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0, line_end: int | None = None
+) -> DecodingModels:
     """A random target, a random draft model and a random codebook's nearest codes.
 
     The heads are scaled up so that distributions are far from uniform, and the vocabulary is small, so that drafts of
-    a random draft model are accepted now and then.
+    a random draft model are accepted now and then. With a `line_end`, the last token ends lines of codes.
     """
     torch.manual_seed(seed)
     config = TargetConfig(
@@ -76,6 +78,7 @@ def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float
         num_text_tokens=5,
         caption_dim=16,
         ffn_multiple=16,
+        line_end=line_end,
     )
     target = TargetModel(config).eval()
     draft = DraftModel(DraftConfig.of(config)).eval()
@@ -85,7 +88,7 @@ def make_models(vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float
                 parameter.mul_(scale)
         draft.token_embedding.weight.copy_(target.token_embedding.weight)
         draft.from_hidden.weight.copy_(torch.eye(config.dim))
-    table = nearest_codes(torch.randn(vocab_size, 4), k=vocab_size - 1)
+    table = nearest_codes(torch.randn(config.num_codes, 4), k=config.num_codes - 1)
     return DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
 
 

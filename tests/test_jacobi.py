@@ -13,6 +13,7 @@ from lantern.draft_tree import join_trees, static_tree
 from lantern.drafting import Prefill
 from lantern.jacobi import JacobiDrafter
 from lantern.methods import make_method
+from lantern.models.config import TargetConfig
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import tree_choices
 
@@ -96,7 +97,7 @@ def test_where_the_filters_leave_one_code_there_is_no_second_guess(models):
 
 
 def test_a_new_prompt_forgets_the_guesses_of_the_old_one():
-    drafter = JacobiDrafter(static_tree(tree_choices("chain2")), num_tokens=4)
+    drafter = JacobiDrafter(static_tree(tree_choices("chain2")), TargetConfig(vocab_size=8, grid=2))
     state = drafter.allocate(2, None)
     state.guesses.fill_(9)
     drafter.fill(state, torch.tensor([1]), Prefill(None, None, torch.tensor([[5]])))

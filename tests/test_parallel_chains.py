@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from table_world import Images, TableWorld, count_images
 from conftest import DATA
 from lantern.draft_tree import static_tree
 from lantern.methods import make_method
+from lantern.models.config import TargetConfig
 from lantern.parallel_chains import ParallelChainsDrafter
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
@@ -24,7 +24,7 @@ FOLDER = DATA / "peers"
 
 def make_parts(world: TableWorld, num_chains: int, length: int, delta: float):
     spec = make_method("path_relax", tree=f"chain{length}x{num_chains}", delta=delta)
-    config = SimpleNamespace(vocab_size=world.vocab_size, grid=world.width)
+    config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
     chain = SpeculativeJacobiDrafter(static_tree(tree_choices(f"chain{length}")), spec, config)
     return ParallelChainsDrafter(static_tree(spec.tree_shape), chain), make_rule(spec, world.sampling, None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from conftest import DATA, make_prompts
 from lantern.decoding import Decoder, DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.methods import PRESETS, make_method
+from lantern.models.config import TargetConfig
 from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
 from lantern.speculative_jacobi import SpeculativeJacobiDrafter
@@ -26,7 +26,7 @@ FOLDER = DATA / "peers"
 def make_parts(world: TableWorld, name: str, embedding: torch.Tensor | None = None, **parts):
     """Drafter and rule of a preset on a table world, whose target has this embedding of its codes."""
     spec = make_method(name, **parts)
-    config = SimpleNamespace(vocab_size=world.vocab_size, grid=world.width)
+    config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
     return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_rule(
         spec, world.sampling, None, embedding
     )

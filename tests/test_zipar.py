@@ -24,7 +24,7 @@ KINDS = ("parallel_lines", "public_lines")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['grid']}-{case['window']}")
 def test_positions_are_fed_and_drawn_in_the_public_forwards(case):
     for kind in ("public", "uniform"):
-        schedule, expected = line_schedule(case["grid"], case["window"], kind == "public"), case[kind]
+        schedule, expected = line_schedule((case["grid"],) * 2, case["window"], kind == "public"), case[kind]
         drawn = {feed.drawn: number for number, feeds in enumerate(schedule, 1) for feed in feeds}
         assert [0, *(drawn[place] for place in range(1, case["grid"] ** 2))] == expected["step_of_position"]
         assert 1 + len(schedule) == expected["forwards"]
@@ -55,7 +55,7 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
 
     hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
     tokens, fed = {0: choose(hidden, 0)}, set()
-    for feeds in line_schedule(target.config.grid, spec.window, spec.relaxation == "public_lines"):
+    for feeds in line_schedule((target.config.grid,) * 2, spec.window, spec.relaxation == "public_lines"):
         known = dict(tokens)
         for feed in feeds:
             fed.add(feed.place)

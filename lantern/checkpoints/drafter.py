@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
-from lantern.checkpoints.llama import code_rows, is_chameleon, pair_neighbours
+from lantern.checkpoints.llama import is_chameleon, pair_neighbours, token_rows
 from lantern.checkpoints.llamagen import CONFIG_KEYS, check_heads, load_own, read_grid
 from lantern.checkpoints.native import copy_tensors, read_metadata
 from lantern.models.config import DraftConfig, TargetConfig
@@ -73,7 +73,7 @@ def _read_chameleon(weights: WeightFile, target: TargetConfig) -> DraftModel:
     model = DraftModel(config)
     tensors = dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:
-        tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, code_rows(table, config.vocab_size)
+        tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, token_rows(table, config)
     tensors = pair_neighbours(tensors, draft_places(model, has_bias=True), target.head_dim)
     return fill_draft(model, tensors, weights.path, has_bias=True)
 

@@ -19,7 +19,7 @@ from lantern.checkpoints import chameleon, janus
 from lantern.checkpoints.files import WeightFile, compare_with_config
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
 from lantern.checkpoints.native import copy_tensors
-from lantern.models.config import TargetConfig
+from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.target import TargetModel
 
 _FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
@@ -57,8 +57,8 @@ def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
         file.tensors = chameleon.hugging_face_names(file.tensors)
     tensors = {name: value for name, value in file.tensors.items() if not name.startswith("model.vqmodel.")}
     _require(file, "lm_head.weight", "model.embed_tokens.weight")
-    tensors["head.weight"] = code_rows(tensors.pop("lm_head.weight"), expected.vocab_size)
-    tensors["codes.weight"] = code_rows(tensors["model.embed_tokens.weight"], expected.vocab_size)
+    tensors["head.weight"] = token_rows(tensors.pop("lm_head.weight"), expected)
+    tensors["codes.weight"] = token_rows(tensors["model.embed_tokens.weight"], expected)
     return _fill(file, replace(expected, has_qk_norm=True), tensors, "model.")
 
 
@@ -74,15 +74,20 @@ def read_emu3(file: WeightFile, expected: TargetConfig) -> TargetModel:
     """Reads Emu3-Gen, whose codes are the last ids; arguments and errors as of `read_chameleon`."""
     _require(file, "lm_head.weight", "model.embed_tokens.weight")
     tensors = dict(file.tensors)
-    tensors["head.weight"] = tensors.pop("lm_head.weight")[-expected.vocab_size :]
-    tensors["codes.weight"] = tensors["model.embed_tokens.weight"][-expected.vocab_size :]
+    first = len(tensors["model.embed_tokens.weight"]) - expected.num_codes
+    tensors["head.weight"] = token_rows(tensors.pop("lm_head.weight"), expected, first)
+    tensors["codes.weight"] = token_rows(tensors["model.embed_tokens.weight"], expected, first)
     num_kv_heads = len(tensors["model.layers.0.self_attn.k_proj.weight"]) // expected.head_dim
     return _fill(file, replace(expected, num_kv_heads=num_kv_heads), tensors, "model.")
 
 
-def code_rows(table: torch.Tensor, num_codes: int) -> torch.Tensor:
-    """The rows of a table of Chameleon's vocabulary that are image codes."""
-    return table[_FIRST_CODE : _FIRST_CODE + num_codes]
+def token_rows(table: torch.Tensor, config: TargetConfig | DraftConfig, first: int = _FIRST_CODE) -> torch.Tensor:
+    """The rows of a table of the whole vocabulary that are drawn: the codes from the row `first` on, then what ends a
+    line.
+    """
+    if config.line_end is None:
+        return table[first : first + config.vocab_size]
+    return torch.cat([table[first : first + config.vocab_size - 1], table[config.line_end :][:1]])
 
 
 def _require(file: WeightFile, *names: str) -> None:

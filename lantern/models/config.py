@@ -89,8 +89,30 @@ def find_multiple(n: int, k: int) -> int:
     return -(-n // k) * k
 
 
+class Lines:
+    """How the codes of an image stand in lines, of a model's config."""
+
+    grid: int
+    columns: int
+    line_end: int | None
+
+    @property
+    def line_width(self) -> int:
+        """Tokens of a line."""
+        return (self.columns or self.grid) + (self.line_end is not None)
+
+    @property
+    def num_image_tokens(self) -> int:
+        """Tokens of an image."""
+        return self.grid * self.line_width
+
+    def ends_line(self, positions: Any) -> Any:
+        """Whether the tokens at these positions of the image end a line: numbers or tensors of them."""
+        return positions % self.line_width == (self.columns or self.grid)
+
+
 @dataclass(frozen=True)
-class TargetConfig:
+class TargetConfig(Lines):
     """Sizes of a target model; the defaults are those of the embedded world.
 
     LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
@@ -103,6 +125,9 @@ class TargetConfig:
     `ffn_width`: of the feed-forward part, where it is not 8 / 3 of dim, rounded up to `ffn_multiple`. `num_kv_heads`:
     heads of keys and values, each for as many of queries; 0 for one each.
     `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by their place.
+    `columns`: codes of a line where the image is no square of `grid`. `line_end`: id, in the prompts' vocabulary, of
+    the token that ends every line of codes; None for no such token. It is the last of the `vocab_size` tokens, and
+    drawn at the ends of lines alone.
     `has_qk_norm`: each head's queries and keys are normalised. `has_mlp_head`: the head has a hidden layer.
     """
 
@@ -124,14 +149,16 @@ class TargetConfig:
     rope: str = "2d"
     has_qk_norm: bool = False
     has_mlp_head: bool = False
+    columns: int = 0
+    line_end: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "null_ids", tuple(self.null_ids))  # JSON has lists
 
     @property
-    def num_image_tokens(self) -> int:
-        """Tokens of an image."""
-        return self.grid * self.grid
+    def num_codes(self) -> int:
+        """Codes of the image tokenizer."""
+        return self.vocab_size - (self.line_end is not None)
 
     @property
     def head_dim(self) -> int:
@@ -150,7 +177,7 @@ class TargetConfig:
 
 
 @dataclass(frozen=True)
-class DraftConfig:
+class DraftConfig(Lines):
     """Sizes of a draft model; they follow the target's.
 
     `masks_text_padding`: LlamaGen's published drafters attend to padded caption rows, ours do not.
@@ -172,6 +199,8 @@ class DraftConfig:
     num_embedded_ids: int = 0
     has_attention_norm: bool = False
     has_qk_norm: bool = False
+    columns: int = 0
+    line_end: int | None = None
 
     @classmethod
     def of(cls, target: TargetConfig) -> DraftConfig:

@@ -51,8 +51,11 @@ class TargetModel(nn.Module):
         self.final_norm = RMSNorm(config.dim, config.norm_eps)
         self.head_in = nn.Linear(config.dim, config.dim) if config.has_mlp_head else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)
-        table = rotary_table(config.num_text_tokens, config.grid, config.head_dim, config.rope_base, config.rope)
+        lines = (config.grid, config.line_width)
+        table = rotary_table(config.num_text_tokens, lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
+        is_code = torch.arange(config.vocab_size) < config.num_codes
+        self.register_buffer("forbidden", torch.stack([~is_code, is_code]), persistent=False)  # in a line, at its end
         self.decoding_layers: list[DecodingLayer] = []  # of the weights once prepared for decoding
         self._initialise()
 
@@ -81,15 +84,30 @@ class TargetModel(nn.Module):
             hidden = F.gelu(self.head_in(hidden))
         return self.head(hidden).float()
 
-    def guided_logits(self, hidden: torch.Tensor, cfg_scale: float) -> torch.Tensor:
-        """Logits of hidden states, guided where the null caption runs along: (captions, ..., dim) -> float32 (...,
-        vocab). Guidance and a linear head commute; in front of the head it halves its rows.
+    def guided_logits(
+        self, hidden: torch.Tensor, cfg_scale: float, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits of hidden states, guided where the null caption runs along. Guidance and a linear head commute; in
+        front of the head it halves its rows.
+
+        Args:
+            hidden: (captions, ..., dim).
+            cfg_scale: of the guidance.
+            positions: int64, broadcastable to (...): of the image, which the hidden states predict. Tokens that may not
+                stand there get -inf; None for the logits as the head gives them.
+
+        Returns:
+            float32, (..., vocab).
         """
         if len(hidden) == 1:
-            return self.read_logits(hidden[0])
-        if self.head_in is None:
-            return self.read_logits(guide(hidden.flatten(0, 1), cfg_scale))
-        return guide(self.read_logits(hidden.flatten(0, 1)), cfg_scale)
+            logits = self.read_logits(hidden[0])
+        elif self.head_in is None:
+            logits = self.read_logits(guide(hidden.flatten(0, 1), cfg_scale))
+        else:
+            logits = guide(self.read_logits(hidden.flatten(0, 1)), cfg_scale)
+        if positions is None or self.config.line_end is None:
+            return logits
+        return logits.masked_fill(F.embedding(self.config.ends_line(positions).long(), self.forbidden), -torch.inf)
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
         """Caption features (..., num_text_tokens, caption_dim), or ids int64 (..., num_text_tokens) -> (...,

@@ -18,33 +18,35 @@ from lantern.kv_cache import LayerCache
 from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
 
 
-def rotary_table(num_text_tokens: int, grid: int, head_dim: int, base: float, kind: str = "2d") -> torch.Tensor:
-    """Rotary table over a text prefix and a square image grid.
+def rotary_table(
+    num_text_tokens: int, lines: tuple[int, int], head_dim: int, base: float, kind: str = "2d"
+) -> torch.Tensor:
+    """Rotary table over a text prefix and the lines of an image.
 
     Args:
         num_text_tokens: rows in front, in "2d" of zeros; a zero row zeroes queries and keys, so that attention over
             text is uniform.
-        grid: side of the image grid in tokens; rows follow in raster order.
+        lines: of the image, and tokens of a line; rows follow in raster order.
         head_dim: width of one attention head; divisible by 4.
         base: rotary base.
         kind: "2d", LlamaGen's: the first half of the channels turns with the grid row, the second with the column; or
             "1d", that of language models: all channels turn with the place in the sequence, the prompt's rows too.
 
     Returns:
-        complex64, (num_text_tokens + grid * grid + OVERSHOOT, head_dim / 2), of pairs of neighbouring channels.
+        complex64, (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2), of pairs of neighbouring channels.
 
     Source: LlamaGen autoregressive/models/gpt.py (precompute_freqs_cis_2d), convention needed by its checkpoints.
     """
-    half = head_dim // 2
+    half, (height, width) = head_dim // 2, lines
     if kind == "1d":
         frequencies = base ** (-torch.arange(half, dtype=torch.float32) / half)
-        places = torch.arange(num_text_tokens + grid * grid + OVERSHOOT, dtype=torch.float32)
+        places = torch.arange(num_text_tokens + height * width + OVERSHOOT, dtype=torch.float32)
         return torch.polar(torch.ones(()), torch.outer(places, frequencies))
     frequencies = base ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)  # (head_dim / 4)
-    angles = torch.outer(torch.arange(grid, dtype=torch.float32), frequencies)  # (grid, head_dim / 4)
-    by_row = angles[:, None, :].expand(grid, grid, -1)
-    by_column = angles[None, :, :].expand(grid, grid, -1)
-    image_rows = torch.polar(torch.ones(()), torch.cat([by_row, by_column], dim=-1).reshape(grid * grid, half))
+    angles = torch.outer(torch.arange(max(lines), dtype=torch.float32), frequencies)  # (..., head_dim / 4)
+    by_row = angles[:height, None, :].expand(height, width, -1)
+    by_column = angles[None, :width, :].expand(height, width, -1)
+    image_rows = torch.polar(torch.ones(()), torch.cat([by_row, by_column], dim=-1).reshape(-1, half))
     outside = torch.zeros(num_text_tokens + OVERSHOOT, half, dtype=torch.complex64)
     return torch.cat([outside[:num_text_tokens], image_rows, outside[num_text_tokens:]])
 

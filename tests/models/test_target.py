@@ -130,7 +130,7 @@ def test_later_tokens_have_no_say(model):
 
 def test_rotary_table_by_eye():
     """Head width 4 has one frequency, 1: the first pair turns by the row, the second by the column, in radians."""
-    table = rotary_table(num_text_tokens=1, grid=2, head_dim=4, base=100.0)
+    table = rotary_table(num_text_tokens=1, lines=(2, 2), head_dim=4, base=100.0)
     angle = torch.angle(table[1:5])
     torch.testing.assert_close(angle, torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]))
     assert (table[0] == 0).all()
