@@ -37,6 +37,7 @@ PRESETS = {
     ("static", "coupled"): "proximity",
     ("dynamic", "top"): "lantern",
     ("static", "jacobi"): "jacobi",
+    ("static", "sjd"): "jacobi",  # whose verification has more operations, of hundreds
     ("static", "hybrid"): "hybrid",
 }
 
