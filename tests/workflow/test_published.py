@@ -225,6 +225,7 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
         (["llamagen_stage1", "llamagen_quick"], 54, []),
         (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 86, ["train_drafter"]),
         (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 539, ["train_drafter"]),
+        (["anole"], 430, []),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
 )
