@@ -22,9 +22,8 @@ from lantern.decoding import Decoder, DecodingModels
 from lantern.decoding_state import Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, cast_target
+from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
-from lantern.models.transformer import cast_weights
 from lantern.noise import ImageNoise
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
@@ -52,10 +51,9 @@ def load_decoding_models(
         ValueError: a foreign or truncated file, or a draft model that does not fit the target.
     """
     number_format = getattr(torch, dtype)
-    model = cast_target(load_model(target, TargetModel), number_format).to(device)
-    models = DecodingModels(model.prepare_for_decoding())
+    models = DecodingModels(load_model(target, TargetModel, number_format, device).prepare_for_decoding())
     if draft is not None:
-        models.draft = cast_weights(load_model(draft, DraftModel), number_format).to(device).prepare_for_decoding()
+        models.draft = load_model(draft, DraftModel, number_format, device).prepare_for_decoding()
         for name in ("dim", "vocab_size", "grid", "num_text_tokens"):
             expected, found = getattr(models.target.config, name), getattr(models.draft.config, name)
             if expected != found:

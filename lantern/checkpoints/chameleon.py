@@ -29,17 +29,14 @@ def is_meta(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def hugging_face_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of Meta's layout by Hugging Face's names, and as they lie there: channels of queries and keys that
-    are turned together are half a head apart, and norms of heads have a row.
+    """The tensors of Meta's layout by Hugging Face's names; norms of heads have a row. Channels of queries and keys
+    that are turned together stay where they lie, side by side.
     """
-    head_dim = len(tensors["layers.0.attention.q_normalization.weight"])
     found = {}
     for name, tensor in tensors.items():
         layer, stem, kind = re.fullmatch(r"(layers\.\d+\.)?(.*)\.(\w+)", name).groups(default="")
-        if re.match(r"attention\.(w[qk]$|[qk]_)", stem):
-            pairs = tensor.reshape(-1, head_dim // 2, 2, tensor.shape[1] if tensor.ndim == 2 else 1)
-            tensor = pairs.transpose(1, 2).reshape(tensor.shape if tensor.ndim == 2 else (1, head_dim))
-        found[f"{layer and 'model.' + layer}{_RENAMED.get(stem, stem)}.{kind}"] = tensor
+        is_norm = stem.endswith("_normalization")
+        found[f"{layer and 'model.' + layer}{_RENAMED.get(stem, stem)}.{kind}"] = tensor[None] if is_norm else tensor
     return found
 
 

@@ -15,9 +15,9 @@ from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
-from lantern.checkpoints.llama import is_chameleon, pair_neighbours, token_rows
+from lantern.checkpoints.llama import expand_norms, is_chameleon, pair_neighbours, token_rows
 from lantern.checkpoints.llamagen import CONFIG_KEYS, check_heads, load_own, read_grid
-from lantern.checkpoints.native import copy_tensors, read_metadata
+from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
@@ -30,15 +30,16 @@ _TARGET_MATRICES = ("token_embedding.weight", "head.weight")
 _ROUNDING = 0.01  # of the norm; bfloat16 rounds by 0.002
 
 
-def read_draft(path: Path, target: TargetConfig) -> DraftModel:
+def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.float32) -> DraftModel:
     """Reads a drafter of the LANTERN authors, or one of our own.
 
     Args:
         path: `pytorch_model.bin` or safetensors with config.json beside it, or their folder.
         target: sizes of the target that it drafts for.
+        dtype: number format of its weights.
 
     Returns:
-        The model in evaluation mode, float32, with the file's own token embedding.
+        The model in evaluation mode, with the file's own token embedding.
 
     Raises:
         FileNotFoundError: a missing file; names it.
@@ -46,16 +47,16 @@ def read_draft(path: Path, target: TargetConfig) -> DraftModel:
     """
     file = find_weights(path)
     if read_metadata(file) is not None:
-        return load_own(file, DraftModel, target)
+        return load_own(file, DraftModel, target, dtype)
     weights = read_weights(file)
     if is_chameleon(weights):
-        return _read_chameleon(weights, target)
+        return _read_chameleon(weights, target, dtype)
     config = _read_config(weights, target)
     has_bias = bool(weights.require_settings().get("bias", True))
-    return fill_draft(DraftModel(config), weights.tensors, weights.path, has_bias)
+    return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
 
 
-def _read_chameleon(weights: WeightFile, target: TargetConfig) -> DraftModel:
+def _read_chameleon(weights: WeightFile, target: TargetConfig, dtype: torch.dtype) -> DraftModel:
     """Reads a drafter for Anole or Lumina-mGPT, which sees the prompt's ids."""
     check_heads(weights)
     for name in ("dim", "num_heads"):
@@ -70,12 +71,13 @@ def _read_chameleon(weights: WeightFile, target: TargetConfig) -> DraftModel:
         has_attention_norm=True,
         has_qk_norm=True,
     )
-    model = DraftModel(config)
+    model = empty_model(DraftModel, config, dtype)
     tensors = dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:
         tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, token_rows(table, config)
-    tensors = pair_neighbours(tensors, draft_places(model, has_bias=True), target.head_dim)
-    return fill_draft(model, tensors, weights.path, has_bias=True)
+    fill_draft(model, expand_norms(tensors, draft_places(model, has_bias=True)), weights.path, has_bias=True)
+    pair_neighbours(draft_places(model, has_bias=True), target.head_dim)
+    return model
 
 
 def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:

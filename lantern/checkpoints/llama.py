@@ -18,11 +18,12 @@ import torch
 from lantern.checkpoints import chameleon, janus
 from lantern.checkpoints.files import WeightFile, compare_with_config
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
-from lantern.checkpoints.native import copy_tensors
+from lantern.checkpoints.native import copy_tensors, empty_model
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.target import TargetModel
 
 _FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
+_PROJECTION, _NORM = (re.compile(rf"[.][qk]_{part}[.]") for part in ("proj", "norm"))
 
 
 def is_chameleon(file: WeightFile) -> bool:
@@ -30,7 +31,7 @@ def is_chameleon(file: WeightFile) -> bool:
     return any(".q_norm." in name for name in file.tensors)
 
 
-def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig], TargetModel] | None:
+def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig, torch.dtype], TargetModel] | None:
     """What reads a file; None where it is of none of these models."""
     if janus.is_janus(file.tensors):
         return read_janus
@@ -40,37 +41,38 @@ def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig], Targe
     return read_emu3 if len(keys) < len(queries) else None
 
 
-def read_chameleon(file: WeightFile, expected: TargetConfig) -> TargetModel:
+def read_chameleon(file: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
     """Reads Anole or Lumina-mGPT in Hugging Face's layout or in Meta's.
 
     Args:
         file: see `read_weights`.
         expected: sizes, and the null prompt; the options of the transformer are the family's.
+        dtype: see `read_target`.
 
     Returns:
-        The model in evaluation mode, float32.
+        The model in evaluation mode.
 
     Raises:
         ValueError: the file lacks a tensor, has other sizes than expected, or captions are expected instead of ids.
     """
-    if chameleon.is_meta(file.tensors):
+    if is_meta := chameleon.is_meta(file.tensors):
         file.tensors = chameleon.hugging_face_names(file.tensors)
     tensors = {name: value for name, value in file.tensors.items() if not name.startswith("model.vqmodel.")}
     _require(file, "lm_head.weight", "model.embed_tokens.weight")
     tensors["head.weight"] = token_rows(tensors.pop("lm_head.weight"), expected)
     tensors["codes.weight"] = token_rows(tensors["model.embed_tokens.weight"], expected)
-    return _fill(file, replace(expected, has_qk_norm=True), tensors, "model.")
+    return _fill(file, replace(expected, has_qk_norm=True), tensors, "model.", dtype, is_paired=is_meta)
 
 
-def read_janus(file: WeightFile, expected: TargetConfig) -> TargetModel:
+def read_janus(file: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
     """Reads Janus-Pro; arguments and errors as of `read_chameleon`."""
     file = replace(file, tensors=janus.official_names(file.tensors))
     _require(file, *janus.REQUIRED)
     config = replace(expected, has_mlp_head=True, norm_eps=janus.NORM_EPS)
-    return _fill(file, config, janus.target_tensors(file.tensors), janus.PREFIX)
+    return _fill(file, config, janus.target_tensors(file.tensors), janus.PREFIX, dtype)
 
 
-def read_emu3(file: WeightFile, expected: TargetConfig) -> TargetModel:
+def read_emu3(file: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
     """Reads Emu3-Gen, whose codes are the last ids; arguments and errors as of `read_chameleon`."""
     _require(file, "lm_head.weight", "model.embed_tokens.weight")
     tensors = dict(file.tensors)
@@ -78,7 +80,7 @@ def read_emu3(file: WeightFile, expected: TargetConfig) -> TargetModel:
     tensors["head.weight"] = token_rows(tensors.pop("lm_head.weight"), expected, first)
     tensors["codes.weight"] = token_rows(tensors["model.embed_tokens.weight"], expected, first)
     num_kv_heads = len(tensors["model.layers.0.self_attn.k_proj.weight"]) // expected.head_dim
-    return _fill(file, replace(expected, num_kv_heads=num_kv_heads), tensors, "model.")
+    return _fill(file, replace(expected, num_kv_heads=num_kv_heads), tensors, "model.", dtype)
 
 
 def token_rows(table: torch.Tensor, config: TargetConfig | DraftConfig, first: int = _FIRST_CODE) -> torch.Tensor:
@@ -96,7 +98,16 @@ def _require(file: WeightFile, *names: str) -> None:
             raise ValueError(f"{file.path} lacks the tensor {name}; fetch it again, or choose another checkpoint")
 
 
-def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tensor], prefix: str) -> TargetModel:
+def _fill(
+    file: WeightFile,
+    config: TargetConfig,
+    tensors: dict[str, torch.Tensor],
+    prefix: str,
+    dtype: torch.dtype,
+    *,
+    is_paired: bool = False,
+) -> TargetModel:
+    """The model of some tensors; `is_paired`: see `pair_neighbours`, which they do not need."""
     settings = file.settings or {}
     for part in ("language_config", "text_config"):  # Janus' has those of its parts below each other
         settings = settings.get(part, settings)
@@ -114,7 +125,7 @@ def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tenso
         norm_eps=settings.get("rms_norm_eps", config.norm_eps),
         num_prompt_ids=len(tensors[f"{prefix}embed_tokens.weight"]),
     )
-    model = TargetModel(config)
+    model = empty_model(TargetModel, config, dtype)
     own = model.state_dict()
     places = {
         f"{prefix}embed_tokens.weight": own["prompt_embedding.weight"],
@@ -124,27 +135,32 @@ def _fill(file: WeightFile, config: TargetConfig, tensors: dict[str, torch.Tenso
     }
     for index, layer in enumerate(model.layers):
         places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
-    copy_tensors(pair_neighbours(tensors, places, config.head_dim), places, file.path)
+    copy_tensors(expand_norms(tensors, places), places, file.path)
+    if not is_paired:
+        pair_neighbours(places, config.head_dim)
     return model.eval()
 
 
-def pair_neighbours(
-    tensors: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor], head_dim: int
-) -> dict[str, torch.Tensor]:
-    """Puts the channels of queries and keys that are turned together side by side: in the file they lie half a head
-    apart. Lumina-mGPT's norms of queries and keys have one row for all heads.
-
-    Args:
-        tensors: of a file, by its names.
-        places: where they go, which says their shapes; a tensor of another shape stays as it is.
-        head_dim: channels of a head.
+def expand_norms(tensors: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A file's tensors by name, with the norms of queries and keys that have one row for all heads, as Lumina-mGPT's,
+    given to each; `places` says how many there are.
     """
     found = dict(tensors)
-    for name, place in places.items():
-        if name in found and re.search(r"[.][qk]_(proj|norm)[.]", name):
-            if found[name].shape == (1, *place.shape[1:]):
-                found[name] = found[name].expand(place.shape)
-            if found[name].shape == place.shape:
-                channels = found[name].reshape(-1, 2, head_dim // 2, place.shape[1] if "_proj." in name else 1)
-                found[name] = channels.transpose(1, 2).reshape(place.shape)
+    for name in found.keys() & places.keys():
+        if _NORM.search(name) and found[name].shape == (1, *places[name].shape[1:]):
+            found[name] = found[name].expand(places[name].shape)
     return found
+
+
+def pair_neighbours(places: Mapping[str, torch.Tensor], head_dim: int) -> None:
+    """Puts the channels of queries and keys that are turned together side by side, in place: published layouts have
+    them half a head apart.
+
+    Args:
+        places: weights of a model by published name.
+        head_dim: channels of a head.
+    """
+    for name, place in places.items():
+        if _NORM.search(name) or _PROJECTION.search(name):
+            channels = place.reshape(-1, 2, head_dim // 2, 1 if _NORM.search(name) else place.shape[1])
+            place.copy_(channels.transpose(1, 2).reshape(place.shape))

@@ -21,7 +21,7 @@ from lantern.checkpoints import chameleon, janus
 from lantern.checkpoints.files import WeightFile, compare_with_config, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.llama import llama_reader
-from lantern.checkpoints.native import Model, copy_tensors, load_model, load_weights, read_metadata
+from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, load_weights, read_metadata
 from lantern.models.config import LLAMAGEN_SIZES, TargetConfig
 from lantern.models.target import TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -42,7 +42,7 @@ NULL_CAPTION_ROWS = 120  # rows of LlamaGen's null caption, whatever the model's
 log = logging.getLogger(__name__)
 
 
-def read_target(path: Path, expected: TargetConfig) -> TargetModel:
+def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32) -> TargetModel:
     """Reads a target of whatever family and layout its tensors tell: LlamaGen's original file, the LANTERN authors'
     Hugging Face layout, one of `checkpoints.llama`, or our own.
 
@@ -50,9 +50,10 @@ def read_target(path: Path, expected: TargetConfig) -> TargetModel:
         path: file or folder, see `read_weights`.
         expected: sizes that the config gives. `norm_eps`, `rope_base` and the feed-forward width of a Hugging Face
             layout are read from its config.json; an original file holds none of them and has the expected ones.
+        dtype: number format of all weights but `TargetModel.wide`; each is cast as it is read.
 
     Returns:
-        The model in evaluation mode, float32.
+        The model in evaluation mode.
 
     Raises:
         FileNotFoundError: a missing file; names it.
@@ -60,10 +61,10 @@ def read_target(path: Path, expected: TargetConfig) -> TargetModel:
     """
     file = find_weights(path)
     if read_metadata(file) is not None:
-        return load_own(file, TargetModel, expected)
+        return load_own(file, TargetModel, expected, dtype)
     weights = read_weights(file)
     if (reader := llama_reader(weights)) is not None:
-        return reader(weights, expected)
+        return reader(weights, expected, dtype)
     is_hugging_face = "lm_head.weight" in weights.tensors or any(name.startswith("model.") for name in weights.tensors)
     if is_hugging_face:
         config = _read_config(weights, expected)
@@ -73,18 +74,18 @@ def read_target(path: Path, expected: TargetConfig) -> TargetModel:
         config = expected
         if "cls_token_num" in weights.args:
             _cut_null_caption(weights.tensors, config)
-    model = TargetModel(config)
+    model = empty_model(TargetModel, config, dtype)
     copy_tensors(weights.tensors, target_places(model, is_hugging_face), weights.path)
     return model.eval()
 
 
-def load_own(file: Path, cls: type[Model], target: TargetConfig) -> Model:
+def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dtype) -> Model:
     """Reads a target or a drafter in our own layout.
 
     Raises:
         ValueError: its sizes are not those of the target; see also `load_model`.
     """
-    model = load_model(file, cls)
+    model = load_model(file, cls, dtype)
     for name, (config_key, _) in {**CONFIG_KEYS, "num_prompt_ids": ("text.num_classes", "num_classes")}.items():
         if hasattr(model.config, name):
             compare_with_config(file, name, getattr(target, name), getattr(model.config, name), config_key)

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, save_tensors
 
@@ -34,15 +36,19 @@ def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
 
-def load_model(path: Path | str, cls: type[Model]) -> Model:
-    """Reads a model that `save_model` wrote.
+def load_model(
+    path: Path | str, cls: type[Model], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Model:
+    """Reads a model that `save_model` wrote, tensor by tensor: memory holds it once, in its final number format.
 
     Args:
         path: the file.
         cls: class of the model; says its `kind` and its `config_class`.
+        dtype: number format of its weights but those of `cls.wide`; None for the file's.
+        device: where it shall lie.
 
     Returns:
-        The model in evaluation mode, on the CPU.
+        The model in evaluation mode.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -54,7 +60,39 @@ def load_model(path: Path | str, cls: type[Model]) -> Model:
     found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
     if found != cls.kind:
         raise ValueError(f"{path} should hold a {cls.kind}, found {found}; delete it and run its rule again")
-    return load_weights(cls(cls.config_class(**metadata["config"])), state, path)
+    formats = {name: dtype or tensor.dtype for name, tensor in state.items()}
+    return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), formats, device), state, path)
+
+
+def empty_model(
+    cls: type[Model],
+    config: Any,
+    dtype: torch.dtype | Mapping[str, torch.dtype],
+    device: torch.device | str = "cpu",
+) -> Model:
+    """A model whose parameters are still to be written.
+
+    Args:
+        cls: its class; parameters whose names begin with one of its `wide`, where it has some, are float32.
+        config: its sizes.
+        dtype: number format of the others, or of each by name; float32 where a name is missing.
+        device: where it shall lie.
+    """
+    # No storage and no random numbers for parameters at first: a large model's are gigabytes, and seconds.
+    without_storage = register_module_parameter_registration_hook(
+        lambda module, name, parameter: None if parameter is None else nn.Parameter(parameter.to("meta"))
+    )
+    try:
+        model = cls(config)
+    finally:
+        without_storage.remove()
+    for name, parameter in list(model.named_parameters()):
+        wanted = dtype if isinstance(dtype, torch.dtype) else dtype.get(name, torch.float32)
+        wanted = torch.float32 if name.startswith(getattr(cls, "wide", ())) else wanted
+        module, _, last = name.rpartition(".")
+        empty = torch.empty(parameter.shape, dtype=wanted, device=device)
+        setattr(model.get_submodule(module), last, nn.Parameter(empty))
+    return model.to(device)
 
 
 def read_metadata(path: Path | str) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ class TargetModel(nn.Module):
 
     kind = "target_model"  # of its checkpoints
     config_class = TargetConfig
+    wide = ("head.", "head_in.")  # weights that stay float32: guidance, filters and acceptance start from such logits
 
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
@@ -233,8 +234,8 @@ class TargetModel(nn.Module):
 
 
 def cast_target(model: TargetModel, dtype: torch.dtype) -> TargetModel:
-    """Casts a target in place, all but its head: guidance, filters and acceptance start from float32 logits.
+    """Casts a target in place, all but its `wide` weights.
 
     In bfloat16 the best two of 16384 logits are often equal; a float32 head costs dim x vocab x 2 bytes more.
     """
-    return cast_weights(model, dtype, kept=("head.", "head_in."))
+    return cast_weights(model, dtype, kept=TargetModel.wide)

@@ -76,6 +76,7 @@ if config["target"]["checkpoint"]:
             settings=config["target"],
             codes=CODES,
             text=config["text"],
+            dtype=config["generation"]["dtype"],
         message:
             "Converting the target model"
         script:
@@ -134,6 +135,7 @@ if config["drafter"]["checkpoint"]:
             disk_mb=SIZES.drafter_disk_mb(is_trained=False),
         params:
             code=code("convert_drafter.py"),
+            dtype=config["generation"]["dtype"],
         message:
             "Converting the draft model"
         script:

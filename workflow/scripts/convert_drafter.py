@@ -1,5 +1,7 @@
 """Brings a drafter of another run, or a published one, into our layout, after comparing it with its target."""
 
+import torch
+
 from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import read_metadata, save_model
 from lantern.io import write_json
@@ -10,7 +12,7 @@ from lantern_pipeline.runtime.job import job_log
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)
     target = TargetConfig(**read_metadata(snakemake.input.target)["config"])
-    model = read_draft(path, target)
+    model = read_draft(path, target, getattr(torch, snakemake.params.dtype))
     report = describe_conversion(snakemake.input.checkpoint, model)
     embedding = find_embedding(model, snakemake.input.target)
     if embedding is None and "val_loss" not in report:  # our own training changes it

@@ -1,5 +1,7 @@
 """Brings a target model of another run, or a published one, into our layout, after comparing it with the config."""
 
+import torch
+
 from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
@@ -16,7 +18,7 @@ with job_log(snakemake) as log:
     prompt = prompt_sizes(params.text)
     if snakemake.input.tokenizer:
         prompt |= make_text_encoder(params.text, None, snakemake.input.tokenizer).null_prompt
-    model = read_target(path, pick(TargetConfig, settings, **prompt))
+    model = read_target(path, pick(TargetConfig, settings, **prompt), getattr(torch, params.dtype))
     report = describe_conversion(snakemake.input.checkpoint, model)
     compare_features(path, report, params.text)
     save_model(snakemake.output.model, model, report)
