@@ -1,0 +1,63 @@
+"""Overlays of further model families, from the fetch to the report, on tiny weights in the published layouts."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pandas as pd
+import torch
+
+from families import draw_janus
+from family_walk import walk
+from lantern.checkpoints.native import read_metadata
+from lantern.models.vq16 import VQ16, VQ16Config
+from tiny_run import planned
+from tiny_tokenizers import save_tokenizer
+
+
+def pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def janus_repository(folder) -> dict[str, bytes]:
+    """Janus-Pro's files as the 7B has them: weights of all its models in two pickles, config.json and tokenizer."""
+    torch.manual_seed(0)
+    tokenizer = VQ16(VQ16Config(4, 64, 8, 32, (1, 1, 1, 1, 1), 1, 32)).state_dict()
+    state = {
+        **draw_janus(),
+        **{f"gen_vision_model.{name}": value for name, value in tokenizer.items()},
+        "gen_vision_model.quantize.codebook_used": torch.zeros(65536),
+        "vision_model.vision_tower.norm.weight": torch.ones(8),
+    }
+    state = {name: value.bfloat16() for name, value in state.items()}
+    shards = {name: f"pytorch_model-0000{1 + name.startswith('gen_')}-of-00002.bin" for name in state}
+    specials = ["<｜begin▁of▁sentence｜>", "<|User|>", "<｜▁pad▁｜>", "<|Assistant|>", "<begin_of_image>"]
+    words = ["a", "red", "blue", "cat", "dog", "bird", ":"]
+    path = save_tokenizer(folder / "tokenizer.json", {name: i for i, name in enumerate(specials)}, words, first_word=20)
+    return {
+        "config.json": json.dumps({"language_config": {"num_attention_heads": 4}}).encode(),
+        "pytorch_model.bin.index.json": json.dumps({"weight_map": shards}).encode(),
+        "tokenizer.json": path.read_bytes(),
+        **{
+            file: pickled({name: value for name, value in state.items() if shards[name] == file})
+            for file in set(shards.values())
+        },
+    }
+
+
+def test_janus_pro(tmp_path):
+    """One repository gives target, image tokenizer and prompts; a drafter is trained on what the target draws."""
+    workflow, output = walk(tmp_path, "janus_pro", janus_repository(tmp_path))
+    jobs = planned(output)
+    assert jobs["fetch_resource"] == 2 and jobs["convert_target"] == jobs["convert_tokenizer"] == 1
+    assert jobs["sample_codes"] == jobs["train_drafter"] == 1 and "encode_prompts" not in jobs
+    config = read_metadata(workflow.result("target/s0/model.safetensors"))["config"]
+    assert config["null_ids"] == [0, 4] and config["null_filler"] == 2 and config["has_mlp_head"]
+    assert config["norm_eps"] == 1e-6 and config["num_prompt_ids"] == 96
+    summary = pd.read_csv(tmp_path / "results" / "summary.csv")
+    assert set(summary["method"]) == {"autoregressive", "jacobi", "eagle1", "lantern"}
+    assert (summary["mean_accepted_length"] >= 1).all() and summary["nll"].notna().all()
+    assert (tmp_path / "report.html").stat().st_size > 10_000
