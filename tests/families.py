@@ -6,6 +6,11 @@ import zlib
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
+
+from conftest import DATA
+
+LLAMA = DATA / "llama"
 
 
 def draw(name: str, shape: tuple[int, ...], seed: int, gain: float = 0.8) -> torch.Tensor:
@@ -70,6 +75,20 @@ def draw_janus() -> dict[str, torch.Tensor]:
         if name.startswith(("gen_aligner", "gen_head")):
             state[f"{name}.bias"] = draw(f"{name}.bias", (64,), seed=1234) - 1
     return state
+
+
+def draw_anole() -> dict[str, torch.Tensor]:
+    """Anole for 64 codes and 160 ids, by Hugging Face's names."""
+    state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64), 1234)}
+    stored = load_file(LLAMA / "target_io.safetensors")
+    norms = {name.removeprefix("anole."): value for name, value in stored.items() if "_norm." in name}
+    return state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}
+
+
+def anole_drafter() -> dict[str, torch.Tensor]:
+    """The drafter of `draw_anole`, by the LANTERN authors' names; its config.json is anole_drafter.json."""
+    table = draw_anole()["model.embed_tokens.weight"]  # a frozen copy
+    return load_file(LLAMA / "anole_drafter.safetensors") | {"embed_tokens.weight": table}
 
 
 def as_meta(state: dict[str, torch.Tensor], head_dim: int = 16) -> dict[str, torch.Tensor]:

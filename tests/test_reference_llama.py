@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import DATA
-from families import as_meta, draw, draw_janus, draw_llama
+from families import anole_drafter, as_meta, draw, draw_anole, draw_janus, draw_llama
 from lantern.attention_mask import window_table
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
@@ -57,16 +57,12 @@ def folder(tmp_path_factory):
         (folder / family).mkdir()
     settings = {"num_attention_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     (folder / "janus" / "config.json").write_text(json.dumps({"language_config": settings}))
-    state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64), 1234)}
-    norms = {name.removeprefix("anole."): value for name, value in STORED.items() if "_norm." in name}
-    anole = state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}
-    lumina = state | {name: value[:1].clone() for name, value in norms.items()}
+    anole = draw_anole()
+    lumina = {name: value[:1].clone() if "_norm." in name else value for name, value in anole.items()}
     save_file(anole, folder / "anole" / "model.safetensors")
     torch.save(as_meta(anole), folder / "consolidated.pth")
-    drafter = load_file(DATA / "llama" / "anole_drafter.safetensors")
-    drafter["embed_tokens.weight"] = state["model.embed_tokens.weight"]  # a frozen copy
     (folder / "drafter").mkdir()
-    save_file(drafter, folder / "drafter" / "model.safetensors")
+    save_file(anole_drafter(), folder / "drafter" / "model.safetensors")
     shutil.copy(DATA / "llama" / "anole_drafter.json", folder / "drafter" / "config.json")
     save_file(lumina, folder / "lumina" / "model.safetensors")
     emu3 = draw_llama("model.", 112, gain=0.9, kv_dim=32, ffn_hidden=160)

@@ -123,6 +123,9 @@ if config["drafter"]["checkpoint"]:
         input:
             checkpoint=resource_of(config["drafter"]["checkpoint"], RESOURCES),
             target="<results>/target/s{training_seed}/model.safetensors",
+            # Of a target that reads tokens: it draws a few images, on which the drafter is tried.
+            text=PROMPT_TOKENIZER,
+            prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl" if PROMPT_TOKENIZER else [],
         output:
             model="<results>/drafter/s{training_seed}/model.safetensors",
             report="<results>/drafter/s{training_seed}/report.json",
@@ -131,11 +134,13 @@ if config["drafter"]["checkpoint"]:
         conda:
             ENVIRONMENT
         resources:
-            mem_mb=growing(4000),
+            mem_mb=SIZES.decoding_mb() if PROMPT_TOKENIZER else growing(4000),
             disk_mb=SIZES.drafter_disk_mb(is_trained=False),
+            runtime=SIZES.decoding_minutes(1, 1) if PROMPT_TOKENIZER else growing(60),
+            gpu=GPU if PROMPT_TOKENIZER else 0,
         params:
+            **(DECODING_PARAMS if PROMPT_TOKENIZER else {"dtype": config["generation"]["dtype"]}),
             code=code("convert_drafter.py"),
-            dtype=config["generation"]["dtype"],
         message:
             "Converting the draft model"
         script:

@@ -4,25 +4,35 @@ import torch
 
 from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import read_metadata, save_model
+from lantern.generation import load_decoding_models
 from lantern.io import write_json
 from lantern.models.target import TargetConfig
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.metrics.draft_pairing import NUM_IMAGES, measure_pairing
+from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake) as log:
-    path = resource_path(snakemake.input.checkpoint)
-    target = TargetConfig(**read_metadata(snakemake.input.target)["config"])
-    model = read_draft(path, target, getattr(torch, snakemake.params.dtype))
-    report = describe_conversion(snakemake.input.checkpoint, model)
-    embedding = find_embedding(model, snakemake.input.target)
+    params, files, path = snakemake.params, snakemake.input, resource_path(snakemake.input.checkpoint)
+    target = TargetConfig(**read_metadata(files.target)["config"])
+    model = read_draft(path, target, getattr(torch, params.dtype))
+    report = describe_conversion(files.checkpoint, model)
+    embedding = find_embedding(model, files.target)
     if embedding is None and "val_loss" not in report:  # our own training changes it
         log.warning(
             "%s: its embed_tokens.weight is neither the token embedding nor the head of the target %s; a drafter of "
             "another target makes no wrong images, but few of its tokens are accepted",
             path,
-            snakemake.input.target,
+            files.target,
         )
     report |= {"embedding_copied_from": embedding}
     save_model(snakemake.output.model, model, report)
+    if files.prompts:
+        models = load_decoding_models(
+            files.target, snakemake.output.model, device=resolve_device(params.device), dtype=params.dtype
+        )
+        encoder = make_text_encoder(params.text, params.source, files.text)
+        report |= measure_pairing(models, read_prompts(files.prompts)[:NUM_IMAGES], encoder, params.sampling)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)
