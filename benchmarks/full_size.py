@@ -3,12 +3,14 @@
     python benchmarks/full_size.py --size B --grid 4                     # minutes on a CPU
     python benchmarks/full_size.py --size XL --grid 4 --dtype bfloat16   # true width and depth, an image of 16 tokens
     python benchmarks/full_size.py --size XL --device cuda --dtype bfloat16 --batch 4
+    python benchmarks/full_size.py --size anole --device cuda --dtype bfloat16 --batch 4   # or janus_pro_7b
 
-Per preset: one image (or a batch) from random caption features to pixels, after one that does not count. Seconds
-are those of the prefill, of the steps and of the image decoder; memory is the peak against `memory`'s formula;
-operations are the tensor operations of a step that are no views, each a kernel launch on a GPU. Random weights give
-nearly flat distributions: seconds per step are real, while seconds per image follow from accepted lengths that real
-weights do not have. The last line of the output is JSON; `benchmarks/overlay_hours.py` reads it.
+Per preset: one image (or a batch) from random caption features, or random ids, to pixels, after one that does not
+count. Seconds are those of the prefill, of the steps and of the image decoder; memory is the peak against
+`memory`'s formula; operations are the tensor operations of a step that are no views, each a kernel launch on a GPU.
+Random weights give nearly flat distributions: seconds per step are real, while seconds per image follow from
+accepted lengths that real weights do not have. The last line of the output is JSON; `benchmarks/overlay_hours.py`
+reads it.
 """
 
 from __future__ import annotations
@@ -31,19 +33,36 @@ import torch
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lantern.checkpoints.native import empty_model
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.generation import decode_timed, synchronise
 from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetConfig, TargetModel, cast_target
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
 
+# Published targets besides LlamaGen's, whose prompts are ids.
+LLAMA = {"rope": "1d", "num_text_tokens": 128}
+CHAMELEON = {"vocab_size": 8192, "num_prompt_ids": 65536, "ffn_width": 11008, "has_qk_norm": True, **LLAMA}
+JANUS = {
+    "vocab_size": 16384,
+    "num_prompt_ids": 102400,
+    "has_mlp_head": True,
+    "null_filler": 100002,
+    "grid": 24,
+    **LLAMA,
+}
+FAMILIES = {
+    "anole": TargetConfig(4096, 32, 32, **CHAMELEON, grid=32, null_ids=(0, 8197)),
+    "janus_pro_1b": TargetConfig(2048, 24, 16, **JANUS, ffn_width=5632, null_ids=(100000, 100016)),
+    "janus_pro_7b": TargetConfig(4096, 30, 32, **JANUS, ffn_width=11008, null_ids=(100000, 100016)),
+}
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 
 
@@ -126,19 +145,50 @@ class Models:
         return self.decoding.target.head.weight.device
 
 
+def make_config(size: str, grid: int | None) -> TargetConfig:
+    """Sizes of a published target; its own grid, or LlamaGen's of stage 1, where none is given."""
+    if size in FAMILIES:
+        return replace(FAMILIES[size], grid=grid or FAMILIES[size].grid)
+    sizes = {"vocab_size": 16384, "num_text_tokens": 120, "caption_dim": 2048, "ffn_multiple": FFN_MULTIPLE}
+    return TargetConfig(**LLAMAGEN_SIZES[size], **sizes, grid=grid or 16)
+
+
+def make_random(
+    cls: type[torch.nn.Module], config: object, dtype: torch.dtype, device: torch.device
+) -> torch.nn.Module:
+    """A model of random weights, none of which was ever in another number format."""
+    model = empty_model(cls, config, dtype, device).eval()
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter) if parameter.ndim == 1 else torch.nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel:
+    """The target's published drafter, or one of ours, with random weights."""
+    config = target.config
+    if config.has_qk_norm:
+        return make_random(DraftModel, DraftConfig.of_chameleon(config), dtype, target.device)
+    draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)
+    # LlamaGen's published drafters also look at padded caption rows.
+    draft.config = replace(draft.config, masks_text_padding=bool(config.num_prompt_ids))
+    return draft
+
+
+def make_tokenizer(config: TargetConfig, device: torch.device) -> VQ16:
+    """VQ-16, or Chameleon's image tokenizer, with random weights."""
+    chameleon = {"codebook_size": 8192, "code_dim": 256, "has_attention": False, "is_normalised": False}
+    with torch.device(device):
+        return VQ16(VQ16Config(grid=config.grid, **(chameleon if config.has_qk_norm else {}))).eval()
+
+
 def make_models(options: argparse.Namespace, seconds: dict[str, float]) -> Models:
     """Random models of the asked size, and the table of nearest codes of a random codebook."""
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    sizes = {"grid": options.grid, "vocab_size": 16384, "num_text_tokens": 120, "caption_dim": 2048}
-    config = TargetConfig(**LLAMAGEN_SIZES[options.size], **sizes, ffn_multiple=FFN_MULTIPLE)
+    config = make_config(options.size, options.grid)
     with Clock(seconds, "make_models_s", device):
-        with torch.device(device):
-            target = cast_target(TargetModel(config).eval(), dtype)
-        draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)
-        # The published drafters also look at padded caption rows.
-        draft.config = replace(draft.config, masks_text_padding=False)
-        with torch.device(device):
-            tokenizer = VQ16(VQ16Config(grid=options.grid)).eval()
+        target = make_random(TargetModel, config, dtype, device)
+        draft = make_draft(target, dtype)
+        tokenizer = make_tokenizer(config, device)
     with Clock(seconds, "nearest_codes_s", device):
         table = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
     decoding = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
@@ -177,17 +227,19 @@ def make_decoder(models: Models, preset: str, options: argparse.Namespace) -> De
 
 
 class RandomCaptions:
-    """A text encoder that gives every text a caption of 20 tokens with random features."""
+    """A text encoder that gives every text a caption of 20 tokens with random features, or random ids."""
 
     def __init__(self, config: TargetConfig) -> None:
         self.config = config
 
     def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features (texts, tokens, channels) and mask (texts, tokens)."""
+        """Features (texts, tokens, channels), or ids (texts, tokens), and mask (texts, tokens)."""
         num_tokens = self.config.num_text_tokens
         generator = torch.Generator().manual_seed(0)
-        features = torch.randn(len(texts), num_tokens, self.config.caption_dim, generator=generator)
         mask = (torch.arange(num_tokens) >= num_tokens - 20).expand(len(texts), -1)
+        if self.config.num_prompt_ids:
+            return torch.randint(self.config.num_prompt_ids, mask.shape, generator=generator), mask
+        features = torch.randn(len(texts), num_tokens, self.config.caption_dim, generator=generator)
         return features * mask[..., None], mask
 
 
@@ -257,8 +309,10 @@ def show(rows: dict[str, dict[str, float]]) -> None:
 def parse_options() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=list(LLAMAGEN_SIZES), default="XL")
-    parser.add_argument("--grid", type=int, default=16, help="tokens a side: 16 is stage 1, 32 stage 2, less is a try")
+    parser.add_argument("--size", choices=[*LLAMAGEN_SIZES, *FAMILIES], default="XL")
+    parser.add_argument(
+        "--grid", type=int, help="tokens a side, less is a try; default: LlamaGen's stage 1, 16, or the family's own"
+    )
     parser.add_argument("--batch", type=int, default=1, help="images decoded together")
     parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -273,6 +327,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Builds the models once and runs every preset."""
     options = parse_options()
+    options.grid = make_config(options.size, options.grid).grid
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     device = torch.device(options.device)

@@ -8,7 +8,7 @@ import torch
 
 from lantern.codebook import code_dtype
 from lantern.kv_cache import round_slots
-from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
+from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, head_parameters, target_parameters
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.noise import choose_window
 from lantern.tree_shapes import DynamicTreeOptions, JointTree
@@ -108,7 +108,7 @@ def estimate_memory(
     """Memory of a decoding job on its device.
 
     weights: (target + draft model + the drafter's table of embedded tokens, V d) x bytes per value, but the target's
-    head, V d, in float32; image tokenizer in float32. kv_cache: `kv_cache_bytes`. noise: batch x positions
+    head in float32; image tokenizer in float32. kv_cache: `kv_cache_bytes`. noise: batch x positions
     (`choose_window`) x V x 4 bytes per stream; on a CPU what the images themselves hold comes on top. step: the logits
     of all nodes, batch x nodes x V, 8 times in float32, and the activations of one layer, rows x nodes x (6 d + 3 f),
     and its attention weights, rows x heads x nodes x slots. prefill: the same with the caption rows for nodes and
@@ -141,7 +141,7 @@ def estimate_memory(
         image = _FEATURE_MAPS * at_once * tokenizer.channels * tokenizer.image_size**2 * FLOAT32
     return MemoryEstimate(
         weights=parameters * size
-        + c.vocab_size * c.dim * (FLOAT32 - size)  # the head
+        + head_parameters(c) * (FLOAT32 - size)
         + (tokenizer_parameters(tokenizer) * FLOAT32 if tokenizer else 0),
         table=code_dtype(c.vocab_size).itemsize * c.vocab_size * load.table_columns,
         kv_cache=cache,

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from full_size import make_config
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from snakemake.utils import update_config
 
 from lantern.methods import MethodSpec
-from lantern.models.config import DraftConfig, target_parameters
+from lantern.models.config import target_parameters
 from lantern_pipeline.config.methods import expand_methods
-from lantern_pipeline.config.resources import target_sizes
+from lantern_pipeline.config.resources import draft_sizes, target_sizes
 from lantern_pipeline.config.validate import load_yaml, validate_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,7 +75,7 @@ def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
         noise_streams=2 if spec.drafts == "sampled" else 1,
         table_columns=config["codebook"]["num_neighbours"] if spec.is_relaxed else 0,
     )
-    return estimate_memory(target, load, DraftConfig.of(target) if spec.needs_draft_model else None).total / GIB
+    return estimate_memory(target, load, draft_sizes(config) if spec.needs_draft_model else None).total / GIB
 
 
 def method_rows(config: dict[str, Any], measured: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -119,7 +120,14 @@ def check_measured(measured: dict[str, Any], config: dict[str, Any], options: ar
     Raises:
         ValueError: it is not; says how to run it.
     """
-    wanted = {"size": config["target"]["size"]}
+    sizes = (make_config(measured["settings"]["size"], None), target_sizes(config))
+    found, wanted = (f"{size.num_layers} layers of width {size.dim}" for size in sizes)
+    if found != wanted:
+        raise ValueError(
+            f"the benchmark's --size should be of {wanted}, found {found} of {measured['settings']['size']}; run "
+            "full_size.py with another --size"
+        )
+    wanted = {}
     if not options.microseconds:
         wanted |= {"batch": config["generation"]["batch_size"], "grid": config["tokenizer"]["grid"]}
     for name, value in wanted.items():

@@ -1,7 +1,7 @@
 """Every benchmark runs, on the smallest models and images it takes, and its last line is the JSON that it promises."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,7 +146,9 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
 
 def test_a_published_size_is_measured_and_an_overlays_hours_follow_from_it(run, monkeypatch, tmp_path):
     monkeypatch.setitem(full_size.LLAMAGEN_SIZES, "XL", SIZE)
-    monkeypatch.setattr(full_size, "VQ16Config", lambda grid: VQ16Config(grid, 16384, 8, 32, (1, 1, 1, 1, 1), 1, 32))
+    monkeypatch.setattr(
+        full_size, "VQ16Config", lambda grid, **_: VQ16Config(grid, 16384, 8, 32, (1, 1, 1, 1, 1), 1, 32)
+    )
     monkeypatch.setattr(full_size, "nearest_codes", lambda codes, k, _: torch.randint(len(codes), (len(codes), k)))
     presets = sorted(set(overlay_hours.PRESETS.values()))
     found = run(full_size, "--grid", 2, "--threads", 1, "--device", "cpu", "--presets", *presets)
@@ -158,6 +160,21 @@ def test_a_published_size_is_measured_and_an_overlays_hours_follow_from_it(run, 
     monkeypatch.setattr("sys.argv", [])
     hours = run(overlay_hours, *overlays, "--measured", tmp_path / "measured.json", "--microseconds", 10)
     assert hours["experiment"] == "llamagen_quick" and hours["generation_h"] > 0 and hours["memory_gib"] > 1
+
+
+@pytest.mark.parametrize(("size", "tokens"), [("anole", 1024), ("janus_pro_7b", 576), ("janus_pro_1b", 576)])
+def test_a_family_is_measured_with_random_ids(run, monkeypatch, size, tokens):
+    published = full_size.make_config(size, None)
+    assert published.num_image_tokens == tokens and len(published.null_ids) == 2
+    narrow = {"dim": 32, "num_layers": 1, "num_heads": 2, "ffn_width": 48, "vocab_size": 64, "num_prompt_ids": 10}
+    tiny = replace(published, **narrow, null_ids=(0, 1), null_filler=published.null_filler and 2, num_text_tokens=24)
+    monkeypatch.setitem(full_size.FAMILIES, size, tiny)
+    vq = VQ16Config(2, 64, 8, 32, (1, 1), 1, 32)
+    monkeypatch.setattr(full_size, "VQ16Config", lambda grid, **_: vq)
+    monkeypatch.setitem(full_size.PARAMETERS, "k", 10)
+    options = ("--size", size, "--dtype", "bfloat16", "--batch", 2, "--device", "cpu", "--threads", 1)
+    found = run(full_size, *options, "--grid", 2, "--presets", "autoregressive", "lantern")
+    assert found["presets"]["autoregressive"]["target_forwards"] == 4 and found["presets"]["lantern"]["formula_gib"] > 0
 
 
 def test_a_jobs_overhead_is_measured(run, tmp_path, monkeypatch):

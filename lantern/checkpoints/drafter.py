@@ -63,13 +63,10 @@ def _read_chameleon(weights: WeightFile, target: TargetConfig, dtype: torch.dtyp
         key = CONFIG_KEYS[name][1]
         _compare(weights.settings_path, key, getattr(target, name), weights.setting(key))
     config = replace(
-        DraftConfig.of(target),
+        DraftConfig.of_chameleon(target),
         ffn_hidden=weights.setting("intermediate_size"),
         norm_eps=weights.setting("rms_norm_eps", float),
         rope_base=weights.setting("rope_theta", float),
-        num_embedded_ids=target.num_prompt_ids,
-        has_attention_norm=True,
-        has_qk_norm=True,
     )
     model = empty_model(DraftModel, config, dtype)
     tensors = dict(weights.tensors)

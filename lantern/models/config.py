@@ -5,7 +5,7 @@ Read while Snakemake builds the workflow: no torch here.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,7 +23,9 @@ LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "7B": {"dim": 4096, "num_layers": 32, "num_heads": 32},
 }
 OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
-# Ids of the language models that draw, by text.encoder: rows of the table that their prompts are looked up in.
+# Those whose published draft models see the prompt's ids, and ids of all that read tokens, by text.encoder: rows of the
+# table that prompts are looked up in.
+CHAMELEON = ("anole", "lumina")
 NUM_PROMPT_IDS = {"anole": 65536, "lumina": 65536, "janus": 102400, "emu3": 184622}
 NUM_WORD_IDS = 64  # rows of the table in which the embedded world's words are looked up, more than it has words
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
@@ -207,22 +209,39 @@ class DraftConfig(Lines):
         """Sizes of our own draft model of a target."""
         return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
+    @classmethod
+    def of_chameleon(cls, target: TargetConfig) -> DraftConfig:
+        """Sizes of the LANTERN authors' draft model of a target of Chameleon's kind, which sees the prompt's ids."""
+        return replace(
+            cls.of(target), num_embedded_ids=target.num_prompt_ids, has_attention_norm=True, has_qk_norm=True
+        )
+
 
 def target_parameters(config: TargetConfig) -> int:
     """Parameters of a target: L (2 d^2 + 2 d k + 3 d f + 2 d) + 2 V d + p + d.
 
     L layers of width d, of keys k, of the feed-forward part f; V codes. The prompt's part p is d^2 + (d + t) c for t
-    caption rows of c channels, null caption included, and i d for i ids. A norm of queries and keys has 4 d more a
-    layer, an MLP head d^2 + d + V.
+    caption rows of c channels, null caption included, and i d for i ids. A norm of queries and keys has 2 (d + k) more
+    a layer, an MLP head d^2 + d + V.
     """
     c = config
-    layer = 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + 2 * c.dim + 4 * c.dim * c.has_qk_norm
+    norms = 2 * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm
+    layer = 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + norms
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    head = c.has_mlp_head * (c.dim**2 + c.dim + c.vocab_size)
-    return c.num_layers * layer + 2 * c.vocab_size * c.dim + head + prompt + c.dim
+    return c.num_layers * layer + c.vocab_size * c.dim + head_parameters(c) + prompt + c.dim
 
 
-def draft_parameters(config: DraftConfig | TargetConfig) -> int:
-    """Parameters of a draft model, or of that of a target: V d + 2 d^2 + d + 4 d^2 + 3 d f + d."""
+def head_parameters(config: TargetConfig) -> int:
+    """Those of a target's parameters that are its head, which is float32 whatever the others are."""
+    return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
+
+
+def draft_parameters(config: DraftConfig) -> int:
+    """Parameters of a draft model: (V + i) d + 2 d^2 + d + 2 d^2 + 2 d k + 3 d f + d, letters as in
+    `target_parameters`; a norm in front has d more, one of queries and keys 2 (d + k).
+    """
     c = config
-    return c.vocab_size * c.dim + 6 * c.dim**2 + 3 * c.dim * c.ffn_hidden + 2 * c.dim
+    kv_dim = (c.num_kv_heads or c.num_heads) * c.dim // c.num_heads
+    norms = c.dim * c.has_attention_norm + 2 * (c.dim + kv_dim) * c.has_qk_norm
+    layer = 2 * c.dim**2 + 2 * c.dim * kv_dim + 3 * c.dim * c.ffn_hidden + c.dim + norms
+    return (c.vocab_size + c.num_embedded_ids) * c.dim + 2 * c.dim**2 + c.dim + layer

@@ -17,7 +17,14 @@ from memory import (
 
 from lantern.decoding import Decoder
 from lantern.methods import make_method
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, resolve_size, target_parameters
+from lantern.models.config import (
+    FFN_MULTIPLE,
+    LLAMAGEN_SIZES,
+    draft_parameters,
+    head_parameters,
+    resolve_size,
+    target_parameters,
+)
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
@@ -38,6 +45,27 @@ def test_parameters_are_those_of_the_models(config):
     assert target_parameters(config) == count(TargetModel(config))
     draft = DraftConfig.of(config)
     assert draft_parameters(draft) == count(DraftModel(draft))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"has_qk_norm": True}, {"has_qk_norm": True, "num_kv_heads": 2}, {"has_mlp_head": True, "ffn_width": 200}],
+    ids=str,
+)
+def test_parameters_of_targets_that_read_ids_and_of_their_drafters(options):
+    config = TargetConfig(64, 2, 4, 32, 4, 8, rope="1d", num_prompt_ids=100, null_ids=(0, 1), **options)
+    target = TargetModel(config)
+    assert target_parameters(config) == count(target)
+    head = count(target.head) + (count(target.head_in) if config.has_mlp_head else 0)
+    assert head_parameters(config) == head
+    for draft in (DraftConfig.of(config), DraftConfig.of_chameleon(config)):
+        assert draft_parameters(draft) == count(DraftModel(draft))
+
+
+def test_a_published_drafter_with_its_table_of_ids():
+    """The file of 504,393,728 parameters has that table alone; ours has the codes' rows of it as well."""
+    anole = TargetConfig(4096, 32, 32, 8192, 32, 128, num_prompt_ids=65536, ffn_width=11008, has_qk_norm=True)
+    assert draft_parameters(DraftConfig.of_chameleon(anole)) == 504_393_728 + 8192 * 4096
 
 
 def test_published_sizes():

@@ -6,13 +6,14 @@ import io
 import json
 
 import pandas as pd
+import pytest
 import torch
 
 from families import draw_janus
 from family_walk import walk
 from lantern.checkpoints.native import read_metadata
 from lantern.models.vq16 import VQ16, VQ16Config
-from tiny_run import planned
+from tiny_run import ROOT, Workflow, planned
 from tiny_tokenizers import save_tokenizer
 
 
@@ -48,6 +49,19 @@ def janus_repository(folder) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.parametrize(("family", "total", "fetched", "trained"), [("janus_pro", 112, 4, ["train_drafter"])])
+def test_overlays_plan_their_jobs_without_any_resource(tmp_path, family, total, fetched, trained):
+    """The totals are those of the table in docs/llamagen.md: a change belongs there too."""
+    overlay = ROOT / "experiments" / f"{family}.yaml"
+    code, output = Workflow(tmp_path, (overlay,), config=()).run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    jobs = planned(output)
+    assert [name for name in jobs if name.startswith("train")] == trained
+    assert (jobs["fetch_resource"], jobs["total"]) == (fetched, total)
+    assert jobs["convert_target"] == jobs["convert_tokenizer"] == 1 and "encode_prompts" not in jobs
+
+
+@pytest.mark.slow
 def test_janus_pro(tmp_path):
     """One repository gives target, image tokenizer and prompts; a drafter is trained on what the target draws."""
     workflow, output = walk(tmp_path, "janus_pro", janus_repository(tmp_path))

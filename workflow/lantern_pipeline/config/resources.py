@@ -11,8 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lantern.models.config import (
+    CHAMELEON,
+    DraftConfig,
     TargetConfig,
     draft_parameters,
+    head_parameters,
     pick,
     prompt_sizes,
     resolve_size,
@@ -32,9 +35,11 @@ MARGIN = 3
 SECONDS_A_SCORED_TOKEN = 0.0006
 # Written by every job: logs and what the file system rounds up. The largest small file of a run is its 7 MB report.
 BASE_DISK_MB = 100
-# Of a parameter: its float32 value, and what training is resumed from, value and two moments, while a new one replaces
+# Of a parameter: a float32 value, and what training is resumed from, value and two moments, while a new one replaces
 # the old.
-WEIGHT_BYTES, RESUMABLE_BYTES = 4, 24
+FLOAT32_BYTES, RESUMABLE_BYTES = 4, 24
+# Logits that a job scores at once, and how many arrays of their size it holds; see metrics/likelihood.py.
+SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
 # Of an image token in a file of records, autoregressive ones with margins: measured 13.6, ids and header included.
 RECORD_BYTES = 13.6
 NOISE_BYTES = 2**25  # the most that an image's noise takes, a stream; see lantern/noise.py
@@ -55,13 +60,15 @@ def target_sizes(config: dict[str, Any]) -> TargetConfig:
     return pick(TargetConfig, resolve_size(config["target"]), **codes, **prompt_sizes(config["text"]))
 
 
+def draft_sizes(config: dict[str, Any]) -> DraftConfig:
+    """Sizes of the config's draft model: of our own, or of a published one."""
+    is_chameleon = config["text"]["encoder"] in CHAMELEON and config["drafter"]["checkpoint"] is not None
+    return (DraftConfig.of_chameleon if is_chameleon else DraftConfig.of)(target_sizes(config))
+
+
 def disk_mb(num_bytes: float) -> int:
     """Disk that a job fills with so many bytes. A second attempt writes no more than the first."""
     return BASE_DISK_MB + math.ceil(num_bytes / 1e6)
-
-
-def _model_disk_mb(num_parameters: int, is_trained: bool) -> int:
-    return disk_mb(num_parameters * (WEIGHT_BYTES + RESUMABLE_BYTES * is_trained))
 
 
 class JobSizes:
@@ -69,37 +76,44 @@ class JobSizes:
 
     def __init__(self, config: dict[str, Any], has_gpu: bool) -> None:
         self.config, self.has_gpu, self.sizes = config, has_gpu, target_sizes(config)
+        self.drafter, self.num_drafter = draft_sizes(config), draft_parameters(draft_sizes(config))
+        self.value_bytes = 2 if config["generation"]["dtype"] == "bfloat16" else FLOAT32_BYTES
         self.is_large = target_parameters(self.sizes) > 50e6  # the embedded world's have 4 million, LlamaGen B has 111
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
-        """Host memory of a job that decodes: both models as they are read, in float32, and as they are run; noise of
-        two streams, of the images that are drawn and of those that are next.
+        """Host memory of a job that decodes: both models as they are run, into which their files, mapped, are read
+        tensor by tensor; noise of two streams, of the images that are drawn and of those that are next.
         """
-        bytes_per_value = 2 if self.config["generation"]["dtype"] == "bfloat16" else 4
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
         noise_mb = math.ceil(2 * 2 * self.config["generation"]["batch_size"] * noise / 1e6)
-        return growing(max(2000, self._host_mb(4 + bytes_per_value) + noise_mb) + more)
+        return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
-        """Host memory of a job that also holds a target in float32, to score tokens with."""
-        return growing(max(3000, self._host_mb(12)) + more)
+        """Host memory of a job that also holds a second target, to score tokens with, and the logits of many tokens."""
+        num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
+        logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
+        return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more)
 
     def converting_mb(self) -> Callable[..., int]:
-        """Host memory of a job that brings a target into our layout: the file, as it is and in float32, and ours."""
-        return growing(max(2000, self._host_mb(18)))
+        """Host memory of a job that brings a target into our layout, tensor by tensor from the mapped file; a quarter
+        or half more for a table of many ids that is looked at in float32.
+        """
+        return growing(max(2000, self._host_mb(self.value_bytes + 1)))
 
     def training_mb(self) -> Callable[..., int]:
         """Host memory of drafter training: a frozen target, and weights, gradients and two moments of the drafter."""
-        drafter = draft_parameters(self.sizes) * 16 / 1e6
-        return growing(max(3000, self._host_mb(8) + math.ceil(drafter)))
+        drafter = self.num_drafter * 16 / 1e6
+        target_bytes = FLOAT32_BYTES if self.config["drafter"]["precision"] == "float32" else self.value_bytes
+        return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)))
 
     def target_disk_mb(self, is_trained: bool) -> int:
         """Disk of a target's weights; with `is_trained`, of the state that its training is resumed from, too."""
-        return _model_disk_mb(target_parameters(self.sizes), is_trained)
+        more = (FLOAT32_BYTES - self.value_bytes) * head_parameters(self.sizes)
+        return self._model_disk_mb(target_parameters(self.sizes), is_trained, 0 if is_trained else more)
 
     def drafter_disk_mb(self, is_trained: bool) -> int:
         """Disk of a draft model's weights, as `target_disk_mb`."""
-        return _model_disk_mb(draft_parameters(self.sizes), is_trained)
+        return self._model_disk_mb(self.num_drafter, is_trained)
 
     def records_disk_mb(self, num_images: int) -> int:
         """Disk of a generation job's records, and of the partial ones beside them."""
@@ -134,5 +148,9 @@ class JobSizes:
         return math.ceil((entry.get("num") or 5000) * (entry.get("copies") or 1) / num_shards)
 
     def _host_mb(self, bytes_per_parameter: int) -> int:
-        parameters = target_parameters(self.sizes) + draft_parameters(self.sizes)
+        parameters = target_parameters(self.sizes) + self.num_drafter
         return BASE_MB + (CUDA_MB if self.has_gpu else 0) + math.ceil(parameters * bytes_per_parameter / 1e6)
+
+    def _model_disk_mb(self, num_parameters: int, is_trained: bool, more: int = 0) -> int:
+        value_bytes = FLOAT32_BYTES + RESUMABLE_BYTES if is_trained else self.value_bytes
+        return disk_mb(num_parameters * value_bytes + more)
