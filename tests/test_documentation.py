@@ -13,11 +13,6 @@ TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, tex
 TEXTS = [name for name in TRACKED if re.search(r"(\.(md|py|rst|smk|yaml|yml)|Makefile|Snakefile|\.ci/run)$", name)]
 PAGES = [name for name in TRACKED if name.endswith(".md") and name != "CHANGELOG.md"]
 EXAMPLES = {
-    "docs/peers.csv",  # results, where a run has published them, as the next four
-    "docs/peers.json",
-    "docs/targets.csv",
-    "docs/targets/short_target.csv",
-    "docs/targets/target_steps.csv",
     "experiments/mine.yaml",  # a user's file
     "reference/metric_weights.json",  # a result
     "workflow/lantern_pipeline/figures/substitutions.py",  # of docs/extending.md, as the next two

@@ -108,7 +108,7 @@ def _compare(
 
 def _compare_lengths(pairs: Sequence[Pair]) -> dict[str, list[str]]:
     def write(first: float, second: float) -> str:
-        return f"{100 * (second / first - 1):+.0f} %"
+        return f"{100 * (second / first - 1):+z.0f} %"
 
     return _compare(pairs, "mean_accepted_length", ("fewer", "as many", "more"), write)
 

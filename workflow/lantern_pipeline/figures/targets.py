@@ -91,4 +91,5 @@ def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
     top = axes.secondary_xaxis("top")
     top.xaxis.set_major_locator(FixedLocator(list(targets[X])))
     top.xaxis.set_major_formatter(FixedFormatter(names))
+    top.get_xticklabels()[-1].set_horizontalalignment("left")  # the last ones stand close to each other
     top.set_xlabel("optimiser steps of the target")
