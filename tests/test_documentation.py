@@ -17,7 +17,7 @@ EXAMPLES = {
     "reference/metric_weights.json",  # a result
     "workflow/lantern_pipeline/figures/substitutions.py",  # of docs/extending.md, as the next two
     "workflow/lantern_pipeline/metrics/colourfulness.py",
-    "workflow/report/fig_r_substitutions.rst",
+    "workflow/report/fig_s_substitutions.rst",
 }
 
 

@@ -34,7 +34,7 @@ def check_drawing():
 
 def check_plan():
     """Snakemake plans the new rule when its picture is asked for."""
-    figure = "results/tiny/figures/fig_r_substitutions.png"
+    figure = "results/tiny/figures/fig_s_substitutions.png"
     configs = [PROJECT / "config.yaml", ROOT / "tests" / "workflow" / "tiny.yaml"]
     command = [sys.executable, "-m", "snakemake", "--snakefile", PROJECT / "Snakefile", "--cores", "1", "-n", figure]
     result = subprocess.run(
@@ -46,7 +46,7 @@ def check_plan():
     )
     assert result.returncode == 0, result.stdout
     assert re.search(r"^draw_substitutions +1$", result.stdout, re.M), result.stdout
-    assert "Drawing figure (r): How often a look-alike stands in" in result.stdout, result.stdout
+    assert "Drawing figure (s): How often a look-alike stands in" in result.stdout, result.stdout
 
 
 def check_profile():
