@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from conftest import ROOT
+from lantern.models.config import prompt_sizes
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder, make_text_encoder
 from lantern_pipeline.world.scenes import VOCABULARY
@@ -55,6 +56,28 @@ def test_features_do_not_depend_on_batch_or_case_or_punctuation():
     assert torch.equal(together[1], alone[0])
     other_seed, _ = WordEmbeddingEncoder(VOCABULARY, seed=1).encode(["a red circle on grass"])
     assert not torch.equal(alone, other_seed)
+
+
+def test_words_have_numbers_and_the_null_prompt_a_number_of_its_own():
+    text = {"encoder": "word_ids", "max_tokens": 8}
+    ids, mask = make_text_encoder(text, "scenes").encode(["a red circle on grass", "A large red circle, on sand."])
+    assert ids.shape == (2, 8) and mask.sum(1).tolist() == [5, 6] and mask[:, -5:].all()
+    assert (ids[~mask] == 0).all() and ids[0, -2] == ids[1, -2] and ids[0, -1] != ids[1, -1]
+    sizes = prompt_sizes(text)
+    assert ids[mask].min() > 0 and ids.max() <= len(VOCABULARY) < sizes["null_ids"][0] < sizes["num_prompt_ids"]
+    with pytest.raises(ValueError, match="unknown word 'dragon'"):
+        make_text_encoder(text, "scenes").encode(["a red dragon"])
+
+
+def test_a_class_of_the_embedded_world_is_a_background_and_the_first_object():
+    encoder = make_text_encoder({"encoder": "classes", "num_classes": 180}, "scenes")
+    texts = ["a small red circle on grass", "a large red circle left of a small blue square on grass"]
+    others = ["a small red circle on sand", "a small blue circle on grass", "a small red square on grass"]
+    ids, mask = encoder.encode([*texts, *others])
+    assert mask.all() and ids[0] == ids[1] and len(set(ids[1:].flatten().tolist())) == 4 and ids.min() >= 0
+    assert ids.max() < 180
+    with pytest.raises(ValueError, match=r"text\.num_classes must be 180 in the embedded world"):
+        make_text_encoder({"encoder": "classes", "num_classes": 10}, "scenes")
 
 
 def test_a_class_is_a_number_or_a_name_of_imagenet():

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from lantern_pipeline.training.optimisers import ConvolutionMuon, Optimiser, orthogonalise
+from lantern.models.target import TargetConfig, TargetModel
+from lantern_pipeline.training.optimisers import ConvolutionMuon, Optimiser, make_muon, orthogonalise
 
 
 def test_parts_share_one_clipping_and_one_course_of_the_rate():
@@ -27,6 +28,17 @@ def test_singular_values_come_near_one_and_vectors_stay():
         u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
         aligned = u.T @ result @ vh.T  # diagonal where the singular vectors agree
         assert (aligned - aligned.diagonal().diag()).abs().max() < 1e-3
+
+
+def test_norms_of_queries_and_keys_are_no_matrices():
+    torch.manual_seed(0)
+    model = TargetModel(TargetConfig(dim=16, num_layers=1, num_heads=2, vocab_size=8, grid=2, has_qk_norm=True))
+    muon, adamw = (
+        {id(parameter) for group in part.param_groups for parameter in group["params"]}
+        for part in make_muon(model, 0.01, 0.01).parts
+    )
+    assert {id(parameter) for parameter in model.layers[0].qk_norm.parameters()} <= adamw
+    assert id(model.layers[0].qkv.weight) in muon
 
 
 def test_update_has_the_stated_size_and_descends():

@@ -147,10 +147,13 @@ def _trend(rows: pd.DataFrame, name: str) -> str:
     """Whether a measure grows with ambiguity over the targets."""
     from scipy.stats import kendalltau  # most of a second
 
+    label = rows["label"].iloc[0]
+    if rows[name].nunique() < 2:
+        return f"{label}: the same on all"
     tau, p = kendalltau(1 - rows["top10"], rows[name])
     word = "not told" if not p < LEVEL else "grows" if tau > 0 else "falls"
     span = "" if name == "gain" else f", {rows[name].min():.2f} to {rows[name].max():.2f}"
-    return f"{rows['label'].iloc[0]}: {word} (tau {tau:+.2f}, p {p:.2g}{span})"
+    return f"{label}: {word} (tau {tau:+.2f}, p {p:.2g}{span})"
 
 
 def _cost(rows: pd.DataFrame) -> str:

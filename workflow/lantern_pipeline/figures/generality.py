@@ -18,13 +18,17 @@ from lantern_pipeline.figures.style import (
     new_figure,
     paper_style,
     require_columns,
+    spread,
 )
 from lantern_pipeline.metrics.speed import BASELINE
+
+LABEL_WIDTH = 0.055  # of a panel: a slanted name
 
 
 def draw_generality(table: pd.DataFrame) -> Figure:
     """Draws tokens per forward of every method (left) and what relaxing gains (right) over one minus the probability of
-    the target's ten best tokens, a marker per method and target; dashed lines are least-squares fits, for the eye.
+    the target's ten best tokens, a marker per method and target, exact methods open; dashed lines are least-squares
+    fits, for the eye.
 
     A figure of page width; targets are named on top. Bars are 95 % intervals. `table`: generality.csv.
     """
@@ -32,43 +36,44 @@ def draw_generality(table: pd.DataFrame) -> Figure:
     rows = with_labels(table)
     rows = rows[rows["method_id"] != BASELINE].assign(ambiguity=1 - table["top10"])
     with paper_style():
-        figure = new_figure(PAGE_WIDTH, 4.4)
-        left, right = figure.subplots(1, 2)
-        for axes, name, title in ((left, LENGTH, "tokens / forward"), (right, "gain", "times the exact method's")):
+        figure = new_figure(PAGE_WIDTH, 4.6)
+        panels = figure.subplots(1, 2)
+        titles = {LENGTH: "tokens / forward", "gain": "tokens / forward, times the exact method's"}
+        for axes, (name, title) in zip(panels, titles.items(), strict=True):
             for _, line in rows[rows[name].notna()].groupby("method_id", sort=False):
                 _draw_method(axes, line, name)
             axes.set_ylabel(title)
-            axes.set_xlabel("1 - mass of the ten best tokens: more ambiguous to the right")
+            axes.set_xlabel("ambiguity: 1 - mass of the ten best tokens")
             _name_targets(axes, rows)
-        right.axhline(1, color=BLACK, linewidth=0.7)
-        handles, labels = left.get_legend_handles_labels()
+        panels[1].axhline(1, color=BLACK, linewidth=0.7)
+        handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=fitting_columns(labels))
         return figure
 
 
 def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
-    method = line["method"].iloc[0]
+    method, x = line["method"].iloc[0], line["ambiguity"].to_numpy(float)
     colour = method_colour(method)
-    is_exact = line["relaxation"].iloc[0] == "none"
-    look = {"color": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9, "marker": method_marker(method)}
-    face = "white" if is_exact else colour
-    axes.errorbar(
-        line["ambiguity"],
-        line[name],
-        yerr=half_widths(line, name),
-        linestyle="none",
-        markerfacecolor=face,
-        label=line["label"].iloc[0],
-        **look,
-    )
-    if line["ambiguity"].nunique() > 1:
-        ends = np.array([line["ambiguity"].min(), line["ambiguity"].max()])
-        fit = np.polyfit(line["ambiguity"], line[name], 1)
-        axes.plot(ends, np.polyval(fit, ends), color=colour, linestyle="--", linewidth=0.9, alpha=0.6)
+    look = {
+        "color": colour,
+        "ecolor": (colour, 0.45),
+        "elinewidth": 0.9,
+        "marker": method_marker(method),
+        "markerfacecolor": "white" if line["relaxation"].iloc[0] == "none" else colour,
+        "label": line["label"].iloc[0],
+    }
+    axes.errorbar(x, line[name], yerr=half_widths(line, name), linestyle="none", **look)
+    if len(set(x)) > 1:
+        ends = np.array([x.min(), x.max()])
+        fit = np.polynomial.Polynomial.fit(x, line[name].to_numpy(float), 1)
+        axes.plot(ends, fit(ends), color=colour, linestyle="--", linewidth=0.9, alpha=0.6)
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
-    """Names of the targets above the panel, at their places."""
-    targets = rows.drop_duplicates("target")
-    top = axes.secondary_xaxis("top")
-    top.set_xticks(list(targets["ambiguity"]), list(targets["target"]), rotation=60, ha="left", fontsize=7, color=GREY)
+    """Writes the targets' names above the panel, apart from each other, each with a line to its place."""
+    targets = rows.drop_duplicates("target").sort_values("ambiguity")
+    low, high = axes.get_xlim()
+    places = (targets["ambiguity"].to_numpy(float) - low) / (high - low)
+    for name, place, moved in zip(targets["target"], places, spread(places, LABEL_WIDTH), strict=True):
+        axes.plot([place, moved], [1, 1.05], color=GREY, linewidth=0.7, transform=axes.transAxes, clip_on=False)
+        axes.text(moved, 1.06, name, rotation=60, fontsize=7, color=GREY, transform=axes.transAxes)

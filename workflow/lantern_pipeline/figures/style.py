@@ -113,6 +113,16 @@ def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarra
     return np.nan_to_num(np.stack([value - low, high - value])).clip(min=0)
 
 
+def spread(places: np.ndarray, apart: float) -> np.ndarray:
+    """Moves rising places of labels, shares of a panel, until none is closer to the next than `apart`."""
+    moved = places.copy()
+    for _ in range(500):
+        push = (apart - np.diff(moved)).clip(min=0) / 2
+        moved[1:] += push
+        moved[:-1] -= push
+    return moved
+
+
 def draw_band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:
     """Shades an interval around a curve."""
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=1)

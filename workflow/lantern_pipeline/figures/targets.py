@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_rows, method_colour, method_marker
-from lantern_pipeline.figures.style import PAGE_WIDTH, half_widths, new_figure, paper_style, require_columns
+from lantern_pipeline.figures.style import PAGE_WIDTH, half_widths, new_figure, paper_style, require_columns, spread
 from lantern_pipeline.metrics.speed import BASELINE
 
 X = "target_cross_entropy"
@@ -61,7 +61,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     axes.margins(y=0.08)
     low, high = axes.get_ylim()
     ends.sort(key=lambda end: end[0])
-    heights = _spread(np.array([(end[0] - low) / (high - low) for end in ends]))
+    heights = spread(np.array([(end[0] - low) / (high - low) for end in ends]), LABEL_HEIGHT)
     for (value, x, colour, label), height in zip(ends, heights, strict=True):
         axes.annotate(
             label,
@@ -72,16 +72,6 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.0, "relpos": (0, 0.5), "shrinkB": 4},
         )
-
-
-def _spread(heights: np.ndarray) -> np.ndarray:
-    """Moves rising heights, shares of a panel, apart until none is closer to the next than a label is high."""
-    spread = heights.copy()
-    for _ in range(500):
-        push = (LABEL_HEIGHT - np.diff(spread)).clip(min=0) / 2
-        spread[1:] += push
-        spread[:-1] -= push
-    return spread
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:

@@ -1,0 +1,35 @@
+"""Variants of a run's experiment: the workflow once more for each, as a module."""
+
+from lantern.checkpoints.native import read_metadata
+from lantern_pipeline.data.tables import read_table
+from tiny_run import with_overlay
+
+METHODS = [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k": 20}]
+OTHER = {
+    "tokenizer": {"checkpoint": "results/tiny/tokenizer/model.safetensors"},
+    "text": {"encoder": "word_ids"},
+    "target": {"rope": "1d", "has_qk_norm": True, "has_mlp_head": True, "num_kv_heads": 1},
+}
+
+
+def test_a_variant_is_trained_and_measured_beside_the_run(copy_of_finished, tmp_path):
+    """With every option of the transformer that the run itself has not, from words' numbers."""
+    alone = {"noise_seeds": [0]}
+    workflow = with_overlay(copy_of_finished, tmp_path, methods=METHODS, repeats=alone, variants={"other": OTHER})
+    code, output = workflow.run("results/tiny/generality.html", "results/tiny/figures/fig_r_generality.png")
+    assert code == 0, output + workflow.logs()
+    assert "other_train_target" in output and "other_train_tokenizer" not in output
+    table = read_table(workflow.result("generality.csv"))
+    assert table["target"].value_counts().to_dict() == {"base": 3, "other": 3}
+    assert table["gain"].notna().groupby(table["method"]).sum().to_dict()["proximity"] == 2
+    assert table.loc[table["target"] == "other", "differs"].iloc[0].startswith("text.encoder word_ids, target.rope 1d")
+    sizes = read_metadata(workflow.result("variants/other/target/s0/model.safetensors"))["config"]
+    assert sizes["num_kv_heads"] == 1 and sizes["has_mlp_head"] and sizes["has_qk_norm"] and sizes["num_prompt_ids"]
+    code, output = workflow.run("results/tiny/generality.html")
+    assert code == 0 and "Nothing to be done" in output, output
+
+
+def test_a_variant_with_a_bad_key_stops_at_once(finished, tmp_path):
+    workflow = with_overlay(finished, tmp_path, variants={"other": {"target": {"num_kv_heads": 3}}})
+    code, output = workflow.run("--dry-run")
+    assert code != 0 and "config key target.num_kv_heads must be a divisor of target.num_heads = 2" in output, output
