@@ -4,7 +4,7 @@ import re
 
 from snakemake.utils import min_version
 
-min_version("9.12")  # path variables
+min_version("9.27")  # path variables; modules whose names are variables
 
 
 configfile: "config.yaml"

@@ -122,7 +122,7 @@ rule encode_images:
         "<logs>/encode_images.{split}.{scatteritem}.log",
     conda:
         ENVIRONMENT
-    threads: 2
+    threads: TRAINING_THREADS
     resources:
         mem_mb=growing(3000),
         disk_mb=SIZES.codes_disk_mb(config["data"]["num_train"] if SOURCE == "scenes" else None),

@@ -133,7 +133,7 @@ rule measure_latency:
         "<logs>/measure_latency.s{training_seed}n{noise_seed}.log",
     conda:
         ENVIRONMENT
-    threads: workflow.cores
+    threads: 1 if IS_VARIANT else workflow.cores  # variants are not compared by their times
     resources:
         mem_mb=SIZES.decoding_mb(),
         runtime=SIZES.decoding_minutes(
