@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 
 import numpy as np
@@ -116,3 +117,11 @@ def as_meta(state: dict[str, torch.Tensor], head_dim: int = 16) -> dict[str, tor
             name = name.replace(theirs, meta)
         found[name] = tensor.contiguous()
     return found
+
+
+def chameleon_name(name: str, last: int) -> str:
+    """What Chameleon's image tokenizer, whose lowest level is `last`, calls a tensor of VQ-16."""
+    parts = ("block_1", "attn_1", "block_2")
+    name = re.sub(r"mid\.(\d)", lambda found: f"mid.{parts[int(found[1])]}", name).replace(".res.", ".block.")
+    name = name.replace("encoder.conv_blocks.", "encoder.down.")
+    return re.sub(r"decoder\.conv_blocks\.(\d)", lambda found: f"decoder.up.{last - int(found[1])}", name)

@@ -26,7 +26,9 @@ from lantern.models.config import target_parameters
 from lantern.models.target import TargetConfig, TargetModel, cast_target
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions
+from lantern_pipeline.data.token_prompts import TokenPromptEncoder
 from published_layouts import refusal
+from tiny_tokenizers import save_tokenizer
 
 STORED = load_file(DATA / "llama" / "target_io.safetensors")
 ACCEPTED = json.loads((DATA / "llama" / "anole_accepted.json").read_text())
@@ -82,6 +84,23 @@ def prompts_of(family: str, numbers: range) -> tuple[torch.Tensor, torch.Tensor]
     width = CONFIGS[family].num_text_tokens
     ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=1) for row in rows])
     return ids, torch.stack([torch.arange(width) >= width - len(row) for row in rows])
+
+
+@pytest.fixture(scope="module")
+def anole_prompts(tmp_path_factory):
+    """The stored prompts as captions of numbers, read by a tokenizer.json that has them as words."""
+    specials = {"<s>": 0, "<racm3:break>": 69, "<reserved08706>": 70}
+    words = [f"w{id}" for id in range(72, 160)]
+    path = save_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", specials, words, first_word=71)
+    encoder = TokenPromptEncoder("anole", path, SIZES.num_text_tokens)
+    assert encoder.null_prompt["null_ids"] == CONFIGS["anole"].null_ids
+    rows = [STORED[f"anole.p{number}.prompt_ids"].tolist() for number in range(3)]
+    return encoder.encode([" ".join(f"w{id}" for id in row[1:-2]) for row in rows])
+
+
+def test_captions_become_the_stored_prompts(anole_prompts):
+    ids, mask = prompts_of("anole", range(3))
+    assert torch.equal(anole_prompts[1], mask) and torch.equal(anole_prompts[0][mask], ids[mask])
 
 
 def columns(family: str, name: str) -> torch.Tensor:
@@ -145,13 +164,13 @@ def method_of(run: str) -> MethodSpec:
 
 @pytest.mark.parametrize("run", sorted(ACCEPTED["p0/cfg3.0"]))
 @pytest.mark.parametrize("scale", [3.0, 5.0])
-def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(folder, scale, run):
+def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(folder, anole_prompts, scale, run):
     """The drafter sees each prompt's own ids, and nothing of the pads in front."""
     target, table = read(folder, "anole"), STORED["anole.nearest_codes"].long()
     draft = read_draft(folder / "drafter", target.config)
     models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
     decoder = Decoder(models, method_of(run), SamplingConfig(temperature=0.0, cfg_scale=scale))
-    generation = decoder.generate(*prompts_of("anole", range(3)), [decoder.make_noise(0, i) for i in "abc"])
+    generation = decoder.generate(*anole_prompts, [decoder.make_noise(0, i) for i in "abc"])
     for i, codes in enumerate(generation.codes.tolist()):
         stored = ACCEPTED[f"p{i}/cfg{scale}"][run]
         assert codes == stored["ids"]

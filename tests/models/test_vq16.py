@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zlib
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from conftest import DATA
+from families import chameleon_name
 from lantern.checkpoints.chameleon import image_tokenizer
 from lantern.checkpoints.native import load_model, load_weights, save_model
 from lantern.codebook import nearest_codes
@@ -163,23 +163,16 @@ CHAMELEON = {
 }
 
 
-def chameleon_shapes(config: VQ16Config) -> dict[str, tuple[int, ...]]:
-    """Shapes by Chameleon's names."""
+def chameleon_shapes(name: str) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in VQ16(config).state_dict().items()}
-    last, parts = len(config.channel_multipliers) - 1, ("block_1", "attn_1", "block_2")
-
-    def rename(name: str) -> str:
-        name = re.sub(r"mid\.(\d)", lambda found: f"mid.{parts[int(found[1])]}", name).replace(".res.", ".block.")
-        name = name.replace("encoder.conv_blocks.", "encoder.down.")
-        return re.sub(r"decoder\.conv_blocks\.(\d)", lambda found: f"decoder.up.{last - int(found[1])}", name)
-
-    return {rename(name): shape for name, shape in shapes.items()}
+        state = VQ16(CHAMELEON[name][0]).state_dict()
+    last = len(CHAMELEON[name][0].channel_multipliers) - 1
+    return {chameleon_name(key, last): tuple(tensor.shape) for key, tensor in state.items()}
 
 
 def test_chameleons_tokenizer_has_the_published_tensors():
     published = json.loads((FOLDER / "keys_chameleon_vqgan.json").read_text())
-    found = chameleon_shapes(CHAMELEON["fullsize"][0])
+    found = chameleon_shapes("fullsize")
     assert found == {name: tuple(shape) for name, shape in published.items()}
     assert len(found) == 293 and sum(int(np.prod(shape)) for shape in found.values()) == 68_718_467
 
@@ -188,7 +181,7 @@ def test_chameleons_tokenizer_has_the_published_tensors():
 def test_chameleons_tokenizer_encodes_and_decodes_as_the_public_code(name, tmp_path):
     """The small one from its file, behind the losses that its training keeps beside it."""
     config, seed = CHAMELEON[name]
-    state = {key: recipe_tensor(key, shape, seed) for key, shape in chameleon_shapes(config).items()}
+    state = {key: recipe_tensor(key, shape, seed) for key, shape in chameleon_shapes(name).items()}
     if name == "small":
         torch.save({"state_dict": state | {"loss.discriminator.weight": torch.zeros(1)}}, tmp_path / "vqgan.ckpt")
         model = tokenizer.read_tokenizer(tmp_path / "vqgan.ckpt", image_size=12, grid=6, codebook_size=64, code_dim=16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -46,14 +47,23 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return {**under, **over, **both}
 
 
-def walk(folder: Path, family: str, repository: Mapping[str, bytes], **changes: Any) -> tuple[Workflow, str]:
-    """Runs experiments/<family>.yaml over a hub that has the family's files: the finished run, and what it printed."""
-    hub = HubServer()
+def walk(
+    folder: Path,
+    family: str,
+    repository: Mapping[str, bytes],
+    others: Mapping[str, Mapping[str, bytes]] = MappingProxyType({}),
+    **changes: Any,
+) -> tuple[Workflow, str]:
+    """Runs experiments/<family>.yaml over a hub that has the family's files, as the resource `tiny` and as `others` by
+    name: the finished run, and what it printed.
+    """
+    hub, entries = HubServer(), {}
     try:
-        commit = hub.add_repository("someone/tiny", dict(repository))
-        entry = {"repo": "someone/tiny", "revision": commit, "files": dict.fromkeys(repository)}
+        for name, files in {"tiny": repository, **others}.items():
+            commit = hub.add_repository(f"someone/{name}", dict(files))
+            entries[name] = {"repo": f"someone/{name}", "revision": commit, "files": dict.fromkeys(files)}
         captions = {"url": hub.add("captions.json", json.dumps(CAPTIONS).encode()), "files": {"captions.json": None}}
-        overlay = merge(TINY, {"resources": {"tiny": entry, "captions": captions}, **changes})
+        overlay = merge(TINY, {"resources": {**entries, "captions": captions}, **changes})
         (folder / "tiny.yaml").write_text(yaml.safe_dump(overlay))
         overlays = (ROOT / "experiments" / f"{family}.yaml", folder / "tiny.yaml")
         workflow = Workflow(folder, overlays, config=())

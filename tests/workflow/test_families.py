@@ -8,8 +8,9 @@ import json
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save
 
-from families import draw_janus
+from families import LLAMA, anole_drafter, chameleon_name, draw_anole, draw_janus
 from family_walk import walk
 from lantern.checkpoints.native import read_metadata
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -74,4 +75,65 @@ def test_janus_pro(tmp_path):
     summary = pd.read_csv(tmp_path / "results" / "summary.csv")
     assert set(summary["method"]) == {"autoregressive", "jacobi", "eagle1", "lantern"}
     assert (summary["mean_accepted_length"] >= 1).all() and summary["nll"].notna().all()
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def anole_repositories(folder) -> dict[str, dict[str, bytes]]:
+    """Anole's files in Hugging Face's layout, Chameleon's tokenizers, and the LANTERN authors' drafter."""
+    torch.manual_seed(0)
+    sizes = VQ16Config(4, 64, 8, 32, (1, 1, 1, 1, 1), 1, 32, has_attention=False, is_normalised=False)
+    tokenizer = {chameleon_name(name, 4): value for name, value in VQ16(sizes).state_dict().items()}
+    specials = {"<s>": 0, "<racm3:break>": 69, "<reserved08706>": 70}
+    path = save_tokenizer(folder / "tokenizer.json", specials, ["a", "red", "blue", "cat", "dog", "bird"])
+    state = {name: value.bfloat16() for name, value in draw_anole().items()}
+    shards = {name: f"model-0000{1 + ('layers' in name)}-of-00002.safetensors" for name in state}
+    return {
+        "tiny": {
+            "config.json": json.dumps({"num_attention_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 1e4}).encode(),
+            "model.safetensors.index.json": json.dumps({"weight_map": shards}).encode(),
+            **{
+                file: save({name: value for name, value in state.items() if shards[name] == file})
+                for file in set(shards.values())
+            },
+        },
+        "images": {"tokenizer/vqgan.ckpt": pickled({"state_dict": tokenizer | {"loss.scale": torch.ones(1)}})},
+        "words": {"tokenizer/text_tokenizer.json": path.read_bytes()},
+        "drafts": {
+            "config.json": (LLAMA / "anole_drafter.json").read_bytes(),
+            "pytorch_model.bin": pickled(anole_drafter()),
+        },
+    }
+
+
+def test_anole(tmp_path):
+    """Four repositories give all models; the drafter is tried on what the target draws."""
+    repositories = anole_repositories(tmp_path)
+    workflow, output = walk(
+        tmp_path,
+        "anole",
+        repositories.pop("tiny"),
+        repositories,
+        data={"captions": None},
+        text={"checkpoint": "words"},
+        tokenizer={"checkpoint": "images"},
+        target={"size": None},
+        drafter={"checkpoint": "drafts"},
+        methods=[
+            {"preset": ["autoregressive", "jacobi", "eagle1", "eagle2"]},
+            {"preset": "lantern", "residual": "official", "k": 20, "delta": 0.1},
+            {"preset": "lantern_pp", "residual": "official", "k": 10, "lambda_": 5},
+        ],
+        metrics={"hps": False},
+    )
+    jobs = planned(output)
+    assert jobs["fetch_resource"] == 5 and not [name for name in jobs if name.startswith("train")]
+    assert jobs["convert_target"] == jobs["convert_tokenizer"] == jobs["convert_drafter"] == 1
+    config = read_metadata(workflow.result("target/s0/model.safetensors"))["config"]
+    assert config["null_ids"] == [0, 69] and config["has_qk_norm"] and config["num_prompt_ids"] == 160
+    report = json.loads(workflow.result("drafter/s0/report.json").read_text())
+    assert report["trained_for"] == "next_token" and report["embedding_copied_from"] == "token_embedding.weight"
+    summary = pd.read_csv(tmp_path / "results" / "summary.csv").set_index("method")
+    assert set(summary.index) == {"autoregressive", "jacobi", "eagle1", "eagle2", "lantern", "lantern_pp"}
+    assert summary.loc["eagle2", "mean_accepted_length"] > 1.3  # it was trained for this target
+    assert summary["nll"].notna().all()
     assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -100,5 +100,5 @@ def test_errors_are_one_sentence(encoder_of, tmp_path):
     (tmp_path / "text_tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"found text_tokenizer.json, tokenizer.json; name it"):
         make_text_encoder({"encoder": "anole", "checkpoint": str(tmp_path), "max_tokens": 12}, "none")
-    with pytest.raises(FileNotFoundError, match=r"there is no file nothing\.json"):
-        make_text_encoder({"encoder": "anole", "checkpoint": "nothing.json", "max_tokens": 12}, "none")
+    with pytest.raises(FileNotFoundError, match=r"there is no file resources/nothing\.json"):
+        make_text_encoder({"encoder": "anole", "checkpoint": "nothing", "max_tokens": 12}, "none")

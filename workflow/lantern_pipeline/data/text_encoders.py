@@ -16,6 +16,7 @@ from lantern.models.config import NUM_WORD_IDS
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.data.token_prompts import FORMS, TokenPromptEncoder
+from lantern_pipeline.downloads.entries import Resource
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY, parse_caption
 
 # Names in the order of their numbers, as torchvision writes them (BSD-3-Clause).
@@ -164,7 +165,7 @@ def compare_features(path: Path, report: Mapping[str, Any], text: Mapping[str, A
 
 def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
     """Builds the encoder that the config section `text` names; `features` are the files of T5's stored ones, or the
-    tokenizer's, where text.checkpoint is not its path.
+    tokenizer's, which without them is what text.checkpoint names: a path, or a resource that is there already.
 
     The embedded world's words are known, a folder's captions may hold any.
     """
@@ -174,8 +175,13 @@ def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str |
         return WordIdEncoder(VOCABULARY, text["max_tokens"])
     files = [features] if isinstance(features, str) else list(features)
     if text["encoder"] in FORMS:
-        return TokenPromptEncoder(text["encoder"], (files or [text["checkpoint"]])[0], text["max_tokens"])
+        file = files[0] if files else _file_of(text["checkpoint"])
+        return TokenPromptEncoder(text["encoder"], file, text["max_tokens"])
     if text["encoder"] == "t5":
         return StoredTextEncoder(files)
     vocabulary = VOCABULARY if data_source == "scenes" else None
     return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], text["seed"], text["phrase_words"])
+
+
+def _file_of(checkpoint: str) -> Path:
+    return Path(checkpoint) if Path(checkpoint).exists() else Resource(checkpoint).manifest
