@@ -22,7 +22,7 @@ from lantern.checkpoints.native import copy_tensors, empty_model
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.target import TargetModel
 
-_FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
+FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
 _PROJECTION, _NORM = (re.compile(rf"[.][qk]_{part}[.]") for part in ("proj", "norm"))
 
 
@@ -83,7 +83,7 @@ def read_emu3(file: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> T
     return _fill(file, replace(expected, num_kv_heads=num_kv_heads), tensors, "model.", dtype)
 
 
-def token_rows(table: torch.Tensor, config: TargetConfig | DraftConfig, first: int = _FIRST_CODE) -> torch.Tensor:
+def token_rows(table: torch.Tensor, config: TargetConfig | DraftConfig, first: int = FIRST_CODE) -> torch.Tensor:
     """The rows of a table of the whole vocabulary that are drawn: the codes from the row `first` on, then what ends a
     line.
     """

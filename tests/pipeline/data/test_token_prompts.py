@@ -8,6 +8,8 @@ import logging
 import pytest
 import torch
 
+from lantern.models.config import NUM_PROMPT_IDS
+from lantern_pipeline.config.validate import SCHEMA_PATH, load_yaml
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.data.token_prompts import FORMS
 from tiny_tokenizers import save_tokenizer
@@ -59,6 +61,11 @@ def test_a_prompt_has_the_form_of_its_family(encoder_of, family):
     assert prompt(encoder, "a red cat") == found
 
 
+def test_every_form_is_in_the_schema_and_has_a_number_of_ids():
+    allowed = load_yaml(SCHEMA_PATH)["properties"]["text"]["properties"]["encoder"]["enum"]
+    assert set(FORMS) == set(NUM_PROMPT_IDS) == set(FORMS) & set(allowed)
+
+
 def test_the_null_prompt_is_the_familys(encoder_of):
     for family, ids in NULL.items():
         assert encoder_of(family).null_prompt == {"null_ids": ids, "null_filler": 2 if family == "janus" else None}
@@ -89,6 +96,12 @@ def test_a_prompt_does_not_depend_on_its_batch_nor_on_what_the_file_says_of_leng
     encoder.path.write_text(json.dumps(content))
     again = make_text_encoder({"encoder": "anole", "checkpoint": str(tmp_path), "max_tokens": 12}, "none")
     assert torch.equal(again.encode(["a red dog"])[0], together[1:])
+
+
+def test_the_names_of_codes_must_agree_with_what_is_drawn(encoder_of):
+    encoder_of("anole", IMGIMGAZ=4, IMGIMGBAZ=14)
+    with pytest.raises(ValueError, match=r"token IMGIMGBAZ should have id 14, as code 10 has in the target, found 15"):
+        encoder_of("anole", IMGIMGAZ=4, IMGIMGBAZ=15)
 
 
 def test_errors_are_one_sentence(encoder_of, tmp_path):

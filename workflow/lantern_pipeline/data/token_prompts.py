@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from lantern.checkpoints.llama import FIRST_CODE
 from lantern_pipeline.downloads.manifest import resource_path
+
+_DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +80,7 @@ class TokenPromptEncoder:
         self.tokenizer = Tokenizer.from_file(str(self.path))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        _check_codes(self.path, self.tokenizer.get_vocab())
         self._reported: set[str] = set()
         self._start, self._end = self._ids(self.form.start), self._ids(self.form.end)
         self._before, _, self._behind = self.form.text.partition("{}")
@@ -125,6 +130,18 @@ class TokenPromptEncoder:
         if (id := self.tokenizer.token_to_id(name)) is None:
             raise ValueError(f"{self.path} lacks the token {name}; take the tokenizer of the target's repository")
         return [id]
+
+
+def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
+    """Chameleon's names of image codes hold the code's digits as letters: they must agree with what is drawn."""
+    for name, id in ids.items():
+        if found := re.fullmatch("IMGIMG([A-J]+)Z", name):
+            code = int(found[1].translate(_DIGITS))
+            if id != FIRST_CODE + code:
+                raise ValueError(
+                    f"{path}: token {name} should have id {FIRST_CODE + code}, as code {code} has in the target, found "
+                    f"{id}; take the tokenizer of the target's repository"
+                )
 
 
 def _find_file(path: Path) -> Path:
