@@ -65,6 +65,25 @@ def test_usual_names_of_columns_are_known_in_any_case(tmp_path, name, content):
     assert pairs(load_prompts(write(tmp_path, name, content))) == [("7", "a cat"), ("8", "a dog")]
 
 
+def test_genevals_prompts_are_read_as_they_are(tmp_path):
+    """Objects with a key prompt among others, some of them lists; the same text may come again."""
+    lines = [
+        {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"},
+        {
+            "tag": "colors",
+            "include": [{"class": "dog", "color": "red"}],
+            "exclude": [],
+            "prompt": "a photo of a red dog",
+        },
+        {"tag": "counting", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"},
+    ]
+    path = tmp_path / "evaluation_metadata.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prompts = load_prompt_set(path, {"num": None, "copies": 2}, seed=0)
+    assert [prompt.text for prompt in prompts[:3]] == [line["prompt"] for line in lines]
+    assert len(prompts) == len({prompt.id for prompt in prompts}) == 6
+
+
 def test_a_table_in_the_layout_of_partiprompts(tmp_path):
     content = (
         "Prompt\tCategory\tChallenge\tNote\n"
