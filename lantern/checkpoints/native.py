@@ -37,7 +37,10 @@ def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any
 
 
 def load_model(
-    path: Path | str, cls: type[Model], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: Path | str,
+    cls: type[Model],
+    dtype: torch.dtype | None = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Model:
     """Reads a model that `save_model` wrote, tensor by tensor: memory holds it once, in its final number format.
 

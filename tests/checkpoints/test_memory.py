@@ -108,7 +108,7 @@ def test_a_published_target_stands_in_memory_once(tmp_path, family, dtype):
     with LiveBytes() as memory:
         models = load_decoding_models(tmp_path / "own.safetensors", dtype="bfloat16")
     assert size_of(models.target) <= memory.peak <= size_of(models.target) + 2 * largest_of(model)
-    as_stored = load_model(tmp_path / "own.safetensors", TargetModel)
+    as_stored = load_model(tmp_path / "own.safetensors", TargetModel, dtype=None)
     for name, part in as_stored.named_parameters():
         assert part.dtype == model.get_parameter(name).dtype and torch.equal(part, model.get_parameter(name))
 

@@ -59,3 +59,14 @@ def test_nothing_is_left_of_a_checkpoint_that_failed_to_write(model, tmp_path, m
     with pytest.raises(OSError, match="No space left"):
         save_model(tmp_path / "t.safetensors", model)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_half_precision_is_read_in_float32_unless_asked_otherwise(model, tmp_path):
+    """As the shipped weights are stored; the head is float32 whatever is asked for."""
+    narrow = TargetModel(CONFIG).bfloat16()
+    save_model(tmp_path / "t.safetensors", narrow)
+    read = {dtype: load_model(tmp_path / "t.safetensors", TargetModel, dtype=dtype) for dtype in (torch.float32, None)}
+    assert {part.dtype for part in load_model(tmp_path / "t.safetensors", TargetModel).parameters()} == {torch.float32}
+    assert read[None].dtype == torch.bfloat16 and read[None].head.weight.dtype == torch.float32
+    for name, part in read[torch.float32].named_parameters():
+        assert torch.equal(part, read[None].get_parameter(name).float())

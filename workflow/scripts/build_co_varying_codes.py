@@ -17,7 +17,7 @@ with job_log(snakemake) as log, torch.inference_mode():
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.codes, files.captions, encoder)
-    target, num_images = load_model(files.target, TargetModel).to(device), min(params.num_images, len(data))
+    target, num_images = load_model(files.target, TargetModel, dtype=None).to(device), min(params.num_images, len(data))
 
     def batches():
         """Guided probabilities of the images' positions, (contexts, vocab)."""

@@ -21,7 +21,7 @@ with job_log(snakemake):
     else:
         held_out = load_codes(files.codes, files.captions, encoder)
         codes, texts = held_out.codes, held_out.captions
-    target = load_model(files.target, TargetModel).to(resolve_device(params.device))
+    target = load_model(files.target, TargetModel, dtype=None).to(resolve_device(params.device))
     scales, batch_size = (1.0, params.cfg_scale), settings["batch_size"]
     frame = measure_ambiguity(
         target, encoder, codes[:num_images], texts[:num_images], cfg_scales=scales, batch_size=batch_size

@@ -20,7 +20,7 @@ with job_log(snakemake):
     prompts = read_prompts(files.prompts)
     records = load_shards(files.records, [prompt.id for prompt in prompts])
     study = TotalVariationStudy(
-        target_model=load_model(files.target, TargetModel).to(device),
+        target_model=load_model(files.target, TargetModel, dtype=None).to(device),
         encoder=make_text_encoder(params.text, params.source, files.text),
         prompts=prompts[: params.settings["num_images"]],
         tested_prompts=prompts[: params.settings["num_tested"]],

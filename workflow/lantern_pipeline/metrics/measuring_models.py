@@ -82,7 +82,7 @@ def load_measuring_models(
     """Loads the tokenizer and the target model, and what config section `metrics` measures with."""
     return MeasuringModels(
         load_tokenizer(tokenizer).to(device),
-        load_model(target, TargetModel).to(device),
+        load_model(target, TargetModel, dtype=None).to(device),
         text_encoder,
         [load_score(key, metrics, files, device) for key in chosen(metrics) if key != "fidelity"],
         load_fidelity(metrics, files, device) if metrics["fidelity"] else None,

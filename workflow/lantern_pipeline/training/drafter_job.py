@@ -72,7 +72,7 @@ def launch(job: DrafterJob, num_processes: int) -> None:
 def train_drafter(job: DrafterJob) -> None:
     """Trains and validates a draft model on the processes that are running; the first one writes model and report."""
     accelerator = make_accelerator(resolve_device(job.device))
-    target = load_model(Path(job.target), TargetModel)
+    target = load_model(Path(job.target), TargetModel, dtype=None)
     dataset = _load(job, job.codes, job.captions, job.features)
     held_out = _load(job, job.val_codes, job.val_captions, job.val_features)
     sampling = pick(SamplingConfig, job.sampling)
