@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -15,17 +16,21 @@ def code_dtype(vocab: int) -> torch.dtype:
     return torch.int16 if vocab <= torch.iinfo(torch.int16).max else torch.int32
 
 
-def drop_line_ends(tokens: torch.Tensor, grid: int) -> torch.Tensor:
-    """What stands in lines of `grid` codes, without what stands at their ends where the target draws a token there.
-
-    Args:
-        tokens: of square images, or values of them, (..., grid * grid) or (..., grid * (grid + 1)).
-        grid: side of the images in codes.
-
-    Returns:
-        (..., grid * grid).
+def drop_line_ends(tokens: torch.Tensor) -> torch.Tensor:
+    """The codes of square images among their tokens, (..., grid * (grid + 1)) -> (..., grid * grid). Tokens of lines
+    without an end stay as they are.
     """
+    grid = math.isqrt(tokens.shape[-1])
+    if tokens.shape[-1] != grid * (grid + 1):
+        return tokens
     return tokens.unflatten(-1, (grid, -1))[..., :grid].flatten(-2)
+
+
+def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor:
+    """Codes of square images with the token `line_end` behind every line, (..., grid * grid) -> (..., grid * (grid +
+    1)).
+    """
+    return F.pad(codes.unflatten(-1, (grid, -1)), (0, 1), value=line_end).flatten(-2)
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:

@@ -102,7 +102,7 @@ def draw_images(
     prompts = [Prompt(str(place), text) for place, text in enumerate(texts)]
     generation, _ = decode_timed(decoder, prompts, encoder, run_seed)
     with torch.inference_mode():
-        images = image_decoder(drop_line_ends(generation.codes, decoder.target.config.grid))
+        images = image_decoder(drop_line_ends(generation.codes))
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return generation.codes, pixels.permute(0, 2, 3, 1)
 

@@ -14,10 +14,15 @@ from conftest import DATA
 LLAMA = DATA / "llama"
 
 
+def draw_normal(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Normal numbers of a published name, float64."""
+    key = (zlib.crc32(name.encode()) ^ (seed * 2654435761)) & 0xFFFFFFFF
+    return torch.from_numpy(np.random.RandomState(key).standard_normal(shape))
+
+
 def draw(name: str, shape: tuple[int, ...], seed: int, gain: float = 0.8) -> torch.Tensor:
     """The weight of a published name: norms are near 1, embeddings unit normal, a head's rows 3 long, others `gain`."""
-    key = (zlib.crc32(name.encode()) ^ (seed * 2654435761)) & 0xFFFFFFFF
-    normal = torch.from_numpy(np.random.RandomState(key).standard_normal(shape))
+    normal = draw_normal(name, shape, seed)
     if len(shape) == 1:
         return (1 + 0.1 * normal).float()
     if "embed" in name:
@@ -92,6 +97,12 @@ def anole_drafter() -> dict[str, torch.Tensor]:
     return load_file(LLAMA / "anole_drafter.safetensors") | {"embed_tokens.weight": table}
 
 
+def one_row_of_norms(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same weights as Lumina-mGPT has them: norms of queries and keys have one row for all heads."""
+    norms = {name: value[:1].clone() for name, value in state.items() if re.search("[.][qk]_norm[.]", name)}
+    return {name: value.contiguous() for name, value in (state | norms).items() if "vqmodel" not in name}
+
+
 def as_meta(state: dict[str, torch.Tensor], head_dim: int = 16) -> dict[str, torch.Tensor]:
     """Chameleon's tensors by Meta's names: neighbours are turned together, and norms of heads are one row."""
     names = {
@@ -125,3 +136,29 @@ def chameleon_name(name: str, last: int) -> str:
     name = re.sub(r"mid\.(\d)", lambda found: f"mid.{parts[int(found[1])]}", name).replace(".res.", ".block.")
     name = name.replace("encoder.conv_blocks.", "encoder.down.")
     return re.sub(r"decoder\.conv_blocks\.(\d)", lambda found: f"decoder.up.{last - int(found[1])}", name)
+
+
+def draw_emu3_tokenizer(multipliers: tuple[int, ...] = (1, 2)) -> dict[str, torch.Tensor]:
+    """Emu3's image tokenizer for 64 codes, of 32 channels, by its published names, in half precision."""
+    from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
+
+    names = {r"(down|up)_block\.\1\.": r"\1.", r"middle_block\.attn_norm\.": "mid.attn_1.norm.", "middle_block": "mid"}
+    names |= {r"attn_norms\.(\d+)\.": r"attn.\1.norm.", "out_proj": "proj_out", r"\.([qkv])_proj\.": r".\1."}
+    state = {}
+    config = Emu3TokenizerConfig(4, 64, 4, 32, multipliers, 1, (len(multipliers) - 1,))
+    for name, tensor in Emu3Tokenizer(config).vqvae.state_dict().items():
+        for pattern, published in names.items():
+            name = re.sub(pattern, published, name)
+        shape = (*tensor.shape, 1, 1) if tensor.dim() == 2 and "attn" in name else tuple(tensor.shape)
+        state[name] = tensor.half() if "running" in name or "tracked" in name else _draw_of_tokenizer(name, shape)
+    return state
+
+
+def _draw_of_tokenizer(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    normal = draw_normal(name, shape, seed=1234)
+    if len(shape) == 1:
+        normal = 1 + 0.1 * normal if "norm" in name and name.endswith("weight") else 0.05 * normal
+    elif "embed" not in name:
+        gain = 3.0 if ".time_" in name else 1.5 if name.startswith("quant_conv") else 1.0
+        normal = normal * (gain / np.prod(shape[1:]) ** 0.5)
+    return normal.float().half()

@@ -82,4 +82,4 @@ def test_lines_of_another_number_than_their_codes():
 
 def test_ends_are_dropped_where_there_are_some():
     tokens = torch.arange(6)
-    assert drop_line_ends(tokens, 2).tolist() == [0, 1, 3, 4] and drop_line_ends(tokens[:4], 2).tolist() == [0, 1, 2, 3]
+    assert drop_line_ends(tokens).tolist() == [0, 1, 3, 4] and drop_line_ends(tokens[:4]).tolist() == [0, 1, 2, 3]

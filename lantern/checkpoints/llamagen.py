@@ -18,11 +18,13 @@ from pathlib import Path
 import torch
 
 from lantern.checkpoints import chameleon, janus
+from lantern.checkpoints.emu3 import is_emu3_tokenizer, read_emu3_tokenizer
 from lantern.checkpoints.files import WeightFile, compare_with_config, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.llama import llama_reader
 from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, load_weights, read_metadata
 from lantern.models.config import LLAMAGEN_SIZES, TargetConfig
+from lantern.models.emu3 import Emu3Tokenizer
 from lantern.models.target import TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
 
@@ -114,8 +116,9 @@ def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.
     return places
 
 
-def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
-    """Reads a published VQ-16, alone or among Janus' tensors, or Chameleon's; widths and depths are read off them.
+def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16 | Emu3Tokenizer:
+    """Reads a published VQ-16, alone or among Janus' tensors, Chameleon's or Emu3's tokenizer; widths and depths are
+    read off them.
 
     Args:
         path: file or folder.
@@ -131,6 +134,8 @@ def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16:
             the model's factor.
     """
     weights = read_weights(path)
+    if is_emu3_tokenizer(weights.tensors):
+        return read_emu3_tokenizer(weights, image_size)
     if janus.is_janus(weights.tensors):
         weights.tensors = janus.image_tokenizer(weights.tensors)
     if is_chameleon := "encoder.mid.attn_1.q.weight" in weights.tensors:

@@ -10,10 +10,21 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from families import LLAMA, anole_drafter, chameleon_name, draw_anole, draw_janus
+from families import (
+    LLAMA,
+    anole_drafter,
+    chameleon_name,
+    draw,
+    draw_anole,
+    draw_emu3_tokenizer,
+    draw_janus,
+    draw_llama,
+    one_row_of_norms,
+)
 from family_walk import walk
 from lantern.checkpoints.native import read_metadata
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.records import load_records
 from tiny_run import ROOT, Workflow, planned
 from tiny_tokenizers import save_tokenizer
 
@@ -137,3 +148,79 @@ def test_anole(tmp_path):
     assert summary.loc["eagle2", "mean_accepted_length"] > 1.3  # it was trained for this target
     assert summary["nll"].notna().all()
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def check_lines(workflow, tmp_path) -> pd.DataFrame:
+    """The run's summary, once every line of every image is found to end in its token, the last of 65."""
+    for records in (workflow.result("generation")).rglob("*.safetensors"):
+        lines = load_records(records).codes.view(-1, 4, 5)
+        assert (lines[..., 4] == 64).all() and (lines[..., :4] < 64).all()
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    summary = pd.read_csv(tmp_path / "results" / "summary.csv").set_index("method")
+    assert summary["nll"].notna().all()
+    return summary
+
+
+def test_lumina_mgpt(tmp_path):
+    """Anole's weights with one row of norms for all heads; lines end in a token of their own."""
+    repositories = anole_repositories(tmp_path)
+    repositories["tiny"] = {
+        "config.json": repositories["tiny"]["config.json"],
+        "model.safetensors": save(one_row_of_norms(draw_anole())),
+    }
+    repositories["drafts"] = {
+        "config.json": repositories["drafts"]["config.json"],
+        "model.safetensors": save(one_row_of_norms(anole_drafter())),
+    }
+    specials = {"<s>": 0, "<racm3:break>": 69, "<reserved08706>": 70, "<reserved08824>": 75}
+    path = save_tokenizer(tmp_path / "tokenizer.json", specials, ["a", "red", "blue", "cat", "dog", "bird"])
+    repositories["words"] = {"tokenizer/text_tokenizer.json": path.read_bytes()}
+    workflow, output = walk(
+        tmp_path,
+        "lumina_mgpt",
+        repositories.pop("tiny"),
+        repositories,
+        data={"captions": None},
+        text={"checkpoint": "words"},
+        tokenizer={"checkpoint": "images"},
+        target={"size": None, "line_end": 72},
+        drafter={"checkpoint": "drafts"},
+        methods=[
+            {"preset": ["autoregressive", "jacobi", "eagle1", "eagle2", "sjd"]},
+            {"preset": "lantern_pp", "residual": "official_lumina", "k": 10, "lambda_": 5},
+        ],
+        metrics={"hps": False},
+    )
+    assert not [name for name in planned(output) if name.startswith("train")]
+    summary = check_lines(workflow, tmp_path)
+    assert set(summary.index) == {"autoregressive", "jacobi", "eagle1", "eagle2", "sjd", "lantern_pp"}
+    assert summary.loc["eagle2", "mean_accepted_length"] > 1.3  # it was trained for this target
+
+
+def test_emu3(tmp_path):
+    """Fewer heads of keys and values, a negative prompt, lines that end, transformers' image tokenizer; no drafter."""
+    state = draw_llama("model.", 112, gain=0.9, kv_dim=32, ffn_hidden=160)
+    state |= {"lm_head.weight": draw("lm_head.weight", (112, 64), 1234)}
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    specials = {"<|extra_203|>": 43, "<|image start|>": 46, "<|image token|>": 45}
+    words = ["a", "red", "blue", "cat", "dog", "bird", "90", "*"]
+    path = save_tokenizer(tmp_path / "tokenizer.json", specials, words, first_word=20)
+    workflow, output = walk(
+        tmp_path,
+        "emu3",
+        {"config.json": json.dumps(config).encode(), "model.safetensors": save(state)},
+        {
+            "images": {"model.safetensors": save(draw_emu3_tokenizer((1, 1, 2)))},
+            "words": {"tokenizer.json": path.read_bytes()},
+        },
+        data={"captions": None, "image_size": 16},
+        text={"checkpoint": "words", "max_tokens": 80},
+        tokenizer={"checkpoint": "images", "code_dim": 4},
+        target={"num_kv_heads": 2, "line_end": 41},
+        methods=[{"preset": ["autoregressive", "jacobi"]}, {"preset": "zipar", "window": 2}],
+        metrics={"hps": False},
+    )
+    assert not [name for name in planned(output) if name.startswith("train")]
+    config = read_metadata(workflow.result("target/s0/model.safetensors"))["config"]
+    assert config["num_kv_heads"] == 2 and len(config["null_ids"]) > 40 and config["line_end"] == 41
+    assert set(check_lines(workflow, tmp_path).index) == {"autoregressive", "jacobi", "zipar"}

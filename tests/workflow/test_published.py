@@ -226,6 +226,7 @@ def test_a_second_run_does_nothing_and_needs_no_network(finished):
         (["llamagen_stage1", "llamagen_quick", "llamagen_drafter"], 86, ["train_drafter"]),
         (["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], 539, ["train_drafter"]),
         (["anole"], 430, []),
+        (["lumina_mgpt"], 334, []),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else str(value),
 )
@@ -253,6 +254,14 @@ def test_the_overlay_for_classes_plans_its_jobs_without_any_resource(tmp_path):
     assert [name for name in jobs if name.startswith("train")] == ["train_drafter"]
     assert jobs["fetch_resource"] == 2 and jobs["convert_target"] == jobs["convert_tokenizer"] == 1
     assert jobs["sample_codes"] == 4 and "encode_prompts" not in jobs
+
+
+def test_the_overlay_without_a_drafter_plans_its_jobs_without_any_resource(tmp_path):
+    code, output = Workflow(tmp_path, overlays_of("emu3"), config=()).run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    jobs = planned(output)
+    assert not [name for name in jobs if "drafter" in name or name.startswith("train")]
+    assert jobs["convert_target"] == jobs["convert_tokenizer"] == 1 and jobs["total"] == 76
 
 
 def test_a_target_for_classes_draws_and_teaches_a_drafter(tmp_path):

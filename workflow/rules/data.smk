@@ -131,6 +131,7 @@ rule encode_images:
     params:
         code=code("encode_images.py"),
         source=DATA,
+        ends_lines=config["target"]["line_end"] is not None,
         seed=SEED,
         device=DEVICE,
     message:

@@ -1,6 +1,6 @@
 """Image tokenizer, target and draft model: trained or, where the config names a `checkpoint`, converted."""
 
-CODES = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
+CODES = {name: getattr(SIZES.sizes, name) for name in ("vocab_size", "grid")}
 
 if config["tokenizer"]["checkpoint"]:
 

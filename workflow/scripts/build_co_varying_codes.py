@@ -8,7 +8,7 @@ from lantern.io import save_tensors
 from lantern.models.target import TargetModel
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.likelihood import teacher_forced_logits
+from lantern_pipeline.metrics.likelihood import select_codes, teacher_forced_logits
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 CHUNK = 16  # images; a chunk of 16 x 64 contexts and 1024 codes takes 4 MB
@@ -25,7 +25,7 @@ with job_log(snakemake) as log, torch.inference_mode():
             indices = torch.arange(begin, min(begin + CHUNK, num_images))
             codes, features, mask = (part.to(device) for part in data.batch(indices))
             logits = teacher_forced_logits(target, features, mask, codes, params.cfg_scale)
-            yield logits.flatten(0, 1).softmax(-1)
+            yield select_codes(target, codes, logits)[1].flatten(0, 1).softmax(-1)
 
     table = co_varying_codes(batches(), params.settings["num_neighbours"])
     metadata = {"neighbours": "probability", "num_images": num_images, "cfg_scale": params.cfg_scale}

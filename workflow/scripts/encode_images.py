@@ -3,6 +3,7 @@
 import torch
 from tqdm import tqdm
 
+from lantern.codebook import add_line_ends
 from lantern.io import save_tensors
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -19,6 +20,8 @@ with job_log(snakemake) as log, torch.inference_mode():
     begins = tqdm(range(0, len(shard), chunk), desc=f"encoding {split}", unit="chunk", disable=None)
     images = (source.images(split, shard[begin : begin + chunk]).to(device) for begin in begins)
     codes = torch.cat([tokenizer.encode(part).cpu() for part in images])
+    if params.ends_lines:  # as the target draws them
+        codes = add_line_ends(codes, tokenizer.config.grid, len(tokenizer.codebook))
     metadata = {"split": split, "ids": [captions[index].id for index in shard]}
     save_tensors(snakemake.output[0], {"codes": codes.int()}, metadata)
     log.info("encoded %d images of %s", len(shard), split)

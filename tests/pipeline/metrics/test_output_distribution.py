@@ -14,6 +14,7 @@ from lantern.acceptance import RejectionRule, accept_within_bound
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
+from lantern.models.config import TargetConfig
 from lantern.prompts import Prompt
 from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
 from lantern.rules import make_rule
@@ -40,6 +41,9 @@ from lantern_pipeline.metrics.output_distribution import (
 
 REFERENCE = json.loads((DATA / "reference" / "emission_law.json").read_text())
 OPTIONS = {"num_resamples": 100, "seed": 0}
+
+
+SQUARE = TargetConfig(grid=4)
 
 
 def random_nodes(num_nodes: int, vocab: int = 24, children: int = 3, seed: int = 0) -> VerifiedNodes:
@@ -237,7 +241,7 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
     features, mask = make_prompts(models, 5)
     counts = []
     for ids in (range(5), range(5)):
-        recorder = NodeRecorder(5, 16, max_nodes=5 * 16, seed=0)
+        recorder = NodeRecorder(5, SQUARE, max_nodes=5 * 16, seed=0)
         decoder.observer = recorder
         generation = decoder.generate(features, mask, [decoder.make_noise(7, f"p{i}") for i in ids])
         nodes = recorder.collect()
@@ -268,9 +272,11 @@ def test_the_nodes_kept_do_not_depend_on_the_batch():
 
 
 def test_no_more_nodes_are_kept_than_asked_for():
-    assert NodeRecorder(5, 16, max_nodes=10, seed=0).is_chosen.sum(dim=1).tolist() == [2] * 5
-    assert NodeRecorder(5, 16, max_nodes=3, seed=0).is_chosen.sum(dim=1).tolist() == [1] * 5  # every image has one
-    assert NodeRecorder(5, 16, max_nodes=1000, seed=0).is_chosen.all()
+    assert NodeRecorder(5, SQUARE, max_nodes=10, seed=0).is_chosen.sum(dim=1).tolist() == [2] * 5
+    assert NodeRecorder(5, SQUARE, max_nodes=3, seed=0).is_chosen.sum(dim=1).tolist() == [1] * 5  # every image has one
+    lined = NodeRecorder(5, TargetConfig(grid=4, line_end=0), max_nodes=1000, seed=0)
+    assert lined.is_chosen.view(5, 4, 5).all(1).all(0).tolist() == [True] * 4 + [False]
+    assert NodeRecorder(5, SQUARE, max_nodes=1000, seed=0).is_chosen.all()
 
 
 def test_a_method_without_delta_has_no_share_above_it():

@@ -22,6 +22,7 @@ from lantern.records import GenerationRecords, load_records
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.archive.archive import Archive
 from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.config.resources import target_sizes
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -177,10 +178,10 @@ class Regenerator:
                     f"{self.archive.path}: {file.name} should have {key} {value} as its path and the config say, found "
                     f"{record.metadata.get(key)!r:.100}"
                 )
-        if record.codes.shape[1] != self.config["tokenizer"]["grid"] ** 2:
+        if record.codes.shape[1] != (num_tokens := target_sizes(self.config).num_image_tokens):
             raise ValueError(
-                f"{self.archive.path}: {file.name} should have {self.config['tokenizer']['grid'] ** 2} tokens an image "
-                f"as config key tokenizer.grid says, found {record.codes.shape[1]}"
+                f"{self.archive.path}: {file.name} should have {num_tokens} tokens an image as config key "
+                f"tokenizer.grid says, found {record.codes.shape[1]}"
             )
         return spec
 

@@ -56,7 +56,8 @@ def growing(first: int) -> Callable[..., int]:
 
 def target_sizes(config: dict[str, Any]) -> TargetConfig:
     """Sizes of the config's target."""
-    codes = {"vocab_size": config["tokenizer"]["codebook_size"], "grid": config["tokenizer"]["grid"]}
+    num_tokens = config["tokenizer"]["codebook_size"] + (config["target"].get("line_end") is not None)
+    codes = {"vocab_size": num_tokens, "grid": config["tokenizer"]["grid"]}
     return pick(TargetConfig, resolve_size(config["target"]), **codes, **prompt_sizes(config["text"]))
 
 

@@ -15,6 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from lantern.codebook import drop_line_ends
+
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MAX_ARCHIVED_BYTES = 1 << 28  # unpacked, of an image in an archive
 MAX_SIDES = 100  # an image's longer side in shorter ones; scaled up, a thinner one could fill the memory
@@ -158,9 +160,9 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 
 def decode_images(tokenizer: nn.Module, codes: Tensor, num_at_once: int | None = None) -> Tensor:
     """Draws codes (images, tokens) as (images, 3, S, S) float32 in [-1, 1] on the codes' device; few at once, by
-    default, since a decoder's activations are large.
+    default, since a decoder's activations are large. Tokens that end lines are left out.
     """
-    device = next(tokenizer.parameters()).device
+    device, codes = next(tokenizer.parameters()).device, drop_line_ends(codes)
     size = num_at_once or max(1, TOKENS_AT_ONCE // codes.shape[1])
     with torch.inference_mode():
         parts = [tokenizer.decode(part.long().to(device)).float().to(codes.device) for part in codes.split(size)]

@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from lantern.codebook import drop_line_ends
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
@@ -52,7 +53,7 @@ def select_proximity(
     first. `num_rows`: rows shown, the first so many prompts (not a choice). `seed`: of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape
-    codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()
+    codes = drop_line_ends(codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long())
     if int(codes.max()) >= vocab:
         raise ValueError(
             f"codes must be below {vocab}, the rows of the table of nearest codes, got {int(codes.max())}; were they "

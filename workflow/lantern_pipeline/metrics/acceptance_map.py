@@ -36,7 +36,7 @@ def map_accepted(records: GenerationRecords, grid: int) -> AcceptanceMap:
     """
     lengths = records.step_lengths.numpy().astype(np.int64)  # (images, steps)
     num_images, num_tokens = records.codes.shape
-    if num_images == 0 or grid * grid != num_tokens:
+    if num_images == 0 or num_tokens not in (grid * grid, grid * (grid + 1)):  # with what ends each line
         raise ValueError(
             f"a map over grid {grid} needs images of {grid * grid} tokens, got {num_images} images of {num_tokens}; "
             "set grid to the tokenizer's"
@@ -54,4 +54,5 @@ def map_accepted(records: GenerationRecords, grid: int) -> AcceptanceMap:
     counts = np.bincount(begins, minlength=num_tokens)
     totals = np.bincount(begins, weights=lengths[image, step], minlength=num_tokens)
     mean = np.divide(totals, counts, out=np.full(num_tokens, np.nan), where=counts > 0)
-    return AcceptanceMap(is_accepted.mean(axis=0).reshape(grid, grid), mean.reshape(grid, grid), num_images)
+    shares, lengths = (part.reshape(grid, -1)[:, :grid] for part in (is_accepted.mean(axis=0), mean))
+    return AcceptanceMap(shares, lengths, num_images)

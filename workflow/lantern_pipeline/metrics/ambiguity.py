@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
-from lantern_pipeline.metrics.likelihood import walk_logits
+from lantern_pipeline.metrics.likelihood import select_codes, walk_logits
 
 
 def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
@@ -34,15 +34,15 @@ def measure_ambiguity(
     batch_size: int = 64,
 ) -> pd.DataFrame:
     """Measures the target's top-1 and top-10 probability at every position of given images, codes (images, tokens): one
-    row per guidance scale x image x position: cfg_scale, image, position, top1, top10.
+    row per guidance scale x image x code: cfg_scale, image, position among the codes, top1, top10.
 
     The context of a position is the image's own codes (teacher forcing), temperature 1, no filter.
     """
     frames = []
     for cfg_scale in dict.fromkeys(cfg_scales):
         batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
-        for rows, _, logits in batches:
-            top1, top10 = top_masses(logits)
+        for rows, tokens, logits in batches:
+            top1, top10 = top_masses(select_codes(target_model, tokens, logits)[1])
             frames.append(_to_frame(cfg_scale, rows.start, top1.cpu(), top10.cpu()))
     return pd.concat(frames, ignore_index=True)
 

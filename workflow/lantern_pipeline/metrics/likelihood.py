@@ -15,12 +15,23 @@ from lantern.models.text import TextEncoder
 LOGITS_AT_ONCE = 2**27
 
 
+def select_codes(target_model: TargetModel, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Leaves out what ends lines: of images' tokens (images, tokens), and of the logits of every position (images,
+    tokens, vocab).
+    """
+    config = target_model.config
+    if config.line_end is None:
+        return tokens, logits
+    is_code = ~config.ends_line(torch.arange(tokens.shape[1], device=tokens.device))
+    return tokens[:, is_code], logits[:, is_code, : config.num_codes]
+
+
 @torch.inference_mode()
 def teacher_forced_logits(
     target_model: TargetModel, features: Tensor, mask: Tensor, codes: Tensor, cfg_scale: float
 ) -> Tensor:
     """Computes the target's guided logits of every position of given images, (images, tokens, vocab) float32: position
-    i given the caption and codes 0 to i - 1; unfiltered, temperature 1.
+    i given the caption and codes 0 to i - 1; unfiltered, temperature 1, -inf for tokens that cannot stand there.
 
     `features` are (images, text tokens, caption_dim) float32, left-padded; `mask` (images, text tokens) is True where a
     caption token is; `codes` are (images, tokens); `cfg_scale` is s in u + s (c - u), 1 runs without the null caption.
@@ -28,7 +39,8 @@ def teacher_forced_logits(
     codes, first = codes.long(), features.shape[1] - 1
     run = target_model if cfg_scale == 1 else target_model.forward_with_null
     hidden = run(features, mask, codes[:, :-1])[:, first:]
-    return target_model.guided_logits(hidden.unflatten(0, (-1, len(codes))), cfg_scale)
+    positions = torch.arange(codes.shape[1], device=codes.device)
+    return target_model.guided_logits(hidden.unflatten(0, (-1, len(codes))), cfg_scale, positions)
 
 
 @torch.inference_mode()
@@ -80,7 +92,7 @@ def score_tokens(
     batch_size: int = 64,
 ) -> Tensor:
     """Computes the negative log-likelihood of images' tokens (images, tokens) under the target, given their prompts:
-    (images, tokens) float32 in nats, on the CPU.
+    (images, codes) float32 in nats, on the CPU; tokens that end lines are certain, and not among them.
 
     The distribution is the target's after guidance, at temperature 1 and unfiltered, whatever the sampling settings
     were. The target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding moves
@@ -91,5 +103,5 @@ def score_tokens(
     scores = []
     batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
     for _, chosen, logits in batches:
-        scores.append(token_negative_log_likelihood(chosen, logits).cpu())
+        scores.append(token_negative_log_likelihood(*select_codes(target_model, chosen, logits)).cpu())
     return torch.cat(scores)

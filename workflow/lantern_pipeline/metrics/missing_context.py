@@ -24,7 +24,7 @@ def measure_missing_context(
     """Draws images, and gives the target's distribution behind all tokens of an image and the one that was drawn from,
     at positions chosen as by `record_nodes`, but not at position 0, which lacks nothing.
     """
-    is_chosen = NodeRecorder(len(prompts), decoder.num_tokens, max_nodes, run_seed).is_chosen.to(decoder.device)
+    is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
     is_chosen[:, 0] = False
     options = {"cfg_scale": decoder.sampling.cfg_scale, "batch_size": batch_size}
     drawn_from, target = [], []

@@ -18,6 +18,7 @@ import torch
 from lantern.acceptance import RejectionRule
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed
+from lantern.models.config import TargetConfig
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.relaxation import Relaxation, walk_children
@@ -69,15 +70,17 @@ class OutputDistribution:
 
 
 class NodeRecorder:
-    """Observer of a decoder: keeps the nodes at some positions of every image, the same for every method; `max_nodes`
-    at most, spread evenly over the images, their positions chosen by `seed`.
+    """Observer of a decoder: keeps the nodes at some codes of every image, the same for every method; `max_nodes` at
+    most, spread evenly over the images, their positions chosen by `seed`.
     """
 
-    def __init__(self, num_images: int, num_tokens: int, max_nodes: int, seed: int) -> None:
-        per_image = min(num_tokens, max(1, max_nodes // num_images))
-        order = torch.rand(num_images, num_tokens, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)
-        self.is_chosen = torch.zeros(num_images, num_tokens, dtype=torch.bool).scatter(1, order[:, :per_image], True)
-        self.num_tokens, self.first_image = num_tokens, 0
+    def __init__(self, num_images: int, config: TargetConfig, max_nodes: int, seed: int) -> None:
+        self.num_tokens, self.first_image = config.num_image_tokens, 0
+        per_image = min(self.num_tokens, max(1, max_nodes // num_images))
+        noise = torch.rand(num_images, self.num_tokens, generator=torch.Generator().manual_seed(seed))
+        is_end = config.ends_line(torch.arange(self.num_tokens))
+        order = noise.masked_fill(is_end, torch.inf).argsort(dim=1)
+        self.is_chosen = torch.zeros_like(is_end).repeat(num_images, 1).scatter(1, order[:, :per_image], True) & ~is_end
         self.parts: list[VerifiedNodes] = []
 
     def __call__(self, outcome: Outcome) -> None:
@@ -126,7 +129,7 @@ def record_nodes(
     parts: list[VerifiedNodes] = []
     try:
         for begin in range(0, len(prompts), batch_size):
-            recorder = (recorder_class or NodeRecorder)(len(prompts), decoder.num_tokens, max_nodes, run_seed)
+            recorder = (recorder_class or NodeRecorder)(len(prompts), decoder.target.config, max_nodes, run_seed)
             recorder.first_image, recorder.parts, decoder.observer = begin, parts, recorder
             decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
@@ -47,13 +48,15 @@ def substitution_row(
 ) -> dict[str, float]:
     """How often, and by how distant a code, for records of a method that draws the target's own token at every node.
 
-    substitution_rate (share of tokens, with _low and _high over images) is an upper bound of the TV between the
+    substitution_rate (share of codes, with _low and _high over images) is an upper bound of the TV between the
     distributions of the emitted token and of the target's, averaged over nodes, by the coupling inequality.
     substitution_distance is the mean euclidean distance in `codebook` (vocab, code_dim) between the tokens `drawn`
     (images, tokens) and the emitted ones, over substitutions; nan where there is none.
     """
-    rate = records.is_substituted.double().mean(1).numpy()
-    distance = (codebook[drawn] - codebook[records.codes.long()]).norm(dim=-1)[records.is_substituted]
+    is_code = records.codes < len(codebook)  # what ends a line is certain, and is none
+    rate = (records.is_substituted.double().sum(1) / is_code.sum(1)).numpy()
+    rows = F.pad(codebook, (0, 0, 0, 1))
+    distance = (rows[drawn] - rows[records.codes.long()]).norm(dim=-1)[records.is_substituted]
     return {
         **mean_with_interval("substitution_rate", rate, **options),
         "substitution_distance": float(distance.mean()) if len(distance) else np.nan,

@@ -35,7 +35,8 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
     data = {
         "methods": methods,
-        "grid": math.isqrt(timed.codes.shape[1]),
+        "grid": math.isqrt(timed.codes.shape[1]),  # of tokens that end lines, too
+        "tokens": timed.codes.shape[1],
         "pixelated": True,
         "gpu": timed.metadata["gpu"],
         "threads": timed.metadata["num_threads"],

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lantern.checkpoints.files import compare_with_config, find_weights
 from lantern.checkpoints.llamagen import read_vq16
 from lantern.checkpoints.native import load_model, read_metadata
+from lantern.models.emu3 import Emu3Tokenizer
 from lantern.models.vq16 import VQ16, check_codes, check_images
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
 from lantern_pipeline.world.scenes import Scene
@@ -172,14 +173,16 @@ def evaluate_tokenizer(
     return result
 
 
-def load_tokenizer(path: Path | str) -> ImageTokenizer | VQ16:
+def load_tokenizer(path: Path | str) -> ImageTokenizer | VQ16 | Emu3Tokenizer:
     """Reads a tokenizer in evaluation mode, the embedded world's or a published one, whichever the file holds."""
-    is_published = (read_metadata(path) or {}).get("kind") == VQ16.kind
-    return load_model(path, VQ16 if is_published else ImageTokenizer)
+    published = {kind.kind: kind for kind in (VQ16, Emu3Tokenizer)}
+    return load_model(path, published.get((read_metadata(path) or {}).get("kind"), ImageTokenizer))
 
 
-def read_tokenizer(path: Path, image_size: int, grid: int, codebook_size: int, code_dim: int) -> ImageTokenizer | VQ16:
-    """Reads a published VQ-16, or a tokenizer in our own layout, in evaluation mode.
+def read_tokenizer(
+    path: Path, image_size: int, grid: int, codebook_size: int, code_dim: int
+) -> ImageTokenizer | VQ16 | Emu3Tokenizer:
+    """Reads a published VQ-16, another model's tokenizer, or one in our own layout, in evaluation mode.
 
     A ValueError names a size that is not what config key data.image_size (pixels) or section tokenizer says.
     """

@@ -1,0 +1,80 @@
+"""Emu3's image tokenizer: transformers' class of it, under the interface of VQ-16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lantern.models.vq16 import check_codes
+
+
+@dataclass(frozen=True)
+class Emu3TokenizerConfig:
+    """Sizes of an Emu3 tokenizer; the defaults are those of the published one.
+
+    `channel_multipliers` of `channels` are the widths of its levels, of which `attention_levels` have attention.
+    """
+
+    grid: int = 90
+    codebook_size: int = 32768
+    code_dim: int = 4
+    channels: int = 256
+    channel_multipliers: tuple[int, ...] = (1, 2, 2, 4)
+    num_blocks: int = 2
+    attention_levels: tuple[int, ...] = (3,)
+
+    @property
+    def image_size(self) -> int:
+        """Side of an image in pixels."""
+        return self.grid * 2 ** (len(self.channel_multipliers) - 1)
+
+
+class Emu3Tokenizer(nn.Module):
+    """A tokenizer of videos: an image is four equal pictures, of which the first is decoded. Codes are the rows of the
+    codebook as they are stored.
+
+    Source: baaivision/Emu3@f6ea9aa, emu3/tokenizer; transformers' Emu3VQVAE.
+    """
+
+    kind = "emu3_tokenizer"  # of its checkpoints
+    config_class = Emu3TokenizerConfig
+
+    def __init__(self, config: Emu3TokenizerConfig) -> None:
+        # Imported here: transformers takes seconds to import, and only this class needs it.
+        from transformers.models.emu3.modeling_emu3 import Emu3VQVAE, Emu3VQVAEConfig
+
+        super().__init__()
+        self.config = config
+        sizes = {"codebook_size": config.codebook_size, "num_res_blocks": config.num_blocks}
+        sizes |= dict.fromkeys(("embed_dim", "latent_channels"), config.code_dim)
+        widest = config.channels * config.channel_multipliers[-1]
+        levels = {"channel_multiplier": config.channel_multipliers, "attn_resolutions": config.attention_levels}
+        self.vqvae = Emu3VQVAE(Emu3VQVAEConfig(base_channels=config.channels, hidden_size=widest, **sizes, **levels))
+
+    @property
+    def codebook(self) -> Tensor:
+        """The codes as they are stored, (codebook_size, code_dim)."""
+        return self.vqvae.quantize.embedding.weight
+
+    @property
+    def decoded_codebook(self) -> Tensor:
+        """The codes as they are decoded, float32."""
+        return self.codebook.float()
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Codes of images, (images, 3, size, size) in [-1, 1] -> (images, grid * grid) int64."""
+        sizes = torch.tensor([images.shape[2:]] * len(images))
+        return torch.stack(self.vqvae.encode(images, sizes).image_tokens).flatten(1)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Images of codes, (images, grid * grid) -> (images, 3, size, size) float32, clamped to [-1, 1].
+
+        Raises:
+            ValueError: wrong number of codes an image, or a code out of range.
+        """
+        check_codes(codes, self.config.grid, self.config.codebook_size)
+        return self.vqvae.decode(codes.unflatten(1, (self.config.grid, -1))).float().clamp(-1, 1)
