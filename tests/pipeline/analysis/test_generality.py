@@ -77,10 +77,10 @@ def test_what_a_variant_changes_is_told_without_its_files():
 
 def test_the_verdict_follows_the_numbers():
     carries, grows, exact = judge_generality(make_table(*GROWING))
-    assert carries.answer.startswith("LANTERN k 20, δ 0.1: on 6 of 6 targets, 1.60 to 2.13 times, 1.60 on the first")
-    assert "otherwise on t1 1.68, t2 1.78, t3 1.88, t4 2.00, t5 2.13" in carries.answer
+    assert carries.answer.startswith("LANTERN k 20, δ 0.1: on 6 of 6 targets, 1.60 to 2.13 times, 1.60 on base")
+    assert "(unlike it: t1 1.68, t2 1.78, t3 1.88, t4 2.00, t5 2.13)" in carries.answer
     assert "NLL +0.50 to +0.50, total variation 0.200 to 0.200" in carries.details
-    assert grows.answer.startswith("LANTERN k 20, δ 0.1: grows (tau +1.00, p 0.0028); LANTERN k 20, δ 0.4: the same")
+    assert grows.answer.startswith("LANTERN k 20, δ 0.1: grows (tau +1.00, p 0.0028; 1.60 on base, 2.13 on t5); LAN")
     assert "EAGLE-1: the same on all" in exact.answer
     falling = [(name, 1 - mass, *rest) for name, mass, *rest in GROWING]
     assert "δ 0.1: falls (tau -1.00" in judge_generality(make_table(*falling))[1].answer
