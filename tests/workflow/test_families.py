@@ -116,6 +116,7 @@ def anole_repositories(folder) -> dict[str, dict[str, bytes]]:
     }
 
 
+@pytest.mark.slow
 def test_anole(tmp_path):
     """Four repositories give all models; the drafter is tried on what the target draws."""
     repositories = anole_repositories(tmp_path)
