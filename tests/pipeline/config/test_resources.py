@@ -71,7 +71,10 @@ def test_a_target_of_seven_billion_parameters_is_never_held_in_float32():
     """Anole's and Janus-Pro-7B's weights in bfloat16 are 14 GB; the drafter's table of ids 0.5."""
     janus = overlaid("janus_pro")
     janus["target"] |= {"dim": 4096, "num_layers": 30, "num_heads": 32, "ffn_width": 11008}
-    for config, num_target, num_drafter in ((overlaid("anole"), 6.81, 0.538), (janus, 6.64, 0.303)):
+    cases = [(overlaid("anole"), 6.81, 0.538), (overlaid("lumina_mgpt"), 6.81, 0.538), (janus, 6.64, 0.303)]
+    emu3 = JobSizes(overlaid("emu3"), has_gpu=False)
+    assert target_parameters(emu3.sizes) / 1e9 == pytest.approx(8.00, abs=0.01)
+    for config, num_target, num_drafter in cases:
         sizes = JobSizes(config, has_gpu=False)
         assert target_parameters(sizes.sizes) / 1e9 == pytest.approx(num_target, abs=0.01)
         assert draft_parameters(sizes.drafter) / 1e9 == pytest.approx(num_drafter, abs=0.001)
