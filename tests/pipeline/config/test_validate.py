@@ -79,6 +79,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("target.num_steps", "2e2", ["target.num_steps must be a whole number, got '2e2'; write 200 without quotes"]),
         ("target.num_steps", "200.5", ["target.num_steps must be a whole number, got '200.5' (optimiser"]),
         ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
+        ("target.line_end", -1, ["target.line_end must be at least 0, got -1"]),
         ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
         ("experiment", "", ["experiment"]),
         ("publish", "target_steps", ["publish names the table of ablations.grids.target_steps, which is missing"]),
