@@ -162,6 +162,7 @@ def check_lines(workflow, tmp_path) -> pd.DataFrame:
     return summary
 
 
+@pytest.mark.slow
 def test_lumina_mgpt(tmp_path):
     """Anole's weights with one row of norms for all heads; lines end in a token of their own."""
     repositories = anole_repositories(tmp_path)
@@ -198,6 +199,7 @@ def test_lumina_mgpt(tmp_path):
     assert summary.loc["eagle2", "mean_accepted_length"] > 1.3  # it was trained for this target
 
 
+@pytest.mark.slow
 def test_emu3(tmp_path):
     """Fewer heads of keys and values, a negative prompt, lines that end, transformers' image tokenizer; no drafter."""
     state = draw_llama("model.", 112, gain=0.9, kv_dim=32, ffn_hidden=160)
