@@ -31,3 +31,8 @@ def test_what_is_not_known_stands_apart(summary):
     assert titles == ["", "", "total variation 0", "", "total variation not known", ""]
     assert [label.get_text() for label in figure.axes[4].get_yticklabels()] == ["LANTERN: k 20, δ 0.1"]
     assert [len(axes.containers) for axes in figure.axes] == [1, 1, 2, 2, 1, 1]
+
+
+def test_pooled_repeats_of_which_no_distance_is_known(summary):
+    figure = draw_frontier(summary.assign(tv_mean=np.nan, substitution_rate=np.nan), SETTINGS)
+    assert [len(axes.containers) for axes in figure.axes[:2]] == [0, 0]

@@ -45,7 +45,7 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     known = _where(curves, lambda distance: distance > 0)
     lists = {EXACT: _where(curves, lambda distance: distance == 0), UNKNOWN: _where(curves, pd.isna)}
     lists = {title: listed for title, listed in lists.items() if listed}
-    num_columns = fitting_columns([curve.label for curve in known])
+    num_columns = fitting_columns([*FILLS, *(curve.label for curve in known)])
     legend_rows = -(-(len(known) + len(FILLS)) // num_columns)
     heights = [HEIGHT, *(ROW_HEIGHT * (len(listed) + 1) for listed in lists.values())]
     with paper_style():
