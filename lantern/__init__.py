@@ -1,3 +1,3 @@
 """Lantern: lossless and relaxed speculative decoding for visual autoregressive models."""
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
