@@ -38,7 +38,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.generation import decode_timed, synchronise
 from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, NUM_PROMPT_IDS, DraftConfig
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
@@ -49,10 +49,16 @@ from lantern.stepping import MODES
 
 # Published targets besides LlamaGen's, whose prompts are ids.
 LLAMA = {"rope": "1d", "num_text_tokens": 128}
-CHAMELEON = {"vocab_size": 8192, "num_prompt_ids": 65536, "ffn_width": 11008, "has_qk_norm": True, **LLAMA}
+CHAMELEON = {
+    "vocab_size": 8192,
+    "num_prompt_ids": NUM_PROMPT_IDS["anole"],
+    "ffn_width": 11008,
+    "has_qk_norm": True,
+    **LLAMA,
+}
 JANUS = {
     "vocab_size": 16384,
-    "num_prompt_ids": 102400,
+    "num_prompt_ids": NUM_PROMPT_IDS["janus"],
     "has_mlp_head": True,
     "null_filler": 100002,
     "grid": 24,

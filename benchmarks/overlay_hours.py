@@ -127,10 +127,9 @@ def check_measured(measured: dict[str, Any], config: dict[str, Any], options: ar
             f"the benchmark's --size should be of {wanted}, found {found} of {measured['settings']['size']}; run "
             "full_size.py with another --size"
         )
-    wanted = {}
-    if not options.microseconds:
-        wanted |= {"batch": config["generation"]["batch_size"], "grid": config["tokenizer"]["grid"]}
-    for name, value in wanted.items():
+    if options.microseconds:
+        return
+    for name, value in {"batch": config["generation"]["batch_size"], "grid": config["tokenizer"]["grid"]}.items():
         found = measured["settings"][name]
         if str(found) != str(value):
             raise ValueError(

@@ -87,8 +87,7 @@ class LinesDrafter:
     noise_streams = ()
 
     def __init__(self, config: TargetConfig, window: int, is_public: bool, device: torch.device) -> None:
-        lines, last = (config.grid, config.line_width), config.num_image_tokens - 1
-        schedule = line_schedule(lines, window, is_public)
+        schedule, last = line_schedule(config.lines, window, is_public), config.num_image_tokens - 1
         num_cells, first_forwards = max(map(len, schedule)), [len(schedule)] * (last + 1)
         for forward in reversed(range(len(schedule))):
             for feed in schedule[forward]:

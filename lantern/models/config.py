@@ -27,6 +27,7 @@ OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may
 # table that prompts are looked up in.
 CHAMELEON = ("anole", "lumina")
 NUM_PROMPT_IDS = {"anole": 65536, "lumina": 65536, "janus": 102400, "emu3": 184622}
+FROM_FILES = ("t5", *NUM_PROMPT_IDS)  # those of text.encoder that read text.checkpoint
 NUM_WORD_IDS = 64  # rows of the table in which the embedded world's words are looked up, more than it has words
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
@@ -91,12 +92,30 @@ def find_multiple(n: int, k: int) -> int:
     return -(-n // k) * k
 
 
-class Lines:
-    """How the codes of an image stand in lines, of a model's config."""
+class CommonSizes:
+    """What follows alike from the sizes of a target and from those of a draft model."""
 
+    dim: int
+    num_heads: int
+    num_kv_heads: int
     grid: int
     columns: int
     line_end: int | None
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of an attention head."""
+        return self.dim // self.num_heads
+
+    @property
+    def kv_dim(self) -> int:
+        """Channels of the keys of a token, and of its values."""
+        return (self.num_kv_heads or self.num_heads) * self.head_dim
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """Lines of an image, and tokens of a line."""
+        return self.grid, self.line_width
 
     @property
     def line_width(self) -> int:
@@ -114,7 +133,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class TargetConfig(Lines):
+class TargetConfig(CommonSizes):
     """Sizes of a target model; the defaults are those of the embedded world.
 
     LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
@@ -163,23 +182,13 @@ class TargetConfig(Lines):
         return self.vocab_size - (self.line_end is not None)
 
     @property
-    def head_dim(self) -> int:
-        """Channels of an attention head."""
-        return self.dim // self.num_heads
-
-    @property
-    def kv_dim(self) -> int:
-        """Channels of the keys of a token, and of its values."""
-        return (self.num_kv_heads or self.num_heads) * self.head_dim
-
-    @property
     def ffn_hidden(self) -> int:
         """Channels inside the feed-forward part."""
         return self.ffn_width or find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
 
 
 @dataclass(frozen=True)
-class DraftConfig(Lines):
+class DraftConfig(CommonSizes):
     """Sizes of a draft model; they follow the target's.
 
     `masks_text_padding`: LlamaGen's published drafters attend to padded caption rows, ours do not.
@@ -241,7 +250,6 @@ def draft_parameters(config: DraftConfig) -> int:
     `target_parameters`; a norm in front has d more, one of queries and keys 2 (d + k).
     """
     c = config
-    kv_dim = (c.num_kv_heads or c.num_heads) * c.dim // c.num_heads
-    norms = c.dim * c.has_attention_norm + 2 * (c.dim + kv_dim) * c.has_qk_norm
-    layer = 2 * c.dim**2 + 2 * c.dim * kv_dim + 3 * c.dim * c.ffn_hidden + c.dim + norms
+    norms = c.dim * c.has_attention_norm + 2 * (c.dim + c.kv_dim) * c.has_qk_norm
+    layer = 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + c.dim + norms
     return (c.vocab_size + c.num_embedded_ids) * c.dim + 2 * c.dim**2 + c.dim + layer

@@ -39,8 +39,8 @@ class DraftModel(nn.Module):
             self.prompt_embedding = nn.Embedding(config.num_embedded_ids, config.dim)
         self.layer = Layer(config, has_attention_norm=config.has_attention_norm)
         # Row r of the drafter pairs (hidden r, token r + 1) and turns like the target's row r + 1: one text row fewer.
-        head_dim, lines = config.dim // config.num_heads, (config.grid, config.line_width)
-        table = rotary_table(config.num_text_tokens - 1, lines, head_dim, config.rope_base, config.rope)
+        num_text = config.num_text_tokens - 1
+        table = rotary_table(num_text, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
         self.decoding_layer: DecodingLayer | None = None  # of the weights once prepared for decoding
         self.token_table: torch.Tensor | None = None  # from_token of every code, once prepared for decoding

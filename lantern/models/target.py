@@ -52,8 +52,7 @@ class TargetModel(nn.Module):
         self.final_norm = RMSNorm(config.dim, config.norm_eps)
         self.head_in = nn.Linear(config.dim, config.dim) if config.has_mlp_head else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)
-        lines = (config.grid, config.line_width)
-        table = rotary_table(config.num_text_tokens, lines, config.head_dim, config.rope_base, config.rope)
+        table = rotary_table(config.num_text_tokens, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
         is_code = torch.arange(config.vocab_size) < config.num_codes
         self.register_buffer("forbidden", torch.stack([~is_code, is_code]), persistent=False)  # in a line, at its end

@@ -33,7 +33,7 @@ LINE = 120  # characters
 _GENERALITY = (
     "Cross-entropy: of the target on held-out images, nats per token; top-1, top-10: its guided mean probability of "
     "the best token and of the best ten there. Columns of methods: tokens per forward; [low, high] are 95 % intervals "
-    "over prompts. A line's end (target.line_end) counts as a token in both: one of nine, and known."
+    "over prompts. A line's end (target.line_end) counts as a token in both, and is known."
 )
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>

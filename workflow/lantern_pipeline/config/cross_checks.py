@@ -9,7 +9,7 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from lantern.methods import OFFICIAL_RESIDUALS
-from lantern.models.config import NUM_PROMPT_IDS, OVERSHOOT, resolve_size
+from lantern.models.config import FROM_FILES, OVERSHOOT, resolve_size
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
@@ -71,7 +71,7 @@ def _check_resources(config: dict[str, Any]) -> None:
         check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
     check_reference("data.captions.file", (config["data"]["captions"] or {}).get("file"), resources)
     encoder = config["text"]["encoder"]
-    if encoder in ("t5", *NUM_PROMPT_IDS) and config["text"]["checkpoint"] is None:
+    if encoder in FROM_FILES and config["text"]["checkpoint"] is None:
         what = "T5's weights" if encoder == "t5" else "the target's tokenizer.json"
         raise ValueError(f"config key text.checkpoint must name {what} where text.encoder is {encoder}")
     for section in ("target", "drafter"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.methods import COUPLED, MethodSpec
+from lantern.models.config import FROM_FILES
 from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
 from lantern_pipeline.downloads.entries import Resource, resource_of
 from lantern_pipeline.metrics.registry import TRAINED, metric_files, published_files, trained_models
@@ -220,7 +221,7 @@ class RunPlan:
 
     def files_from_elsewhere(self) -> list[str]:
         """Files from elsewhere that the run used: manifests, or the user's own copies."""
-        sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] not in ("words", "classes"))
+        sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] in FROM_FILES)
         sections += ["drafter"] * (self.needs_draft_model or any(map(self.drafters_of, self.ablations)))
         sections += trained_models(self.config["metrics"])
         values = [self.config[section]["checkpoint"] for section in sections]
