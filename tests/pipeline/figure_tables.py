@@ -16,9 +16,11 @@ SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
 AUTOREGRESSIVE = MethodSpec("autoregressive", method_id="autoregressive")
 COUPLED = MethodSpec("coupled", "chain3", "coupled", method_id="coupled")
 SAMPLED = MethodSpec(
-    "lantern", "chain3", "sampled", "additive", "paper", "l2", k=20, delta=0.1, method_id="lantern-k20"
+    "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", k=20, delta=0.1, method_id="lantern-k20"
 )
-PROXIMITY = MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="proximity-k5")
+PROXIMITY = MethodSpec(
+    "proximity", "chain3", "coupled", "proximity", "paper", "l2_normalised", k=5, method_id="proximity-k5"
+)
 SPECS = (AUTOREGRESSIVE, COUPLED, SAMPLED, PROXIMITY)
 MEASURES = ("speedup", "mean_accepted_length", "nll")
 

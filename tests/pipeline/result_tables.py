@@ -16,17 +16,21 @@ CROSS_ENTROPY = {0: 3.9, 1: 4.1}
 # spec, forwards per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds
 METHODS = {
     "autoregressive": (MethodSpec("autoregressive", method_id="autoregressive"), 64, 0.0, 0.0, 1.0),
-    "eagle1": (MethodSpec("eagle1", "chain3", "sampled", method_id="eagle1"), 32, 0.0, 0.0, 0.8),
+    "eagle1": (MethodSpec("eagle1", "chain5", "sampled", method_id="eagle1"), 32, 0.0, 0.0, 0.8),
     "coupled": (MethodSpec("coupled", "chain3", "coupled", method_id="coupled"), 32, 0.0, 0.0, 0.7),
     "lantern-a": (
-        MethodSpec("lantern", "chain3", "sampled", "additive", "paper", "l2", 20, 0.1, method_id="lantern-a"),
+        MethodSpec(
+            "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", 20, 0.1, method_id="lantern-a"
+        ),
         20,
         0.5,
         0.04,
         0.6,
     ),
     "lantern-b": (
-        MethodSpec("lantern", "chain3", "sampled", "additive", "paper", "l2", 20, 0.4, method_id="lantern-b"),
+        MethodSpec(
+            "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", 20, 0.4, method_id="lantern-b"
+        ),
         16,
         1.0,
         0.2,

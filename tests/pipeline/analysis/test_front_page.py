@@ -29,7 +29,9 @@ def test_three_numbers_of_the_fastest_exact_and_relaxed_methods():
     assert exact["number"] == "1.43 ×" and exact["text"] == (
         "coupled, 2.00 tokens per forward of the target; its images are autoregressive decoding's, token for token."
     )
-    assert relaxed["number"] == "1.67 ×" and relaxed["text"].startswith("LANTERN k 20, δ 0.1, 3.20 tokens per forward")
+    assert relaxed["number"] == "1.67 ×" and relaxed["text"].startswith(
+        "LANTERN chain k 20, δ 0.1, 3.20 tokens per forward"
+    )
     assert price["number"] == "0.20" and price["interval"] == "[0.10, 0.30]"
     assert "→" in price["text"] and "prompt accuracy -1.0 [" in price["text"]
     assert list(front["methods"]) == ["autoregressive", "coupled", "lantern-a"]

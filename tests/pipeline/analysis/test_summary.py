@@ -7,8 +7,6 @@ import pandas as pd
 import pytest
 from result_tables import METHODS, NUM, SETTINGS, join, make_tables
 
-from lantern.methods import MethodSpec
-from lantern_pipeline.analysis.method_labels import label_families, label_rows
 from lantern_pipeline.analysis.summary import SUMMARY_COLUMNS, build_summary, preferred_rows, select_headline
 
 
@@ -177,17 +175,3 @@ def test_ceilings_are_pooled_once(repeated):
 def test_missing_headline_is_named(summary):
     with pytest.raises(ValueError, match=r"metrics\.headline_prompt_set unseen"):
         select_headline(summary, {**SETTINGS, "headline_prompt_set": "unseen"})
-
-
-def test_labels_tell_families_of_one_preset_apart():
-    specs = [
-        MethodSpec("lantern", "chain3", "sampled", "additive", "paper", "l2", 20, 0.1, method_id="a"),
-        MethodSpec("lantern", "dynamic", "top", "additive", "paper", "l2", 20, 0.1, method_id="b"),
-        MethodSpec("autoregressive", method_id="c"),
-        MethodSpec("mine", "chain3", "coupled", method_id="d"),
-    ]
-    table = pd.DataFrame([{**s.to_dict(), "method": s.name} for s in specs])
-    families = ["LANTERN (chain3, sampled)", "LANTERN (dynamic, top)", "autoregressive", "mine"]
-    assert label_families(table).tolist() == families
-    assert label_rows(table).tolist()[0] == "LANTERN (chain3, sampled) k 20, δ 0.1"
-    assert label_rows(table[table.name != "mine"].iloc[[1]]).tolist() == ["LANTERN k 20, δ 0.1"]

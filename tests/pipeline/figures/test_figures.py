@@ -23,7 +23,7 @@ SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
 
 def lantern(k, delta):
     return MethodSpec(
-        "lantern", "chain3", "sampled", "additive", "paper", "l2", k, delta, method_id=f"lantern-{k}-{delta}"
+        "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", k, delta, method_id=f"lantern-{k}-{delta}"
     )
 
 
@@ -108,8 +108,8 @@ def test_one_curve_per_method_and_k_along_delta(summary):
     assert [curve.label for curve in curves] == [
         "autoregressive",
         "coupled",
-        "LANTERN: k 10, δ 0.03–0.4",
-        "LANTERN: k 20, δ 0.03–0.4",
+        "LANTERN chain: k 10, δ 0.03–0.4",
+        "LANTERN chain: k 20, δ 0.03–0.4",
     ]
     assert curves[2].rows["delta"].tolist() == [0.03, 0.1, 0.4]
     assert [curve.place for curve in curves] == [0, 0, 0, 1]
@@ -119,7 +119,7 @@ def test_one_curve_per_method_and_k_along_delta(summary):
 def test_curves_of_different_trees_are_not_joined():
     trees = [MethodSpec("coupled", tree, "coupled", method_id=tree) for tree in ("chain3", "chain5")]
     rows = make_summary([MethodSpec("autoregressive", method_id="autoregressive"), *trees])
-    assert [curve.label for curve in split_curves(rows)] == ["autoregressive", "coupled (chain3)", "coupled (chain5)"]
+    assert [curve.label for curve in split_curves(rows)] == ["autoregressive", "coupled", "coupled (chain5)"]
 
 
 def test_tradeoff_shows_the_values_and_their_intervals(summary):
@@ -179,7 +179,7 @@ def test_samples_pair_prompts_methods_and_lengths():
     }
     grid = select_samples(records, prompts, Painter(), settings={"sample_prompts": 2, "sample_methods": None})
     assert list(grid.row_titles) == ["prompt 0", "prompt 1"]
-    assert grid.column_titles == ["auto-\nregressive", "LANTERN\nk 10, δ 0.1"]
+    assert grid.column_titles == ["auto-\nregressive", "LANTERN\nchain\nk 10, δ 0.1"]
     assert grid.notes == [["1.00", "2.00"], ["1.00", "2.00"]]
     assert grid.images.shape == (2, 2, 4, 4, 3)
     assert grid.images[:, :, 0, 0, 0].tolist() == [[0, 1], [5, 6]]

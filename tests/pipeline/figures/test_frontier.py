@@ -29,7 +29,7 @@ def test_what_is_not_known_stands_apart(summary):
     assert_legible(figure)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["", "", "total variation 0", "", "total variation not known", ""]
-    assert [label.get_text() for label in figure.axes[4].get_yticklabels()] == ["LANTERN: k 20, δ 0.1"]
+    assert [label.get_text() for label in figure.axes[4].get_yticklabels()] == ["LANTERN chain: k 20, δ 0.1"]
     assert [len(axes.containers) for axes in figure.axes] == [1, 1, 2, 2, 1, 1]
 
 

@@ -40,7 +40,7 @@ def test_published_and_own_numbers_stay_in_their_panels(published):
     assert [c.lines[0].get_xdata()[0] for c in right.containers] == [2, 3, 4]
     assert [label.get_text() for label in right.get_yticklabels()] == [
         "coupled",
-        "LANTERN k 20, δ 0.1",
+        "LANTERN chain k 20, δ 0.1",
         "proximity k 5",
     ]
 

@@ -24,7 +24,7 @@ def test_bars_and_intervals_per_temperature():
     bars = next(container.lines[2][0] for container in axes.containers if hasattr(container, "lines"))
     assert bars.get_segments()[1][:, 0].tolist() == [1.75, 2.5]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["autoregressive", "coupled", "LANTERN k 20, δ 0.1", "proximity k 5"]
+    assert labels == ["autoregressive", "coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
     assert len(figure.axes[0].patches) == 2
 
 

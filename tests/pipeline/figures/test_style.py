@@ -34,4 +34,4 @@ def test_first_of_each_preset_and_titles():
     ids = first_of_each_preset(records)
     assert ids == ["autoregressive", "coupled", "proximity-k5", "lantern-k20"]
     titles = column_titles([records[i] for i in ids])
-    assert titles == ["auto-\nregressive", "coupled", "proximity\nk 5", "LANTERN\nk 20, δ 0.1"]
+    assert titles == ["auto-\nregressive", "coupled", "proximity\nk 5", "LANTERN\nchain\nk 20, δ 0.1"]

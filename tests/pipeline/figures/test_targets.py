@@ -26,8 +26,8 @@ def test_a_line_per_method_and_the_best_target_to_the_right(table):
     figure = draw_targets(table)
     assert_legible(figure)
     above, below = figure.axes[:2]
-    assert [text.get_text() for text in below.texts] == ["autoregressive", "LANTERN k 20, δ 0.1", "proximity k 5"]
-    assert [text.get_text() for text in above.texts] == ["coupled", "LANTERN k 20, δ 0.1", "proximity k 5"]
+    assert [text.get_text() for text in below.texts] == ["autoregressive", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
+    assert [text.get_text() for text in above.texts] == ["coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
     assert below.xaxis_inverted() and above.get_xlim() == below.get_xlim()
     line, _, bars = above.containers[0].lines
     assert line.get_xydata().tolist() == [pytest.approx(pair) for pair in ([4.5, 1.15], [3.5, 1.05], [3.2, 1.02])]

@@ -54,7 +54,7 @@ def test_bounded_lies_below_the_line_and_the_others_above(curves, law):
 
 def test_methods_show_tv_or_the_rate_of_substitutions(curves, law):
     axes = draw_total_variation(curves, law, make_summary(), SETTINGS).axes[2]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["LANTERN k 20, δ 0.1", "proximity k 5"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["LANTERN chain k 20, δ 0.1", "proximity k 5"]
     points = [container.lines[0] for container in axes.containers]
     assert [point.get_xdata()[0] for point in points] == [0.3, 0.2]
     assert points[1].get_markerfacecolor() == "white"

@@ -158,7 +158,7 @@ class Tokenizer(nn.Module):
 
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red ring", "a blue cross", "a red cross", "a green dot"])]
-RELAXED = {"relaxation": "additive", "k": 20, "neighbours": "l2"}
+RELAXED = {"relaxation": "additive", "k": 20, "neighbours": "l2_normalised"}
 SPECS = [
     MethodSpec("autoregressive", method_id="autoregressive"),
     MethodSpec("coupled", "chain3", "coupled", method_id="coupled"),
@@ -201,7 +201,7 @@ def test_each_relaxed_name_takes_the_next_prompts_and_equal_pairs_are_counted_no
     ]
     assert [(m["method_id"], m["label"], m["num_pairs"], m["num_ties"]) for m in selection.methods] == [
         ("lantern-0.1", "LANTERN k 20, δ 0.1", 2, 1),
-        ("mine", "mine k 20, δ 0.2", 2, 0),
+        ("mine", "mine (chain3, sampled, additive) k 20, δ 0.2", 2, 0),
     ]
 
 

@@ -1,4 +1,8 @@
-"""How methods look to human readers: their names in words, made from the columns of a table, colours and markers."""
+"""How methods look to readers: labels, colours and markers, the same in every table, figure and page.
+
+A label depends on the method alone, not on what stands beside it: its preset's name, in brackets the parts in which it
+departs from that preset, then its parameters, as in "LANTERN (chain9, sjd) k 20, δ 0.1".
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ _FALLBACK_COLOURS = ("#661100", "#44AA99", "#882255", "#DDCC77")
 
 
 class Look(NamedTuple):
-    """A method's name, colour and marker, the same in every table and figure."""
+    """A method's name, colour and marker."""
 
     name: str
     colour: str
@@ -28,6 +32,7 @@ METHODS = {
     "eagle2": Look("EAGLE-2", "#56B4E9", "D"),
     "coupled": Look("coupled", "#0072B2", "P"),
     "lantern": Look("LANTERN", "#D55E00", "o"),
+    "lantern_chain": Look("LANTERN chain", "#882255", "h"),
     "lantern_pp": Look("LANTERN++", "#E69F00", "^"),
     "proximity": Look("proximity", "#009E73", "v"),
     "bounded": Look("bounded", "#CC79A7", "X"),
@@ -43,11 +48,7 @@ METHODS = {
     "gsd": Look("GSD", "#661177", "H"),
     "zipar": Look("ZipAR", "#225522", "p"),
 }
-NAMES = {
-    **{method: look.name for method, look in METHODS.items()},
-    "real": "real images",
-    "reconstruction": "reconstructions",
-}
+CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
 PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours", *SJD_PARTS)
 SYMBOLS = {
     "k": "k",
@@ -60,18 +61,26 @@ SYMBOLS = {
     "d_max": "d²",
     "window": "w",
 }
+STATIC_TREE = "chain3"  # what "static" in a preset stands for in a label: config.yaml's draft_tree.static
+# What labels leave unsaid: of every method, then of the preset that it is made of. "LANTERN chain" is the formula of
+# LANTERN's paper, a chain of sampled drafts, where preset `lantern` is the tree of the authors' code.
+_USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
+_USUAL_SJD = {"coupling": "none", "initial": "random", "labels": "point"}
+_PRESETS = {**PRESETS, "lantern_chain": {**PRESETS["lantern"], "tree": "chain5", "drafts": "sampled"}}
 
 
 def preset_of(method: str) -> str:
-    """The preset that a name is or begins with ("lantern" of "lantern_chain"); the name itself where there is none."""
-    known = [name for name in NAMES if method == name or method.startswith(f"{name}_")]
+    """The preset that a name is or begins with ("lantern" of "lantern_sjd"); the name itself where there is none."""
+    known = [name for name in (*PRESETS, *CEILING_NAMES) if method == name or method.startswith(f"{name}_")]
     return max(known, key=len, default=method)
 
 
 def method_name(method: str) -> str:
-    """A method's name in words; one of the config's own that begins like a preset keeps the preset's spelling."""
+    """A method's name in words, without its parts."""
+    if method in METHODS:
+        return METHODS[method].name
     preset = preset_of(method)
-    return NAMES.get(preset, preset.replace("_", " ")) + method.removeprefix(preset).replace("_", " ")
+    return CEILING_NAMES.get(preset) or (METHODS[preset].name if preset in METHODS else method.replace("_", " "))
 
 
 def method_colour(method: str) -> str:
@@ -84,36 +93,49 @@ def method_marker(method: str) -> str:
     return METHODS[method].marker if method in METHODS else "h"
 
 
-def describe_parameters(row: Mapping[str, Any]) -> str:
+def label_family(method: Mapping[str, Any]) -> str:
+    """Names a method without its parameters: "LANTERN (chain9, sjd)". `method`: a row of a table."""
+    base, usual = _base_of(method)
+    parts = [str(method[name]) for name in PARTS if _is_told(method, name, usual)]
+    return method_name(base) + (f" ({', '.join(parts)})" if parts else "")
+
+
+def describe_parameters(method: Mapping[str, Any]) -> str:
     """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none but its preset's own."""
-    usual = PRESETS.get(row.get("method"), {})
-    told = [name for name in SYMBOLS if name in row and not pd.isna(row[name]) and row[name] != usual.get(name)]
-    return ", ".join(f"{SYMBOLS[name]} {row[name]:g}" for name in told)
+    usual = _base_of(method)[1]
+    return ", ".join(f"{SYMBOLS[name]} {method[name]:g}" for name in SYMBOLS if _is_told(method, name, usual))
+
+
+def label_method(method: Mapping[str, Any]) -> str:
+    """Names a method: "LANTERN k 20, δ 0.1". `method`: a row of a table, or as `MethodSpec.to_dict` has it."""
+    method = method if "method" in method else method_columns(method)
+    return f"{label_family(method)} {describe_parameters(method)}".strip()
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Names the family of each row, the method without its grid of k, delta and lambda, on the table's index.
-
-    Rows that share a method but differ in parts are told apart by these, "none" unsaid: "LANTERN (chain5, sampled)".
-    """
-    parts = table.reindex(columns=PARTS).astype(object).where(lambda found: found.notna() & (found != "none"), "")
-    labels = pd.Series("", index=table.index, dtype=object)
-    for method, rows in table.groupby("method", sort=False).groups.items():
-        differing = [part for part in PARTS if parts.loc[rows, part].nunique() > 1]
-        for row in rows:
-            shown = [str(parts.loc[row, part]) for part in differing if parts.loc[row, part] != ""]
-            labels[row] = method_name(str(method)) + (f" ({', '.join(shown)})" if shown else "")
-    return labels
+    """`label_family` of each row, on the table's index."""
+    return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """Names each row: its family and its parameters, e.g. "LANTERN k 20, δ 0.1"."""
-    families = label_families(table)
-    return pd.Series(
-        [f"{families[i]} {describe_parameters(row)}".strip() for i, row in table.iterrows()], table.index, dtype=object
-    )
+    """`label_method` of each row, on the table's index."""
+    return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_methods(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names methods, given as `MethodSpec.to_dict`, as `label_rows` does."""
-    return list(label_rows(pd.DataFrame([method_columns(method) for method in methods]))) if methods else []
+    """`label_method` of each of several methods."""
+    return [label_method(method) for method in methods]
+
+
+def _base_of(method: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name that a label begins with, and the parts and parameters that go unsaid with it."""
+    base = preset_of(method["method"])
+    if base == "lantern" and method.get("drafts") == "sampled":
+        base = "lantern_chain"
+    usual = {"relaxation": "none", **_USUAL, **(_USUAL_SJD if method.get("drafts") == "sjd" else {})}
+    usual |= _PRESETS.get(base, {})
+    return base, usual | ({"tree": STATIC_TREE} if usual.get("tree") == "static" else {})
+
+
+def _is_told(method: Mapping[str, Any], name: str, usual: Mapping[str, Any]) -> bool:
+    return name in method and not pd.isna(method[name]) and method[name] != usual.get(name)
