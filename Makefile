@@ -54,9 +54,10 @@ IS_DRY := $(filter -n --dry-run --dryrun,$(ARGS))
 
 # Snakemake says of a config file that is not there where in its code it noticed.
 arguments:
-	@for word in $(ARGS); do word=$${word#--configfile=}; case $$word in \
+	@for word in config.yaml $(ARGS); do word=$${word#--configfile=}; case $$word in \
 		*=*) ;; \
-		*.yaml|*.yml|*.json) [ -e "$$word" ] || { echo "ARGS names $$word, which does not exist: check its spelling and folder" >&2; exit 1; } ;; \
+		*.yaml|*.yml|*.json) [ -e "$$word" ] || { echo "ARGS names $$word, which does not exist: check its spelling and folder" >&2; exit 1; } ; \
+			[ ! -x $(BIN)/python ] || $(BIN)/python -m lantern_pipeline.config.validate "$$word" ;; \
 	esac; done
 
 reproduce: arguments $(STAMP)

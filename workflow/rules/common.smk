@@ -27,7 +27,7 @@ from lantern_pipeline.config.paths import (
 )
 from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
-from lantern_pipeline.data.user_files import check_user_files
+from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
 from lantern_pipeline.metrics.registry import check_choices, published_files, trained_models
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
@@ -43,7 +43,8 @@ try:
     RESOURCES = parse_entries(config["resources"])
     check_choices(config["metrics"], RESOURCES)
     if workflow.is_main_process:
-        check_user_files(config, RESOURCES)
+        # With --jobs, as in profiles/slurm, jobs run on other machines than this one.
+        check_user_files(config, RESOURCES, is_local=workflow.global_resources["_nodes"].value is None)
 except ValueError as error:
     sys.exit(str(error))
 

@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -437,6 +439,7 @@ def test_a_folder_is_described_by_what_it_holds(tmp_path):
     [
         ("a: [1", "not valid YAML"),
         ("- 1", "must hold keys"),
+        ("# nothing but a comment", "c.yaml must hold keys and values, got nothing"),
         ("? [1, 2]\n: 3", "unhashable key"),
         ("a: b: c", "line 1"),
         ("a: 1\nb: {c: 2,\n  c: 3}", "line 3: not valid YAML (the key c stands twice in one section, first in line 2;"),
@@ -448,6 +451,9 @@ def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
     with pytest.raises(ValueError, match=r"c\.yaml") as caught:
         load_yaml(tmp_path / "c.yaml")
     assert words in str(caught.value)
+    command = [sys.executable, "-m", "lantern_pipeline.config.validate", ROOT / "config.yaml", tmp_path / "c.yaml"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # what make asks before Snakemake
+    assert result.returncode == 1 and result.stderr == f"{caught.value}\n"
 
 
 PUBLISHED = {

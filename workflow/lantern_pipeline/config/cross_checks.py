@@ -65,7 +65,7 @@ def _check_prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) 
 def _check_resources(config: dict[str, Any]) -> None:
     """Entries of `resources`, and every key that names one."""
     resources = parse_entries(config["resources"])
-    for section in ("tokenizer", "target", "drafter", "text", *_measuring_sections(config)):
+    for section in ("tokenizer", "target", "drafter", "text", *measuring_sections(config)):
         check_reference(f"{section}.checkpoint", config[section]["checkpoint"], resources)
     for name, entry in config["prompts"].items():
         check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
@@ -86,7 +86,7 @@ def _check_resources(config: dict[str, Any]) -> None:
         raise ValueError("config key target.checkpoint is missing: a finished drafter belongs to one target")
 
 
-def _measuring_sections(config: dict[str, Any]) -> list[str]:
+def measuring_sections(config: dict[str, Any]) -> list[str]:
     """Sections of the measuring models that the run has; a tokenizer is trained with the attribute classifier."""
     of_training = set() if config["tokenizer"]["checkpoint"] else {"attribute_classifier"}
     return sorted(of_training.union(trained_models(config["metrics"])))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,14 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
+
+
+def main() -> None:
+    """Says what is wrong with YAML files: Snakemake, which reads them first, names neither file nor line."""
+    try:
+        check_config_files(sys.argv[1:])
+    except (ValueError, OSError) as error:
+        sys.exit(str(error))
 
 
 def check_config_files(paths: Iterable[Path | str]) -> None:
@@ -133,9 +142,14 @@ def _make_whole(value: Any, schema: Any) -> Any:
     return value
 
 
+def has_gpu() -> bool:
+    """Tells, without torch, whether this machine shows a GPU: NVIDIA's, or what WSL and ROCm show in its place."""
+    return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
+
+
 def uses_gpu(device: str) -> bool:
-    """Tells, without torch, whether jobs will run on an NVIDIA GPU, so that rules ask the scheduler for one."""
-    return device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
+    """Tells whether jobs will run on a GPU, so that rules ask the scheduler for one."""
+    return device == "cuda" or (device == "auto" and has_gpu())
 
 
 def describe_folder(folder: str | None) -> str | None:
@@ -207,3 +221,7 @@ def _dotted(path: Any) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
+
+
+if __name__ == "__main__":
+    main()
