@@ -3,20 +3,27 @@
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import load_prompt_set, write_prompts
-from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
 from lantern_pipeline.downloads.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, settings = snakemake.params, snakemake.params.settings
     config = snakemake.config  # for a check only: what stands in params re-runs everything when it changes
+    source = make_source(params.source["data"], params.seed)
     if settings.get("file"):
         prompts = load_prompt_set(resource_path(snakemake.input[0]), settings, params.seed)
     else:
-        prompts = make_source(params.source["data"], params.seed).prompts(settings["split"], settings["num"])
+        prompts = source.prompts(settings["split"], settings["num"])
+    texts = [prompt.text for prompt in prompts]
     if params.text["encoder"] != "t5":  # which knows every word, and cuts long prompts
-        encoder = make_text_encoder(params.text, params.source["data"]["source"], snakemake.input.tokenizer)
-        encoder.encode([prompt.text for prompt in prompts])
+        make_text_encoder(params.text, params.source["data"]["source"], snakemake.input.tokenizer).encode(texts)
+    if (
+        params.text["encoder"] == "words" and source and source.vocabulary is None
+    ):  # a folder's target has learnt its captions
+        words = unknown_words(texts, source.captions("train", range(source.num_train)))
+        if words:
+            log.warning("no training caption has the words %s: what they mean is not drawn", ", ".join(words)[:500])
     check_prompt_count(snakemake.wildcards.prompt_set, len(prompts), config["metrics"], config["figures"])
     write_prompts(snakemake.output[0], prompts)
     log.info("wrote %d prompts", len(prompts))

@@ -6,7 +6,7 @@ import torch
 from conftest import ROOT
 from lantern.models.config import prompt_sizes
 from lantern_pipeline.config.validate import load_yaml
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder, make_text_encoder
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder, make_text_encoder, unknown_words
 from lantern_pipeline.world.scenes import VOCABULARY
 
 
@@ -88,6 +88,12 @@ def test_a_class_is_a_number_or_a_name_of_imagenet():
     for text, most, made in (("1000", 999, encoder), ("a dog", 999, encoder), ("10", 9, few), ("tench", 9, few)):
         with pytest.raises(ValueError, match=f"prompt '{text}' is no class; give a number from 0 to {most}, or"):
             made.encode([text])
+
+
+def test_words_that_no_caption_has_are_named():
+    captions = ["A red dog, on grass.", "a cat"]
+    assert unknown_words(["a RED cow on grass", "the cow's dog"], captions) == ["cow", "the", "cow's"]
+    assert unknown_words(["grass grass"], captions) == []
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class ImageSource(Protocol):
         ...
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """The captions of the split's first `num` images, with ids."""
+        """The captions of the split's first `num` images, or of all that there are, with ids."""
         ...
 
 
@@ -103,25 +103,28 @@ class FolderSource:
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
         """See `ImageSource.images`."""
-        pixels = [self._load(file) for file in self._files(split, indices)]
+        pixels = [self._load(file) for file in self._cycle(split, indices)]
         if not pixels:
             return torch.empty(0, 3, self.image_size, self.image_size)
         return torch.stack(pixels).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
         """See `ImageSource.captions`."""
-        return [self._captions[file] for file in self._files(split, indices)]
+        return [self._captions[file] for file in self._cycle(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
         """See `ImageSource.prompts`; ids are "<split>-<file>", the file without its ending and with its folders below
-        `folder`, and with "-r1" and so on when captions come again.
+        `folder`.
         """
-        prompts, turns = [], Counter()
-        for file in self._files(split, range(num)):
-            suffix = f"-r{turns[file]}" if turns[file] else ""
-            turns[file] += 1
+        files = self._files(split)
+        if num > len(files):
+            logger.warning(
+                "%s: %d captions of split %s asked for, but there are %d: these", self.folder, num, split, len(files)
+            )
+        prompts = []
+        for file in files[:num]:
             try:
-                prompts.append(Prompt(f"{split}-{self._name(file)}{suffix}", self._captions[file]))
+                prompts.append(Prompt(f"{split}-{self._name(file)}", self._captions[file]))
             except ValueError as error:  # the id is the file's name
                 raise ValueError(f"image {str(file)!r}: {error}") from error
         return prompts
@@ -155,16 +158,18 @@ class FolderSource:
             logger.warning("%s: cut %d of %d captions to %d words", self.folder, num_cut, len(files), max_words)
         return captions
 
-    def _files(self, split: str, indices: Sequence[int]) -> list[Path]:
+    def _files(self, split: str) -> list[Path]:
         _check_split(split, self.splits)
-        files = self._train if split == "train" else self._held_out
+        return self._train if split == "train" else self._held_out
+
+    def _cycle(self, split: str, indices: Sequence[int]) -> list[Path]:
+        files = self._files(split)
         if not self._has_repeated and max(indices, default=0) >= len(files):
             self._has_repeated = True
             logger.warning(
-                "%s: %s image %d was asked for, but there are %d: they come again from the first; add images to the "
-                "folder or ask for fewer (num, num_eval, num_reference)",
+                "%s: image %d of split %s was asked for, but there are %d: they come again from the first; add images",
                 self.folder,
-                *("training" if split == "train" else "held-out", int(max(indices)) + 1, len(files)),
+                *(int(max(indices)) + 1, split, len(files)),
             )
         return [files[int(index) % len(files)] for index in indices]
 
@@ -182,13 +187,14 @@ class FolderSource:
 
 
 def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
-    """Splits items into (train, held out): a tenth of them, at least one, drawn by `seed`; both keep the order."""
+    """Splits items into (train, held out): a tenth of them, at least one, drawn by `seed`. The held-out ones come as
+    they are drawn: in the order of their names, the first of them would be of one kind.
+    """
     if len(items) < 2:
         raise ValueError(f"at least 2 captioned images or captions are needed to hold some out, got {len(items)}")
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(items))
     num_held_out = max(1, round(HELD_OUT_SHARE * len(items)))
-    held_out, train = sorted(order[:num_held_out]), sorted(order[num_held_out:])
-    return [items[i] for i in train], [items[i] for i in held_out]
+    return [items[i] for i in sorted(order[num_held_out:])], [items[i] for i in order[:num_held_out]]
 
 
 def make_source(data: Mapping[str, Any], seed: int) -> SceneSource | FolderSource | None:
@@ -196,22 +202,18 @@ def make_source(data: Mapping[str, Any], seed: int) -> SceneSource | FolderSourc
     if data["source"] == "scenes":
         return SceneSource(seed, data["image_size"], data["num_train"])
     if data["source"] == "folder":
-        if not data.get("folder"):
-            raise ValueError("data.folder must name a folder of name.png and name.txt files when data.source is folder")
         return FolderSource(data["folder"], data["image_size"], seed, data["max_words"])
-    if data["source"] in ("captions", "none"):
-        return None
-    raise ValueError(f"data.source must be scenes, folder, captions or none, got {data['source']!r}")
+    return None
 
 
 def training_captions(
     data: Mapping[str, Any], num_val: int, seed: int, path: str | Path | None = None
 ) -> dict[str, list[Prompt]]:
     """Captions of the images that models learn from, in the order of the source's images: "train", all of them, and
-    "val", the first `num_val` held-out ones.
+    "val", the first `num_val` held-out ones, or all that there are.
 
     Captions without images come from the prompt file `path`, as data.captions describes it; a tenth of them, drawn by
-    `seed`, is held out, and "val" may have fewer.
+    `seed`, is held out.
     """
     if data["source"] == "captions":
         train, held_out = hold_out(load_prompt_set(path, data["captions"], seed), seed)

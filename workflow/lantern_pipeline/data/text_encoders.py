@@ -149,6 +149,12 @@ class SceneClassEncoder(ClassEncoder):
         return self.kinds[scene.background, *scene.objects[0][1:]]
 
 
+def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
+    """Words of some texts that none of a target's captions has, in their order: it has not learnt what they mean."""
+    known = {word for caption in captions for word in split_words(caption)}
+    return [word for word in dict.fromkeys(word for text in texts for word in split_words(text)) if word not in known]
+
+
 def describe_features(text: Mapping[str, Any]) -> dict[str, Any]:
     """What of config section `text` decides the features of a caption, for the report of a target."""
     keys = ("encoder", "seed", "phrase_words") if text["encoder"] == "words" else ("encoder",)

@@ -99,7 +99,7 @@ def measure_quality(
     cfg_scale = baseline.metadata["cfg_scale"]
     for name, ceiling in _score_ceilings(source, models, split, len(prompts), settings, cfg_scale).items():
         own, head = source.prompts(split, len(prompts)), {"method_id": name, **place}
-        common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(prompts)}
+        common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(own)}
         values = {**_mean_scores(ceiling), **compare(ceiling)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
@@ -147,9 +147,9 @@ def _score_ceilings(
     """Scores real images of the split and their reconstructions against their own captions; nothing without any."""
     if source is None:
         return {}
-    prompts = source.prompts(split, num_images)
+    prompts = source.prompts(split, num_images)  # a folder may have fewer
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
-    for indices in chunks(0, num_images, settings["batch_size"], "ceilings"):
+    for indices in chunks(0, len(prompts), settings["batch_size"], "ceilings"):
         images, chosen = source.images(split, indices).to(models.device), prompts[indices.start : indices.stop]
         codes = models.tokenizer.encode(images)
         parts[REAL].append(score_images(images, chosen, models, torch.empty(len(chosen), 0)))
