@@ -11,7 +11,7 @@ from lantern_pipeline.data.tables import method_columns
 
 NUM = 20
 SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}
-FIXED = {"fid": 9.0, "kid": 0.1, "precision": 0.8, "recall": 0.7}
+FIXED = {"frechet_distance": 9.0, "kernel_distance": 0.1, "precision": 0.8, "recall": 0.7}
 CROSS_ENTROPY = {0: 3.9, 1: 4.1}
 # spec, forwards per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds
 METHODS = {

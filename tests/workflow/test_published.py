@@ -148,7 +148,16 @@ def test_the_table_holds_the_methods_of_the_overlay_and_says_how_exact_they_are(
 
 def test_what_is_off_is_empty_and_what_is_on_says_its_weights(finished):
     summary = pd.read_csv(finished.folder / "results" / "summary.csv")
-    off = ["fid", "kid", "precision", "recall", "prompt_accuracy", "target_cross_entropy"]
+    off = [
+        "fid",
+        "kid",
+        "frechet_distance",
+        "kernel_distance",
+        "precision",
+        "recall",
+        "prompt_accuracy",
+        "target_cross_entropy",
+    ]
     assert summary[off].isna().all(axis=None)
     assert summary["clip_score"].notna().all()
     quality = pd.read_csv(finished.result("quality") / "coco.T1.s0n0.csv")

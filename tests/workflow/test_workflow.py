@@ -30,7 +30,8 @@ from tiny_run import (
 COLUMNS = [
     "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
     "cfg_scale", "prompt_set", "repeat", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions",
-    "nll", "fid", "kid", "precision", "recall", "clip_score", "prompt_accuracy", "tokens_equal_autoregressive",
+    "nll", "frechet_distance", "kernel_distance", "precision", "recall", "clip_score", "prompt_accuracy",
+    "tokens_equal_autoregressive",
 ]
 # fmt: on
 
@@ -365,7 +366,7 @@ def test_a_key_given_twice_in_an_overlay_stops_at_once_with_one_sentence(tmp_pat
         (
             "few.txt",
             "a red circle on grass\n",
-            "prompt set seen has 1 prompts but config key metrics.kid_subset_size",
+            "prompt set seen has 1 prompts but config key metrics.prc_neighbours",
             [],
         ),
     ],

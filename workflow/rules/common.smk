@@ -29,7 +29,7 @@ from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.downloads.entries import parse_entries, resource_of
-from lantern_pipeline.metrics.registry import check_choices, published_files, trained_models
+from lantern_pipeline.metrics.registry import check_choices, loading_modules, published_files, trained_models
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.locks import RunLock
 from lantern_pipeline.runtime.machine import limit_memory, set_job_environment

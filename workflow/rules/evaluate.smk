@@ -29,7 +29,7 @@ rule measure_quality:
         runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
         gpu=GPU,
     params:
-        code=code("measure_quality.py"),
+        code=code("measure_quality.py", *loading_modules(config["metrics"])),
         settings=config["metrics"],
         repeat="s{training_seed}n{noise_seed}",
         split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
@@ -108,7 +108,7 @@ rule run_ablation:
         gpu=GPU,
     params:
         **TEXT_PARAMS,
-        code=code("run_ablation.py"),
+        code=code("run_ablation.py", *loading_modules({**config["metrics"], "fidelity": None})),
         points=lambda wildcards: [
             (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps, point.target_steps)
             for point in PLAN.ablations[wildcards.ablation]

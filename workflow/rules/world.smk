@@ -126,7 +126,7 @@ if METRIC_FILES:
         resources:
             mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
         params:
-            code=code("check_metric_weights.py"),
+            code=code("check_metric_weights.py", *loading_modules(config["metrics"])),
             settings={
                 key: config["metrics"][key] for key in ("fidelity", "clip", "prompt_accuracy", "hps", "published")
             },

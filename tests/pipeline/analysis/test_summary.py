@@ -73,13 +73,14 @@ def test_a_missing_image_table_is_named():
 
 def test_a_quality_table_of_an_older_version_is_named():
     tables = make_tables()
-    old = dataclasses.replace(tables, quality=tables.quality.drop(columns="fid_low"))
-    with pytest.raises(ValueError, match="lack the column fid_low"):
+    old = dataclasses.replace(tables, quality=tables.quality.drop(columns="frechet_distance_low"))
+    with pytest.raises(ValueError, match="lack the column frechet_distance_low"):
         build_summary(old, settings=SETTINGS, seed=0)
 
 
 def test_every_figure_of_merit_has_an_interval(summary):
-    merits = "mean_accepted_length latency_s speedup substitutions nll fid kid precision recall clip_score "
+    merits = "mean_accepted_length latency_s speedup substitutions nll fid kid frechet_distance kernel_distance "
+    merits += "precision recall clip_score "
     merits += "prompt_accuracy all_correct tokens_equal_autoregressive tv_mean tv_share_above_delta substitution_rate"
     for name in merits.split():
         assert {name, f"{name}_low", f"{name}_high"} <= set(summary.columns), name
@@ -128,7 +129,14 @@ def test_pooled_rows_come_first_and_hold_the_means_of_the_repeats(repeated):
     assert repeated.repeat.tolist() == ["pooled"] * 6 + ["s0n0"] * 6 + ["s1n0"] * 6
     rows = repeated.set_index(["method_id", "repeat"])
     pooled, first, second = (rows.loc[("lantern-a", name)] for name in ("pooled", "s0n0", "s1n0"))
-    for name in ("nll", "tv_mean", "fid", "prompt_accuracy", "mean_accepted_length", "target_cross_entropy"):
+    for name in (
+        "nll",
+        "tv_mean",
+        "frechet_distance",
+        "prompt_accuracy",
+        "mean_accepted_length",
+        "target_cross_entropy",
+    ):
         assert pooled[name] == pytest.approx((first[name] + second[name]) / 2), name
     assert (pooled.num_images, pooled.num_repeats, pooled.num_timed) == (2 * NUM, 2, 12)
     assert pooled.target_cross_entropy == pytest.approx(4.0)

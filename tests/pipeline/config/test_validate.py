@@ -99,7 +99,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
         ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
         ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
-        ("prompts.seen.num", 8, ["prompt set seen has 8 prompts", "metrics.kid_subset_size"]),
+        ("prompts.seen.num", 3, ["prompt set seen has 3 prompts", "metrics.prc_neighbours"]),
         ("prompts.seen.split", "train", ["prompts.seen.split", "seen, unseen", "'train'"]),
         ("prompts.seen.file", "config.yaml", ["prompts.seen", "split or file"]),
         ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),

@@ -20,20 +20,19 @@ from lantern_pipeline.analysis.markdown import render_results, results_table
 from lantern_pipeline.analysis.summary import TV_COLUMNS, Measurements, build_summary
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
-from lantern_pipeline.metrics import measuring_models
+from lantern_pipeline.metrics import fidelity as of_sets
 from lantern_pipeline.metrics.clip_score import ClipScore, load_open_clip
 from lantern_pipeline.metrics.feature_extractors import Extractor
 from lantern_pipeline.metrics.fidelity import ClassifierFidelity
 from lantern_pipeline.metrics.measuring_models import (
     MeasuringModels,
-    load_fidelity,
     load_measuring_models,
-    load_score,
+    load_parts,
 )
 from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.metrics.quality import hash_prompts, measure_quality
 from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
-from lantern_pipeline.metrics.registry import DECODING, METRICS, MetricFiles, chosen
+from lantern_pipeline.metrics.registry import DECODING, FIDELITY, METRICS, MetricFiles
 from lantern_pipeline.world import attribute_classifier as attribute_classifier
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
@@ -130,7 +129,7 @@ def records():
 @pytest.fixture
 def measure(files, models, records, extractors, monkeypatch):
     """Measures with what a config section `metrics` chooses."""
-    monkeypatch.setattr(measuring_models, "load_extractors", lambda *arguments: extractors)
+    monkeypatch.setattr(of_sets, "load_extractors", lambda *arguments: extractors)
 
     def run(reference="features.safetensors", **metrics):
         published = {
@@ -143,9 +142,8 @@ def measure(files, models, records, extractors, monkeypatch):
         }
         paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
         found, metrics = MetricFiles(**paths, reference=files / reference), {**OFF, "published": published, **metrics}
-        scores = [load_score(key, metrics, found, "cpu") for key in chosen(metrics) if key != "fidelity"]
-        fidelity = load_fidelity(metrics, found, "cpu") if metrics["fidelity"] else None
-        measuring = MeasuringModels(**models, scores=scores, fidelity=fidelity)
+        parts = load_parts(metrics, found, "cpu")
+        measuring = MeasuringModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
         place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
         return measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **place)
 
@@ -221,7 +219,8 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     assert ("hps" in quality.rows) == ("hps" in on) == ("hps" in quality.images)
     of_quality = [metric for metric in METRICS if metric.over != DECODING and not metric.is_distance]
     assert {metric.key for metric in of_quality if metric.column in quality.rows} == {None, *on}
-    assert {metric.key for metric in of_quality if metric.column not in quality.rows} == set(OFF) - set(on)
+    absent = {metric.key for metric in of_quality if metric.column not in quality.rows}
+    assert absent == {*OFF, "fidelity"} - (set(on) - {"fidelity"})  # the classifier's distances have other names
     described = [name for name in quality.rows if name.endswith(("_extractor", "_weights_sha256"))]
     assert len(described) == 2 * sum({"fidelity": 2, "clip": 1, "hps": 1}[name] for name in on)
 

@@ -132,7 +132,17 @@ def test_one_row_per_method_and_ceiling(measured):
 
 def test_equal_codes_have_equal_numbers(measured):
     rows = measured.rows.set_index("method_id")
-    quality = ["nll", "fid", "fid_low", "kid", "precision", "recall", "recall_high", "clip_score", "prompt_accuracy"]
+    quality = [
+        "nll",
+        "frechet_distance",
+        "frechet_distance_low",
+        "kernel_distance",
+        "precision",
+        "recall",
+        "recall_high",
+        "clip_score",
+        "prompt_accuracy",
+    ]
     assert rows.loc["coupled", quality].equals(rows.loc["autoregressive", quality].rename("coupled"))
     assert rows.loc["proximity-k5", "nll"] != rows.loc["autoregressive", "nll"]
     assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])

@@ -11,7 +11,6 @@ from typing import Any
 def check_prompt_count(name: str, num: int, metrics: dict[str, Any], figures: dict[str, Any]) -> None:
     """Checks that a prompt set of `num` prompts is large enough for `metrics` and `figures` (config sections)."""
     needs = {
-        "metrics.kid_subset_size": metrics["kid_subset_size"],
         "metrics.prc_neighbours": metrics["prc_neighbours"] + 1,
         "figures.sample_prompts": figures["sample_prompts"] if name == metrics["headline_prompt_set"] else 0,
     }

@@ -11,7 +11,7 @@ float32. Source: tgxs002/HPSv2@708ffb3, hpsv2/img_score.py (conventions only).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from lantern.checkpoints.native import load_weights
 from lantern.io import read_json
 from lantern.prompts import Prompt
 from lantern_pipeline.data.image_files import NONE, Preprocessing, map_images, to_uint8
-from lantern_pipeline.metrics.feature_extractors import describe_weights, load_published
+from lantern_pipeline.downloads.manifest import resource_sha256
+from lantern_pipeline.metrics.feature_extractors import describe_weights, read_published
+from lantern_pipeline.metrics.registry import MetricFiles
 from lantern_pipeline.world.clip import ClipScorer
 
 # OpenAI trained with the fast approximation of GELU: under the name without it, the same weights score differently.
@@ -47,6 +49,25 @@ class ClipScore:
         return {self.column: self.scorer.score(images, [prompt.text for prompt in prompts], batch_size=len(prompts))}
 
 
+def load_own(metrics: Mapping[str, Any], files: MetricFiles, device: torch.device | str) -> ClipScore:
+    """Loads what metrics.clip: own measures with."""
+    return ClipScore(ClipScorer.from_checkpoint(files.clip, device=device), resource_sha256(files.clip))
+
+
+def load_openai(metrics: Mapping[str, Any], files: MetricFiles, device: torch.device | str) -> ClipScore:
+    """Loads what metrics.clip: openai measures with."""
+    published = metrics["published"]
+    options = {"prompt_prefix": published["clip_prefix"], "preprocessing": published["preprocessing"]}
+    scorer = load_open_clip(published["clip_architecture"], files.clip_weights, **options, device=device)
+    return ClipScore(scorer, resource_sha256(files.clip_weights))
+
+
+def load_hps(metrics: Mapping[str, Any], files: MetricFiles, device: torch.device | str) -> ClipScore:
+    """Loads what metrics.hps measures with."""
+    scorer = load_open_clip(metrics["published"]["hps_architecture"], files.hps_weights, device=device)
+    return ClipScore(scorer, resource_sha256(files.hps_weights), metric="hps", column="hps")
+
+
 def load_open_clip(
     architecture: str,
     path: Path | str | None,
@@ -69,7 +90,7 @@ def load_open_clip(
     from open_clip.model import CLIP
 
     config = read_architecture(architecture)
-    weights = load_published(path)
+    weights = read_published(path)
     model = load_weights(CLIP(**config), weights.tensors, weights.path).to(device)
     name = architecture if not architecture.endswith(".json") else Path(architecture).stem
     prepare = OpenClipInput(config["vision_cfg"]["image_size"], Preprocessing(preprocessing))

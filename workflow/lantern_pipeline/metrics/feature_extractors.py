@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from lantern.checkpoints.files import find_weights, read_weights
 from lantern_pipeline.data.image_files import to_float, to_uint8
 from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
+from lantern_pipeline.metrics.registry import MetricFiles
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
-INCEPTION_LAYER = "2048"
-VGG16_LAYERS = ("fc2_relu", "fc2")  # torch-fidelity's; before the last rectifier, as the LANTERN authors' code has it
+INCEPTION, VGG16 = "inception", "vgg16"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PublishedWeights:
     tensors: dict[str, Tensor]
 
 
-def load_published(given: Path | str) -> PublishedWeights:
+def read_published(given: Path | str) -> PublishedWeights:
     """Reads a file of weights (safetensors, or a pickle of tensors) without running code; `given` is its path, its
     folder's, or the manifest of a resource.
     """
@@ -73,22 +73,12 @@ def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tens
     return classifier.features(to_float(to_uint8(images))).cpu()
 
 
-def load_inception(path: Path | str, device: torch.device | str = "cpu", layer: str = INCEPTION_LAYER) -> Extractor:
-    """Loads the Inception of torch-fidelity (the 2015 TensorFlow graph) from e.g.
-    weights-inception-2015-12-05-6726825d.pth; layer "2048" is that of published FID and KID.
-    """
-    return load_extractor("inception-v3-compat", layer, path, device)
-
-
-def load_vgg16(path: Path | str, device: torch.device | str = "cpu", layer: str = VGG16_LAYERS[0]) -> Extractor:
-    """Loads the VGG16 of torch-fidelity (torchvision's) from e.g. vgg16-397923af.pth; precision and recall differ
-    between its VGG16_LAYERS.
-    """
-    return load_extractor("vgg16", layer, path, device)
-
-
 def load_extractor(name: str, layer: str, path: Path | str, device: torch.device | str = "cpu") -> Extractor:
-    """Loads an extractor that torch-fidelity knows from a file of weights, or the manifest of a resource."""
+    """Loads an extractor that torch-fidelity knows from a file of weights, or the manifest of a resource.
+
+    "inception-v3-compat" (the 2015 TensorFlow graph) with layer "2048" is that of published FID and KID; precision and
+    recall differ between "vgg16" with "fc2_relu" and with "fc2", before the last rectifier, as LANTERN's authors do.
+    """
     # Imported here: torch-fidelity takes seconds to import, and ablations do without.
     from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
@@ -96,7 +86,7 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
     layers = kind.get_provided_features_list()
     if layer not in layers:
         raise ValueError(f"the extractor {name} has no layer {layer!r}; it has {', '.join(layers)}")
-    weights, buffer = load_published(path), io.BytesIO()
+    weights, buffer = read_published(path), io.BytesIO()
     torch.save(weights.tensors, buffer)
     buffer.seek(0)
     try:
@@ -106,3 +96,9 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
         reason = (lines[1] if len(lines) > 1 else lines[0]).strip()
         raise ValueError(f"{weights.path} does not hold the weights of {name}: {reason[:200]}") from error
     return Extractor(f"{name}/{layer}", weights.sha256, module.eval().requires_grad_(False).to(device))
+
+
+def load_extractors(files: MetricFiles, vgg16_layer: str, device: torch.device | str) -> dict[str, Extractor]:
+    """Loads the extractors of published fidelity: INCEPTION and VGG16 -> extractor."""
+    inception = load_extractor("inception-v3-compat", "2048", files.inception_weights, device)
+    return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files.vgg16_weights, device)}

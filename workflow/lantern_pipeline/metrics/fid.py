@@ -16,7 +16,6 @@ from torch import Tensor
 from lantern_pipeline.metrics.intervals import NON_NEGATIVE, draw_parts, jackknife_error, normal_interval
 
 FEWEST = 2  # images that have a covariance
-FID_COLUMNS = ("fid", "fid_low", "fid_high")
 
 
 @dataclass(frozen=True)
@@ -47,31 +46,29 @@ class Gaussian:
         return {"mu": self.mean.cpu().numpy(), "sigma": self.covariance.cpu().numpy()}
 
 
-def measure_fid(generated: Tensor, reference: Gaussian, *, num_resamples: int, seed: int) -> dict[str, float]:
-    """Computes FID of features (n, width) by torch-fidelity, with a 95 % interval over them for a fixed reference of
-    the same extractor and layer, on whose device it is computed.
-
-    Gives FID_COLUMNS, dimensionless. The interval is 1.96 standard errors either way, from `num_resamples` random parts
-    of the images, for the value that n images have on average: FID falls with n. It is nan with fewer than 4 images.
+def measure_fid(generated: Tensor, reference: Gaussian, *, num_resamples: int, seed: int) -> tuple[float, float, float]:
+    """Computes FID of features (n, width) against a fixed reference of the same extractor, on its device, with the ends
+    of a 95 % interval: 1.96 standard errors from `num_resamples` random halves of the images, nan with fewer than 4.
     """
     # Imported here: torch-fidelity takes seconds to import, and ablations do without.
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     check_features(generated, reference.covariance)
-    # float64: with fewer images than features the covariances are singular, and their product's eigenvalues need the
-    # digits
+    # float64: with fewer images than features the covariances are singular, and the product's eigenvalues need digits
     generated = generated.to(reference.mean.device).double()
     statistics = Gaussian.of(generated).to_numpy()
     value = fid_statistics_to_metric(statistics, reference.to_numpy(), verbose=False)[KEY_METRIC_FID]
     parts, error = draw_parts(len(generated), num_resamples, seed), math.nan
     if parts.shape[1] >= FEWEST:
-        values = [_fid(generated[rows], reference) for rows in parts]
+        values = [_fid_of_part(generated[rows], reference) for rows in parts]
         error = jackknife_error(torch.tensor(values, dtype=torch.float64), len(generated))
-    return dict(zip(FID_COLUMNS, (value, *normal_interval(value, error, NON_NEGATIVE)), strict=True))
+    return value, *normal_interval(value, error, NON_NEGATIVE)
 
 
-def _fid(part: Tensor, reference: Gaussian) -> float:
-    """FID of (rows, width). The trace of the root is the sum of the singular values of one matrix."""
+def _fid_of_part(part: Tensor, reference: Gaussian) -> float:
+    """The same of features (rows, width) without an eigenvalue decomposition of (width, width) for each of hundreds of
+    parts: the trace of the root is the sum of the singular values of one matrix.
+    """
     centred = (part - part.mean(dim=0)) / math.sqrt(len(part) - 1)
     product = centred @ reference.root
     gram = product @ product.T if len(part) < product.shape[1] else product.T @ product

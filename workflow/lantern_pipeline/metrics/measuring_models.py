@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,16 +16,11 @@ from lantern.checkpoints.native import load_model
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
-from lantern_pipeline.data.image_files import Preprocessing
-from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
-from lantern_pipeline.metrics.clip_score import ClipScore, load_open_clip
-from lantern_pipeline.metrics.feature_extractors import Extractor, load_inception, load_vgg16
+from lantern_pipeline.downloads.manifest import resource_sha256
 from lantern_pipeline.metrics.fidelity import ClassifierFidelity, PublishedFidelity
-from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
-from lantern_pipeline.metrics.reference_statistics import INCEPTION, VGG16, check_images, load_reference
-from lantern_pipeline.metrics.registry import MetricFiles, chosen
+from lantern_pipeline.metrics.registry import FIDELITY, MetricFiles, chosen
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
-from lantern_pipeline.world.clip import ClipModel, ClipScorer
+from lantern_pipeline.world.clip import ClipModel
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
 Device = torch.device | str
@@ -80,13 +76,38 @@ def load_measuring_models(
     device: Device,
 ) -> MeasuringModels:
     """Loads the tokenizer and the target model, and what config section `metrics` measures with."""
+    parts = load_parts(metrics, files, device)
+    fidelity = parts.pop(FIDELITY, None)
     return MeasuringModels(
         load_tokenizer(tokenizer).to(device),
         load_model(target, TargetModel, dtype=None).to(device),
         text_encoder,
-        [load_score(key, metrics, files, device) for key in chosen(metrics) if key != "fidelity"],
-        load_fidelity(metrics, files, device) if metrics["fidelity"] else None,
+        list(parts.values()),
+        fidelity,
     )
+
+
+def load_parts(metrics: Mapping[str, Any], files: MetricFiles, device: Device) -> dict[str, Any]:
+    """Loads what every key of config section `metrics` that is on measures with."""
+    return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
+
+
+def load_part(loader: str, metrics: Mapping[str, Any], files: MetricFiles, device: Device) -> Any:
+    """Calls a function of a module beside this one, `Choice.loader`."""
+    module, name = loader.split(":")
+    return getattr(import_module(f"lantern_pipeline.metrics.{module}"), name)(metrics, files, device)
+
+
+def check_metric_weights(metrics: Mapping[str, Any], files: MetricFiles) -> dict[str, str]:
+    """Loads every published model that config section `metrics` measures with, one after the other, and opens the first
+    real images, before hours of generation depend on them: key of metrics.published -> SHA-256 of its weights.
+    """
+    hashes = {}
+    for choice in chosen(metrics).values():
+        if choice.weights:
+            load_part(choice.loader, metrics, files, "cpu")
+            hashes |= {name: resource_sha256(getattr(files, f"{name}_weights")) for name in choice.weights}
+    return hashes
 
 
 def read_measuring_model(path: Path, name: str, sizes: Mapping[str, Any]) -> nn.Module:
@@ -100,62 +121,3 @@ def read_measuring_model(path: Path, name: str, sizes: Mapping[str, Any]) -> nn.
         if hasattr(model.config, field):
             compare_with_config(file, field, value, getattr(model.config, field), key)
     return model
-
-
-def load_score(key: str, metrics: Mapping[str, Any], files: MetricFiles, device: Device) -> ImageScore:
-    """Loads what a key of config section `metrics` measures single images with."""
-    published = metrics["published"]
-    match key, metrics[key]:
-        case "clip", "own":
-            return ClipScore(ClipScorer.from_checkpoint(files.clip, device=device), resource_sha256(files.clip))
-        case "clip", "openai":
-            options = {"prompt_prefix": published["clip_prefix"], "preprocessing": published["preprocessing"]}
-            scorer = load_open_clip(published["clip_architecture"], files.clip_weights, **options, device=device)
-            return ClipScore(scorer, resource_sha256(files.clip_weights))
-        case "prompt_accuracy", True:
-            classifier = load_model(files.attribute_classifier, AttributeClassifier).to(device)
-            return AccuracyScore(classifier, resource_sha256(files.attribute_classifier))
-        case "hps", True:
-            scorer = load_open_clip(published["hps_architecture"], files.hps_weights, device=device)
-            return ClipScore(scorer, resource_sha256(files.hps_weights), metric="hps", column="hps")
-        case _:
-            raise ValueError(
-                f"metrics.{key} measures no single images with {metrics[key]!r}; add a case beside this one"
-            )
-
-
-def load_fidelity(
-    metrics: Mapping[str, Any], files: MetricFiles, device: Device
-) -> ClassifierFidelity | PublishedFidelity:
-    """Loads what metrics.fidelity measures sets of images with."""
-    if metrics["fidelity"] == "attribute_classifier":
-        classifier = load_model(files.attribute_classifier, AttributeClassifier).to(device)
-        return ClassifierFidelity(classifier, resource_sha256(files.attribute_classifier))
-    published = metrics["published"]
-    extractors, way = load_extractors(files, published["vgg16_layer"], device), published["preprocessing"]
-    real = load_reference(files.reference, extractors, way, published["reference"]["name"]).to(device)
-    return PublishedFidelity(extractors, Preprocessing(way), real)
-
-
-def load_extractors(files: MetricFiles, vgg16_layer: str, device: Device) -> dict[str, Extractor]:
-    """Loads the extractors of published fidelity: INCEPTION and VGG16 -> extractor."""
-    inception = load_inception(files.inception_weights, device)
-    return {INCEPTION: inception, VGG16: load_vgg16(files.vgg16_weights, device, vgg16_layer)}
-
-
-def check_metric_weights(metrics: Mapping[str, Any], files: MetricFiles) -> dict[str, str]:
-    """Loads every published model that config section `metrics` measures with, one after the other, and opens the first
-    real images, before hours of generation depend on them: key of metrics.published -> SHA-256 of its weights.
-    """
-    hashes, published = {}, metrics["published"]
-    for key, choice in chosen(metrics).items():
-        if choice.has_reference:
-            extractors, way = load_extractors(files, published["vgg16_layer"], "cpu"), published["preprocessing"]
-            if files.reference_images:  # measured later, by a rule of its own
-                check_images(resource_path(files.reference_images), way)
-            else:
-                load_reference(files.reference_statistics, extractors, way, published["reference"]["name"])
-        elif choice.weights:
-            load_score(key, metrics, files, "cpu")
-        hashes |= {name: resource_sha256(getattr(files, f"{name}_weights")) for name in choice.weights}
-    return hashes

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lantern.checkpoints.native import load_model
 from lantern.prompts import Prompt
+from lantern_pipeline.downloads.manifest import resource_sha256
 from lantern_pipeline.metrics.feature_extractors import describe_weights
+from lantern_pipeline.metrics.registry import MetricFiles
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, attribute_matches, attribute_targets
 from lantern_pipeline.world.scenes import scene_of
 
@@ -36,6 +40,12 @@ class AccuracyScore:
             on_cpu = {head: values.cpu() for head, values in logits.items()}
             share[known], is_all_correct[known] = score_attributes(on_cpu, targets)
         return {"prompt_accuracy": share, "is_all_correct": is_all_correct}
+
+
+def load_accuracy(metrics: Mapping[str, Any], files: MetricFiles, device: torch.device | str) -> AccuracyScore:
+    """Loads what metrics.prompt_accuracy measures with."""
+    classifier = load_model(files.attribute_classifier, AttributeClassifier).to(device)
+    return AccuracyScore(classifier, resource_sha256(files.attribute_classifier))
 
 
 def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

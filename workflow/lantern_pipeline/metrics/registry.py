@@ -1,8 +1,8 @@
 """What is measured, one row a metric, for whatever measures, tabulates, compares or draws; and what a config chooses.
 
-A new metric over images is a module with a class like `clip_score.ClipScore`, a row of METRICS, and a line in
-`measuring_models.load_measuring_models`; where a config switches it on, a row of CHOICES, a case of
-`measuring_models.load_score` and a key in config.yaml and the schema. All tables then follow:
+A new metric over images is a module beside this one, with a class like `clip_score.ClipScore` and a function that loads
+it; here a row of METRICS, and one of CHOICES that names the function (where a config switches it on, under its key in
+config.yaml and the schema; else under ALWAYS). All tables then follow:
 
 - quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
   the rows alone; both with `_low` and `_high` in the summary. What is switched off is an absent column.
@@ -29,6 +29,8 @@ IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
 HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which is better
 REAL, RECONSTRUCTION = "real", "reconstruction"
 CEILINGS = (REAL, RECONSTRUCTION)  # rows of images that no method drew
+FIDELITY = "fidelity"  # config key of what compares sets of images; all others score single ones
+ALWAYS = "always"  # in place of a config key's values: not to be switched off
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,13 @@ METRICS = (
     Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
     # likelier tokens are not better ones: greedy images are the likeliest
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
-    Metric("fid", "", "FID", SETS, LOWER, 1, "fidelity", is_non_negative=True),
-    Metric("kid", "", "KID", SETS, LOWER, 3, "fidelity"),
-    Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, "fidelity", is_share=True),
-    Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, "fidelity", is_share=True),
+    # of Inception's features; the same formulas on features of the attribute classifier have names of their own
+    Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
+    Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("kernel_distance", "", "kernel distance (shape features)", SETS, LOWER, 3, FIDELITY),
+    Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
+    Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
     Metric("clip_score", "cosine", "CLIP score", IMAGES, HIGHER, 3, "clip"),
     Metric("hps", "cosine", "HPS", IMAGES, HIGHER, 4, "hps"),
     Metric(
@@ -136,7 +141,7 @@ METRICS = (
         IMAGES,
         NEITHER,
         2,
-        "fidelity",
+        FIDELITY,
         is_distance=True,
     ),
 )
@@ -149,10 +154,12 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What one value of a config key measures with: models that the run trains (of TRAINED), published weights (keys of
+    """What one value of a config key measures with: the function "<module of metrics>:<name>" that loads it from
+    (config section metrics, MetricFiles, device), models that the run trains (of TRAINED), published weights (keys of
     config section metrics.published), and whether it compares with the real images of metrics.published.reference.
     """
 
+    loader: str
     trained: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     has_reference: bool = False
@@ -160,13 +167,16 @@ class Choice:
 
 # config key of section metrics -> its values; null and false switch a metric off
 CHOICES: dict[str, dict[str | bool, Choice]] = {
-    "fidelity": {
-        "attribute_classifier": Choice(trained=("attribute_classifier",)),
-        "inception": Choice(weights=("inception", "vgg16"), has_reference=True),
+    FIDELITY: {
+        "attribute_classifier": Choice("fidelity:load_classifier", trained=("attribute_classifier",)),
+        "inception": Choice("fidelity:load_published", weights=("inception", "vgg16"), has_reference=True),
     },
-    "clip": {"own": Choice(trained=("clip",)), "openai": Choice(weights=("clip",))},
-    "prompt_accuracy": {True: Choice(trained=("attribute_classifier",))},
-    "hps": {True: Choice(weights=("hps",))},
+    "clip": {
+        "own": Choice("clip_score:load_own", trained=("clip",)),
+        "openai": Choice("clip_score:load_openai", weights=("clip",)),
+    },
+    "prompt_accuracy": {True: Choice("prompt_accuracy:load_accuracy", trained=("attribute_classifier",))},
+    "hps": {True: Choice("clip_score:load_hps", weights=("hps",))},
 }
 
 
@@ -194,7 +204,7 @@ def chosen(metrics: Mapping[str, Any]) -> dict[str, Choice]:
     """Looks up what config section `metrics` measures with: key -> choice, without those that are off."""
     found = {}
     for key, choices in CHOICES.items():
-        value = metrics[key]
+        value = ALWAYS if ALWAYS in choices else metrics[key]
         if value is None or value is False:
             continue
         if value not in choices:
@@ -202,6 +212,11 @@ def chosen(metrics: Mapping[str, Any]) -> dict[str, Choice]:
             raise ValueError(f"config key metrics.{key} must be one of {known}, got {value!r}")
         found[key] = choices[value]
     return found
+
+
+def loading_modules(metrics: Mapping[str, Any]) -> list[str]:
+    """Names the files, below the pipeline's folder, that load what config section `metrics` measures with."""
+    return sorted({f"metrics/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: Mapping[str, Any]) -> tuple[str, ...]:
