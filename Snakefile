@@ -65,7 +65,6 @@ rule all:
     input:
         rules.publish_tables.output,
         rules.compare_published.output,
-        COMPARED,
         [GENERALITY] if config["variants"] else [],
         rules.figures.input,
         rules.write_provenance.output,

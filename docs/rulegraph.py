@@ -13,7 +13,7 @@ BOXES = {
     "measure_quality": "quality",
     "measure_latency": "latency",
     "measure_total_variation": "total variation",
-    "summarise": "tables and findings",
+    "summarise": "tables and claims",
 }
 
 

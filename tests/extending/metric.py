@@ -15,7 +15,7 @@ from lantern.checkpoints.native import save_model
 from lantern.methods import MethodSpec
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.analysis.comparisons import build_paired
-from lantern_pipeline.analysis.markdown import render_results, results_table
+from lantern_pipeline.analysis.markdown import markdown_table, method_cells, results_table
 from lantern_pipeline.analysis.summary import build_summary
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
@@ -76,7 +76,7 @@ def check_tables():
     assert paired["difference"]["lantern-a"] == 5
     assert paired["unit"]["lantern-a"] == "levels of 255"
     assert paired["conclusion"]["lantern-a"] == "higher at n = 20"
-    assert "| colourfulness |" in render_results([], results_table(summary, OF_TABLES), {})
+    assert "| colourfulness |" in markdown_table(method_cells(results_table(summary, OF_TABLES)))
 
 
 check_values()

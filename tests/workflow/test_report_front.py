@@ -10,7 +10,7 @@ from jinja2 import Environment
 
 from conftest import ROOT
 
-FILES = ("race.html", "findings.html", "targets.html", "provenance.html")
+FILES = ("race.html", "results.html", "generality.html", "provenance.html")
 
 
 @pytest.fixture

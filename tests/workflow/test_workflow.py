@@ -105,7 +105,7 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
     for picture in finished.result("figures").glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-    assert read_json(finished.result("findings.json"))["numbers"]["prompts"] == "4 prompts in 2 repeats"
+    assert read_json(finished.result("claims.json"))["setting"]["prompts"] == "4 prompts in 2 repeats"
 
 
 def test_a_run_leaves_no_temporary_file_and_says_what_it_does(finished):
@@ -162,7 +162,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert "What made these results" in page and "provenance.json" in page
     assert "Exact: speed-up" in page and "tokens per forward" in page  # the first screen
     assert "race.html" in page and "Watch the methods draw" in page
-    assert "findings.html" in page and "4 prompts in 2 repeats" in page  # captions have their numbers
+    assert "results.html" in page and "4 prompts in 2 repeats" in page  # captions have their numbers
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
 

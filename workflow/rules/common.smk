@@ -157,9 +157,9 @@ def result_table(path, caption, title):
     return report(path, caption=f"../report/{caption}.rst", category="Results", labels={"table": title})
 
 
-def finding_numbers(wildcards, input):
+def claim_numbers(wildcards, input):
     """Numbers that the captions interpolate: name -> text. Snakemake shows TBD while the file is still to be made."""
-    return json.loads(Path(input.findings).read_text())["numbers"]
+    return json.loads(Path(input.claims).read_text())["setting"]
 
 
 def figure_files(endings=("png", "pdf")):

@@ -1,10 +1,10 @@
-"""Pages for readers, made from records and findings."""
+"""Pages for readers, made from records and claims."""
 
 
 # workflow/report/workflow.rst shows it.
 rule write_front_page:
     input:
-        findings="<results>/findings.json",
+        claims="<results>/claims.json",
         records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
         prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,

@@ -1,43 +1,35 @@
 """What a run writes into the repository. Not part of `all`: it changes files under version control."""
 
-# What config key `publish` names -> what it is made from.
-PUBLISHED = {
-    "readme": {
-        "findings": rules.summarise.output.findings,
-        "summary": rules.summarise.output.summary,
-        "targets": COMPARED,
-        "pictures": [file for file in figure_files(["png"]) if re.search("fig_[abp]_", file)],
-    },
-    "short_target": {"summary": rules.summarise.output.summary, "paired": rules.summarise.output.paired},
-    "target_steps": {"table": "<results>/ablations/target_steps.csv"},
-    "generality": {"table": GENERALITY, "pictures": [file for file in figure_files(["png"]) if "fig_r_" in file]},
-    "peers": {
-        "findings": rules.summarise.output.findings,
-        "summary": rules.summarise.output.summary,
-        "pictures": [file for file in figure_files(["png"]) if "fig_q_" in file],
-    },
-}
+PUBLISHED_FIGURES = {"results": "ab", "peers": "q", "generality": "r", "targets": ""}
 
+if config["publish"]:
 
-# `make readme`.
-rule publish_readme:
-    input:
-        **PUBLISHED[config["publish"]],
-    output:
-        touch("<results>/readme.published"),
-    log:
-        "<logs>/publish_readme.log",
-    conda:
-        ENVIRONMENT
-    params:
-        code=code("publish_readme.py"),
-        root=workflow.basedir,
-        settings=config["metrics"],
-        what=config["publish"],
-    message:
-        "Writing results into the repository: {params.what}"
-    script:
-        "../scripts/publish_readme.py"
+    # `make readme`.
+    rule publish_readme:
+        input:
+            claims=rules.summarise.output.claims,
+            table=GENERALITY if config["variants"] else rules.summarise.output.summary,
+            pictures=[
+                file
+                for file in figure_files(["png"])
+                for letter in PUBLISHED_FIGURES[config["publish"]]
+                if f"fig_{letter}_" in file
+            ],
+        output:
+            touch("<results>/readme.published"),
+        log:
+            "<logs>/publish_readme.log",
+        conda:
+            ENVIRONMENT
+        params:
+            code=code("publish_readme.py"),
+            root=workflow.basedir,
+            settings=config["metrics"],
+            section=config["publish"],
+        message:
+            "Writing the section {params.section} of docs/results.md"
+        script:
+            "../scripts/publish_readme.py"
 
 
 # `make train`.

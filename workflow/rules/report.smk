@@ -18,10 +18,10 @@ rule summarise:
     output:
         summary="<results>/summary.csv",
         paired="<results>/paired.csv",
-        findings="<results>/findings.json",
+        claims="<results>/claims.json",
         page=report(
-            "<results>/findings.html",
-            caption="../report/findings.rst",
+            "<results>/results.html",
+            caption="../report/results.rst",
             category="Overview",
             labels={"page": "What came out"},
         ),
@@ -45,7 +45,7 @@ rule publish_tables:
     input:
         summary=rules.summarise.output.summary,
         paired=rules.summarise.output.paired,
-        findings=rules.summarise.output.findings,
+        claims=rules.summarise.output.claims,
     output:
         summary=result_table("<shown>/summary.csv", "summary", "Every method: speed and quality"),
         paired=result_table("<shown>/paired.csv", "paired", "Differences from autoregressive decoding"),
@@ -54,7 +54,7 @@ rule publish_tables:
     conda:
         ENVIRONMENT
     params:
-        numbers=finding_numbers,
+        numbers=claim_numbers,
     message:
         "Writing {output}"
     shell:
@@ -81,38 +81,6 @@ rule compare_published:
         "../scripts/compare_published.py"
 
 
-STORED_TARGETS = PLAN.stored_targets()
-COMPARED = []
-if "short_target" in STORED_TARGETS:
-
-    rule compare_targets:
-        input:
-            **STORED_TARGETS,
-            summary=rules.summarise.output.summary,
-            paired=rules.summarise.output.paired,
-        output:
-            table=result_table("<results>/targets.csv", "targets", "A short training's target beside this run's"),
-            page=report(
-                "<results>/targets.html",
-                caption="../report/targets.rst",
-                category="Overview",
-                labels={"page": "Do the findings hold on a better target?"},
-            ),
-        log:
-            "<logs>/compare_targets.log",
-        conda:
-            ENVIRONMENT
-        params:
-            code=code("compare_targets.py"),
-            settings=config["metrics"],
-        message:
-            "Putting stored rows of another target beside this run's"
-        script:
-            "../scripts/compare_targets.py"
-
-    COMPARED = [rules.compare_targets.output.table]
-
-
 # Figures read stored results only, so that `make figures` redraws without generating. Their inputs are paths and not
 # outputs of rules: a rule that is named there may run where only drawing is allowed.
 for name, figure in FIGURES.items():
@@ -122,7 +90,7 @@ for name, figure in FIGURES.items():
             f"draw_{name}"
         input:
             **{key: shards_of(files) if key == "records" else files for key, files in figure.files.items()},
-            findings="<results>/findings.json",
+            claims="<results>/claims.json",
         output:
             png=report(
                 f"<results>/figures/fig_{figure.letter}_{name}.png",
@@ -143,7 +111,7 @@ for name, figure in FIGURES.items():
             figure=name,
             dpi=config["figures"]["dpi"],
             settings=figure.settings,
-            numbers=finding_numbers,
+            numbers=claim_numbers,
         message:
             f"Drawing figure ({figure.letter}): {figure.title}"
         script:
@@ -160,7 +128,6 @@ rule write_provenance:
             *rules.summarise.output,
             *rules.write_front_page.output,
             *rules.compare_published.output,
-            *COMPARED,
             *([GENERALITY] if config["variants"] else []),
             *rules.measure_total_variation.output,
             *rules.measure_divergence.output,

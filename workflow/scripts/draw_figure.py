@@ -34,5 +34,5 @@ def read(name, files):
 with job_log(snakemake):
     params, outputs = snakemake.params, snakemake.output
     draw = getattr(import_module(f"lantern_pipeline.figures.{params.figure}"), f"draw_{params.figure}")
-    arguments = {name: read(name, files) for name, files in snakemake.input.items() if name != "findings"}
+    arguments = {name: read(name, files) for name, files in snakemake.input.items() if name != "claims"}
     save_figure(draw(**arguments, **params.settings), [outputs.png, outputs.pdf], dpi=params.dpi)

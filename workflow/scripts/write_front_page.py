@@ -1,8 +1,8 @@
-"""Writes the report's first screen from the findings and the images of the methods that they name."""
+"""Writes the report's first screen from the claims and the images of the methods that they name."""
 
 from lantern.io import read_json, write_text
 from lantern.records import load_shards
-from lantern_pipeline.analysis.front_page import render_front
+from lantern_pipeline.analysis.front_page import describe_front, render_front
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.runtime.job import job_log
@@ -11,7 +11,7 @@ from lantern_pipeline.world.tokenizer import load_tokenizer
 with job_log(snakemake):
     files, num = snakemake.input, snakemake.params.num_prompts
     front, prompts, tokenizer = (
-        read_json(files.findings)["front"],
+        describe_front(read_json(files.claims)),
         read_prompts(files.prompts),
         load_tokenizer(files.tokenizer),
     )

@@ -11,13 +11,15 @@ import numpy as np
 from PIL import Image
 from result_tables import SETTINGS, make_tables, with_changes
 
+from lantern_pipeline.analysis.claims import claims_of_rows, describe_setting
 from lantern_pipeline.analysis.front_page import SIZE, describe_front, render_front
-from lantern_pipeline.analysis.summary import build_summary
+from lantern_pipeline.analysis.summary import build_summary, select_headline
 
 
 def describe(methods=None, **changed):
     summary = build_summary(make_tables(methods) if methods else make_tables(), settings=SETTINGS, seed=0)
-    front = describe_front(summary.assign(**changed), SETTINGS)
+    rows = select_headline(summary.assign(**changed), SETTINGS)
+    front = describe_front({"setting": describe_setting(rows), **claims_of_rows(rows)})
     assert json.dumps(front, allow_nan=False)
     return front
 

@@ -8,7 +8,6 @@ from string import ascii_lowercase
 import pytest
 
 from conftest import ROOT, load_config_of_all_figures
-from lantern_pipeline.config import paths
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.downloads.entries import parse_entries
@@ -36,8 +35,7 @@ def test_a_figure_has_a_caption_and_a_function_that_takes_its_files_and_settings
     assert set(inspect.signature(draw).parameters) == {*figure.files, *figure.settings}
 
 
-def test_what_is_off_has_no_figure(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "STORED_TARGETS", tmp_path)
+def test_what_is_off_has_no_figure():
     config = copy.deepcopy(DEFAULT)
     config["ablations"]["grids"]["neighbours"] = None
     assert set(FIGURES) - set(table_of(config)) == {"neighbours"}

@@ -5,8 +5,6 @@ import copy
 import pytest
 
 from conftest import ROOT, load_config
-from lantern_pipeline.config import paths
-from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import (
     RunPlan,
     drafter_for,
@@ -94,20 +92,6 @@ def test_output_distributions_are_of_sampled_tokens():
     assert plan().sampled == plan().headline
     greedy = plan(metrics={"headline_temperature": 0.0})
     assert greedy.headline["temperature"] == "0" and greedy.sampled["temperature"] == "1"
-
-
-def test_stored_tables_of_other_targets_stand_beside_the_shipped_one_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "STORED_TARGETS", tmp_path / "targets")
-    tokenizer = {"checkpoint": "models/embedded/tokenizer.safetensors"}
-    shipped = plan(target={"checkpoint": paths.SHIPPED_TARGET}, tokenizer=tokenizer)
-    assert shipped.stored_targets() == {}
-    (tmp_path / "targets").mkdir()
-    for name in ("short_target", "target_steps"):
-        (tmp_path / "targets" / f"{name}.csv").touch()
-    assert set(shipped.stored_targets()) == {"short_target", "target_steps"}
-    assert plan(target={"checkpoint": None}).stored_targets() == {}
-    drawn = figure_table(shipped, shipped.config)["targets"].files["table"]
-    assert drawn == shipped.stored_targets()["target_steps"] == (tmp_path / "targets" / "target_steps.csv").as_posix()
 
 
 def test_every_model_is_named_once():

@@ -84,7 +84,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("target.line_end", -1, ["target.line_end must be at least 0, got -1"]),
         ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
         ("experiment", "", ["experiment"]),
-        ("publish", "target_steps", ["publish names the table of ablations.grids.target_steps, which is missing"]),
+        ("publish", "readme", ["publish", "results, peers, generality, targets"]),
         ("seed", -1, ["seed", "at least 0"]),
         ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
         ("data", None, ["data must be a section of keys", "nothing"]),

@@ -16,7 +16,7 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.comparisons import build_paired
-from lantern_pipeline.analysis.markdown import render_results, results_table
+from lantern_pipeline.analysis.markdown import markdown_table, method_cells, results_table
 from lantern_pipeline.analysis.summary import TV_COLUMNS, Measurements, build_summary
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
@@ -162,7 +162,7 @@ def summarise(quality):
         Measurements(quality.rows, quality.images, latency, total_variation, {0: 3.9}), settings=SETTINGS, seed=0
     )
     paired = build_paired(quality.images, latency, settings=SETTINGS, seed=0)
-    return summary.set_index("method_id"), paired, render_results([], results_table(summary, SETTINGS), {})
+    return summary.set_index("method_id"), paired, markdown_table(method_cells(results_table(summary, SETTINGS)))
 
 
 def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(measure, files):

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from PIL import Image
 
-from lantern_pipeline.analysis.findings import MIN_TIMED, fastest_rows, with_interval
-from lantern_pipeline.analysis.markdown import describe_setting
-from lantern_pipeline.analysis.summary import select_headline
+from lantern_pipeline.analysis.claims import MIN_TIMED, describe_run, num_timed
+from lantern_pipeline.analysis.markdown import with_interval
 from lantern_pipeline.data.html_page import data_uri
 
 SIZE = 144  # pixels a side to which larger images are shrunk
@@ -56,53 +54,50 @@ PAGE = """<div class="front not-prose">
 TILE = """<div class="tile"><h2>{title}</h2><strong>{number}</strong> {interval}<p>{text}</p></div>"""
 
 
-def describe_front(summary: pd.DataFrame, settings: Mapping[str, Any]) -> dict[str, Any]:
+def describe_front(claims: Mapping[str, Any]) -> dict[str, Any]:
     """What the first screen says, as texts: `setting`, `tiles`, and `methods`, the rows of images.
 
-    `summary`: table of `lantern_pipeline.analysis.summary.build_summary`; `settings`: config section `metrics`.
+    `claims`: of `lantern_pipeline.analysis.claims.find_claims`.
     """
-    rows = select_headline(summary, settings)
-    measure = "speedup" if rows["speedup"].notna().any() else "mean_accepted_length"
-    baseline, exact, relaxed = fastest_rows(rows.assign(speedup=rows[measure]))
-    shown = [row for row in (baseline, exact, relaxed) if row is not None]
+    setting = claims["setting"]
+    baseline, exact, relaxed = (claims.get(name) for name in ("baseline", "exact", "relaxed"))
     is_equal = exact is not None and exact["tokens_equal_autoregressive"] == 1
     kept = "its images are autoregressive decoding's, token for token" if is_equal else "in the target's distribution"
-    tiles = [
-        _speed_tile("Exact", exact, measure, kept),
-        _speed_tile("Relaxed", relaxed, measure, "look-alike tokens allowed"),
-    ]
+    tiles = [_speed_tile("Exact", exact, kept), _speed_tile("Relaxed", relaxed, "look-alike tokens allowed")]
     return {
-        "setting": f"{len(rows)} ways to draw the same images. {describe_setting(rows)}",
+        "setting": f"{setting['num_methods']} ways to draw the same images. {describe_run(setting)}",
         "tiles": tiles if relaxed is None else [*tiles, _price_tile(relaxed, baseline)],
         "methods": {
-            row["method_id"]: f"{row['label']}: {row['mean_accepted_length']:.2f} tokens per forward" for row in shown
+            row["method_id"]: f"{row['label']}: {row['mean_accepted_length']:.2f} tokens per forward"
+            for row in (baseline, exact, relaxed)
+            if row is not None
         },
     }
 
 
-def _speed_tile(title: str, row: pd.Series | None, measure: str, kept: str) -> dict[str, str]:
+def _speed_tile(title: str, row: Mapping[str, Any] | None, kept: str) -> dict[str, str]:
     """Speed-up, or tokens per forward where nothing was timed."""
     if row is None:
         return {"title": title, "number": "–", "interval": "", "text": "No such method was run and kept its accuracy."}
-    number, _, interval = with_interval(row, measure).partition(" ")
-    if measure == "mean_accepted_length":
+    if row["speedup"] is None:
+        number, _, interval = with_interval(row, "mean_accepted_length").partition(" ")
         text = f"{row['label']}; {kept}. Nothing was timed."
         return {"title": f"{title}: tokens per forward", "number": number, "interval": interval, "text": text}
-    num_timed = row["num_timed"] / row["num_repeats"]
-    few = f" Only {num_timed:.0f} prompts timed: too few to tell." if num_timed < MIN_TIMED else ""
+    number, _, interval = with_interval(row, "speedup").partition(" ")
+    few = f" Only {num_timed(row):.0f} prompts timed: too few to tell." if num_timed(row) < MIN_TIMED else ""
     text = f"{row['label']}, {row['mean_accepted_length']:.2f} tokens per forward of the target; {kept}.{few}"
     return {"title": f"{title}: speed-up", "number": f"{number} ×", "interval": interval, "text": text}
 
 
-def _price_tile(row: pd.Series, baseline: pd.Series) -> dict[str, str]:
+def _price_tile(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:
     """What the relaxed method costs: its tokens' distance from the target's, likelihood, prompt accuracy."""
-    name, bound = ("substitution_rate", "≤ ") if pd.isna(row["tv_mean"]) else ("tv_mean", "")
+    name, bound = ("substitution_rate", "≤ ") if row["tv_mean"] is None else ("tv_mean", "")
     number, _, interval = with_interval(row, name).partition(" ")
     text = (
         "total variation of its tokens from the target's (0: equal, 1: disjoint). NLL "
         f"{baseline['nll']:.2f} → {with_interval(row, 'nll')} nats per token"
     )
-    if not pd.isna(row["prompt_accuracy_change"]):
+    if row["prompt_accuracy_change"] is not None:
         text += f"; prompt accuracy {with_interval(row, 'prompt_accuracy_change', '+.1f', 100)} points"
     return {"title": "Relaxed: its price", "number": bound + number, "interval": interval, "text": f"{text}."}
 

@@ -10,19 +10,35 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.analysis.findings import Finding
+from lantern_pipeline.analysis.comparisons import INTERVAL
 from lantern_pipeline.analysis.method_labels import label_rows
-from lantern_pipeline.analysis.summary import with_ends
-from lantern_pipeline.analysis.targets import ROW_COLUMNS
+from lantern_pipeline.analysis.summary import METHOD_PARTS, select_headline, with_ends
 from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_with_interval, ratio_statistic
 from lantern_pipeline.metrics.speed import BASELINE
 
-TITLE = "Does it hold on other models?"
 BASE = "base"  # the run's own target, from which the others differ
 MASSES = ("top1", "top10")
 LENGTH = "mean_accepted_length"
-LEVEL = 0.05
-COLUMNS = ("target", "differs", *with_ends(*MASSES), *ROW_COLUMNS, *with_ends("gain"), "gain_over")
+MEASURED = (LENGTH, "nll", "prompt_accuracy", "tv_mean", "nll_change", "prompt_accuracy_change", "substitution_rate")
+COLUMNS = (
+    *("target", "differs", *with_ends(*MASSES)),
+    *("prompt_set", "temperature", "cfg_scale", "num_images", "num_repeats", "target_cross_entropy"),
+    *(*METHOD_PARTS, "method_id", *with_ends(*MEASURED), "made_by", *with_ends("gain"), "gain_over"),
+)
+
+
+def target_rows(
+    summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: Mapping[str, Any], seed: int
+) -> pd.DataFrame:
+    """The headline's rows of one target, with `nll_change` and gains.
+
+    `summary`, `paired` and `images` are tables of the target's run, `settings` config section `metrics`.
+    """
+    place = ["method_id", "prompt_set", "temperature", "repeat"]
+    changes = paired.loc[paired["metric"] == "nll", [*place, *INTERVAL]]
+    changes = changes.rename(columns=dict(zip(INTERVAL, with_ends("nll_change"), strict=True)))
+    rows = select_headline(summary, settings).merge(changes, on=place, how="left", validate="one_to_one")
+    return rows.join(measure_gains(rows, images, {"num_resamples": settings["bootstrap_resamples"], "seed": seed}))
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
@@ -62,107 +78,37 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
     return pd.DataFrame(found, columns=[*with_ends("gain"), "gain_over"], index=rows.index)
 
 
-def judge_generality(table: pd.DataFrame) -> list[Finding]:
-    """The verdict, from a table of COLUMNS with a column `label`: whether gains carry over, whether they grow with
-    ambiguity, and whether the exact methods' tokens per forward do.
+def find_generality_claims(table: pd.DataFrame) -> dict[str, Any]:
+    """What a table of COLUMNS comes to: method id -> numbers over its targets, of the gain where it is a relaxed method
+    and of tokens per forward else. `tau` is Kendall's, with one minus the mass of the ten best tokens.
     """
-    names = table.drop_duplicates("method_id").set_index("method_id")
-    relaxed = [method for method in names.index if names.loc[method, "relaxation"] not in ("none", None)]
-    relaxed = [method for method in relaxed if table.loc[table["method_id"] == method, "gain"].notna().any()]
-    exact = [method for method in names.index if names.loc[method, "relaxation"] == "none" and method != BASELINE]
-    carried = [_carries_over(table[table["method_id"] == method]) for method in relaxed]
-    grown = [_trend(table[table["method_id"] == method], "gain") for method in relaxed]
-    steady = [_trend(table[table["method_id"] == method], LENGTH) for method in exact]
-    how = (
-        "Ambiguity is one minus the guided target's mean probability of its ten best tokens on held-out images; in "
-        "brackets the least and the most ambiguous target. "
-        f"Kendall's tau over {table['target'].nunique()} targets; of a p below {LEVEL:g} it is said that it grows or "
-        f"falls. So few targets show strong trends only, and each differs from {BASE} in more than its ambiguity."
-    )
-    cost = "; ".join(_cost(table[table["method_id"] == method]) for method in relaxed)
-    return [
-        Finding(
-            "Does the gain of relaxing carry over?",
-            f"{'; '.join(carried)}.",
-            "Gain: tokens per forward by those of the exact method on the same drafts and tree; it carries over where "
-            f"its 95 % interval lies above 1, and is unlike {BASE}'s where the two intervals do not overlap. What it "
-            f"costs, over all targets: {cost}.",
-        ),
-        Finding("Does it grow with ambiguity?", f"{'; '.join(grown)}.", how),
-        Finding("Do the exact methods' tokens per forward?", f"{'; '.join(steady)}."),
-    ]
+    rows = with_labels(table[table["method_id"] != BASELINE])
+    return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
 
 
-def speed_cells(table: pd.DataFrame) -> list[list[str]]:
-    """Titles, then a row per target: what differs, how ambiguous it is, tokens per forward of every method."""
-    methods = [method for method in table["method_id"].unique() if method != BASELINE]
-    labels = table.drop_duplicates("method_id").set_index("method_id")["label"]
-    cells = [["target", "what differs", "cross-entropy", "top-1", "top-10", *(labels[method] for method in methods)]]
-    for target, rows in table.groupby("target", sort=False):
-        first, by_method = rows.iloc[0], rows.set_index("method_id")
-        values = [f"{first['target_cross_entropy']:.2f}", *(f"{first[name]:.2f}" for name in MASSES)]
-        lengths = [_interval(by_method.loc[method], LENGTH, ".2f") for method in methods]
-        cells.append([str(target), "-" if pd.isna(first["differs"]) else first["differs"], *values, *lengths])
-    return cells
+def _claims_of_method(rows: pd.DataFrame) -> dict[str, Any]:
+    from scipy.stats import kendalltau  # most of a second
 
-
-def cost_cells(table: pd.DataFrame) -> list[list[str]]:
-    """Titles, then a row per target: of every relaxed method the gain, the NLL that it adds, its total variation."""
-    relaxed = table[table["gain"].notna()]
-    labels = relaxed.drop_duplicates("method_id").set_index("method_id")["label"]
-    kinds = {"gain": ".2f", "nll_change": "+.2f", "tv_mean": ".3f"}
-    words = {"gain": "gain", "nll_change": "NLL added", "tv_mean": "TV"}
-    baseline = table[table["method_id"] == BASELINE].set_index("target")
-    cells = [["target", "NLL", *(f"{label}: {words[kind]}" for label in labels for kind in kinds)]]
-    for target, rows in relaxed.groupby("target", sort=False):
-        by_method = rows.set_index("method_id")
-        values = [_interval(by_method.loc[m], kind, form) for m in labels.index for kind, form in kinds.items()]
-        cells.append([str(target), f"{baseline.loc[target, 'nll']:.2f}", *values])
-    return cells
+    name = "gain" if rows["gain"].notna().any() else LENGTH
+    base = rows[rows["target"] == BASE].iloc[0]
+    is_apart = (rows[f"{name}_low"] > base[f"{name}_high"]) | (rows[f"{name}_high"] < base[f"{name}_low"])
+    tau, p = kendalltau(1 - rows["top10"], rows[name])
+    ends = {
+        f"{column}_{end}": float(getattr(rows[column], end)())
+        for column in (name, "nll_change", "tv_mean")
+        for end in ("min", "max")
+    }
+    numbers = {"base": float(base[name]), "tau": float(tau), "p": float(p), **ends}
+    return {
+        "label": rows["label"].iloc[0],
+        "measure": name,
+        "num_targets": len(rows),
+        "num_above_one": int((rows[f"{name}_low"] > 1).sum()),
+        "unlike_base": dict(zip(rows.loc[is_apart, "target"], rows.loc[is_apart, name], strict=True)),
+        **{key: value for key, value in numbers.items() if not np.isnan(value)},
+    }
 
 
 def with_labels(table: pd.DataFrame) -> pd.DataFrame:
-    """Adds the column `label`, the same for a method on every target."""
-    labels = table.drop_duplicates("method_id").set_index("method_id")
-    return table.assign(label=table["method_id"].map(label_rows(labels)))
-
-
-def _interval(row: pd.Series, name: str, form: str) -> str:
-    if pd.isna(row[name]):
-        return "-"
-    low, high = (format(row[f"{name}_{end}"], form) for end in ("low", "high"))
-    return f"{row[name]:{form}} [{low}, {high}]"
-
-
-def _carries_over(rows: pd.DataFrame) -> str:
-    is_gain, base = rows["gain_low"] > 1, rows[rows["target"] == BASE].iloc[0]
-    others = rows[rows["target"] != BASE]
-    differ = others[(others["gain_low"] > base["gain_high"]) | (others["gain_high"] < base["gain_low"])]
-    text = f"{rows['label'].iloc[0]}: on {is_gain.sum()} of {len(rows)} targets, {rows['gain'].min():.2f} to "
-    text += f"{rows['gain'].max():.2f} times, {base['gain']:.2f} on {BASE}"
-    if not differ.empty:
-        text += f" (unlike it: {', '.join(f'{row.target} {row.gain:.2f}' for row in differ.itertuples())})"
-    return text
-
-
-def _trend(rows: pd.DataFrame, name: str) -> str:
-    """Whether a measure grows with ambiguity over the targets, and from the least to the most ambiguous of them."""
-    from scipy.stats import kendalltau  # most of a second
-
-    label = rows["label"].iloc[0]
-    if rows[name].nunique() < 2:
-        return f"{label}: the same on all"
-    tau, p = kendalltau(1 - rows["top10"], rows[name])
-    word = "not told" if not p < LEVEL else "grows" if tau > 0 else "falls"
-    least, most = (rows.loc[place] for place in (rows["top10"].idxmax(), rows["top10"].idxmin()))
-    is_apart = least[f"{name}_high"] < most[f"{name}_low"] or most[f"{name}_high"] < least[f"{name}_low"]
-    first, last = (f"{row[name]:.2f} on {row['target']}" for row in (least, most))
-    ends = f"{first}, {last}" + ("" if is_apart else ", not told apart")
-    return f"{label}: {word} (tau {tau:+.2f}, p {p:.2g}; {ends})"
-
-
-def _cost(rows: pd.DataFrame) -> str:
-    parts = [f"NLL {rows['nll_change'].min():+.2f} to {rows['nll_change'].max():+.2f}"]
-    if rows["tv_mean"].notna().any():
-        parts.append(f"total variation {rows['tv_mean'].min():.3f} to {rows['tv_mean'].max():.3f}")
-    return f"{rows['label'].iloc[0]} {', '.join(parts)}"
+    """Adds the column `label`."""
+    return table.assign(label=label_rows(table))

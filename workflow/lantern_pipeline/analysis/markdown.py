@@ -1,40 +1,46 @@
-"""Results for readers: blocks of README.md and docs/results.md between two markers, and a page of the report."""
+"""Tables for readers: generated between two markers in README.md and docs/results.md, and on pages of the report."""
 
 from __future__ import annotations
 
 import html
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lantern.io import read_json, write_text
-from lantern_pipeline.analysis.findings import EMPTY, Finding, describe_prompts, with_interval
-from lantern_pipeline.analysis.generality import TITLE, cost_cells, judge_generality, speed_cells, with_labels
+from lantern.io import write_text
+from lantern_pipeline.analysis.generality import LENGTH, with_labels
 from lantern_pipeline.analysis.method_labels import preset_of
-from lantern_pipeline.analysis.peers import QUESTIONS
 from lantern_pipeline.analysis.summary import select_ceilings, select_headline
-from lantern_pipeline.analysis.targets import QUESTION, judge_targets, side_by_side_cells
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.metrics.registry import METRICS, REAL, Metric
 from lantern_pipeline.metrics.speed import BASELINE
 
+EMPTY = "–"
 # The full table has every metric but these.
 LEFT_OUT = ("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct")
 COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT)
 # Of the README; the first and the last without intervals, so that a line stays short.
 README_COLUMNS = ("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "tv_mean")
+README_PLAIN = ("mean_accepted_length", "tv_mean")
 PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without intervals everywhere
-# In the README at most; NUM_EXACT of those with a draft model, and one without.
-NUM_EXACT, NUM_RELAXED, NUM_FINDINGS = 2, 4, 5
-LINE = 120  # characters
-_GENERALITY = (
-    "Cross-entropy: of the target on held-out images, nats per token; top-1, top-10: its guided mean probability of "
-    "the best token and of the best ten there. Columns of methods: tokens per forward; [low, high] are 95 % intervals "
-    "over prompts. A line's end (target.line_end) counts as a token in both, and is known."
-)
+NUM_EXACT, NUM_RELAXED = 2, 4  # in the README at most; NUM_EXACT of those with a draft model, and one without
+# Of a table of targets, column: title, digits, factor. Of the target itself, then of its methods.
+OF_TARGET = {
+    "target_cross_entropy": ("cross-entropy (nats / token)", ".2f", 1),
+    "top1": ("top-1", ".2f", 1),
+    "top10": ("top-10", ".2f", 1),
+    "nll": ("NLL (nats / token)", ".2f", 1),
+    "prompt_accuracy": ("prompt accuracy (%)", ".1f", 100),
+}
+OF_METHOD = {
+    LENGTH: ("tokens / forward", ".2f", 1),
+    "gain": ("gain", ".2f", 1),
+    "nll_change": ("NLL added", "+.2f", 1),
+    "prompt_accuracy_change": ("accuracy added (points)", "+.1f", 100),
+    "tv_mean": ("TV", ".3f", 1),
+}
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
@@ -45,6 +51,7 @@ tr {{ border-bottom: 1px solid #ccc }} td {{ white-space: nowrap }}</style></hea
 {body}
 </body></html>
 """
+Cells = list[list[str]]  # titles, then rows of texts
 
 
 def results_table(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
@@ -69,177 +76,110 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
     return table[is_end | table.index.isin(kept)]
 
 
-def render_readme(findings: Sequence[Finding], table: pd.DataFrame) -> str:
-    """The README's block: what was run, a small table, the first findings in a line each."""
-    shown = _render_table(select_few(table), README_COLUMNS, without_interval=("mean_accepted_length", "tv_mean"))
-    bullets = [f"- **{finding.question}** {finding.answer}" for finding in findings[:NUM_FINDINGS]]
-    return "\n\n".join([_wrap(describe_setting(table)), shown, "\n".join(_wrap(bullet, "  ") for bullet in bullets)])
+def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
+    """A row per method; columns as in METRICS, `plain` ones without intervals, but those that no row has."""
+    metrics = [m for m in METRICS if m.column in columns and m.column in table and table[m.column].notna().any()]
+    rows = [
+        [row["label"], *(_cell(row, m, m.column in (*plain, *PLAIN)) for m in metrics)] for _, row in table.iterrows()
+    ]
+    return [["method", *(metric.title for metric in metrics)], *rows]
 
 
-def render_results(findings: Sequence[Finding], table: pd.DataFrame, figures: Mapping[str, str], *more: str) -> str:
-    """The block of docs/results.md: the full table, all findings, more sections, and figures (letter -> its line)."""
-    answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in findings]
-    drawn = [f"- ({letter}) {line}" for letter, line in figures.items()]
-    headed = ["## Table", _render_table(table, COLUMNS), "## Findings", "\n".join(answers), *more]
-    return "\n\n".join([_wrap(describe_setting(table)), *headed, "## Figures", "\n".join(drawn)])
+def target_cells(table: pd.DataFrame) -> Cells:
+    """A column per target of a table of `generality.COLUMNS`: what it is, then what every method does on it."""
+    rows, targets = with_labels(table).set_index(["method_id", "target"]), list(table["target"].unique())
+    changes = rows.loc[BASELINE, "differs"].fillna(EMPTY)
+    lines = [["what differs", *changes[targets]]]
+    for method_id in table["method_id"].unique():
+        found = rows.loc[method_id]
+        is_exact, label = found["relaxation"].iloc[0] == "none", found["label"].iloc[0]
+        shown = OF_TARGET if method_id == BASELINE else dict([*OF_METHOD.items()][: 1 if is_exact else None])
+        for column, (title, spec, factor) in shown.items():
+            cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
+            if set(cells) != {EMPTY}:
+                lines.append([title if method_id == BASELINE else f"{label}: {title}", *cells])
+    return [["", *targets], *lines]
 
 
-def render_page(findings: Sequence[Finding], table: pd.DataFrame) -> str:
-    """The report's page of findings and the full table, as HTML that needs nothing else."""
-    lines = [f"<p>{html.escape(describe_setting(table))}</p>"]
-    lines += map(_html_finding, findings)
-    titles, *rows = _table_cells(table, COLUMNS)
-    lines += ["<h2>Table</h2>", "<div><table>", _html_row(titles, "th")]
-    return PAGE.format(title="Findings", body="\n".join([*lines, *map(_html_row, rows), "</table></div>"]))
+def claim_cells(claims: Mapping[str, Any]) -> Cells:
+    """Claims, nested numbers, one a row: "exact: speedup", its value and interval."""
+    return [["claim", "value"], *_flatten(claims, "")]
 
 
-def render_targets(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> str:
-    """The section of docs/results.md on two targets: what became of the methods, and a table. For arguments see
-    `judge_targets`.
-    """
-    answer, facts = judge_targets(table, steps)
-    bullets = "\n".join(_wrap(f"- {fact}", "  ") for fact in facts)
-    shown = _markdown_table(side_by_side_cells(table, _cell))
-    picture = [] if steps is None else ["![Tokens per forward and NLL over cross-entropy](fig_p_targets.png)"]
-    return "\n\n".join([f"## {QUESTION}", _wrap(answer), bullets, shown, *picture])
+def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
+    """Writes a value and its interval as "value [low, high]"; the value alone where there is no interval."""
+    ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
+    texts = [EMPTY if pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
+    return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
-def render_targets_page(table: pd.DataFrame, steps: pd.DataFrame | None = None) -> str:
-    """The report's page on two targets, as HTML that needs nothing else."""
-    (answer, facts), (titles, *rows) = judge_targets(table, steps), side_by_side_cells(table, _cell)
-    bullets = "\n".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
-    head = f"<h2>{QUESTION}</h2>\n<p><b>{html.escape(answer)}</b></p>\n<ul>{bullets}</ul>"
-    body = [head, "<div><table>", _html_row(titles, "th"), *map(_html_row, rows), "</table></div>"]
-    return PAGE.format(title="Two targets", body="\n".join(body))
-
-
-def render_peers(findings: Sequence[Finding], table: pd.DataFrame) -> str:
-    """The section of docs/results.md on the run of experiments/peers.yaml: table, findings about the peers, figure."""
-    told = [finding for finding in findings if finding.question in QUESTIONS]
-    answers = [_wrap(f"- **{finding.question}** {finding.answer} {finding.details}", "  ") for finding in told]
-    shown = _render_table(table, (*COLUMNS, "latency_s"))
-    picture = "![Total variation from the target over speed](fig_q_frontier.png)"
-    head = _wrap(f"The run of `experiments/peers.yaml`, on the default run's models: {describe_setting(table)}")
-    return "\n\n".join(["## Peers", head, shown, "\n".join(answers), picture])
-
-
-def render_generality(table: pd.DataFrame) -> str:
-    """The section of docs/results.md on the run of experiments/generality.yaml: verdict, tables, figure."""
-    rows = with_labels(table)
-    bullets = [f"- **{found.question}** {found.answer} {found.details}".strip() for found in judge_generality(rows)]
-    head = f"The run of `experiments/generality.yaml`; every target is trained by it, none for long. {_GENERALITY}"
-    shown = [_markdown_table(cells) for cells in (speed_cells(rows), cost_cells(rows))]
-    picture = "![Tokens per forward over the ambiguity of many targets](fig_r_generality.png)"
-    answers = "\n".join(_wrap(bullet, "  ") for bullet in bullets)
-    return "\n\n".join([f"## {TITLE}", _wrap(head), answers, *shown, picture])
-
-
-def render_generality_page(table: pd.DataFrame) -> str:
-    """The report's page on many targets, as HTML that needs nothing else."""
-    rows = with_labels(table)
-    lines = [f"<p>{html.escape(_GENERALITY)}</p>", *map(_html_finding, judge_generality(rows))]
-    for titles, *cells in (speed_cells(rows), cost_cells(rows)):
-        lines += ["<div><table>", _html_row(titles, "th"), *map(_html_row, cells), "</table></div>"]
-    return PAGE.format(title=TITLE, body="\n".join([f"<h2>{TITLE}</h2>", *lines]))
-
-
-def publish(root: Path) -> list[str]:
-    """Writes the blocks of README.md and docs/results.md from docs/results.csv and docs/findings.json,
-    and where they are there, docs/targets.csv, docs/targets/target_steps.csv, docs/peers.csv, docs/peers.json and the
-    table of experiments/generality.yaml.
-
-    A figure's line is the first sentence of its caption. Returns the names of the pages that changed.
-    """
-    findings = _read_findings(root / "docs" / "findings.json")
-    table = read_table(root / "docs" / "results.csv")
-    captions = sorted((root / "workflow" / "report").glob("fig_*.rst"))
-    figures = {path.stem.split("_")[1]: path.read_text(encoding="utf-8").split("**")[1] for path in captions}
-    pages = {"README.md": render_readme(findings, table)}
-    side_by_side, steps = (_read_if_there(root / "docs" / name) for name in ("targets.csv", "targets/target_steps.csv"))
-    more = [] if side_by_side is None else [render_targets(side_by_side, steps)]
-    peers = _read_if_there(root / "docs" / "peers.csv")
-    more += [] if peers is None else [render_peers(_read_findings(root / "docs" / "peers.json"), peers)]
-    generality = _read_if_there(root / "docs" / "generality.csv")
-    more += [] if generality is None else [render_generality(generality)]
-    pages["docs/results.md"] = render_results(findings, table, figures, *more)
-    return [name for name, text in pages.items() if update_marked_block(root / name, text)]
-
-
-def _read_findings(path: Path) -> list[Finding]:
-    return [Finding(**values) for values in read_json(path)["findings"]]
-
-
-def _read_if_there(path: Path) -> pd.DataFrame | None:
-    return read_table(path) if path.exists() else None
-
-
-def update_marked_block(path: Path | str, text: str, name: str = "results") -> bool:
-    """Rewrites what stands between `<!-- name:begin -->` and `<!-- name:end -->` in a file; whether it changed."""
-    path = Path(path)
-    before = path.read_text(encoding="utf-8")
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
-        raise ValueError(f"{path} must hold the marker {begin} once and, after it, {end} once")
-    head, rest = before.split(begin)
-    tail = rest.split(end)[1]
-    after = f"{head}{begin}\n{text.strip()}\n{end}{tail}"
-    if after != before:
-        write_text(path, after)
-    return after != before
-
-
-def describe_setting(table: pd.DataFrame) -> str:
-    """What was run, from the rows of the headline: prompts, temperature, guidance scale, what the intervals are."""
-    first = table.iloc[0]
-    timed = "" if pd.isna(first["num_timed"]) else f", {first['num_timed'] / first['num_repeats']:.0f} of them timed"
-    return (
-        f"{describe_prompts(first)} of the set {first['prompt_set']}{timed}, temperature {first['temperature']:g}, "
-        f"guidance scale {first['cfg_scale']:g}; [low, high] are 95 % intervals. Speed-ups are those of the machine "
-        "that made this run."
-    )
-
-
-def _html_finding(finding: Finding) -> str:
-    question, answer, details = map(html.escape, (finding.question, finding.answer, finding.details))
-    return f"<h2>{question}</h2>\n<p><b>{answer}</b> {details}</p>"
-
-
-def _html_row(cells: Sequence[str], tag: str = "td") -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-
-def _render_table(table: pd.DataFrame, columns: Sequence[str], without_interval: Sequence[str] = ()) -> str:
-    """A Markdown table."""
-    return _markdown_table(_table_cells(table, columns, without_interval))
-
-
-def _markdown_table(cells: Sequence[Sequence[str]]) -> str:
+def markdown_table(cells: Cells) -> str:
+    """Writes cells as Markdown, numbers to the right."""
     titles, *rows = cells
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _table_cells(table: pd.DataFrame, columns: Sequence[str], without_interval: Sequence[str] = ()) -> list[list[str]]:
-    """Titles, then rows of texts, columns in the order of METRICS; what no row has is left out."""
-    shown = [name for name in columns if name in table and table[name].notna().any()]
-    metrics = [metric for metric in METRICS if metric.column in shown]
-    rows = [
-        [row["label"], *(_cell(row, metric, metric.column in without_interval) for metric in metrics)]
-        for _, row in table.iterrows()
-    ]
-    return [["method", *(metric.title for metric in metrics)], *rows]
+def html_page(title: str, *blocks: str | Cells) -> str:
+    """A page of the report that needs nothing else: paragraphs of text, and tables."""
+    lines = [f"<h2>{html.escape(title)}</h2>"]
+    for block in blocks:
+        if isinstance(block, str):
+            lines.append(f"<p>{html.escape(block)}</p>")
+        else:
+            rows = [_html_row(block[0], "th"), *(_html_row(row, "td") for row in block[1:])]
+            lines.append(f"<div><table>\n{chr(10).join(rows)}\n</table></div>")
+    return PAGE.format(title=html.escape(title), body="\n".join(lines))
 
 
-def _cell(row: pd.Series, metric: Metric, is_plain: bool = False) -> str:
+def publish(root: Path) -> list[str]:
+    """Writes the tables of docs/*.csv between the markers of README.md and docs/results.md; names what changed."""
+    changed = []
+    for name in ("results", "peers", "generality", "targets"):
+        table = read_table(root / "docs" / f"{name}.csv")
+        cells = target_cells(table) if "differs" in table else method_cells(table)
+        blocks = {"docs/results.md": markdown_table(cells)}
+        if name == "results":
+            blocks["README.md"] = markdown_table(method_cells(select_few(table), README_COLUMNS, README_PLAIN))
+        changed += [page for page, text in blocks.items() if update_marked_block(root / page, text, name)]
+    return changed
+
+
+def update_marked_block(path: Path, text: str, name: str) -> bool:
+    """Rewrites what stands between `<!-- name:begin -->` and `<!-- name:end -->` in a file; whether it changed."""
+    before = path.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
+        raise ValueError(f"{path} must hold the marker {begin} once and, after it, {end} once")
+    head, rest = before.split(begin)
+    after = f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+    if after != before:
+        write_text(path, after)
+    return after != before
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
     """A value with its interval; where the total variation is not known, its upper bound, the substitutions' share."""
     name, bound = metric.column, ""
     if name == "tv_mean" and pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
         name, bound = "substitution_rate", "≤ "
-    if pd.isna(row[name]):
-        return EMPTY
     text = with_interval(row, name, f".{metric.digits}f", metric.factor)
-    return bound + (text.partition(" ")[0] if is_plain or name in PLAIN else text)
+    return text if text == EMPTY else bound + (text.partition(" ")[0] if is_plain else text)
 
 
-def _wrap(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, LINE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def _flatten(claims: Mapping[str, Any], path: str) -> Iterator[list[str]]:
+    for name, value in claims.items():
+        place = f"{path}: {name}" if path else name
+        if isinstance(value, Mapping):
+            yield from _flatten(value, place)
+        elif isinstance(value, list):
+            yield [
+                place,
+                ", ".join(str(part["label"] if isinstance(part, Mapping) else part) for part in value) or EMPTY,
+            ]
+        elif not name.endswith(("_low", "_high")):
+            yield [place, with_interval(claims, name, ".3g") if isinstance(value, float) else str(value)]

@@ -22,12 +22,12 @@ from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS
 # What is packed of results/<experiment>/: not the training data, logs, and the answers of the perceptual study.
 PACKED = (
     "*.csv",
-    "findings.html",
-    "findings.json",
+    "claims.json",
     "front.html",
+    "generality.html",
     FILE_NAME,
     "provenance.html",
-    "targets.html",
+    "results.html",
     "ablations/*.csv",
     "clip/*",
     "codebook/*.safetensors",

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern_pipeline.analysis.findings import describe_models
 from lantern_pipeline.archive.provenance import describe_code, describe_environment, publishable_config
 from lantern_pipeline.downloads.manifest import SUMS, describe_file
 from lantern_pipeline.runtime.machine import describe_machine, name_machine
@@ -67,7 +66,6 @@ def render_readme(training: Mapping[str, Any]) -> str:
     hours = sum(model["hours"] for model in models.values())
     commit = f"{code['commit'] or 'unknown'}{', modified' if code['is_modified'] else ''}"
     seeds = " and ".join(f"`{name}` {value}" for name, value in training["seeds"].items())
-    sentences = describe_models({name: model["report"] for name, model in models.items()})
     table = [
         f"| `{model['file']}` | {model['num_parameters']:,} | {model['bytes'] / 1e6:.2f} | {model['num_steps']:,} | "
         f"{model['hours']:.2f} | `{model['sha256']}` |"
@@ -86,7 +84,6 @@ def render_readme(training: Mapping[str, Any]) -> str:
         packages=f"{training['environment']['python']}, torch {training['environment']['packages']['torch']}",
         seeds=seeds,
         table="\n".join(table),
-        sentences="\n".join(f"- {sentence}" for sentence in sentences),
         rounded="\n".join(rounded),
         sums=SUMS,
     )
@@ -142,10 +139,6 @@ measured; this page too.
 {table}
 
 ## How good they are
-
-{sentences}
-
-## Rounding
 
 Training leaves float32; the files hold bfloat16, half as much. Measured on held-out scenes with all five models as they
 were trained, and with all five as they are here:

@@ -53,7 +53,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
     nearest = "<results>/codebook/l2_normalised.safetensors"
     tables = "<results>/total_variation"
     by_targets = "<results>/ablations/target_steps.csv"
-    of_targets = by_targets if "target_steps" in plan.ablations else plan.stored_targets().get("target_steps", "")
     ablations = [file for file in plan.ablation_tables("csv") if file != by_targets]
     figures = {
         "samples": Figure("a", "Same prompts, same noise, every method", images, of_images),
@@ -97,7 +96,7 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             {"predicted": predicted_of(plan.first["training_seed"])},
             {"settings": config["tree_tuning"]},
         ),
-        "targets": Figure("p", "What becomes of every method as its target learns", {"table": of_targets}),
+        "targets": Figure("p", "What becomes of every method as its target learns", {"table": by_targets}),
         "frontier": Figure("q", "Speed against distance from the target's law", {"summary": SUMMARY}, of_rows),
         "generality": Figure("r", "Acceptance over the ambiguity of many targets", {"table": GENERALITY}),
     }
@@ -108,7 +107,7 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "pairs": not plan.has_pairs(),
         "ablations": not ablations,
         "predicted_speedup": not plan.tuned_specs,
-        "targets": not of_targets,
+        "targets": "target_steps" not in plan.ablations,
         "generality": not config["variants"],
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}

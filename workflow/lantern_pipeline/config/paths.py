@@ -16,9 +16,6 @@ from lantern_pipeline.config.methods import expand_ablations, expand_methods, ta
 from lantern_pipeline.downloads.entries import Resource, resource_of
 from lantern_pipeline.metrics.registry import TRAINED, metric_files, published_files, trained_models
 
-# Results of other targets, beside which those of the shipped one are put: tables of the names that `publish` takes.
-SHIPPED_TARGET = "models/embedded/target.safetensors"
-STORED_TARGETS = Path(__file__).resolve().parents[3] / "docs" / "targets"
 # A path and not an output by name, since the config decides whether the model is trained or converted.
 TOKENIZER = "<results>/tokenizer/model.safetensors"
 
@@ -182,12 +179,6 @@ class RunPlan:
     def ablation_tables(self, *endings: str) -> list[str]:
         """Tables of all ablations: "csv" (one row a point), "images.csv"."""
         return [f"<results>/ablations/{name}.{ending}" for name in self.ablations for ending in endings]
-
-    def stored_targets(self) -> dict[str, str]:
-        """Stored tables of other targets, name -> path; none where the run does not decode with the shipped one."""
-        if self.config["target"]["checkpoint"] != SHIPPED_TARGET:
-            return {}
-        return {path.stem: path.as_posix() for path in sorted(STORED_TARGETS.glob("*.csv"))}
 
     def variant_tables(self) -> dict[str, list[str]]:
         """What a run's variants are compared by, kind of table -> those of the run itself, then of each variant."""

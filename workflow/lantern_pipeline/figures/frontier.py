@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
+from lantern_pipeline.analysis.claims import place_rows
 from lantern_pipeline.analysis.method_labels import method_colour, method_marker
-from lantern_pipeline.analysis.peers import place_rows
 from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures.style import (
     BLACK,

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.findings import ACCURACY_TOLERANCE
+from lantern_pipeline.analysis.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families, method_colour, method_marker
 from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, fitting_columns, half_widths, new_figure, paper_style
