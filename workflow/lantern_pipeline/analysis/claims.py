@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lantern.methods import DRAFTS_WITHOUT_MODEL, keeps_tokens
-from lantern_pipeline.analysis.comparisons import NUM_LENGTHS, NoCommonLengthError, compare_at_equal_length
+from lantern_pipeline.analysis.comparisons import NUM_LENGTHS, compare_at_equal_length
 from lantern_pipeline.analysis.summary import select_headline, with_ends
 from lantern_pipeline.metrics.repeats import POOLED
 from lantern_pipeline.metrics.speed import BASELINE
@@ -162,16 +162,8 @@ def compare_curves(
     """Compares a curve with others at equal accepted length: its name -> other's name -> numbers, None where no length
     is common. `curves` are rows of images by name; nothing where none of the others was run.
     """
-    found: dict[str, Any] = {}
-    for other in others:
-        if first in curves and other in curves:
-            try:
-                pair = compare_at_equal_length(curves[first], curves[other], **options)
-            except NoCommonLengthError:
-                found[other] = None
-            else:
-                names = ("shortest", "longest", "first", "second", "difference", "low", "high")
-                found[other] = {name: getattr(pair, name) for name in names}
+    known = [other for other in others if first in curves and other in curves]
+    found = {other: compare_at_equal_length(curves[first], curves[other], **options) for other in known}
     return {first: found} if found else {}
 
 

@@ -1,16 +1,12 @@
 """Comparisons by prompt: every method with autoregressive decoding, and two ways to relax at equal accepted length.
 
-Methods share their noise, so that two images of one prompt differ by the method alone; a paired difference is known
-far better than the two means are.
-
-Each conclusion stands for itself: of true zeros, about one in twenty falls outside its 95 % interval. In a table of
-many rows, expect that share of "better" and "worse" to be chance.
+Methods share their noise, so that a paired difference is known far better than the two means are. Each conclusion
+stands for itself: of true zeros, about one in twenty falls outside its 95 % interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -105,54 +101,29 @@ def _row(
     return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": metric.unit, "conclusion": conclusion}
 
 
-class NoCommonLengthError(ValueError):
-    """Two curves share no accepted length at which to compare them."""
-
-
-@dataclass(frozen=True)
-class EqualLength:
-    """Two curves of negative log-likelihood, nats per token, over the accepted lengths that both reach.
-
-    `shortest` and `longest` are the ends of that range, tokens per target forward; `first` and `second` each curve's
-    mean over it; [`low`, `high`] the 95 % interval of their difference, over prompts.
-    """
-
-    shortest: float
-    longest: float
-    first: float
-    second: float
-    low: float
-    high: float
-
-    @property
-    def difference(self) -> float:
-        """First minus second, nats per token."""
-        return self.first - self.second
-
-
 def compare_at_equal_length(
     first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
-) -> EqualLength:
+) -> dict[str, float] | None:
     """Compares two curves, per-image rows of one ablation on the same prompts, where both are equally fast.
 
-    A curve is piecewise linear through its methods' points, mean negative log-likelihood over tokens per forward.
-    Prompts are resampled for all points together, since methods draw the same prompts; each resample is read off at its
-    own length.
+    A curve is piecewise linear through its methods' points, mean negative log-likelihood in nats per token over tokens
+    per forward. `shortest` and `longest` are the ends of the lengths that both reach, `first` and `second` each curve's
+    mean over them, `low` and `high` the 95 % interval of their `difference` over prompts, which are resampled for all
+    points together; each resample is read off at its own lengths. None where no length is common.
     """
     curves = [_stack(rows) for rows in (first, second)]
     if not np.array_equal(curves[0][0], curves[1][0]):
         raise ValueError("two curves are compared on the same prompts only; run both in one ablation")
-    lengths = [_lengths(curve, slice(None)) for curve in curves]
-    if max(values.min() for values in lengths) > min(values.max() for values in lengths):
-        spans = " and ".join(f"{values.min():.2f} to {values.max():.2f}" for values in lengths)
-        raise NoCommonLengthError(f"the curves have no accepted length in common ({spans}); widen the ablation's grid")
-    estimate = _read_off(curves, slice(None))
+    shortest, longest, *means = _read_off(curves, slice(None))
+    if shortest > longest:
+        return None
     differences = []
     for _, prompts in crossed_resamples(1, len(curves[0][0]), num_resamples, seed):
-        means = [_read_off(curves, chosen)[2:] for chosen in prompts]
-        differences += [mean - other for mean, other in means]
-    low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return EqualLength(*estimate, float(low), float(high))
+        resampled = [_read_off(curves, chosen)[2:] for chosen in prompts]
+        differences += [mean - other for mean, other in resampled]
+    low, high = (float(end) for end in np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    found = {"shortest": shortest, "longest": longest, "first": means[0], "second": means[1]}
+    return {**found, "difference": means[0] - means[1], "low": low, "high": high}
 
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -167,13 +138,9 @@ def _stack(rows: pd.DataFrame) -> Curve:
     return columns[0].columns.to_numpy(), *(column.to_numpy(float) for column in columns)
 
 
-def _lengths(curve: Curve, prompts: slice | np.ndarray) -> np.ndarray:
-    return curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1)
-
-
 def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float, float]:
     """(begin and end of the common lengths, mean nats of the first curve there, mean nats of the second)."""
-    lengths = [_lengths(curve, prompts) for curve in curves]
+    lengths = [curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1) for curve in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
     common, nll = np.linspace(shortest, longest, NUM_LENGTHS), []
     for curve, values in zip(curves, lengths, strict=True):
