@@ -176,14 +176,14 @@ def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path)
     result = CliRunner().invoke(app, ["sample", "a large red circle left of a small blue square on grass", *options])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")
-    rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines()[1 : 1 + len(METHODS)]}
-    assert list(rows) == METHODS
-    assert rows["autoregressive"][:2] == ["16", "1.00"] and float(rows["eagle2"][2]) > 0
+    rows = {line[:32].strip(): line[32:].split() for line in result.output.splitlines()[1 : 1 + len(METHODS)]}
+    assert len(rows) == len(METHODS) and list(rows)[:2] == ["autoregressive", "EAGLE-2"]
+    assert rows["autoregressive"][:2] == ["16", "1.00"] and float(rows["EAGLE-2"][2]) > 0
 
     (finished.folder / "results" / "tiny" / "drafter").rename(tmp_path / "drafter")  # Jacobi drafts need none
     result = CliRunner().invoke(app, ["sample", "a large red circle on grass", "--method", "jacobi", *options])
     (tmp_path / "drafter").rename(finished.folder / "results" / "tiny" / "drafter")
-    assert result.exit_code == 0 and "\njacobi " in result.output and "eagle2" not in result.output, result.output
+    assert result.exit_code == 0 and "\nJacobi" in result.output and "EAGLE-2" not in result.output, result.output
 
     result = CliRunner().invoke(app, ["sample", "a purple hippopotamus", *options])
     assert result.exit_code == 1 and "unknown word 'hippopotamus'" in result.output

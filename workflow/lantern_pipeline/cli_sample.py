@@ -22,6 +22,7 @@ from lantern.generation import decode_timed
 from lantern.io import save_tensors
 from lantern.methods import PRESETS, MethodSpec
 from lantern.prompts import Prompt
+from lantern_pipeline.analysis.method_labels import label_method
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.decoders import load_decoders
@@ -44,7 +45,7 @@ CELL_HEIGHT = 1.65  # inches, titles included
 class Sample:
     """One prompt's image by one method: pixels are (S, S, 3) uint8, seconds those of a second decoding."""
 
-    method_id: str
+    label: str
     pixels: np.ndarray
     target_forwards: int
     num_tokens: int
@@ -100,7 +101,7 @@ class FinishedRun:
             generation, seconds = decode_timed(decoder, [prompt], self.encoder, noise_seed)
         pixels = to_pixels(decode_images(self.tokenizer, generation.codes))[0]
         forwards = int(generation.target_forwards[0])
-        return Sample(decoder.spec.method_id, pixels, forwards, decoder.num_tokens, seconds)
+        return Sample(label_method(decoder.spec.to_dict()), pixels, forwards, decoder.num_tokens, seconds)
 
     def _choose(self, methods: Sequence[str], temperature: float) -> list[MethodSpec]:
         specs = [run.spec for run in expand_methods(self.config) if run.temperature == temperature]
@@ -149,17 +150,17 @@ def draw_samples(prompt: str, samples: list[Sample]) -> Figure:
             axes.imshow(sample.pixels, interpolation="nearest")
             axes.grid(False)
             axes.set(xticks=[], yticks=[])
-            axes.set_title(textwrap.fill(sample.method_id.replace("-", " "), 17), fontsize=7, pad=2)
+            axes.set_title(textwrap.fill(sample.label, 17), fontsize=7, pad=2)
             axes.set_xlabel(f"{sample.target_forwards} forwards, {sample.seconds:.2f} s", fontsize=7, labelpad=2)
         return figure
 
 
 def table_of(samples: list[Sample]) -> str:
     """The samples as lines of text: method, target forwards, tokens per forward, seconds, speed-up."""
-    baseline = next(sample.seconds for sample in samples if sample.method_id == "autoregressive")
+    baseline = next(sample.seconds for sample in samples if sample.label == "autoregressive")
     lines = [f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}"]
     lines += [
-        f"{sample.method_id:<32} {sample.target_forwards:>16d} {sample.num_tokens / sample.target_forwards:>15.2f} "
+        f"{sample.label:<32} {sample.target_forwards:>16d} {sample.num_tokens / sample.target_forwards:>15.2f} "
         f"{sample.seconds:>9.3f} {baseline / sample.seconds:>9.2f}"
         for sample in samples
     ]
