@@ -38,7 +38,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
 from lantern.generation import decode_timed, synchronise
 from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, NUM_PROMPT_IDS, DraftConfig
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
@@ -46,6 +46,7 @@ from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
+from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 
 # Published targets besides LlamaGen's, whose prompts are ids.
 LLAMA = {"rope": "1d", "num_text_tokens": 128}

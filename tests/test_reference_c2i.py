@@ -15,10 +15,11 @@ from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import load_model, save_model
 from lantern.decoding import Decoder, DecodingModels
 from lantern.methods import make_method
-from lantern.models.config import prompt_sizes, target_parameters
+from lantern.models.config import target_parameters
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import SamplingConfig, guide
+from lantern_pipeline.data.model_sizes import prompt_sizes
 from lantern_pipeline.training.drafter_loss import run_target, unroll
 from published_layouts import refusal
 

@@ -16,27 +16,19 @@ from conftest import ROOT
 from lantern_pipeline.cli_sample import HOMES
 
 CORE = ("torch", "numpy", "safetensors", "tqdm")
-# Of the extra `text`; nothing else may need more than CORE.
-WITH_TEXT = ("lantern.models.t5", "lantern.models.caption_cleaning")
 
-IMPORT_ALL = f"""
-import importlib, pkgutil, sys
+IMPORT_ALL = """
+import importlib, importlib.util, pkgutil, sys
 import lantern
 
 assert "site-packages" in lantern.__file__ and "torch" not in sys.modules
 names = [module.name for module in pkgutil.walk_packages(lantern.__path__, "lantern.")]
 assert len(names) > 25
 for name in names:
-    if name not in {WITH_TEXT}:
-        importlib.import_module(name)
-roots = {{name.partition(".")[0] for name in sys.modules}}
-assert not roots & {{"snakemake", "pandas", "matplotlib", "transformers", "lantern_pipeline"}}, roots
-try:
-    import lantern.models.t5
-except ModuleNotFoundError as error:
-    assert error.name in ("ftfy", "transformers", "tokenizers")
-else:
-    raise AssertionError("the extra `text` is here: the environment is not bare")
+    importlib.import_module(name)
+roots = {name.partition(".")[0] for name in sys.modules}
+assert not roots & {"snakemake", "pandas", "matplotlib", "transformers", "lantern_pipeline"}, roots
+assert importlib.util.find_spec("transformers") is None, "the environment is not bare"
 """
 
 DRAW = """

@@ -23,53 +23,7 @@ LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "7B": {"dim": 4096, "num_layers": 32, "num_heads": 32},
 }
 OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
-# Those whose published draft models see the prompt's ids, and ids of all that read tokens, by text.encoder: rows of the
-# table that prompts are looked up in.
-CHAMELEON = ("anole", "lumina")
-NUM_PROMPT_IDS = {"anole": 65536, "lumina": 65536, "janus": 102400, "emu3": 184622}
-FROM_FILES = ("t5", *NUM_PROMPT_IDS)  # those of text.encoder that read text.checkpoint
-NUM_WORD_IDS = 64  # rows of the table in which the embedded world's words are looked up, more than it has words
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
-
-
-def resolve_size(settings: dict[str, Any]) -> dict[str, Any]:
-    """Puts the numbers of a named size in place of a config section's own.
-
-    Args:
-        settings: config section `target`; its key `size` may be missing or None.
-
-    Returns:
-        The section; with a size, its dim, num_layers and num_heads are LlamaGen's and ffn_multiple is set.
-
-    Raises:
-        ValueError: no such size; lists the known ones.
-    """
-    name = settings.get("size")
-    if name is None:
-        return dict(settings)
-    if str(name) not in LLAMAGEN_SIZES:
-        raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {name!r}")
-    return {**settings, **LLAMAGEN_SIZES[str(name)], "ffn_multiple": FFN_MULTIPLE}
-
-
-def prompt_sizes(text: dict[str, Any]) -> dict[str, Any]:
-    """What config section `text` decides of a `TargetConfig`.
-
-    Args:
-        text: config section.
-
-    Returns:
-        Fields of prompts: of captions' features; of tokens, but for the null prompt, which the tokenizer says; of
-        words' ids, the last of which is the prompt of no caption; or of classes, one row each, the null class last.
-    """
-    if text["encoder"] == "classes":
-        return {"num_text_tokens": 1, "num_prompt_ids": text["num_classes"] + 1, "null_ids": (text["num_classes"],)}
-    if (num_ids := NUM_PROMPT_IDS.get(text["encoder"])) is not None:
-        return {"num_text_tokens": text["max_tokens"], "num_prompt_ids": num_ids}
-    if text["encoder"] == "word_ids":
-        ids = {"num_prompt_ids": NUM_WORD_IDS, "null_ids": (NUM_WORD_IDS - 1,)}
-        return {"num_text_tokens": text["max_tokens"], **ids}
-    return {"num_text_tokens": text["max_tokens"], "caption_dim": text["caption_dim"]}
 
 
 def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:

@@ -17,19 +17,13 @@ from memory import (
 
 from lantern.decoding import Decoder
 from lantern.methods import make_method
-from lantern.models.config import (
-    FFN_MULTIPLE,
-    LLAMAGEN_SIZES,
-    draft_parameters,
-    head_parameters,
-    resolve_size,
-    target_parameters,
-)
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, head_parameters, target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
+from lantern_pipeline.data.model_sizes import resolve_size
 
 TEXT = {"num_text_tokens": 120, "caption_dim": 2048}
 XL = TargetConfig(**LLAMAGEN_SIZES["XL"], **TEXT, vocab_size=16384, grid=16, ffn_multiple=FFN_MULTIPLE)

@@ -153,7 +153,7 @@ def test_a_torchscript_archive_is_refused_unread(tmp_path):
 
 
 def test_the_index_of_a_t5_names_no_file_elsewhere(tmp_path):
-    from lantern.models.t5 import _check_weight_files
+    from lantern_pipeline.data.t5 import _check_weight_files
 
     index = {"weight_map": {"shared.weight": "../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -8,7 +8,7 @@ from pathlib import Path
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
-from lantern.models.config import NUM_PROMPT_IDS
+from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 from lantern_pipeline.config.figures import GENERALITY, figure_table
 from lantern_pipeline.config.paths import (
     TOKENIZER,

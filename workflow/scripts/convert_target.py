@@ -5,8 +5,9 @@ import torch
 from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
-from lantern.models.config import FFN_MULTIPLE, pick, prompt_sizes, resolve_size
+from lantern.models.config import FFN_MULTIPLE, pick
 from lantern.models.target import TargetConfig
+from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
 from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
 from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log

@@ -4,9 +4,10 @@ import torch
 
 from lantern.checkpoints.native import load_weights, save_model
 from lantern.io import write_json
-from lantern.models.config import pick, prompt_sizes, resolve_size
+from lantern.models.config import pick
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.code_dataset import load_codes
+from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
 from lantern_pipeline.data.text_encoders import describe_features, make_text_encoder
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
 from lantern_pipeline.training.loop import Pace, run_training

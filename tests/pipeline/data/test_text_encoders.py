@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from conftest import ROOT
-from lantern.models.config import prompt_sizes
 from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.data.model_sizes import prompt_sizes
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder, make_text_encoder, unknown_words
 from lantern_pipeline.world.scenes import VOCABULARY
 

@@ -8,8 +8,8 @@ import logging
 import pytest
 import torch
 
-from lantern.models.config import NUM_PROMPT_IDS
 from lantern_pipeline.config.validate import SCHEMA_PATH, load_yaml
+from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.data.token_prompts import FORMS
 from tiny_tokenizers import save_tokenizer

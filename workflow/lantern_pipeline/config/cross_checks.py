@@ -9,10 +9,11 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from lantern.methods import OFFICIAL_RESIDUALS
-from lantern.models.config import FROM_FILES, OVERSHOOT, resolve_size
+from lantern.models.config import OVERSHOOT
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
+from lantern_pipeline.data.model_sizes import FROM_FILES, resolve_size
 from lantern_pipeline.downloads.entries import check_reference, parse_entries
 from lantern_pipeline.metrics.registry import trained_models
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lantern.methods import COUPLED, MethodSpec
-from lantern.models.config import FROM_FILES
 from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
+from lantern_pipeline.data.model_sizes import FROM_FILES
 from lantern_pipeline.downloads.entries import Resource, resource_of
 from lantern_pipeline.metrics.registry import TRAINED, metric_files, published_files, trained_models
 

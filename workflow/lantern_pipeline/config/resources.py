@@ -10,17 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lantern.models.config import (
-    CHAMELEON,
-    DraftConfig,
-    TargetConfig,
-    draft_parameters,
-    head_parameters,
-    pick,
-    prompt_sizes,
-    resolve_size,
-    target_parameters,
-)
+from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, head_parameters, pick, target_parameters
+from lantern_pipeline.data.model_sizes import CHAMELEON, prompt_sizes, resolve_size
 
 # Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
 # cluster's job; rounded up.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lantern.checkpoints.files import compare_with_config
-from lantern.models.config import NUM_WORD_IDS
 from lantern.models.text import TextEncoder, split_words
+from lantern_pipeline.data.model_sizes import NUM_WORD_IDS
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.data.token_prompts import FORMS, TokenPromptEncoder
 from lantern_pipeline.downloads.entries import Resource

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lantern.io import check_finite, read_json
-from lantern.models.caption_cleaning import clean_caption
+from lantern_pipeline.data.caption_cleaning import clean_caption
 
 MAX_TOKENS = 120
 _WEIGHT_FILES = (
