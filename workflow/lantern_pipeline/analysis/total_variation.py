@@ -24,7 +24,7 @@ from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, w
 from lantern.rules import ByRejection, Rule, WithinBound
 from lantern_pipeline.analysis.summary import TV_COLUMNS
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
-from lantern_pipeline.metrics.image_law import p_value_of_images
+from lantern_pipeline.metrics.image_law import ImageTest
 from lantern_pipeline.metrics.missing_context import measure_missing_context
 from lantern_pipeline.metrics.output_distribution import (
     OutputDistribution,
@@ -87,7 +87,7 @@ class TotalVariationStudy:
         substitutions alone tell, as those of exact drafts of the target's noise, "none" for autoregressive decoding and
         where it is not known. Nodes of lines in parallel are tokens, compared with the target in full context.
         """
-        rows = []
+        rows, image_test = [], ImageTest(self.target_model, self.encoder, self.tested_prompts, self.seed)
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
             spec = decoder.spec
             row: dict[str, Any] = {"method_id": spec.method_id, "kind": "none" if spec.drafts is None else "coupling"}
@@ -107,8 +107,7 @@ class TotalVariationStudy:
                 row |= tv_row(nodes, found, spec.delta, self.options)
             if not decoder.sampling.is_greedy:
                 tested = self._select(records[spec.method_id], self.tested_prompts).codes
-                options = (tested, decoder.sampling, self.seed)
-                row["law_p"] = p_value_of_images(self.target_model, self.encoder, self.tested_prompts, *options)
+                row["law_p"] = image_test.p_value(tested, decoder.sampling)
             if spec.drafts is not None and decoder.rule.draws_target_tokens:
                 chosen = self._select(records[spec.method_id], self.prompts)
                 drawn = drawn_tokens(
