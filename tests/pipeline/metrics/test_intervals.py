@@ -11,6 +11,7 @@ from lantern_pipeline.metrics.intervals import (
     draw_parts,
     jackknife_error,
     mean_statistic,
+    mean_with_interval,
     median_statistic,
     normal_interval,
     ratio_statistic,
@@ -18,42 +19,41 @@ from lantern_pipeline.metrics.intervals import (
 )
 
 
-def test_interval_of_the_mean_covers_the_truth_about_95_percent_of_the_time():
-    # 400 experiments; a percentile interval of 40 skewed values covers a little less than 95 %. If the true coverage
-    # were 0.93, fewer than 355 hits of 400 (0.8875) would come up less than once in 500 times; more than 394 would mean
-    # that the interval is too wide.
-    generator = np.random.default_rng(0)
-    hits = 0
-    for trial in range(400):
-        values = generator.exponential(1.0, size=40)
-        low, high = bootstrap_interval(mean_statistic, values, num_resamples=400, seed=trial)
-        hits += low <= 1.0 <= high
-    assert 355 <= hits <= 394
+def skewed_values(generator):
+    """40 values, of which a percentile interval covers a little less than 95 %: mean 1."""
+    return mean_statistic, 1.0, generator.exponential(1.0, size=40)
 
 
-def test_interval_of_a_ratio_of_sums_covers_the_truth():
-    # tokens per forward with 3 forwards on average for 6 tokens: true ratio 2; bounds as above
-    generator = np.random.default_rng(1)
-    hits = 0
-    for trial in range(300):
-        forwards = generator.integers(2, 5, size=50)
-        low, high = bootstrap_interval(ratio_statistic, np.full(50, 6.0), forwards, num_resamples=400, seed=trial)
-        hits += low <= 2.0 <= high
-    assert 267 <= hits <= 297
+def tokens_by_forwards(generator):
+    """6 tokens in 3 forwards on average: ratio 2."""
+    return ratio_statistic, 2.0, np.full(50, 6.0), generator.integers(2, 5, size=50)
 
 
-def test_interval_of_a_median_speedup_covers_the_truth_though_the_machine_drifts_and_stutters():
-    # paired ratios of two log-normal timings that share a drift: the true median is 2; one timing in twenty is a hiccup
-    # of either method. In 3000 experiments the coverage is 0.938; fewer than 267 of 300 would come up less than once in
-    # 1500 times, more than 297 never.
-    generator = np.random.default_rng(2)
-    hits = 0
-    for trial in range(300):
-        drift, hiccups = generator.uniform(1, 2, 24), generator.random((2, 24)) < 0.05
-        slow, fast = generator.lognormal(0, 0.1, (2, 24)) * (1 + 5 * hiccups) * drift
-        low, high = bootstrap_interval(median_statistic, 2 * slow / fast, num_resamples=400, seed=trial)
-        hits += low <= 2.0 <= high
-    assert 267 <= hits <= 297
+def speedups_of_a_drifting_machine(generator):
+    """Paired ratios of two log-normal timings that share a drift, one timing in twenty a hiccup: median 2."""
+    drift, hiccups = generator.uniform(1, 2, 24), generator.random((2, 24)) < 0.05
+    slow, fast = generator.lognormal(0, 0.1, (2, 24)) * (1 + 5 * hiccups) * drift
+    return median_statistic, 2.0, 2 * slow / fast
+
+
+@pytest.mark.parametrize(
+    "draw, trials, hits",
+    # Fewer hits would come up less than once in 500 times at a true coverage of 0.93, and more mean that the interval
+    # is too wide. In 3000 experiments the coverage of the last is 0.938.
+    [
+        (skewed_values, 400, (355, 394)),
+        (tokens_by_forwards, 300, (267, 297)),
+        (speedups_of_a_drifting_machine, 300, (267, 297)),
+    ],
+)
+def test_an_interval_covers_the_truth_about_95_percent_of_the_time(draw, trials, hits):
+    seed = [skewed_values, tokens_by_forwards, speedups_of_a_drifting_machine].index(draw)
+    generator, found = np.random.default_rng(seed), 0
+    for trial in range(trials):
+        statistic, truth, *columns = draw(generator)
+        low, high = bootstrap_interval(statistic, *columns, num_resamples=400, seed=trial)
+        found += low <= truth <= high
+    assert hits[0] <= found <= hits[1]
 
 
 def test_a_paired_interval_covers_and_is_much_narrower_than_the_means_alone():
@@ -89,13 +89,18 @@ def test_crossing_repeats_covers_where_resampling_prompts_alone_does_not():
     assert naive < 160
 
 
-def test_crossed_resamples_match_a_plain_loop():
+@pytest.mark.parametrize("statistic, name", [(mean_statistic, "mean"), (median_statistic, "median")])
+def test_matches_a_plain_loop(statistic, name):
     values = np.array([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
     (repeats, prompts), *rest = crossed_resamples(2, 3, 40, seed=4)
     assert not rest
-    means = [np.mean([values[r, p] for r in rs for p in ps]) for rs, ps in zip(repeats, prompts, strict=True)]
-    expected = np.quantile(means, [0.025, 0.975])
-    assert bootstrap_interval(mean_statistic, values, num_resamples=40, seed=4) == pytest.approx(expected)
+    pairs = zip(repeats, prompts, strict=True)
+    found = [getattr(np, name)([values[r, p] for r in rs for p in ps]) for rs, ps in pairs]
+    expected = np.quantile(found, [0.025, 0.975])
+    assert bootstrap_interval(statistic, values, num_resamples=40, seed=4) == pytest.approx(expected)
+    prompts = np.random.Generator(np.random.PCG64(3)).integers(0, 3, size=(50, 3))  # of one repeat
+    expected = np.quantile([getattr(np, name)(values[0][row]) for row in prompts], [0.025, 0.975])
+    assert bootstrap_interval(statistic, values[0], num_resamples=50, seed=3) == pytest.approx(expected)
 
 
 def test_one_repeat_is_as_good_as_none():
@@ -116,6 +121,7 @@ def test_share_interval_is_scipys_exact_one():
 def test_normal_interval_by_hand():
     assert normal_interval(2.0, 1.0) == pytest.approx((0.04, 3.96), abs=1e-4)
     assert normal_interval(0.9, 0.1, SHARE) == pytest.approx((0.704, 1.0), abs=1e-4)
+    assert normal_interval(0.5, 1.0, NON_NEGATIVE) == pytest.approx((0.0, 2.46), abs=1e-4)
     assert np.isnan(normal_interval(0.9, np.nan, SHARE)).all()
 
 
@@ -125,24 +131,9 @@ def test_columns_are_resampled_together():
     assert bootstrap_interval(ratio_statistic, 3 * denominator, denominator, seed=5) == (3.0, 3.0)
 
 
-def test_matches_a_plain_loop():
-    values = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    generator = np.random.Generator(np.random.PCG64(3))
-    chosen = generator.integers(0, 5, size=(50, 5))
-    medians = sorted(float(np.median([values[i] for i in row])) for row in chosen)
-    expected = np.quantile(medians, [0.025, 0.975])
-    assert bootstrap_interval(median_statistic, values, num_resamples=50, seed=3) == pytest.approx(expected)
-
-
-def test_blocks_do_not_change_the_result(monkeypatch):
-    values = np.random.default_rng(0).normal(size=30)
-    whole = bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1)
-    monkeypatch.setattr("lantern_pipeline.metrics.intervals.BLOCK_SIZE", 100)
-    assert bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1) == whole
-
-
-def test_blocks_do_not_change_the_result_of_repeats(monkeypatch):
-    values = np.random.default_rng(0).normal(size=(3, 10))
+@pytest.mark.parametrize("shape", [(30,), (3, 10)])
+def test_blocks_do_not_change_the_result(shape, monkeypatch):
+    values = np.random.default_rng(0).normal(size=shape)
     whole = bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1)
     monkeypatch.setattr("lantern_pipeline.metrics.intervals.BLOCK_SIZE", 100)
     assert bootstrap_interval(mean_statistic, values, num_resamples=101, seed=1) == whole
@@ -159,7 +150,8 @@ def test_one_prompt_has_no_interval():
         (([1.0, np.nan],), {}, "not finite"),
         (([1.0, 2.0], [1.0]), {}, "equal length"),
         (([[1.0, 2.0]], [1.0, 2.0]), {}, "equal length and shape"),
-        (([1.0, 2.0],), {"level": 1.0}, "level"),
+        (([1.0, 2.0],), {"level": 1.0}, "level must be in .* got 1.0"),
+        (([1.0, 2.0],), {"level": 0.0}, "level must be in .* got 0.0"),
         (([1.0, 2.0],), {"num_resamples": 0}, "num_resamples"),
     ],
 )
@@ -168,10 +160,14 @@ def test_bad_input_is_named(columns, options, message):
         bootstrap_interval(mean_statistic, *map(np.array, columns), **options)
 
 
-def test_an_interval_does_not_leave_the_range_of_its_quantity():
-    assert normal_interval(0.5, 1.0, NON_NEGATIVE) == pytest.approx((0.0, 2.46), abs=1e-4)
-    assert normal_interval(0.1, 0.1, SHARE) == pytest.approx((0.0, 0.296), abs=1e-4)
-    assert normal_interval(-0.5, 1.0) == pytest.approx((-2.46, 1.46), abs=1e-4)
+def test_a_prompt_that_lacks_a_value_in_one_of_several_repeats_does_not_count():
+    values = np.array([[1.0, np.nan, 3.0, 4.0], [5.0, 6.0, 7.0, np.inf], [9.0, 10.0, 12.0, 2.0]])
+    options = {"num_resamples": 50, "seed": 1}
+    found = mean_with_interval("nll", values, **options)
+    assert found == mean_with_interval("nll", values[:, [0, 2]], **options)
+    assert found["nll"] == values[:, [0, 2]].mean() and found["nll_low"] < found["nll"] < found["nll_high"]
+    none = mean_with_interval("nll", np.full((2, 3), np.nan), **options)
+    assert set(none) == {"nll", "nll_low", "nll_high"} and np.isnan(list(none.values())).all()
 
 
 def test_the_error_of_a_mean_is_found_from_random_halves():
