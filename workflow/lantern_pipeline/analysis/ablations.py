@@ -75,32 +75,20 @@ class AblationStudy:
             groups.setdefault((point.target_steps, point.temperature, *point.sampling.items()), []).append(point)
         rows, images = [], []
         for group in groups.values():
-            for point, (head, frame, share_equal) in zip(group, self._measure_group(group), strict=True):
-                head = {"ablation": name, **head}
-                values = {**self._summarise(frame), **self._total_variation(point)}
-                rows.append({**head, **values, "tokens_equal_autoregressive": share_equal})
-                measured = frame.columns.drop("nll_change")
-                images.append(frame.assign(**head)[[*head, *measured]])
+            records = {self._key(point): self._draw(point) for point in group}
+            measuring, baseline = self.measuring[group[0].target_steps], records[BASELINE]
+            scores = score_records(records, self.prompts, measuring, self.settings["batch_size"])
+            baseline_nll = scores[BASELINE].columns["nll"].numpy()
+            for point, (key, record) in zip(group, records.items(), strict=True):
+                head, frame = {"ablation": name, **self._identity(point)}, self._to_frame(record, scores[key])
+                values = self._summarise(frame.assign(nll_change=frame["nll"] - baseline_nll))
+                equality = compare_with_autoregressive(
+                    record.codes, baseline.codes, baseline.margins, self.settings["near_tie_margin"]
+                )
+                share = {"tokens_equal_autoregressive": equality.share_equal}
+                rows.append({**head, **values, **self._total_variation(point), **share})
+                images.append(frame.assign(**head)[[*head, *frame.columns]])
         return pd.DataFrame(rows), pd.concat(images, ignore_index=True)
-
-    def _measure_group(self, group: Sequence[AblationPoint]) -> list[tuple[dict[str, Any], pd.DataFrame, float]]:
-        """(identity, per-image table, share of images equal to autoregressive decoding) of points with one target
-        and one sampling.
-        """
-        records = {self._key(point): self._draw(point) for point in group}
-        measuring = self.measuring[group[0].target_steps]
-        scores = score_records(records, self.prompts, measuring, self.settings["batch_size"])
-        baseline, found = records[BASELINE], []
-        baseline_nll = scores[BASELINE].columns["nll"].numpy()
-        for point in group:
-            key = self._key(point)
-            frame = self._to_frame(records[key], scores[key])
-            frame["nll_change"] = frame["nll"] - baseline_nll
-            equality = compare_with_autoregressive(
-                records[key].codes, baseline.codes, baseline.margins, self.settings["near_tie_margin"]
-            )
-            found.append((self._identity(point), frame, equality.share_equal))
-        return found
 
     @staticmethod
     def _key(point: AblationPoint) -> str:
@@ -153,9 +141,8 @@ class AblationStudy:
         forwards = (frame["num_tokens"].to_numpy(int), frame["target_forwards"].to_numpy(int))
         values = {"num_images": len(frame), **mean_accepted_length(*forwards, **options)}
         for name in (*PER_IMAGE, "nll_change", "substitutions"):
-            if name not in frame:  # switched off
-                continue
-            values |= mean_with_interval(name, frame[name].to_numpy(float), **options)
+            if name in frame:  # not switched off
+                values |= mean_with_interval(name, frame[name].to_numpy(float), **options)
         rate = (frame["substitutions"] / frame["num_tokens"]).to_numpy(float)
         return values | mean_with_interval("substitution_rate", rate, **options)
 
