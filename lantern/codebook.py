@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 
-DISTANCES = ("l2", "l2_normalised", "cosine", "random")  # what the codebook alone decides
+DISTANCES = ("l2", "l2_normalised", "random")  # what the codebook alone decides
 
 
 def code_dtype(vocab: int) -> torch.dtype:
@@ -40,8 +40,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         codebook: (vocab, code_dim).
         k: columns kept, 1 <= k < vocab.
         neighbours: "l2" on the rows as stored (the LANTERN authors' table), "l2_normalised" on normalised rows (what an
-            l2-normalised tokenizer decodes; the default), "cosine", or "random" (other codes in random order, the
-            control).
+            l2-normalised tokenizer decodes; the default, and cosine distance's too), or "random" (the control).
         seed: of the random table.
 
     Returns:
@@ -63,8 +62,6 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         chunk = slice(begin, min(begin + 1024, vocab))
         if neighbours == "random":
             distance = torch.rand(chunk.stop - begin, vocab, generator=generator, dtype=torch.float64)
-        elif neighbours == "cosine":
-            distance = 1 - rows[chunk] @ rows.T
         else:
             distance = torch.cdist(rows[chunk], rows, compute_mode="donot_use_mm_for_euclid_dist")
         distance[torch.arange(chunk.stop - begin), torch.arange(begin, chunk.stop)] = float("inf")

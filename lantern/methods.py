@@ -18,7 +18,7 @@ SAMPLED = ("sampled", "sjd")  # drafts drawn from a known distribution with nois
 DRAFTS = (*SAMPLED, "top", *COUPLED)  # what a node's children are
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
-NEIGHBOURS = ("l2", "l2_normalised", "cosine", "probability", "random")
+NEIGHBOURS = ("l2", "l2_normalised", "probability", "random")
 
 # Parts of each preset; "static" stands for the config's draft_tree.static.
 PRESETS: dict[str, dict[str, Any]] = {

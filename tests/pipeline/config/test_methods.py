@@ -117,7 +117,7 @@ def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():
     [
         ("relaxation", ["additive", "jensen_shannon"]),
         ("residual", ["paper", "official", "official_lumina"]),
-        ("neighbours", ["l2", "l2_normalised", "cosine", "probability", "random"]),
+        ("neighbours", ["l2", "l2_normalised", "probability", "random"]),
         ("tree", ["chain3", "mine", "mc_sim_7b_63"]),
         ("k", [1, 2]),
         ("delta", [0.001, 0.002]),

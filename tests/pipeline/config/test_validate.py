@@ -113,7 +113,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("repeats.noise_seeds", [0, -1], ["repeats.noise_seeds[1]", "at least 0", "-1"]),
         ("repeats.noise_seeds", [1, 1], ["repeats.noise_seeds", "unique"]),
         ("repeats.noise_seeds", 2, ["repeats.noise_seeds must be a list, got 2"]),
-        ("codebook.neighbours", "probability", ["codebook.neighbours", "one of l2, l2_normalised, cosine, random"]),
+        ("codebook.neighbours", "probability", ["codebook.neighbours", "one of l2, l2_normalised, random"]),
         ("total_variation.k", 129, ["total_variation.k must be at most codebook.num_neighbours = 128, got 129"]),
         (
             "total_variation.num_children",

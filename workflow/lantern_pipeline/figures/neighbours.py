@@ -16,7 +16,6 @@ from lantern_pipeline.figures.style import (
     ORANGE,
     PAGE_WIDTH,
     PURPLE,
-    SKY_BLUE,
     VERMILLION,
     half_widths,
     new_figure,
@@ -30,7 +29,6 @@ COLUMNS = ("method", "neighbours", "k", *BOUNDS, *(name + end for name in AXES f
 # kind -> label, colour, marker, its size. Kinds that order the codes alike coincide: their open markers nest.
 LOOKS = {
     "l2_normalised": ("nearest, normalised l2", BLUE, "o", 9.0),
-    "cosine": ("nearest, cosine", SKY_BLUE, "D", 5.0),
     "l2": ("nearest, raw l2", GREEN, "s", 7.0),
     "probability": ("co-varying probability", ORANGE, "^", 6.0),
     "random": ("random codes", VERMILLION, "X", 7.0),
