@@ -6,7 +6,7 @@
 1. capture: steps replayed from a CUDA graph give the images and accepted lengths of eager ones, for every preset.
 2. near_ties: in bfloat16, how much of exact methods' images equals autoregressive decoding's, and by what margin the
    target preferred its token where they part.
-3. steps: seconds of a step at the sizes of LlamaGen XL with random weights, eager, as a graph and compiled; with the
+3. steps: seconds of a step at the sizes of LlamaGen XL with random weights, eager and as a graph; with the
    bytes of weights and cache that it has to read, as a share of what the memory could have delivered in that time; and
    the peak of memory beside `memory`'s formula.
 4. processes: two processes, each on a GPU of its own, add up a tensor.
@@ -22,7 +22,6 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -65,9 +64,7 @@ BANDWIDTH = {
 PARAMETERS = {"k": 10, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 LANTERN_K = 1000  # of the papers
 NOT_AVAILABLE = "not available"
-NO_TIME = "no time left"
 SAMPLING = SamplingConfig(1.0, 1000, 1.0, "top_k_first", 7.5)
-COMPILES_UNTIL = 0.6  # of the time allowed: the last compilation may take the rest
 
 
 def timed_methods(k: int) -> list[MethodSpec]:
@@ -229,23 +226,19 @@ def pool_bytes(state: DecodingState) -> int:
     return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) == pool)
 
 
-def check_steps(
-    models: DecodingModels, options: argparse.Namespace, bandwidth: float, has_time: Callable[[], bool]
-) -> list[dict[str, Any]]:
-    """Every timed method, batch size and way of stepping; compilations last, smallest batch first, while time is left.
+def check_steps(models: DecodingModels, options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
+    """Every timed method, batch size and way of stepping.
 
     A decoder is made anew for each, so that no state is kept.
     """
     cells = [(mode, batch) for batch in options.batches for mode in ("eager", "graph")]
     rows = []
-    for mode, batch in cells + [("compile", batch) for batch in options.batches]:
+    for mode, batch in cells:
         for spec in timed_methods(min(LANTERN_K, models.nearest_codes.shape[1] - 1)):
             row: dict[str, Any] = {"method": spec.method_id, "batch": batch, "stepping": mode}
             try:
                 if mode == "graph" and options.device == "cpu":
                     row["failed"] = NOT_AVAILABLE
-                elif mode == "compile" and not has_time():
-                    row["failed"] = NO_TIME
                 else:
                     parts = models if spec.is_relaxed else replace(models, nearest_codes=None)
                     decoder = Decoder(parts, spec, SAMPLING, stepping=mode)
@@ -316,7 +309,6 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, two batch sizes, few steps")
-    parser.add_argument("--minutes", type=float, default=8.0, help="allowed in all; what is left goes to compilations")
     parser.add_argument("--output", type=Path, help="file for the results")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -338,11 +330,7 @@ def main() -> None:
     print("processes ", report["processes"], flush=True)
     models = make_models(report["sizes"], device, torch.bfloat16)
     report["near_ties"] = check_near_ties(models, 2 if options.tiny else 4)
-
-    def has_time() -> bool:
-        return time.perf_counter() - begun < 60 * COMPILES_UNTIL * options.minutes
-
-    report["steps"] = check_steps(models, options, machine["bandwidth"], has_time)
+    report["steps"] = check_steps(models, options, machine["bandwidth"])
     report["seconds"] = time.perf_counter() - begun
     side_by_side.write_report(report, options.output)
     if False in (*report["capture"].values(), report["processes"]):

@@ -195,7 +195,7 @@ class Decoder:
 
     def allocate(self, num_rows: int) -> DecodingState:
         """State of a batch of `num_rows` images that have no prompts yet."""
-        with torch.inference_mode(self.runner.mode != "compile"):
+        with torch.inference_mode():
             state = self._make_state(num_rows)
         self.runner.prepare(self, state)
         return state

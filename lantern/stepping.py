@@ -1,7 +1,7 @@
-"""How a decoder's steps are run: one operation after the other, as a CUDA graph, or compiled.
+"""How a decoder's steps are run: one operation after the other, or as a CUDA graph.
 
-A step has fixed shapes, changes its state in place and reads nothing back. Its kernels can therefore be captured once
-on a state's tensors and launched again together, without Python between them; or be written anew by a compiler.
+A step has fixed shapes, changes its state in place and reads nothing back, so that its kernels can be captured once on
+a state's tensors and launched again together, without Python between them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MODES = ("auto", "eager", "graph", "compile")
-COMPILER = "inductor"  # of torch.compile
-MOST_COMPILED = 256  # methods x batch sizes of a process; torch's own limit is 8
+MODES = ("auto", "eager", "graph")
 NUM_WARMUP = 2  # steps before a capture, in which libraries choose kernels and take their workspace
 _graphs: WeakSet = WeakSet()  # those in use
 
 
 class StepRunner:
-    """Runs the steps of one decoder in the way that is asked for; knows it only while it is told to.
+    """Runs a decoder's steps eagerly or as a graph; "auto" is "graph" on a CUDA device and "eager" elsewhere.
 
     A graph belongs to one state; all graphs share one pool of memory, since their steps run in turn and leave nothing
-    there. Where a capture or a compilation fails, steps are run eagerly from then on, and `mode` says so.
-
-    Args:
-        mode: one of MODES; "auto" is "graph" on a CUDA device and "eager" elsewhere.
-        device: of the decoder.
+    there. Where a capture fails, steps are run eagerly from then on.
 
     Attributes:
-        mode: what is really used: "eager", "graph" or "compile".
-        preparation_s: seconds that captures and compilations have taken.
+        mode: what is really used: "eager" or "graph".
+        preparation_s: seconds that captures have taken.
 
     Raises:
         ValueError: an unknown mode, or a graph elsewhere than on a CUDA device.
@@ -48,21 +42,15 @@ class StepRunner:
         if mode not in MODES:
             raise ValueError(f"stepping must be one of {', '.join(MODES)}, got {mode!r}")
         if mode == "graph" and device.type != "cuda":
-            raise ValueError(f"stepping graph needs a CUDA device, got {device}; use auto, eager or compile")
+            raise ValueError(f"stepping graph needs a CUDA device, got {device}; use auto or eager")
         if mode == "auto":
             mode = "graph" if device.type == "cuda" else "eager"
         self.mode, self.preparation_s = mode, 0.0
         self._kept: DecodingState | None = None
-        if mode == "compile":
-            torch._dynamo.config.recompile_limit = MOST_COMPILED
-            self._compiled = torch.compile(_step, fullgraph=True, dynamic=False, backend=COMPILER)
 
     def step(self, decoder: Decoder, state: DecodingState) -> None:
         """Makes a step; changes the state in place."""
-        if self.mode == "compile":
-            with torch.inference_mode(False), torch.no_grad():
-                self._compiled(decoder, state)
-        elif self.mode == "graph" and state.graph is not None:
+        if self.mode == "graph" and state.graph is not None:
             state.graph.replay()
         else:
             decoder.step(state)
@@ -79,25 +67,18 @@ class StepRunner:
         return state
 
     def prepare(self, decoder: Decoder, state: DecodingState) -> None:
-        """Captures or compiles the step; all rows of the state must be complete, so that steps emit nothing."""
+        """Captures the step; all rows of the state must be complete, so that steps emit nothing."""
         if self.mode == "eager":
             return
         begun = time.perf_counter()
         try:
-            if self.mode == "graph":
-                state.graph = capture(decoder, state)
-            else:
-                self.step(decoder, state)
-        except RuntimeError as error:  # those of torch's compilers are, too
-            log.warning("steps of %s are run eagerly: %s failed: %s", decoder.spec.name, self.mode, error)
+            state.graph = capture(decoder, state)
+        except RuntimeError as error:
+            log.warning("steps of %s are run eagerly: the capture failed: %s", decoder.spec.name, error)
             self.mode = "eager"
         seconds = time.perf_counter() - begun
         self.preparation_s += seconds
         log.info("%s of a step of %s, batch %d: %.1f s", self.mode, decoder.spec.name, len(state.tokens), seconds)
-
-
-def _step(decoder: Decoder, state: DecodingState) -> None:
-    type(decoder).step.__wrapped__(decoder, state)  # compilers do not know inference mode
 
 
 def capture(decoder: Decoder, state: DecodingState) -> torch.cuda.CUDAGraph:

@@ -17,7 +17,6 @@ import torch
 import yaml
 
 from conftest import ROOT, load_yaml
-from lantern import stepping
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder
@@ -186,30 +185,19 @@ def test_a_jobs_overhead_is_measured(run, tmp_path, monkeypatch):
 
 def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
     monkeypatch.setattr(gpu_check, "PRESETS", {name: gpu_check.PRESETS[name] for name in ("jacobi", "hybrid")})
-    found = run(gpu_check, "--device", "cpu", "--tiny", "--minutes", 0)
+    found = run(gpu_check, "--device", "cpu", "--tiny")
     assert found["capture"] == dict.fromkeys(["jacobi T0", "jacobi T1", "hybrid T0", "hybrid T1"], "not available")
     assert found["processes"] is True  # by gloo
     assert set(found["near_ties"]) == {"median_margin", "coupled", "jacobi", "hybrid"}
-    assert len(found["steps"]) == 4 * 2 * 3
+    assert len(found["steps"]) == 4 * 2 * 2
     for row in found["steps"]:
-        expected = {"eager": None, "graph": "not available", "compile": "no time left"}[row["stepping"]]
+        expected = {"eager": None, "graph": "not available"}[row["stepping"]]
         assert row.get("failed") == expected and (expected or (row["seconds"] > 0 and row["formula_gib"] > 0))
 
 
 @pytest.fixture
 def checked():
     return gpu_check.make_models(gpu_check.SMALL, torch.device("cpu"), torch.float32)
-
-
-def test_compiled_steps_are_timed_while_there_is_time(checked, monkeypatch):
-    monkeypatch.setattr(stepping, "COMPILER", "aot_eager")
-    monkeypatch.setattr(gpu_check, "timed_methods", lambda k: [make_method("autoregressive")])
-    options = SimpleNamespace(device="cpu", batches=[1, 2], steps=1)
-    answers = iter([True, False])
-    rows = gpu_check.check_steps(checked, options, 1e10, lambda: next(answers))
-    compiled = [row for row in rows if row["stepping"] == "compile"]
-    assert compiled[0]["preparation_s"] > 0 and compiled[0]["seconds"] > 0
-    assert compiled[1]["failed"] == "no time left"
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -1,4 +1,4 @@
-"""Stepping: a step replays from its operations, runs on fake GPU tensors, compiles, and is captured once per state."""
+"""Stepping: a step replays from its operations, runs on fake GPU tensors, and is captured once per state."""
 
 from __future__ import annotations
 
@@ -191,44 +191,6 @@ def test_a_step_stays_on_its_gpu(name, parts, temperature, many_logits, monkeypa
     assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
 
 
-@pytest.fixture
-def tracing(monkeypatch):
-    """What is compiled is traced whole and freed of mutations, then run as it stands: seconds instead of minutes."""
-    monkeypatch.setattr(stepping, "COMPILER", "aot_eager")
-    yield
-    torch.compiler.reset()
-
-
-# Small trees, since what takes long is the tracing of each operation.
-COMPILED = {
-    "autoregressive": {},
-    "eagle1": {"tree": "chain2k3d2"},
-    "lantern": {"tree_shape": {"num_nodes": 9, "depth": 1, "top_k": 4}},
-    "proximity": {"tree": "chain2k3d2"},
-    "hybrid": {"tree": "chain2+chain2"},
-    "cool": {"tree": "chain2"},
-    "scd_gumbel": {"tree": "chain2"},
-    "sjd_pp": {"tree": "chain2"},
-    "sjd_pac": {"tree": "chain2k2d1", "relaxation": "public_tree"},
-    "path_relax": {"tree": "chain2x2"},
-    "gsd": {"tree": "chain2"},
-    "zipar": {},
-}
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiled_steps_draw_the_same_images(models, name, tracing, monkeypatch):
-    monkeypatch.setattr(rules, "MANY_LOGITS", 0)
-    decoder = make_decoder(models, name, **COMPILED[name])
-    compiled = decoder.stepped("compile")
-    compiled.runner.borrow(compiled, 3)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for batch in make_batches(decoder, models):
-            assert_equal(compiled.generate(*batch), decoder.generate(*batch))
-    assert (compiled.runner.mode, decoder.runner.mode) == ("compile", "eager")
-    assert compiled.runner.preparation_s > 0 == decoder.runner.preparation_s
-
-
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "sand", "a hill"])]
 
 
@@ -264,7 +226,7 @@ def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, 
     with caplog.at_level(logging.WARNING, "lantern.stepping"):
         found = [make_records(graphed) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
-        "steps of eagle1 are run eagerly: graph failed: operation not permitted when stream is capturing"
+        "steps of eagle1 are run eagerly: the capture failed: operation not permitted when stream is capturing"
     ]
     for records in found:
         assert torch.equal(records.codes, make_records(decoder).codes)
@@ -311,9 +273,9 @@ def test_watched_steps_are_run_eagerly(models, tapes):
 
 
 def test_ways_to_step_are_checked(models):
-    with pytest.raises(ValueError, match="stepping must be one of auto, eager, graph, compile, got 'lazy'"):
+    with pytest.raises(ValueError, match="stepping must be one of auto, eager, graph, got 'lazy'"):
         make_decoder(models, "eagle1", stepping="lazy")
-    with pytest.raises(ValueError, match="stepping graph needs a CUDA device, got cpu; use auto, eager or compile"):
+    with pytest.raises(ValueError, match="stepping graph needs a CUDA device, got cpu; use auto or eager"):
         make_decoder(models, "eagle1", stepping="graph")
     assert make_decoder(models, "eagle1").runner.mode == "eager"
 

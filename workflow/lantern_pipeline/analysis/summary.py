@@ -100,7 +100,7 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
     `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise. Shares of images
     that are all correct or equal have exact intervals; with several repeats, widened to the bootstrap's where that is
     wider. `target_cross_entropy` and `target_prompt_accuracy` (of autoregressive decoding in the same place) tell how
-    good the target is. `stepping` is how the timed steps ran; where they were captured or compiled, `speedup_eager` is
+    good the target is. `stepping` is how the timed steps ran; where they were captured, `speedup_eager` is
     the speed-up with eager steps on both sides. `margin_at_difference` is the median of the autoregressive decoder's
     margins, in nats, where images first differ. The ceilings appear once per prompt set and repeat, with an empty
     temperature.

@@ -70,8 +70,7 @@ class TreeTuner:
         prompts: none of which is reported.
         settings: config section `tree_tuning`.
         batch_size: of generation.
-        stepping: how timed steps are run, as `Decoder` takes it; "compile" counts as "eager", since so many trees would
-            take hours to compile.
+        stepping: how timed steps are run, as `Decoder` takes it.
         timed_threads: CPU threads while steps are timed.
         seed: of the noise fields.
     """
@@ -112,12 +111,11 @@ class TreeTuner:
 
     def measure_cost(self, spec: MethodSpec, temperature: float, batch_size: int) -> StepCost:
         """Times steps with a few trees beside those of autoregressive decoding."""
-        stepping = "eager" if self.stepping == "compile" else self.stepping
-        baseline = self._decoder(make_method("autoregressive"), temperature, stepping)
+        baseline = self._decoder(make_method("autoregressive"), temperature, self.stepping)
         prompts = [self.prompts[place % len(self.prompts)] for place in range(batch_size)]
         num_steps = max(1, self.settings["num_steps"] // (1 if batch_size == 1 else BATCH_STEPS))
         shapes = timed_shapes(spec.drafts, self.settings)
-        decoders = [self._decoder(replace(spec, tree_shape=shape), temperature, stepping) for shape in shapes]
+        decoders = [self._decoder(replace(spec, tree_shape=shape), temperature, self.stepping) for shape in shapes]
         options = {"run_seed": self.seed, "num_steps": num_steps}
         costs = relative_step_times(decoders, baseline, prompts, self.encoder, **options)
         return fit_cost([tree_sizes(shape, has_jacobi=spec.drafts == "jacobi") for shape in shapes], costs)

@@ -181,7 +181,7 @@ def _check_sizes(config: dict[str, Any]) -> None:
 def _check_stepping(config: dict[str, Any]) -> None:
     if config["generation"]["stepping"] == "graph" and config["device"] == "cpu":
         raise ValueError(
-            "config key generation.stepping must be auto, eager or compile where device is cpu, got 'graph': CUDA "
+            "config key generation.stepping must be auto or eager where device is cpu, got 'graph': CUDA "
             "graphs need a GPU"
         )
 

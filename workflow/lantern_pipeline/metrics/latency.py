@@ -31,8 +31,7 @@ def measure_latency(
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
     """Times decoders image by image at batch 1, interleaved: one row per decoder, stepping and prompt, COLUMNS, seconds
     without text encoding, noise and image decoding; and the images themselves, with the seconds of their forwards.
-    Decoders whose steps are captured or compiled are timed eagerly, too, but for the images; captures and compilations
-    need a warm-up image.
+    Decoders whose steps are captured are timed eagerly, too, but for the images; captures need a warm-up image.
 
     The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
     first `num_warmup` images of each decoder are not counted.

@@ -59,7 +59,7 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     prompt: one row per KEYS and prompt, with seconds and ratio, the seconds of autoregressive decoding by the method's.
 
     Methods ran interleaved, so that a prompt's two timings shared the machine's state. A prompt that was timed several
-    times counts once, by its median. Of a method that was timed both eagerly and captured or compiled, the latter
+    times counts once, by its median. Of a method that was timed both eagerly and captured, the latter
     counts.
     """
     _check_latency(latency)
