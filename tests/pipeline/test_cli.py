@@ -14,6 +14,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_sample import FinishedRun
+from lantern_pipeline.data.text_encoders import describe_features
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
 CONFIG = load_config([ROOT / "config.yaml"])
@@ -92,7 +93,7 @@ def home(tmp_path, monkeypatch):
     weights = tmp_path / "models" / "embedded"
     torch.manual_seed(0)
     target = TargetModel(TargetConfig(32, 2, 2, 32, 4, num_text_tokens=16, caption_dim=256)).eval()
-    text = {key: config["text"][key] for key in ("encoder", "seed", "phrase_words")}
+    text = describe_features(config["text"])
     save_model(weights / "tokenizer.safetensors", ImageTokenizer(TokenizerConfig(24, 4, 32, 4, 8, 8, 1)))
     save_model(weights / "target.safetensors", target, {"text": text})
     save_model(weights / "drafter.safetensors", DraftModel.from_target(target, 0))
@@ -129,10 +130,10 @@ def test_what_cannot_be_drawn_from_the_weights_is_said_in_a_sentence(home, promp
 
 def test_a_damaged_weight_file_and_words_of_another_target_are_named(home):
     config = yaml.safe_load((home / "config.yaml").read_text())
-    config["text"]["seed"] = 1
+    config["text"]["encoder"] = "word_ids"
     (home / "config.yaml").write_text(yaml.safe_dump(config))
     code, output = run("sample", PROMPT)
-    assert code == 1 and "text.seed should be 1 as config key text.seed says, found 0" in output
+    assert code == 1 and "text.encoder should be word_ids as config key text.encoder says, found words" in output
     (home / "models" / "embedded" / "target.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     code, output = run("sample", PROMPT)
     assert code == 1 and "target.safetensors is damaged: expected sha256" in output

@@ -48,10 +48,8 @@ def test_only_an_ablation_of_drafters_still_trains(borrower):
 @pytest.mark.parametrize(
     "sections, report, sentence",
     [
-        ({"text": {"seed": 1}}, "target/s0", "text.seed should be 1 as config key text.seed says, found 0"),
-        ({"text": {"phrase_words": 1}}, "target/s0", "text.phrase_words should be 1 as config key text.phrase_words"),
-        ({"clip": {"width": 16}}, "clip", "width should be 16 as config key clip.width says, found 8"),
-        ({"data": {"image_size": 48}}, "attribute_classifier", "image_size should be 48 as config key data.image_size"),
+        ({"text": {"max_tokens": 20}}, "target/s0", "text.max_tokens must be 16 with the weights"),
+        ({"data": {"image_size": 48}}, "attribute_classifier", "data.image_size must be 24 with the weights"),
     ],
 )
 def test_weights_of_another_config_are_refused_in_a_sentence(borrower, tmp_path, sections, report, sentence):

@@ -78,7 +78,10 @@ SIZES = JobSizes(config, has_gpu=bool(GPU))
 METRIC_FILES = published_files(config["metrics"], RESOURCES)
 # What a folder of images holds is part of the config as far as re-running is concerned; in how many jobs it is read is not.
 DATA = {
-    "data": {key: value for key, value in config["data"].items() if key not in ("num_shards", "captions")},
+    "data": {
+        **{key: value for key, value in config["data"].items() if key not in ("num_shards", "captions")},
+        "max_words": config["text"]["max_tokens"],
+    },
     "listing": describe_folder(config["data"]["folder"]),
 }
 # Held-out images with captions of the run's own: what ceilings and ambiguity are measured on.

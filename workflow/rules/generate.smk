@@ -68,7 +68,7 @@ rule sample_codes:
         ENVIRONMENT
     resources:
         mem_mb=SIZES.decoding_mb(),
-        disk_mb=SIZES.codes_disk_mb(config["drafter"]["num_samples"]),
+        disk_mb=SIZES.codes_disk_mb(None),
         runtime=growing(720),
         gpu=GPU,
     params:
@@ -76,7 +76,6 @@ rule sample_codes:
         code=code("sample_codes.py"),
         method=asdict(PLAN.specs["autoregressive"]),
         batch_size=config["generation"]["batch_size"],
-        num_samples=config["drafter"]["num_samples"],
         training_seed=lambda wildcards: int(wildcards.training_seed),
     message:
         "Drawing the draft model's training images, seed {wildcards.training_seed}, shard {wildcards.scatteritem}"

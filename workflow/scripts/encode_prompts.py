@@ -21,6 +21,6 @@ with job_log(snakemake) as log:
         if is_cut or is_bare:
             log.warning("prompt %s %s", prompt.id, "is cut" if is_cut else f"has nothing left of {prompt.text!r:.200}")
     description = {"t5_sha256": resource_sha256(snakemake.input.t5)}
-    write_text_features(snakemake.output[0], prompts, encoder, settings["batch_size"], description)
+    write_text_features(snakemake.output[0], prompts, encoder, description)
     counts = len(prompts), int(tokens.is_truncated.sum()), encoder.max_tokens, int(is_empty.sum())
     log.info("encoded %d prompts; %d cut to %d tokens, %d empty after cleaning", *counts)

@@ -19,8 +19,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     decoder = Decoder(models, MethodSpec(**params.method), sampling, stepping=params.stepping)
     captions = {"train": files.captions, "val": files.val_captions}
     shards = {
-        split: select_shard(read_prompts(path)[: params.num_samples], snakemake.wildcards.scatteritem)
-        for split, path in captions.items()
+        split: select_shard(read_prompts(path), snakemake.wildcards.scatteritem) for split, path in captions.items()
     }
     prompts = [*shards["train"], *shards["val"]]
     records = generate_records(

@@ -5,7 +5,11 @@ from lantern.io import write_json
 from lantern.models.config import pick
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
-from lantern_pipeline.training.attribute_classifier import AttributeClassifierTrainer, AttributeClassifierTraining
+from lantern_pipeline.training.attribute_classifier import (
+    NUM_EVAL,
+    AttributeClassifierTrainer,
+    AttributeClassifierTraining,
+)
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.world.attribute_classifier import AttributeClassifierConfig, evaluate_attribute_classifier
 
@@ -19,7 +23,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         params.seed,
     )
     history = run_training(trainer, settings["num_steps"], name="attribute_classifier", checkpoint=checkpoint)
-    model, indices = trainer.model.eval(), range(settings["num_eval"])
+    model, indices = trainer.model.eval(), range(NUM_EVAL)
     report = {
         split: evaluate_attribute_classifier(model, source.images(split, indices), source.scenes(split, indices))
         for split in ("val", "unseen")

@@ -4,13 +4,13 @@ from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
-from lantern_pipeline.training.clip import train_clip
+from lantern_pipeline.training.clip import RECIPE, train_clip
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params = snakemake.params
     source = make_source(params.source["data"], params.seed)
     model, report = train_clip(
-        source, params.settings, seed=params.seed, checkpoint=checkpoint, device=resolve_device(params.device)
+        source, RECIPE | params.settings, seed=params.seed, checkpoint=checkpoint, device=resolve_device(params.device)
     )
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

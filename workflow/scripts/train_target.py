@@ -13,6 +13,8 @@ from lantern_pipeline.runtime.job import job_log, resolve_device, training_check
 from lantern_pipeline.training.loop import Pace, run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
+EVAL_EVERY = 500  # optimiser steps between two measurements of the cross-entropy
+
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     encoder = make_text_encoder(params.text, params.source, files.text)
@@ -28,7 +30,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         settings["num_steps"],
         name="target",
         checkpoint=checkpoint,
-        pace=Pace(validate_every=settings["eval_every"]),
+        pace=Pace(validate_every=EVAL_EVERY),
         validate=lambda: {"val_cross_entropy": evaluate_target(model, held_out)},
     )
     for (steps, weights), path in zip(trainer.kept.items(), snakemake.output.kept, strict=True):

@@ -6,7 +6,7 @@ from lantern.models.config import pick
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training
-from lantern_pipeline.training.tokenizer import TokenizerTrainer, TokenizerTraining
+from lantern_pipeline.training.tokenizer import NUM_EVAL, TokenizerTrainer, TokenizerTraining
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.tokenizer import TokenizerConfig, evaluate_tokenizer
 
@@ -22,7 +22,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         params.seed,
     )
     history = run_training(trainer, settings["num_steps"], name="tokenizer", checkpoint=checkpoint)
-    model, indices = trainer.model.eval(), range(settings["num_eval"])
+    model, indices = trainer.model.eval(), range(NUM_EVAL)
     scenes = source.scenes("val", indices) if params.source["data"]["source"] == "scenes" else None
     report = evaluate_tokenizer(model, attribute_classifier if scenes else None, source.images("val", indices), scenes)
     save_model(snakemake.output.model, model, report)

@@ -1,12 +1,21 @@
 """Word embeddings: padding, determinism, role binding, errors."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from conftest import ROOT
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.model_sizes import prompt_sizes
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder, make_text_encoder, unknown_words
+from lantern_pipeline.data.text_encoders import (
+    WORD_FEATURES,
+    WordEmbeddingEncoder,
+    compare_features,
+    describe_features,
+    make_text_encoder,
+    unknown_words,
+)
 from lantern_pipeline.world.scenes import VOCABULARY
 
 
@@ -35,12 +44,15 @@ def test_a_word_also_says_what_stands_before_it():
     assert torch.equal(short[2], short[3]) and not torch.equal(long[2], long[3])
 
 
-def test_the_features_have_a_seed_of_their_own():
+def test_a_target_of_other_features_is_refused():
     text = load_yaml(ROOT / "config.yaml")["text"]
-    own, same, other = (
-        make_text_encoder({**text, "seed": seed}, "scenes").encode(["a red square"])[0] for seed in (0, 0, 1)
-    )
-    assert torch.equal(own, same) and not torch.equal(own, other)
+    own = make_text_encoder(text, "scenes").encode(["a red square"])[0]
+    assert torch.equal(own, WordEmbeddingEncoder(VOCABULARY, **WORD_FEATURES).encode(["a red square"])[0])
+    compare_features(Path("t"), {"text": describe_features(text)}, text)
+    compare_features(Path("t"), {}, text)
+    for key, value in {"encoder": "t5", "seed": 1, "phrase_words": 1}.items():
+        with pytest.raises(ValueError, match=f"text.{key} should be .* as config key text.encoder says, found {value}"):
+            compare_features(Path("t"), {"text": {**describe_features(text), key: value}}, text)
 
 
 def test_the_mean_over_words_tells_the_roles_apart():

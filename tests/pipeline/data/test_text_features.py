@@ -48,7 +48,7 @@ def test_only_valid_tokens_are_stored(shards):
 
 
 def test_the_files_do_not_depend_on_the_batch_size(encoder, shards, tmp_path):
-    write_text_features(tmp_path / "other.safetensors", PROMPTS[0::2], encoder, 64, DESCRIPTION)
+    write_text_features(tmp_path / "other.safetensors", PROMPTS[0::2], encoder, DESCRIPTION, 64)
     assert (tmp_path / "other.safetensors").read_bytes() == shards[0].read_bytes()
 
 
@@ -89,10 +89,10 @@ def test_a_changed_bit_among_the_features_is_found_before_any_is_used(shards):
 
 
 def test_files_of_different_encoders_or_with_another_text_under_an_id_are_not_mixed(encoder, shards, tmp_path):
-    write_text_features(tmp_path / "x.safetensors", [Prompt("x", "x")], encoder, 1, {"t5": "other"})
+    write_text_features(tmp_path / "x.safetensors", [Prompt("x", "x")], encoder, {"t5": "other"}, 1)
     with pytest.raises(ValueError, match=r"x\.safetensors: encoder should be .*tiny.*found .*other"):
         StoredTextEncoder([*shards, tmp_path / "x.safetensors"])
-    write_text_features(tmp_path / "y.safetensors", [Prompt("p-0", "y")], encoder, 1, DESCRIPTION)
+    write_text_features(tmp_path / "y.safetensors", [Prompt("p-0", "y")], encoder, DESCRIPTION, 1)
     with pytest.raises(ValueError, match="prompt p-0 has another text"):
         StoredTextEncoder([*shards, tmp_path / "y.safetensors"])
 
@@ -100,7 +100,7 @@ def test_files_of_different_encoders_or_with_another_text_under_an_id_are_not_mi
 def test_nothing_is_written_without_prompts_or_with_bad_features(encoder, tmp_path):
     path = tmp_path / "f.safetensors"
     with pytest.raises(ValueError, match=r"no prompts to encode.*text\.num_shards"):
-        write_text_features(path, [], encoder, 1)
+        write_text_features(path, [], encoder)
 
     class Broken(WordEmbeddingEncoder):
         def encode(self, texts):
@@ -109,7 +109,7 @@ def test_nothing_is_written_without_prompts_or_with_bad_features(encoder, tmp_pa
             return features, mask
 
     with pytest.raises(ValueError, match=r"prompt p-2 \('night'\) has features that are no numbers"):
-        write_text_features(path, PROMPTS[:3], Broken(None, 8, 6), 3)
+        write_text_features(path, PROMPTS[:3], Broken(None, 8, 6), {}, 3)
     assert not path.exists()
 
 

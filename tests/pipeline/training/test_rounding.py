@@ -8,7 +8,7 @@ from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.image_sources import make_source
-from lantern_pipeline.training.clip import make_config
+from lantern_pipeline.training.clip import RECIPE, make_config
 from lantern_pipeline.training.rounding import measure_models, round_model
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipModel
@@ -38,7 +38,7 @@ def test_all_five_models_are_measured_together(tmp_path):
         "target": target,
         "drafter": DraftModel.from_target(target, 0),
         "attribute_classifier": AttributeClassifier(AttributeClassifierConfig(24, 8, 16)),
-        "clip": ClipModel(make_config(source, config["clip"])),
+        "clip": ClipModel(make_config(source, RECIPE)),
     }
     files = {name: tmp_path / f"{name}.safetensors" for name in models}
     for name, model in models.items():

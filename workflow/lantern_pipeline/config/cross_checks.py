@@ -152,8 +152,6 @@ def _check_sizes(config: dict[str, Any]) -> None:
         "drafter.num_eval": ("target.num_eval", config["target"]["num_eval"]),
         "draft_tree.dynamic.num_nodes": ("top_k + depth * top_k ** 2", drafted),
     }
-    if config["text"]["encoder"] in ("words", "word_ids"):
-        upper_bounds["data.max_words"] = ("text.max_tokens", config["text"]["max_tokens"])
     for key, (name, bound) in upper_bounds.items():
         if _get(config, key) > bound:
             raise ValueError(f"config key {key} must be at most {name} = {bound}, got {_get(config, key)}")

@@ -20,6 +20,7 @@ from lantern_pipeline.downloads.entries import Resource
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY, parse_caption
 
 # Names in the order of their numbers, as torchvision writes them (BSD-3-Clause).
+WORD_FEATURES = {"seed": 0, "phrase_words": 3}  # of a run's `WordEmbeddingEncoder`; a target is trained on them
 IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")
 
 
@@ -157,16 +158,16 @@ def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
 
 def describe_features(text: Mapping[str, Any]) -> dict[str, Any]:
     """What of config section `text` decides the features of a caption, for the report of a target."""
-    keys = ("encoder", "seed", "phrase_words") if text["encoder"] == "words" else ("encoder",)
-    return {key: text[key] for key in keys}
+    return {"encoder": text["encoder"], **(WORD_FEATURES if text["encoder"] == "words" else {})}
 
 
 def compare_features(path: Path, report: Mapping[str, Any], text: Mapping[str, Any]) -> None:
     """Compares the features that a target was trained on, as far as its file `path` reports them, with config section
     `text`: under others it would draw anything but the caption.
     """
+    wanted = describe_features(text)
     for key, value in report.get("text", {}).items():
-        compare_with_config(path, f"text.{key}", text[key], value, f"text.{key}")
+        compare_with_config(path, f"text.{key}", wanted.get(key), value, "text.encoder")
 
 
 def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
@@ -186,7 +187,7 @@ def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str |
     if text["encoder"] == "t5":
         return StoredTextEncoder(files)
     vocabulary = VOCABULARY if data_source == "scenes" else None
-    return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], text["seed"], text["phrase_words"])
+    return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], **WORD_FEATURES)
 
 
 def _file_of(checkpoint: str) -> Path:

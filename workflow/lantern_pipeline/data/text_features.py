@@ -38,8 +38,8 @@ def write_text_features(
     path: str | Path,
     prompts: Sequence[Prompt],
     encoder: TextEncoder,
-    batch_size: int,
     description: dict[str, Any] | None = None,
+    batch_size: int = 16,
 ) -> None:
     """Encodes prompts, `batch_size` together, and stores the features of their valid tokens, atomically.
 

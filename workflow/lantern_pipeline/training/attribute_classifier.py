@@ -17,6 +17,7 @@ from lantern_pipeline.world.attribute_classifier import (
     attribute_targets,
 )
 
+NUM_EVAL = 1000  # held-out images behind the reported numbers
 _DATA_STREAM = 101  # keeps this stage's draws apart from the other stages'
 _FAR = 1 << 30  # prompts are the first indices of "unseen"; training takes those from here on
 
@@ -26,11 +27,11 @@ class AttributeClassifierTraining:
     """The keys of config section `attribute_classifier` that say how it is trained."""
 
     num_steps: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    blur_share: float
-    shape_weight: float
+    batch_size: int = 64  # images a step
+    learning_rate: float = 0.003  # of AdamW, at its highest
+    weight_decay: float = 0.02
+    blur_share: float = 0.5  # of the images, blurred and made noisy, so that reconstructions are read as well
+    shape_weight: float = 4.0  # of the two shape losses
 
 
 class AttributeClassifierTrainer(Trainer):

@@ -20,10 +20,19 @@ MAX_LOGIT_SCALE = 100.0
 MAX_OPEN_VOCABULARY = 8000
 NUM_CANDIDATES = 32
 WARMUP_SHARE = 0.1
+# What a run adds to config section `clip`.
+RECIPE = {
+    "batch_size": 128,  # image-caption pairs a step
+    "learning_rate": 0.002,  # of AdamW, at its highest
+    "weight_decay": 0.05,
+    "width": 16,  # channels of the image tower's first stage; all towers scale with it
+    "embed_dim": 64,  # length of the common embedding
+    "num_eval": 512,  # held-out pairs behind the reported accuracy
+}
 
 
 class ClipTrainer(Trainer):
-    """Contrastive training on captioned images as config section `clip` has it; the seed is that of their order."""
+    """Contrastive training on captioned images with settings RECIPE and num_steps; the seed is that of their order."""
 
     def __init__(self, model: ClipModel, source: ImageSource, settings: dict[str, Any], seed: int) -> None:
         from open_clip.loss import ClipLoss
@@ -69,7 +78,7 @@ def train_clip(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[ClipModel, dict[str, Any]]:
-    """Trains a small CLIP model as config section `clip` has it; returns it in evaluation mode, and a report with its
+    """Trains a small CLIP model with settings RECIPE and num_steps; returns it in evaluation mode and a report with its
     retrieval accuracy on held-out real images as JSON values.
     """
     # A generator of its own is no option: open_clip initialises from the global one. The fork keeps the caller's state.

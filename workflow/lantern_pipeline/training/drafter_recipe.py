@@ -53,7 +53,6 @@ class DrafterTraining:
     loss: str
     cfg_scale: float
     passes: int
-    hidden_weight: float
     noise: float
     caption_dropout: float
     optimiser: str
@@ -61,12 +60,13 @@ class DrafterTraining:
     learning_rate: float
     weight_decay: float
     schedule: str
-    warmup: int
     warmup_share: float | None
     max_norm: float
     precision: str
     num_eval: int
     eval_every: int | None
+    warmup: int = 50  # optimiser steps, where warmup_share is null
+    hidden_weight: float = 0.1  # of the loss on hidden states beside the guided loss
 
     def __post_init__(self) -> None:
         for key, choices in _CHOICES.items():

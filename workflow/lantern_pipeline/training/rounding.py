@@ -17,12 +17,13 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.training.clip import retrieval_accuracy
+from lantern_pipeline.training.clip import RECIPE, retrieval_accuracy
 from lantern_pipeline.training.distributed import make_accelerator
 from lantern_pipeline.training.drafter import freeze
 from lantern_pipeline.training.drafter_loss import DrafterValidation, DraftLoss
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.target import evaluate_target
+from lantern_pipeline.training.tokenizer import NUM_EVAL
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
 from lantern_pipeline.world.clip import ClipScorer
 from lantern_pipeline.world.tokenizer import evaluate_tokenizer, load_tokenizer
@@ -42,10 +43,10 @@ def measure_models(files: Mapping[str, Path | str], config: Mapping[str, Any]) -
     source, device = make_source(config["data"], config["seed"]), torch.device("cpu")
     tokenizer = load_tokenizer(files["tokenizer"])
     classifier = load_model(files["attribute_classifier"], AttributeClassifier)
-    indices = range(max(config["tokenizer"]["num_eval"], config["target"]["num_eval"]))
+    indices = range(max(NUM_EVAL, config["target"]["num_eval"]))
     images, scenes = source.images("val", indices), source.scenes("val", indices)
     drawn = evaluate_tokenizer(tokenizer, classifier, images, scenes)
-    retrieval = retrieval_accuracy(ClipScorer.from_checkpoint(files["clip"]), source, "val", config["clip"]["num_eval"])
+    retrieval = retrieval_accuracy(ClipScorer.from_checkpoint(files["clip"]), source, "val", RECIPE["num_eval"])
     held_out = indices[: config["target"]["num_eval"]]
     codes = tokenizer.encode(images[: len(held_out)])
     encoder = make_text_encoder(config["text"], config["data"]["source"])

@@ -24,7 +24,7 @@ class TargetTraining:
     caption_dropout: float
     matrix_learning_rate: float
     learning_rate: float
-    warmup: int
+    warmup: int = 50  # optimiser steps
     kept_steps: Sequence[int] = ()
 
 

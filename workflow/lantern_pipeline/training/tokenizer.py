@@ -15,6 +15,7 @@ from lantern_pipeline.training.optimisers import BETAS, ConvolutionMuon, Optimis
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
 
+NUM_EVAL = 1000  # held-out images behind the reported numbers
 _DATA_STREAM = 202  # keeps this stage's draws apart from the other stages'
 _KMEANS_IMAGES = 512
 _KMEANS_CHUNK = 8192  # vectors
@@ -25,15 +26,15 @@ class TokenizerTraining:
     """The keys of config section `tokenizer` that say how it is trained."""
 
     num_steps: int
-    batch_size: int
-    matrix_learning_rate: float
-    learning_rate: float
-    continuous_steps: int
-    codebook_decay: float
-    dead_share: float
-    commitment_weight: float
-    gradient_weight: float
-    perceptual_weight: float
+    batch_size: int = 16  # images a step
+    matrix_learning_rate: float = 0.004  # of Muon, for the convolution kernels
+    learning_rate: float = 0.002  # of AdamW, at its highest
+    continuous_steps: int = 120  # first steps without quantisation, but at most half of all
+    codebook_decay: float = 0.985  # of a code's moving average, per step
+    dead_share: float = 0.05  # a code used less often than this share of the mean use is moved
+    commitment_weight: float = 0.25  # of the loss that pulls latents to their codes
+    gradient_weight: float = 0.5  # of the loss for sharp edges
+    perceptual_weight: float = 0.1  # of the distance of the attribute classifier's activations
 
 
 class TokenizerTrainer(Trainer):
@@ -66,12 +67,13 @@ class TokenizerTrainer(Trainer):
     def step(self, i: int) -> dict[str, float]:
         """Runs step i; returns losses and the perplexity of the batch's codes."""
         settings = self.settings
-        if i == settings.continuous_steps:
+        first = min(settings.continuous_steps, settings.num_steps // 2)
+        if i == first:
             self._start_codebook(i)
         images = self.source.images("train", self._indices(i, settings.batch_size))
         latents = self.model.latents(images)
         quantised, codes = latents, None
-        if i >= settings.continuous_steps:
+        if i >= first:
             codes = nearest_rows(latents.detach(), self.model.embedding)
             quantised = self.model.embedding[codes]
         # straight through: the decoder sees the code, the encoder gets its gradient
