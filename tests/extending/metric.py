@@ -8,21 +8,18 @@ import pytest
 import torch
 from result_tables import SETTINGS as OF_TABLES
 from result_tables import make_tables
-from test_quality import EXACT, NUM, OPTIONS, RELAXED, TOKENS, VOCAB, make_records
+from tiny_quality import EXACT, NUM, OPTIONS, RELAXED, TOKENS, VOCAB, make_parts, make_records
 
 import lantern_pipeline
 from lantern.checkpoints.native import save_model
 from lantern.methods import MethodSpec
-from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.analysis.comparisons import build_paired
 from lantern_pipeline.analysis.markdown import markdown_table, method_cells, results_table
 from lantern_pipeline.analysis.summary import build_summary
 from lantern_pipeline.data.image_sources import SceneSource
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.measuring_models import load_measuring_models
 from lantern_pipeline.metrics.quality import measure_quality
 from lantern_pipeline.metrics.registry import CHOICES, MetricFiles
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
 assert Path(lantern_pipeline.__file__).is_relative_to(sys.argv[1])
 Colourfulness = import_module("lantern_pipeline.metrics.colourfulness").Colourfulness  # in the copy alone
@@ -31,14 +28,10 @@ SPECS = (MethodSpec("autoregressive", method_id="autoregressive"), EXACT, RELAXE
 
 def load_models(source):
     """Everything that a config can switch off is off."""
-    torch.manual_seed(0)
-    target = TargetConfig(
-        dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, num_text_tokens=16, caption_dim=8, ffn_multiple=8
-    )
-    tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
-    save_model("target.safetensors", TargetModel(target))
-    save_model("tokenizer.safetensors", ImageTokenizer(tokenizer))
-    encoder = WordEmbeddingEncoder(source.vocabulary, 8, 16)
+    parts = make_parts(source.vocabulary)
+    save_model("target.safetensors", parts["target_model"])
+    save_model("tokenizer.safetensors", parts["tokenizer"])
+    encoder = parts["text_encoder"]
     metrics = {**dict.fromkeys(CHOICES), "published": {}}
     return load_measuring_models("tokenizer.safetensors", "target.safetensors", encoder, MetricFiles(), metrics, "cpu")
 

@@ -2,24 +2,23 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_quality import BASELINE, EXACT, RELAXED, TOKENS, VOCAB, make_parts, make_records
+from tiny_quality import SETTINGS as OF_QUALITY
 from torch import nn
 
 from lantern.checkpoints.native import load_model, save_model
-from lantern.methods import MethodSpec
-from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
-from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.comparisons import build_paired
 from lantern_pipeline.analysis.markdown import markdown_table, method_cells, results_table
 from lantern_pipeline.analysis.summary import TV_COLUMNS, Measurements, build_summary
 from lantern_pipeline.data.image_sources import SceneSource
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import fidelity as of_sets
 from lantern_pipeline.metrics.clip_score import ClipScore, load_open_clip
 from lantern_pipeline.metrics.feature_extractors import Extractor
@@ -36,17 +35,13 @@ from lantern_pipeline.metrics.registry import DECODING, FIDELITY, METRICS, Metri
 from lantern_pipeline.world import attribute_classifier as attribute_classifier
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
-NUM, TOKENS, VOCAB, WAY = 10, 16, 32, "centre_lanczos_32"
+NUM, WAY = 10, "centre_lanczos_32"
+NEAR = replace(RELAXED, method_id="near")
 SETTINGS = {
-    "kid_subset_size": 4,
-    "kid_subsets": 2,
+    **OF_QUALITY,
     "prc_neighbours": 3,
-    "fidelity_resamples": 5,
-    "batch_size": 4,
-    "near_tie_margin": 1e-4,
     "bootstrap_resamples": 20,
     "headline_prompt_set": "coco",
     "headline_temperature": 1.0,
@@ -89,15 +84,7 @@ def files(tmp_path_factory, extractors):
 
 @pytest.fixture(scope="module")
 def models():
-    torch.manual_seed(0)
-    sizes = {"num_text_tokens": 16, "caption_dim": 8, "ffn_multiple": 8}
-    target = TargetConfig(dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, **sizes)
-    drawing = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
-    return {
-        "tokenizer": ImageTokenizer(drawing).eval(),
-        "target_model": TargetModel(target).eval(),
-        "text_encoder": WordEmbeddingEncoder(None, 8, 16),
-    }
+    return make_parts()
 
 
 @pytest.fixture(scope="module")
@@ -105,25 +92,8 @@ def records():
     codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
     changed = codes.clone()
     changed[:4, 5] = (changed[:4, 5] + 1) % VOCAB
-    specs = {
-        "autoregressive": MethodSpec("autoregressive", method_id="autoregressive"),
-        "coupled": MethodSpec("coupled", "chain3", "coupled", method_id="coupled"),
-        "near": MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="near"),
-    }
-    return {
-        name: GenerationRecords(
-            prompt_ids=[prompt.id for prompt in PROMPTS],
-            codes=(changed if name == "near" else codes).int(),
-            target_forwards=torch.full((NUM,), TOKENS if name == "autoregressive" else 8, dtype=torch.int32),
-            step_lengths=torch.ones(NUM, TOKENS, dtype=torch.int16),
-            accepted_nodes=torch.zeros(NUM, TOKENS, dtype=torch.int16),
-            is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
-            seconds=torch.ones(NUM),
-            margins=torch.ones(NUM, TOKENS) if name == "autoregressive" else torch.ones(NUM, 0),
-            metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
-        )
-        for name, spec in specs.items()
-    }
+    drawn = {BASELINE: codes, EXACT: codes, NEAR: changed}
+    return {spec.method_id: make_records(rows, spec, PROMPTS) for spec, rows in drawn.items()}
 
 
 @pytest.fixture
@@ -230,7 +200,7 @@ def test_the_attribute_classifier_needs_held_out_images(models, records):
     measuring = MeasuringModels(**models, fidelity=ClassifierFidelity(reader))
     place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
-        measure_quality(records, PROMPTS, None, measuring, settings={**SETTINGS, "num_reference": 8}, **place)
+        measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **place)
 
 
 def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_path, models, records):
@@ -253,9 +223,8 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     reader = load_model(paths["attribute_classifier"], attribute_classifier.AttributeClassifier)
     scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
     direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, scores, fidelity)
-    settings = {**SETTINGS, "num_reference": 8}
     rows = [
-        measure_quality(records, PROMPTS, source, measuring, settings=settings, **place).rows
+        measure_quality(records, PROMPTS, source, measuring, settings=SETTINGS, **place).rows
         for measuring in (direct, loaded)
     ]
     hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]

@@ -7,12 +7,21 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from tiny_quality import (
+    BASELINE,
+    EXACT,
+    NUM,
+    OPTIONS,
+    REJECTED,
+    RELAXED,
+    SETTINGS,
+    TOKENS,
+    VOCAB,
+    make_parts,
+    make_records,
+)
 
-from lantern.methods import MethodSpec
-from lantern.models.target import TargetConfig, TargetModel
-from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_sources import SceneSource
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.clip_score import ClipScore
 from lantern_pipeline.metrics.evaluate_images import _number_distinct, score_records
 from lantern_pipeline.metrics.feature_extractors import classifier_features
@@ -22,24 +31,6 @@ from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.metrics.quality import measure_quality
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
-
-NUM, TOKENS, VOCAB = 6, 16, 32
-SETTINGS = {
-    "num_reference": 8,
-    "kid_subset_size": 4,
-    "kid_subsets": 2,
-    "prc_neighbours": 1,
-    "fidelity_resamples": 5,
-    "batch_size": 4,
-    "near_tie_margin": 1e-4,
-}
-OPTIONS = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "repeat": "s0n0", "seed": 0}
-EXACT = MethodSpec("coupled", "chain3", "coupled", method_id="coupled")
-RELAXED = MethodSpec("proximity", "chain3", "coupled", "proximity", "paper", "l2", k=5, method_id="proximity-k5")
-REJECTED = MethodSpec(
-    "lantern_pp", "chain3", "sampled", "multiplicative", "paper", "l2", 5, lambda_=2.0, method_id="pp"
-)
 
 
 @pytest.fixture(scope="module")
@@ -62,49 +53,18 @@ def clip_scorer(source):
 
 @pytest.fixture(scope="module")
 def models(source, classifier, clip_scorer):
-    torch.manual_seed(0)
-    target = TargetConfig(
-        dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, num_text_tokens=16, caption_dim=8, ffn_multiple=8
-    )
-    tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
-    return MeasuringModels(
-        ImageTokenizer(tokenizer).eval(),
-        TargetModel(target).eval(),
-        WordEmbeddingEncoder(source.vocabulary, 8, 16),
-        (ClipScore(clip_scorer), AccuracyScore(classifier)),
-        ClassifierFidelity(classifier),
-    )
-
-
-def make_records(codes, spec, prompts):
-    autoregressive = spec.name == "autoregressive"
-    return GenerationRecords(
-        prompt_ids=[p.id for p in prompts],
-        codes=codes.int(),
-        target_forwards=torch.full((NUM,), TOKENS if autoregressive else 8, dtype=torch.int32),
-        step_lengths=torch.ones(NUM, TOKENS, dtype=torch.int16),
-        accepted_nodes=torch.zeros(NUM, TOKENS, dtype=torch.int16),
-        is_substituted=torch.zeros(NUM, TOKENS, dtype=torch.bool),
-        seconds=torch.ones(NUM),
-        margins=torch.ones(NUM, TOKENS) if autoregressive else torch.ones(NUM, 0),
-        metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
-    )
+    scores = ClipScore(clip_scorer), AccuracyScore(classifier)
+    return MeasuringModels(**make_parts(source.vocabulary), scores=scores, fidelity=ClassifierFidelity(classifier))
 
 
 @pytest.fixture(scope="module")
 def records(source):
-    prompts = source.prompts("seen", NUM)
     codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
     changed = codes.clone()
     changed[:2, 7] = (changed[:2, 7] + 1) % VOCAB
-    specs = {"autoregressive": codes, "coupled": codes, "proximity-k5": changed, "pp": changed}
-    spec_of = {
-        "autoregressive": MethodSpec("autoregressive", method_id="autoregressive"),
-        "coupled": EXACT,
-        "proximity-k5": RELAXED,
-        "pp": REJECTED,
-    }
-    made = {name: make_records(rows, spec_of[name], prompts) for name, rows in specs.items()}
+    drawn = {BASELINE: codes, EXACT: codes, RELAXED: changed, REJECTED: changed}
+    prompts = source.prompts("seen", NUM)
+    made = {spec.method_id: make_records(rows, spec, prompts) for spec, rows in drawn.items()}
     made["proximity-k5"].is_substituted[:2, 7] = True
     return made
 

@@ -1,0 +1,56 @@
+"""Tiny models and records of images, for what measures quality."""
+
+from __future__ import annotations
+
+import torch
+
+from lantern.methods import make_method
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.records import GenerationRecords
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+
+NUM, TOKENS, VOCAB = 6, 16, 32
+SETTINGS = {
+    "num_reference": 8,
+    "kid_subset_size": 4,
+    "kid_subsets": 2,
+    "prc_neighbours": 1,
+    "fidelity_resamples": 5,
+    "batch_size": 4,
+    "near_tie_margin": 1e-4,
+}
+OPTIONS = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "repeat": "s0n0", "seed": 0}
+BASELINE = make_method("autoregressive")
+EXACT = make_method("coupled", tree="chain3")
+RELAXED = make_method("proximity", tree="chain3", neighbours="l2", k=5, method_id="proximity-k5")
+REJECTED = make_method("lantern_pp", tree="chain3", neighbours="l2", k=5, lambda_=2.0, method_id="pp")
+
+
+def make_parts(vocabulary=None):
+    """A tiny tokenizer that draws, a target model and its text encoder: fields of `MeasuringModels`."""
+    torch.manual_seed(0)
+    sizes = {"num_text_tokens": 16, "caption_dim": 8, "ffn_multiple": 8}
+    target = TargetConfig(dim=16, num_layers=1, num_heads=2, vocab_size=VOCAB, grid=4, **sizes)
+    tokenizer = TokenizerConfig(grid=4, codebook_size=VOCAB, encoder_width=8, decoder_width=8, decoder_blocks=1)
+    return {
+        "tokenizer": ImageTokenizer(tokenizer).eval(),
+        "target_model": TargetModel(target).eval(),
+        "text_encoder": WordEmbeddingEncoder(vocabulary, 8, 16),
+    }
+
+
+def make_records(codes, spec, prompts):
+    """Records (prompts, tokens) of a method that decodes twice as fast as autoregressive decoding."""
+    num, is_slow = len(prompts), spec.name == "autoregressive"
+    return GenerationRecords(
+        prompt_ids=[prompt.id for prompt in prompts],
+        codes=codes.int(),
+        target_forwards=torch.full((num,), TOKENS if is_slow else TOKENS // 2, dtype=torch.int32),
+        step_lengths=torch.ones(num, TOKENS, dtype=torch.int16),
+        accepted_nodes=torch.zeros(num, TOKENS, dtype=torch.int16),
+        is_substituted=torch.zeros(num, TOKENS, dtype=torch.bool),
+        seconds=torch.ones(num),
+        margins=torch.ones(num, TOKENS if is_slow else 0),
+        metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
+    )
