@@ -121,6 +121,7 @@ def test_what_was_not_timed_is_compared_by_tokens_per_forward(table):
     assert speed_measure(table) == "speedup" and speed_measure(untimed) == "mean_accepted_length"
     found = find(untimed)
     assert found["setting"]["num_timed"] == "no" and found["setting"]["autoregressive_latency_ms"] == "unknown"
+    assert "none of them timed" in describe_run(found["setting"])
     assert found["exact"]["speedup"] is None and found["relaxed"]["mean_accepted_length"] == 3.2
 
 

@@ -106,8 +106,9 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
 
 def describe_run(setting: Mapping[str, str]) -> str:
     """A sentence of what `describe_setting` found."""
+    timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
     return (
-        f"{setting['prompts']} of the set {setting['prompt_set']}, {setting['num_timed']} of them timed, temperature "
+        f"{setting['prompts']} of the set {setting['prompt_set']}, {timed} of them timed, temperature "
         f"{setting['temperature']}, guidance scale {setting['cfg_scale']}; [low, high] are 95 % intervals. Speed-ups "
         "are those of the machine that made this run."
     )

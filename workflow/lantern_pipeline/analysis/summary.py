@@ -54,15 +54,8 @@ _DETAILS = {
     "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
 }
 SUMMARY_COLUMNS = (
-    *METHOD_PARTS,
-    "temperature",
-    *SAMPLING,
-    "prompt_set",
-    "repeat",
-    "num_images",
-    "num_repeats",
-    "target_cross_entropy",
-    "target_prompt_accuracy",
+    *(*METHOD_PARTS, "temperature", *SAMPLING, "prompt_set", "repeat", "num_images", "num_repeats"),
+    *("target_cross_entropy", "target_prompt_accuracy"),
     *(
         column
         for metric in METRICS
@@ -80,11 +73,11 @@ class Measurements:
     Attributes:
         quality: `Quality.rows` of all prompt sets, temperatures and repeats.
         images: `Quality.images` of the same.
-        latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds, stepping; what was not timed has empty
-            cells.
-        total_variation: KEYS and TV_COLUMNS; rows that it lacks have empty
-            cells.
+        latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds, stepping.
+        total_variation: KEYS and TV_COLUMNS.
         cross_entropy: training seed -> the target's cross-entropy on held-out images, nats per token.
+
+    What was not timed, and rows that `total_variation` lacks, have empty cells.
     """
 
     quality: pd.DataFrame
@@ -97,13 +90,11 @@ class Measurements:
 def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], seed: int) -> pd.DataFrame:
     """Assembles the table of results, SUMMARY_COLUMNS, pooled rows first; `settings` is config section `metrics`.
 
-    `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise. Shares of images
-    that are all correct or equal have exact intervals; with several repeats, widened to the bootstrap's where that is
-    wider. `target_cross_entropy` and `target_prompt_accuracy` (of autoregressive decoding in the same place) tell how
-    good the target is. `stepping` is how the timed steps ran; where they were captured, `speedup_eager` is
-    the speed-up with eager steps on both sides. `margin_at_difference` is the median of the autoregressive decoder's
-    margins, in nats, where images first differ. The ceilings appear once per prompt set and repeat, with an empty
-    temperature.
+    `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise, and
+    `target_prompt_accuracy` that decoding's accuracy in the same place. `stepping` is how the timed steps ran; where
+    they were captured, `speedup_eager` has eager steps on both sides. `margin_at_difference` is the median
+    of the autoregressive decoder's margins, in nats, where images first differ. The ceilings appear once per prompt set
+    and repeat, with an empty temperature.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images = {key: rows for key, rows in repeat_groups(measurements.images)}
@@ -117,11 +108,11 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
             values |= _measure_decoding(images[key], images[BASELINE, *key[1:]], options)
             values["target_cross_entropy"] = _cross_entropy(rows, measurements.cross_entropy)
         summary.append(values)
-    table = _keep_ceilings_once(pd.DataFrame(summary))
-    timed = summarise_latency(measurements.latency, **options)
-    for part in (timed, _combine_tv(measurements.total_variation), *_summarise_eager(measurements.latency, options)):
+    table, latency = _keep_ceilings_once(pd.DataFrame(summary)), measurements.latency
+    timed, tv = summarise_latency(latency, **options), _combine_tv(measurements.total_variation)
+    for part in (timed, tv, *_summarise_eager(latency, options)):
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
-    table = table.merge(_steppings(measurements.latency), on=list(PLACE), how="left", validate="many_to_one")
+    table = table.merge(_steppings(latency), on=list(PLACE), how="left", validate="many_to_one")
     return table.reindex(columns=list(SUMMARY_COLUMNS))
 
 
@@ -234,21 +225,18 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
     tokens, forwards = (stack_prompts(group, name) for name in ("num_tokens", "target_forwards"))
     values |= mean_accepted_length(tokens, forwards, **options)
     values |= mean_with_interval("substitutions", stack_prompts(group, "substitutions"), **options)
-    is_counted = ~group["is_near_tie"].astype(bool)
-    shares = group.assign(is_equal=group["is_equal"].astype(bool), is_counted=is_counted)
-    is_equal, counted = (stack_prompts(shares, name) for name in ("is_equal", "is_counted"))
-    values |= _share_with_interval("tokens_equal_autoregressive", is_equal, counted.astype(bool), options)
-    return {
-        **values,
-        "num_near_ties": int((~is_counted).sum()),
-        "margin_at_difference": group["margin_at_difference"].median(),
-    }
+    is_equal, is_near_tie = (stack_prompts(group, name) for name in ("is_equal", "is_near_tie"))
+    values |= _share_with_interval("tokens_equal_autoregressive", is_equal, is_near_tie == 0, options)
+    near_ties, margin = int(is_near_tie.sum()), group["margin_at_difference"].median()
+    return {**values, "num_near_ties": near_ties, "margin_at_difference": margin}
 
 
 def _share_with_interval(
     name: str, is_hit: np.ndarray, is_counted: np.ndarray, options: dict[str, int]
 ) -> dict[str, float]:
-    """Share of hits among the counted images (repeats, prompts), and its interval; nan where none counts."""
+    """Share of hits among the counted images (repeats, prompts), nan where none counts, and its exact interval; over
+    several repeats the bootstrap's where that is wider.
+    """
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
