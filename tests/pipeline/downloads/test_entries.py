@@ -14,7 +14,7 @@ GOOD_REPO = {"repo": "someone/model", "revision": COMMIT, "files": FILE}
     ("entry", "words"),
     [
         ({}, "must have a path (a copy that you have), a url or a repo, got none of them"),
-        ({**GOOD_URL, **GOOD_REPO}, "got url and repo and revision"),
+        ({**GOOD_URL, **GOOD_REPO}, "got url and repo"),
         ({**GOOD_URL, "url": "http://example.org/model.pt"}, "url must start with https://"),
         ({**GOOD_URL, "url": "ftp://example.org/model.pt"}, "url must start with https://"),
         ({**GOOD_URL, "files": {}}, "files must name the one file that the url gives, got 0 names"),
