@@ -225,7 +225,7 @@ def test_sentences_of_the_documents_have_the_numbers_of_the_tables(sentences):
 
 
 def test_every_number_of_a_sentence_is_compared():
-    """Decimal numbers of the findings, outside the generated tables and the guide to reading them."""
+    """Decimal numbers of the sentences, outside the generated tables and the guide to reading them."""
     text = (ROOT / "docs" / "results.md").read_text().partition("## How to read")[0]
     text += (ROOT / "README.md").read_text().partition("## Results")[2].partition("\n## ")[0]
     text = re.sub(r"(?s)<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text)

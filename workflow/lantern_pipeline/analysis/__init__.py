@@ -1,1 +1,1 @@
-"""From measurements to tables, comparisons and findings."""
+"""From measurements to tables, comparisons and claims."""
