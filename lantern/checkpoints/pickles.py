@@ -59,7 +59,7 @@ def load_pickle(path: Path) -> Any:
     harmless = [argparse.Namespace, *((Inert, name) for name in INERT_NAMES)]
     try:
         with torch.serialization.safe_globals(harmless):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # noqa: TID251
     except pickle.UnpicklingError as error:
         if match := _FOREIGN_CODE.search(str(error)):
             raise ValueError(

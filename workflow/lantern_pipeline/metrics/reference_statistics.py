@@ -141,7 +141,7 @@ def load_reference(
 
 def _load_statistics(path: Path, name: str, sha256: str) -> ReferenceSet:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:  # noqa: TID251
             mean, covariance = (torch.from_numpy(arrays[key].astype(np.float64)) for key in ("mu", "sigma"))
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
