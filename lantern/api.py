@@ -1,17 +1,189 @@
-"""The public face: what it takes to draw images from Python, in one import. See the README's example."""
+"""The public face: a model that draws, by `lantern.load`. See the README's example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, DecodingModels
-from lantern.generation import draw_images, load_decoding_models
-from lantern.methods import make_method
+from lantern.generation import draw_images
+from lantern.methods import PRESETS, MethodSpec, make_method
+from lantern.models.config import target_parameters
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
 
-__all__ = [
-    "Decoder",
-    "DecodingModels",
-    "SamplingConfig",
-    "draw_images",
-    "load_decoding_models",
-    "make_method",
-    "nearest_codes",
-]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SMALL = 50e6  # parameters of a target below which one CPU thread decodes fastest: the embedded one has 4 million
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of some prompts by one method.
+
+    Attributes:
+        pixels: uint8, (images, size, size, 3).
+        records: codes, (images, tokens), and how they were decoded.
+    """
+
+    pixels: np.ndarray
+    records: GenerationRecords
+
+    @property
+    def codes(self) -> torch.Tensor:
+        """Tokens of the images, int32 (images, tokens)."""
+        return self.records.codes
+
+    @property
+    def steps(self) -> torch.Tensor:
+        """Forward passes of the target model, the prompt's included, int32 (images,)."""
+        return self.records.target_forwards
+
+    @property
+    def tokens_per_forward(self) -> torch.Tensor:
+        """Tokens that a forward pass of the target emitted, float32 (images,)."""
+        return self.codes.shape[1] / self.steps
+
+    @property
+    def seconds(self) -> torch.Tensor:
+        """Share of each image in the time of decoding, float32 (images,)."""
+        return self.records.seconds
+
+    def pictures(self) -> list[Image]:
+        """The images as Pillow has them."""
+        from PIL import Image  # beside the core: pip install pillow
+
+        return [Image.fromarray(pixels) for pixels in self.pixels]
+
+    def save(self, path: Path | str) -> None:
+        """Writes the images side by side into one file; its suffix says the format."""
+        from PIL import Image
+
+        Image.fromarray(np.concatenate(list(self.pixels), axis=1)).save(path)
+
+
+@dataclass
+class Model:
+    """A target model with what it draws with.
+
+    Attributes:
+        models: target and, where there is one, draft model, prepared for decoding.
+        tokenizer: decodes codes to images in [-1, 1], and has a `codebook`.
+        encoder: of the prompts.
+        sampling: temperature, filters and guidance unless `draw` is told others.
+        parts: parts of a method that it has unless `draw` is told others: `static` and `dynamic`, what the trees of
+            these names are, and `neighbours`.
+    """
+
+    models: DecodingModels
+    tokenizer: torch.nn.Module
+    encoder: TextEncoder
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+
+    def draw(
+        self,
+        prompts: str | Sequence[str],
+        method: str = "jacobi",
+        *,
+        seed: int = 0,
+        temperature: float | None = None,
+        cfg_scale: float | None = None,
+        batch_size: int = 16,
+        **parts: Any,
+    ) -> Images:
+        """Draws an image of each prompt; `parts` are the method's, such as k=20, delta=0.1 or tree="chain5".
+
+        The noise is that of the seed and of a prompt's place, so that methods can be compared image by image.
+
+        Raises:
+            ValueError: no such method, a part that it lacks or does not take, or a prompt that cannot be read.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        given = {"temperature": temperature, "cfg_scale": cfg_scale}
+        sampling = replace(self.sampling, **{name: value for name, value in given.items() if value is not None})
+        spec = self._method(method, parts)
+        models = replace(self.models, nearest_codes=None if spec.k is None else self._table(spec))
+        with _threads(1 if target_parameters(models.target.config) < SMALL else torch.get_num_threads()):
+            decoder = Decoder(models, spec, sampling)
+            todo = [Prompt(str(place), text) for place, text in enumerate(texts)]
+            records, pixels = draw_images(decoder, todo, self.encoder, self.tokenizer.decode, seed, batch_size)
+        return Images(pixels.numpy(), records)
+
+    def _method(self, name: str, parts: Mapping[str, Any]) -> MethodSpec:
+        """A method with this model's trees and neighbours."""
+        known = dict(parts)
+        tree = known.get("tree", PRESETS.get(name, {}).get("tree"))
+        if tree == "static" and "static" in self.parts:
+            known["tree"] = self.parts["static"]
+        if tree == "dynamic" and "dynamic" in self.parts:
+            known.setdefault("tree_shape", self.parts["dynamic"])
+        if "k" in known and "neighbours" in self.parts:
+            known.setdefault("neighbours", self.parts["neighbours"])
+        return make_method(name, **known)
+
+    def _table(self, spec: MethodSpec) -> torch.Tensor:
+        """The nearest codes that a method reads: one more than k, which the authors' residuals take."""
+        codebook = self.tokenizer.codebook.detach()
+        columns = min(int(spec.k) + 1, len(codebook) - 1)
+        if (spec.neighbours, columns) not in self._tables:
+            table = nearest_codes(codebook.cpu(), columns, spec.neighbours)
+            self._tables[spec.neighbours, columns] = table.to(self.models.target.device)
+        return self._tables[spec.neighbours, columns]
+
+
+def load(
+    source: str | Path = "embedded",
+    *,
+    target: str | Path | None = None,
+    drafter: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    text: str | Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> Model:
+    """Loads a model by name, "embedded" or a published one's such as "llamagen_stage1", or from a folder of results.
+
+    Args:
+        source: name or folder.
+        target: file or folder of weights in place of those that belong to the name.
+        drafter: the same of the draft model.
+        tokenizer: the same of the tokenizer of images.
+        text: folder of a T5, or a tokenizer.json.
+        device: where to decode.
+        dtype: number format of the weights, "float32" or "bfloat16".
+
+    Raises:
+        ValueError: an unknown name, lists the known ones; or a file that is damaged or of another model.
+        FileNotFoundError: a file that the model needs is not here.
+    """
+    try:
+        from lantern_pipeline.pretrained import open_model
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"lantern.load needs more than the core ({error.name}): pip install 'lantern[pipeline]'", name=error.name
+        ) from error
+    files = {"target": target, "drafter": drafter, "tokenizer": tokenizer, "text": text}
+    files = {name: Path(path) for name, path in files.items() if path is not None}
+    return open_model(source, files, torch.device(device), getattr(torch, dtype))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -82,29 +82,23 @@ def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.
 
 def draw_images(
     decoder: Decoder,
-    texts: Sequence[str],
+    prompts: Sequence[Prompt],
     encoder: TextEncoder,
     image_decoder: Callable[[torch.Tensor], torch.Tensor],
     run_seed: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws one image per text, all of them in one batch.
+    batch_size: int = 16,
+) -> tuple[GenerationRecords, torch.Tensor]:
+    """Draws prompts: their records, and their pixels, uint8 (images, size, size, 3) on the CPU.
 
-    Args:
-        decoder: the method.
-        texts: prompts; the noise of an image is that of its place among them, whatever the method.
-        encoder: text features.
-        image_decoder: codes to images in [-1, 1], (images, 3, size, size), for example `VQ16.decode`.
-        run_seed: of the noise fields.
-
-    Returns:
-        (tokens, int64 (images, tokens); pixels, uint8 (images, size, size, 3)).
+    `image_decoder` turns codes, int64 (images, grid * grid), into images in [-1, 1], (images, 3, size, size), as
+    `VQ16.decode`; it gets one image at a time, since a large one takes a GiB.
     """
-    prompts = [Prompt(str(place), text) for place, text in enumerate(texts)]
-    generation, _ = decode_timed(decoder, prompts, encoder, run_seed)
+    records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=batch_size)
+    codes = drop_line_ends(records.codes.long()).to(decoder.device)
     with torch.inference_mode():
-        images = image_decoder(drop_line_ends(generation.codes))
+        images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return generation.codes, pixels.permute(0, 2, 3, 1)
+    return records, pixels.permute(0, 2, 3, 1).contiguous()
 
 
 def generate_records(

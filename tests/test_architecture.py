@@ -86,7 +86,9 @@ def test_imports_point_one_way(path):
     found = imports(path)
     assert not {name for name in found if name.startswith("snakemake")}, "Snakemake belongs to rules and scripts"
     if path.is_relative_to(ROOT / "lantern"):
-        assert not {name for name in found if name.startswith("lantern_pipeline")}, "the core knows no pipeline"
+        known = {"lantern_pipeline.pretrained.open_model"} if path.name == "api.py" else set()  # in `load` alone
+        assert {name for name in found if name.startswith("lantern_pipeline")} <= known, "the core knows no pipeline"
+        found -= known
         if path.name != "__init__.py":
             own = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
             higher = {name for name in found if name != "lantern.__version__" and core_level(name) > core_level(own)}

@@ -6,14 +6,14 @@ import importlib.metadata
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from conftest import ROOT
-from lantern_pipeline.cli_sample import HOMES
+from lantern_pipeline.pretrained import HOMES
 
 CORE = ("torch", "numpy", "safetensors", "tqdm")
 
@@ -34,11 +34,12 @@ assert importlib.util.find_spec("transformers") is None, "the environment is not
 DRAW = """
 import torch
 
-from lantern.api import Decoder, DecodingModels, SamplingConfig, draw_images, make_method
-from lantern.codebook import nearest_codes
+import lantern
+from lantern.decoding import DecodingModels
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.sampling import SamplingConfig
 
 
 class LetterEncoder:
@@ -57,16 +58,32 @@ target = TargetModel(TargetConfig(32, 2, 2, **sizes, num_text_tokens=5, caption_
 draft = DraftModel.from_target(target, 0)
 vq = VQ16Config(grid=4, codebook_size=12, channels=32, channel_multipliers=(1, 2), latent_channels=8)
 tokenizer = VQ16(vq).eval()
-table = nearest_codes(tokenizer.codebook.detach(), 4)
-models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
+models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
+model = lantern.Model(models, tokenizer, LetterEncoder(), SamplingConfig(cfg_scale=2.0))
 
-method = make_method("lantern", k=4, delta=0.2, tree_shape={"num_nodes": 6, "depth": 1, "top_k": 4})
-decoder = Decoder(models, method, SamplingConfig(cfg_scale=2.0))
-codes, pixels = draw_images(decoder, ["a cat", "two dogs"], LetterEncoder(), tokenizer.decode)
-assert codes.shape == (2, 16) and codes.max() < 12, codes
-assert pixels.shape == (2, 8, 8, 3) and pixels.dtype == torch.uint8 and pixels.float().std() > 0
-again = draw_images(decoder, ["a cat"], LetterEncoder(), tokenizer.decode)[0]
-assert torch.equal(again[0], codes[0])
+options = {"k": 4, "delta": 0.2, "tree_shape": {"num_nodes": 6, "depth": 1, "top_k": 4}}
+images = model.draw(["a cat", "two dogs"], "lantern", **options)
+assert images.codes.shape == (2, 16) and images.codes.max() < 12, images.codes
+assert images.pixels.shape == (2, 8, 8, 3) and images.pixels.dtype == "uint8" and images.pixels.std() > 0
+assert torch.equal(model.draw("a cat", "lantern", **options).codes[0], images.codes[0])
+try:
+    lantern.load("embedded")
+except ModuleNotFoundError as error:
+    assert "pip install 'lantern[pipeline]'" in str(error)
+else:
+    raise AssertionError("the extra `pipeline` is here: the environment is not bare")
+"""
+
+# With the packages of a run behind the wheel's.
+LOAD = f"""
+import sys
+
+sys.path.append({str(Path(yaml.__file__).parents[1])!r})
+import lantern, lantern_pipeline
+
+assert "bare" in lantern.__file__ and "bare" in lantern_pipeline.__file__
+images = lantern.load("embedded").draw("a red circle on grass", method="lantern", k=20, delta=0.1)
+assert images.pixels.shape == (1, 48, 48, 3) and images.steps[0] < 64
 """
 
 
@@ -95,17 +112,16 @@ def bare(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "workflow" / "lantern_pipeline", source / "workflow" / "lantern_pipeline")
     for name in ("pyproject.toml", "README.md", "LICENSE", "config.yaml"):
         shutil.copy(ROOT / name, source)
-    (source / "models" / "embedded").mkdir(parents=True)
-    (source / "models" / "embedded" / "target.safetensors").touch()
+    for name in ("models/embedded", "experiments"):
+        shutil.copytree(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, source]
     subprocess.run([*pip, *build], check=True)
     (wheel,) = folder.glob("lantern-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "bare"], check=True)
     (packages,) = (folder / "bare").glob("lib/python*/site-packages")
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--no-index", "--no-compile", "--target", packages, wheel], check=True
-    )
+    python = ["--python", folder / "bare" / "bin" / "python"]
+    subprocess.run([*pip, *python, "install", "--no-deps", "--no-index", "--no-compile", wheel], check=True)
     for name in needed(CORE):
         for file in importlib.metadata.files(name):
             place = packages / file.parts[0]
@@ -120,12 +136,12 @@ def test_the_core_imports_and_draws_with_little_around_it(bare, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheel_brings_the_weights_that_prompts_are_drawn_from(bare):
-    (wheel,) = bare.parents[2].glob("lantern-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    for name in ("config.yaml", "models/embedded/target.safetensors"):
-        assert any(found.endswith(f".data/data/share/lantern/{name}") for found in names)
-    assert HOMES[1] == Path(sys.prefix, "share", "lantern")
+def test_the_wheel_brings_the_weights_that_prompts_are_drawn_from(bare, tmp_path):
+    done = subprocess.run([bare, "-I", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    home = bare.parents[1] / "share" / "lantern"
+    assert (home / "experiments" / "llamagen_stage1.yaml").is_file() and (home / "config.yaml").is_file()
+    assert HOMES[-1] == Path(sys.prefix, "share", "lantern")
 
 
 def test_the_wheel_says_what_it_needs(bare):

@@ -62,7 +62,8 @@ def _open_run(results: Path, experiment: str | None, workplace: Path) -> Finishe
     """The experiment asked for; without any, the weights."""
     from lantern.io import read_json
     from lantern_pipeline.archive.provenance import FILE_NAME
-    from lantern_pipeline.cli_sample import WEIGHTS, FinishedRun, find_weights_home, open_weights
+    from lantern_pipeline.cli_sample import FinishedRun, open_weights
+    from lantern_pipeline.pretrained import WEIGHTS, find_weights_home
 
     has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
     if not has_run and (home := find_weights_home()):

@@ -4,7 +4,6 @@ weights in models/embedded; images from the same noise side by side.
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,9 +32,6 @@ from lantern_pipeline.figures.image_grid import wrap_prompt
 from lantern_pipeline.figures.style import PAGE_WIDTH, new_figure, paper_style
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
-WEIGHTS = Path("models/embedded")
-# Of the folders that may hold config.yaml and WEIGHTS: a clone, and what a wheel installs.
-HOMES = (Path(), Path(sys.prefix, "share", "lantern"))
 FEW_METHODS = ("autoregressive", "eagle1", "jacobi", "lantern", "lantern_pp")
 COLUMNS = 6
 CELL_HEIGHT = 1.65  # inches, titles included
@@ -50,11 +46,6 @@ class Sample:
     target_forwards: int
     num_tokens: int
     seconds: float
-
-
-def find_weights_home() -> Path | None:
-    """The folder whose config.yaml names weights in WEIGHTS; None where there is none."""
-    return next((home for home in HOMES if (home / WEIGHTS).is_dir() and (home / "config.yaml").is_file()), None)
 
 
 def open_weights(home: Path, folder: Path) -> FinishedRun:

@@ -1,0 +1,169 @@
+"""`lantern.load(...).draw(...)`: the README's example, what comes back, and what cannot be loaded."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+import lantern
+from conftest import ROOT
+from families import draw_c2i
+from lantern import api
+from lantern.codebook import nearest_codes
+from lantern.decoding import Decoder
+from lantern.generation import decode_timed, load_decoding_models
+from lantern.io import write_json
+from lantern.methods import make_method
+from lantern.models.vq16 import VQ16, VQ16Config
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern_pipeline import pretrained
+from lantern_pipeline.world.tokenizer import load_tokenizer
+
+PROMPTS = ["a large red circle on grass", "a small blue square on sand"]
+WEIGHTS = ROOT / "models" / "embedded"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lantern.load("embedded")
+
+
+def test_the_readmes_example_draws_its_image(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    images = names["images"]
+    assert images.pixels.shape == (1, 48, 48, 3) and images.pixels.dtype == np.uint8 and images.pixels.std() > 10
+    assert (tmp_path / "circle.png").stat().st_size > 1000 and "tensor" in capsys.readouterr().out
+
+
+def test_importing_the_package_leaves_torch_alone():
+    code = "import sys, lantern; assert 'torch' not in sys.modules; lantern.load; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="no attribute 'loud'"):
+        _ = lantern.loud
+
+
+def test_images_are_those_of_the_method_on_the_models_own_settings(model):
+    """Against a decoder put together by hand, as config.yaml has its trees, neighbours and sampling."""
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    models = load_decoding_models(WEIGHTS / "target.safetensors", WEIGHTS / "drafter.safetensors")
+    models.nearest_codes = nearest_codes(load_tokenizer(WEIGHTS / "tokenizer.safetensors").codebook.detach(), 20)
+    spec = make_method("lantern", k=20, delta=0.1, tree_shape=config["draft_tree"]["dynamic"])
+    assert config["codebook"]["neighbours"] == spec.neighbours
+    decoder = Decoder(models, spec, SamplingConfig(**config["sampling"]))
+    prompts = [Prompt(str(place), text) for place, text in enumerate(PROMPTS)]
+    expected, _ = decode_timed(decoder, prompts, model.encoder, run_seed=0)
+    found = model.draw(PROMPTS, method="lantern", k=20, delta=0.1)
+    assert torch.equal(found.codes.long(), expected.codes)
+    assert torch.equal(found.steps.long(), expected.target_forwards)
+    assert torch.equal(found.tokens_per_forward, 64 / expected.target_forwards)
+    assert (found.seconds > 0).all() and found.records.metadata["method"]["k"] == 20
+    assert [picture.size for picture in found.pictures()] == [(48, 48)] * 2
+
+
+def test_a_seed_and_options_change_what_is_drawn_and_static_trees_are_the_models(model):
+    first = model.draw(PROMPTS[0], method="eagle1")
+    assert first.records.metadata["method"]["tree"] == "chain3"
+    assert torch.equal(first.codes, model.draw(PROMPTS, method="eagle1").codes[:1])
+    for other in ({"seed": 1}, {"temperature": 0.0}, {"cfg_scale": 1.0}, {"tree": "chain1"}):
+        found = model.draw(PROMPTS[0], method="eagle1", **other)
+        assert not torch.equal(found.codes, first.codes), other
+    assert (found.steps > first.steps).all()
+
+
+def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+
+    def fail(*_):
+        seen.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "draw_images", fail)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.draw(PROMPTS[0])
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"method": "jakobi"}, "preset must be one of autoregressive, .* got 'jakobi'"),
+        ({"method": "lantern", "delta": 0.1}, "needs k"),
+        ({"method": "lantern", "k": 5000, "delta": 0.1}, "5000 nearest codes, got a table of 1023"),
+        ({"temperature": -1.0}, "temperature must be >= 0"),
+        ({"prompts": "a hippopotamus"}, "unknown word 'hippopotamus'; known words: a, small"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_in_a_sentence(model, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        model.draw(**{"prompts": PROMPTS[0], **options})
+
+
+def test_an_unknown_name_lists_the_known_and_missing_files_are_named():
+    with pytest.raises(ValueError, match=r"one of embedded, llamagen_stage1, .*, or the folder of .* got 'embeded'"):
+        lantern.load("embeded")
+    with pytest.raises(FileNotFoundError, match=r"files of llamagen_stage1 .*target=\.\.\. .*text=\.\.\. \(flan_t5_xl"):
+        lantern.load("llamagen_stage1")
+    with pytest.raises(ValueError, match=r"drafter\.safetensors should hold a target_model, found draft_model"):
+        lantern.load("embedded", target=WEIGHTS / "drafter.safetensors")
+
+
+def test_every_published_name_is_an_overlay_of_published_weights():
+    for name in pretrained.PUBLISHED:
+        config, files = pretrained._find(name)
+        assert config["target"]["checkpoint"] and not files, name
+
+
+def test_a_published_layout_is_read_by_its_name_and_paths(tmp_path, monkeypatch):
+    """LlamaGen for ten classes in its original layout with a small VQ-16."""
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    (tmp_path / "models" / "embedded").mkdir(parents=True)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    overlay = {
+        "data": {"source": "none", "image_size": 12},
+        "text": {"encoder": "classes", "num_classes": 10},
+        "tokenizer": {"checkpoint": "vq", "grid": 6, "codebook_size": 64, "code_dim": 8},
+        "target": {"checkpoint": "c2i", "dim": 64, "num_layers": 3, "num_heads": 4},
+        "drafter": {"checkpoint": None},
+        "sampling": {"top_k": 0, "cfg_scale": 2.0},
+    }
+    (tmp_path / "experiments" / "llamagen_c2i.yaml").write_text(yaml.safe_dump(overlay))
+    torch.manual_seed(0)
+    sizes = VQ16Config(grid=6, codebook_size=64, channels=32, channel_multipliers=(1, 2), latent_channels=8)
+    save_file(VQ16(sizes).state_dict(), tmp_path / "vq.safetensors")
+    torch.save({"model": draw_c2i(ffn_hidden=256)}, tmp_path / "c2i_B_96.pt")
+    monkeypatch.setattr(pretrained, "HOMES", (tmp_path,))
+    files = {"target": tmp_path / "c2i_B_96.pt", "tokenizer": tmp_path / "vq.safetensors"}
+    model = lantern.load("llamagen_c2i", **files)
+    images = model.draw(["3", "7"])
+    assert images.pixels.shape == (2, 12, 12, 3) and images.codes.shape == (2, 36) and images.codes.max() < 64
+    assert torch.equal(images.codes, model.draw(["3", "7"], method="autoregressive").codes)
+    assert model.sampling == SamplingConfig(top_k=0, cfg_scale=2.0)
+    with pytest.raises(ValueError, match="needs a draft model"):
+        model.draw("3", method="eagle1")
+
+
+def test_a_finished_runs_folder_is_read_by_its_provenance(tmp_path):
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    for name, place in {"tokenizer": "tokenizer", "target": "target/s0"}.items():
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "model.safetensors").symlink_to(WEIGHTS / f"{name}.safetensors")
+    write_json(tmp_path / "provenance.json", {"config": config})
+    model = lantern.load(tmp_path)
+    assert model.models.draft is None
+    assert torch.equal(model.draw(PROMPTS[0]).codes, lantern.load("embedded").draw(PROMPTS[0]).codes)

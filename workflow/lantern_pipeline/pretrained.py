@@ -1,0 +1,119 @@
+"""Models by name or from a folder of results, with tokenizer, text encoder and settings: behind `lantern.load`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.api import Model
+from lantern.checkpoints.drafter import read_draft
+from lantern.checkpoints.llamagen import read_target
+from lantern.checkpoints.native import read_report
+from lantern.decoding import DecodingModels
+from lantern.io import read_json
+from lantern.models.config import FFN_MULTIPLE, pick
+from lantern.models.target import TargetConfig
+from lantern.models.text import TextEncoder
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
+from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
+from lantern_pipeline.downloads.entries import Resource
+from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.world.tokenizer import read_tokenizer
+
+WEIGHTS = Path("models/embedded")
+# Of the folders that may hold config.yaml and WEIGHTS: this folder, the clone that the code is in, and what a wheel
+# installs.
+HOMES = (Path(), Path(__file__).resolve().parents[2], Path(sys.prefix, "share", "lantern"))
+# Names, and their overlays in experiments/.
+PUBLISHED = {
+    **{name: (name,) for name in ("llamagen_stage1", "llamagen_c2i", "anole", "lumina_mgpt", "janus_pro", "emu3")},
+    "llamagen_stage2": ("llamagen_stage1", "llamagen_stage2"),
+}
+
+
+def find_weights_home() -> Path | None:
+    """The folder whose config.yaml names weights in WEIGHTS; None where there is none."""
+    return next((home for home in HOMES if (home / WEIGHTS).is_dir() and (home / "config.yaml").is_file()), None)
+
+
+def open_model(source: str | Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
+    """See `lantern.load`; `given` are the files that the user names."""
+    config, files = _find(source)
+    files |= given
+    text = config["text"]
+    needed = ("target", "tokenizer", *(["text"] if text["checkpoint"] else []))
+    if missing := [name for name in needed if name not in files]:
+        wanted = ", ".join(f"{name}=... ({config[name]['checkpoint']})" for name in missing)
+        raise FileNotFoundError(2, f"files of {source} are not here; give their paths: {wanted}")
+    encoder = _text_encoder(config, files.get("text"), device)
+    settings = {"ffn_multiple": FFN_MULTIPLE, **resolve_size(config["target"]), **_codes(config)}
+    sizes = pick(TargetConfig, settings, **prompt_sizes(text), **getattr(encoder, "null_prompt", {}))
+    compare_features(files["target"], read_report(files["target"]), text)
+    target = read_target(files["target"], sizes, dtype).to(device).prepare_for_decoding()
+    models = DecodingModels(target)
+    if "drafter" in files:
+        models.draft = read_draft(files["drafter"], target.config, dtype).to(device).prepare_for_decoding()
+    tokenizer = read_tokenizer(
+        files["tokenizer"],
+        image_size=config["data"]["image_size"],
+        **{name: config["tokenizer"][name] for name in ("grid", "codebook_size", "code_dim")},
+    )
+    parts = {**config["draft_tree"], "neighbours": config["codebook"]["neighbours"]}
+    return Model(models, tokenizer.to(device), encoder, SamplingConfig(**config["sampling"]), parts)
+
+
+def _find(source: str | Path) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Settings and files of a name or of a folder of results."""
+    folder = Path(source)
+    if (folder / "provenance.json").is_file():
+        config = read_json(folder / "provenance.json")["config"]
+        seed = config["repeats"]["training_seeds"][0]
+        places = {"tokenizer": "tokenizer", "target": f"target/s{seed}", "drafter": f"drafter/s{seed}"}
+        found = {name: folder / place / "model.safetensors" for name, place in places.items()}
+        found = {name: path for name, path in found.items() if path.is_file()}
+        return config, found | _resources(config, Path(), ("text",))
+    home = find_weights_home()
+    if home is None or str(source) not in ("embedded", *PUBLISHED):
+        known = ", ".join(("embedded", *PUBLISHED))
+        raise ValueError(
+            f"a model must be one of {known}, or the folder of a finished run, got {str(source)!r}; weights of your "
+            "own are read by the name of their kind: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
+        )
+    config = load_yaml(home / "config.yaml")
+    for name in PUBLISHED.get(str(source), ()):
+        overlay = load_yaml(home / "experiments" / f"{name}.yaml")
+        for section in ("data", "text", "tokenizer", "target", "drafter", "codebook", "sampling", "draft_tree"):
+            config[section] = {**config[section], **(overlay.get(section) or {})}
+    return config, _resources(config, home, ("target", "drafter", "tokenizer", "text"))
+
+
+def _resources(config: Mapping[str, Any], home: Path, sections: tuple[str, ...]) -> dict[str, Path]:
+    """Of some sections the files that their checkpoint names: a path, or a resource that has been fetched."""
+    found = {}
+    for section in sections:
+        name = config[section]["checkpoint"]
+        if name is not None and (home / name).exists():
+            found[section] = resource_path(home / name)
+        elif name is not None and Resource(name).manifest.is_file():
+            found[section] = resource_path(Resource(name).manifest)
+    return found
+
+
+def _codes(config: Mapping[str, Any]) -> dict[str, int]:
+    num_tokens = config["tokenizer"]["codebook_size"] + (config["target"].get("line_end") is not None)
+    return {"vocab_size": num_tokens, "grid": config["tokenizer"]["grid"]}
+
+
+def _text_encoder(config: Mapping[str, Any], file: Path | None, device: torch.device) -> TextEncoder:
+    text = config["text"]
+    if text["encoder"] != "t5":
+        return make_text_encoder(text, config["data"]["source"], [] if file is None else [str(file)])
+    from lantern_pipeline.data.t5 import T5TextEncoder
+
+    return T5TextEncoder(file, caption_dim=text["caption_dim"], max_tokens=text["max_tokens"], device=device)
