@@ -1,4 +1,4 @@
-"""Evaluation: quality, ambiguity, output distributions, divergence, ablations."""
+"""Evaluation: quality, ambiguity, output distributions, ablations."""
 
 
 rule measure_quality:
@@ -17,7 +17,6 @@ rule measure_quality:
     output:
         table="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.csv",
         images="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv",
-        tokens="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.tokens.safetensors",
     log:
         "<logs>/measure_quality.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.log",
     conda:
@@ -169,23 +168,3 @@ rule measure_total_variation:
         "Measuring the distribution of the emitted token"
     script:
         "../scripts/measure_total_variation.py"
-
-
-rule measure_divergence:
-    input:
-        images=PLAN.quality_tables("images.csv"),
-        tokens=PLAN.quality_tables("tokens.safetensors"),
-    output:
-        "<results>/total_variation/divergence.csv",
-    log:
-        "<logs>/measure_divergence.log",
-    conda:
-        ENVIRONMENT
-    params:
-        code=code("measure_divergence.py"),
-        settings=config["metrics"],
-        seed=SEED,
-    message:
-        "Following the images away from the autoregressive ones"
-    script:
-        "../scripts/measure_divergence.py"

@@ -130,7 +130,6 @@ rule write_provenance:
             *rules.compare_published.output,
             *([GENERALITY] if config["variants"] else []),
             *rules.measure_total_variation.output,
-            *rules.measure_divergence.output,
             *rules.measure_ambiguity.output,
             *rules.profile_steps.output,
             *PLAN.quality_tables("csv"),

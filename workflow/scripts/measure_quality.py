@@ -1,6 +1,5 @@
 """Measures the images of all methods on one prompt set at one temperature, and the ceilings."""
 
-from lantern.io import save_tensors
 from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -31,4 +30,3 @@ with job_log(snakemake):
     )
     write_table(snakemake.output.table, quality.rows)
     write_table(snakemake.output.images, quality.images)
-    save_tensors(snakemake.output.tokens, quality.token_nll, {"prompt_ids": [prompt.id for prompt in prompts]})

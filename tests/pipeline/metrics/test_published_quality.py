@@ -123,7 +123,9 @@ def measure(files, models, records, extractors, monkeypatch):
 def summarise(quality):
     """What the rule `summarise` makes of it."""
     times = [
-        (name, prompt.id, 1.0 if name == "autoregressive" else 0.5) for name in quality.token_nll for prompt in PROMPTS
+        (name, prompt.id, 1.0 if name == "autoregressive" else 0.5)
+        for name in quality.rows["method_id"]
+        for prompt in PROMPTS
     ]
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")

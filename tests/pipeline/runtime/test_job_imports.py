@@ -14,7 +14,7 @@ SLOW = ("torch", "torchvision", "torch_fidelity", "open_clip", "transformers", "
 @pytest.mark.parametrize(
     "script, wanted",
     [
-        *((name, []) for name in ("draw_figure", "summarise", "compare_published", "measure_divergence")),
+        *((name, []) for name in ("draw_figure", "summarise", "compare_published")),
         *((name, []) for name in ("publish_readme", "analyse_study")),
         *((name, ["torch"]) for name in ("generate_images", "measure_quality", "run_ablation", "measure_latency")),
     ],

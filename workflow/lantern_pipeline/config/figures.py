@@ -83,12 +83,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "published": Figure(
             "l", "Published numbers beside this run's", {"published": PUBLISHED_RESULTS, "summary": SUMMARY}, of_rows
         ),
-        "divergence": Figure(
-            "m",
-            "Divergence over the image",
-            {"divergence": f"{tables}/divergence.csv", "summary": SUMMARY},
-            of_rows,
-        ),
         "ablations": Figure("n", "Ablations", {"table": ablations}),
         "predicted_speedup": Figure(
             "o",

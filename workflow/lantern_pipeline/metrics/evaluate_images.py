@@ -27,30 +27,27 @@ class ImageScores:
 
     Attributes:
         features: (images, width) float32, raw features that sets are compared by; (images, 0) where none are.
-        token_nll: (images, tokens) float32, nats per token; (images, 0) for images without codes. columns:
-        `Metric.per_image` -> (images,) float32 of what is measured; nll is the mean of token_nll, nan for images
-            without codes; images of methods have pixel_mse.
+        columns: `Metric.per_image` -> (images,) float32 of what is measured; nll, the mean over tokens, is nan for
+            images without codes; images of methods have pixel_mse.
     """
 
     features: Tensor
-    token_nll: Tensor
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
         """Scores of some images, `rows` (selected,) int64."""
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return ImageScores(self.features[rows], self.token_nll[rows], columns)
+        return ImageScores(self.features[rows], columns)
 
     def allocate(self, num_images: int) -> ImageScores:
         """Room for the scores of many images, to be filled with `put`: joining batches would hold all of them twice."""
         columns = {name: column.new_empty(num_images) for name, column in self.columns.items()}
-        features, token_nll = (part.new_empty(num_images, part.shape[1]) for part in (self.features, self.token_nll))
-        return ImageScores(features, token_nll, columns)
+        return ImageScores(self.features.new_empty(num_images, self.features.shape[1]), columns)
 
     def put(self, first: int, part: ImageScores) -> None:
         """Writes the scores of a batch over the images from number `first` on."""
         rows = slice(first, first + len(part.features))
-        self.features[rows], self.token_nll[rows] = part.features, part.token_nll
+        self.features[rows] = part.features
         for name, column in self.columns.items():
             column[rows] = part.columns[name]
 
@@ -109,20 +106,19 @@ def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModel
     return _score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
-def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, token_nll: Tensor) -> ImageScores:
-    """Scores one batch of images (images, 3, S, S) in [-1, 1], whose tokens' likelihood is known or has no tokens."""
-    columns = {"nll": token_nll.mean(dim=1)}  # nan without tokens
+def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, nll: Tensor) -> ImageScores:
+    """Scores one batch of images (images, 3, S, S) in [-1, 1] with their `nll` (images,), nan without tokens."""
+    columns = {"nll": nll}
     for part in models.scores:
         columns |= part.score(images, prompts)
     features = models.fidelity.extract(images) if models.fidelity else torch.empty(len(images), 0)
-    return ImageScores(features, token_nll, columns)
+    return ImageScores(features, columns)
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
     """Joins the scores of batches."""
     return ImageScores(
         torch.cat([part.features for part in parts]),
-        torch.cat([part.token_nll for part in parts]),
         {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
     )
 
@@ -162,7 +158,7 @@ def _score_decoded(
         models.target_model, models.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
     )
     images = decode_images(models.tokenizer, codes, len(codes))
-    return score_images(images, prompts, models, token_nll), (images.clamp(-1, 1) + 1) / 2
+    return score_images(images, prompts, models, token_nll.mean(dim=1)), (images.clamp(-1, 1) + 1) / 2
 
 
 def _check_records(records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt]) -> None:

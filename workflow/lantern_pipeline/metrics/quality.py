@@ -41,15 +41,12 @@ class Quality:
             parameters, cfg_scale, num_images, the quality metrics (those over sets with `_low` and `_high`),
             tokens_equal_autoregressive and num_near_ties; and what the numbers are of: prompts_sha256, reference,
             num_reference and, of each metric, `_extractor` and `_weights_sha256`.
-        images: one row per method or ceiling x prompt: what was measured on that image. `first_difference` is the
-            position of the first token that differs from the autoregressive image of the same prompt and noise (the
-            number of tokens where none does), `pixel_mse` and `feature_distance` the distances from that image.
-        token_nll: method_id -> (prompts, tokens) float32, nats per token.
+        images: one row per method or ceiling x prompt: what was measured on that image; `pixel_mse` and
+            `feature_distance` are distances from the autoregressive image of the same prompt and noise.
     """
 
     rows: pd.DataFrame
     images: pd.DataFrame
-    token_nll: dict[str, Tensor]
 
 
 @torch.inference_mode()
@@ -81,10 +78,9 @@ def measure_quality(
     compare = (lambda found: reference.compare(found.features, settings, seed)) if reference else (lambda found: {})
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
     measured_with = {**(reference.columns if reference else {}), **models.describe()}
-    rows, images, token_nll, of_baseline = [], [], {}, scores[BASELINE]
+    rows, images, of_baseline = [], [], scores[BASELINE]
     for method_id, record in records.items():
         found = scores[method_id]
-        token_nll[method_id] = found.token_nll
         head = {"method_id": method_id, **place}
         equality = compare_with_autoregressive(
             record.codes, baseline.codes, baseline.margins, settings["near_tie_margin"]
@@ -103,7 +99,7 @@ def measure_quality(
         values = {**_mean_scores(ceiling), **compare(ceiling)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
-    return Quality(pd.DataFrame(rows), pd.concat(images, ignore_index=True), token_nll)
+    return Quality(pd.DataFrame(rows), pd.concat(images, ignore_index=True))
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
@@ -152,7 +148,7 @@ def _score_ceilings(
     for indices in chunks(0, len(prompts), settings["batch_size"], "ceilings"):
         images, chosen = source.images(split, indices).to(models.device), prompts[indices.start : indices.stop]
         codes = models.tokenizer.encode(images)
-        parts[REAL].append(score_images(images, chosen, models, torch.empty(len(chosen), 0)))
+        parts[REAL].append(score_images(images, chosen, models, torch.full((len(chosen),), torch.nan)))
         parts[RECONSTRUCTION].append(score_codes(codes, chosen, models, cfg_scale))
     return {name: concatenate_scores(part) for name, part in parts.items()}
 
@@ -193,7 +189,6 @@ def _equality_columns(equality: Equality) -> dict[str, Tensor]:
     return {
         "is_equal": equality.is_equal,
         "is_near_tie": equality.is_near_tie,
-        "first_difference": equality.first_difference,
         "margin_at_difference": equality.margin_at_difference,
     }
 
