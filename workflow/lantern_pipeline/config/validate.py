@@ -38,6 +38,7 @@ _BOUND_WORDS = {
     "maximum": "at most",
     "exclusiveMinimum": "greater than",
     "exclusiveMaximum": "less than",
+    "multipleOf": "a multiple of",
 }
 
 
@@ -165,8 +166,6 @@ def describe_folder(folder: str | None) -> str | None:
 def _sentence(error: ValidationError) -> str:
     """Turns a schema violation into one sentence."""
     key, value, rule = _dotted(error.absolute_path), show(error.instance), error.validator_value
-    about = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
-    about = f" ({about})" if about else ""
     match error.validator:
         case "additionalProperties":
             known = list(error.schema.get("properties", {}))
@@ -178,21 +177,17 @@ def _sentence(error: ValidationError) -> str:
             return f"config key {f'{key}.{missing}' if key else missing} is missing"
         case "type":
             wanted = " or ".join(_TYPE_NAMES[name] for name in ([rule] if isinstance(rule, str) else rule))
-            return f"config key {key} must be {wanted}, got {value}{_number_hint(error)}{about}"
+            return f"config key {key} must be {wanted}, got {value}{_number_hint(error)}"
         case "enum":
-            return f"config key {key} must be one of {', '.join(map(str, rule))}, got {value}{about}"
+            return f"config key {key} must be one of {', '.join(map(str, rule))}, got {value}"
         case "minItems" | "minProperties" | "minLength":
-            return f"config key {key} must hold at least {rule} entries, got {len(error.instance)}{about}"
-        case "maxItems":
-            return f"config key {key} must hold at most {rule} entries, got {len(error.instance)}{about}"
-        case "multipleOf":
-            return f"config key {key} must be a multiple of {rule}, got {value}{about}"
+            return f"config key {key} must hold at least {rule} entries, got {len(error.instance)}"
         case "pattern":
             hint = error.schema.get("patternHint") or "only letters, digits, '_' and '-'"
-            return f"config key {key} may hold {hint}, got {value}{about}"
+            return f"config key {key} may hold {hint}, got {value}"
         case bound if bound in _BOUND_WORDS:
-            return f"config key {key} must be {_BOUND_WORDS[bound]} {rule}, got {value}{about}"
-    return f"config key {key}: {error.message}{about}"
+            return f"config key {key} must be {_BOUND_WORDS[bound]} {rule}, got {value}"
+    return f"config key {key}: {error.message}"
 
 
 def _number_hint(error: ValidationError) -> str:
