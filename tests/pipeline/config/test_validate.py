@@ -102,13 +102,8 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("repeats.noise_seeds", [1, 1], ["repeats.noise_seeds", "unique"]),
         ("repeats.noise_seeds", 2, ["repeats.noise_seeds must be a list, got 2"]),
         ("total_variation.k", 129, ["total_variation.k must be at most codebook.num_neighbours = 128, got 129"]),
-        (
-            "total_variation.num_children",
-            2000,
-            ["total_variation.num_children must be at most tokenizer.codebook_size = 1024, got 2000"],
-        ),
         ("study.methods", ["proximty-k60"], ["study.methods", "did you mean proximity-k60?"]),
-        ("study.methods", ["autoregressive"], ["study.methods", "beside autoregressive", "leave autoregressive out"]),
+        ("study.methods", ["autoregressive"], ["study.methods names no method that runs", "'autoregressive'"]),
         ("data.source", "captions", ["data.captions goes with data.source captions", "got nothing"]),
         (
             "data.captions",
@@ -124,7 +119,6 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ("trees.mine", [[0, 0], [1]], ["trees.mine: tree choice [0, 0] lacks its parent [0]; list it too"]),
         ("trees.mine", [[1]], ["trees.mine: tree choice [1] lacks its sibling [0]; list it too"]),
         ("trees.mine", [[0], [0]], ["trees.mine: tree choices list the path [0] twice; list every path once"]),
-        ("trees.mine", [[0], [1024]], ["trees.mine: ranks must be below tokenizer.codebook_size = 1024, got 1024"]),
         ("trees.dynamic", [[0]], ["trees.dynamic: methods know another tree by that name; choose a new one"]),
         ("tree_tuning.windows", [33], ["tree_tuning.windows[0] must be at most 32, got 33"]),
         ("trees.chain3", [[0]], ["trees.chain3: methods know another tree by that name"]),
@@ -448,16 +442,6 @@ def test_a_published_target_needs_no_drafter_where_no_method_does():
     assert "drafter.checkpoint must be set" in sentence_for(config)
     config["methods"] = [{"preset": ["autoregressive", "jacobi"]}]
     validate_config(config)
-
-
-def test_no_more_ranks_are_measured_than_there_are_codes():
-    config = changed("tree_tuning.num_ranks", 64)
-    validate_config(config)
-    config["tokenizer"]["codebook_size"] = 32
-    config["methods"], config["ablations"]["grids"] = [{"preset": ["autoregressive", "coupled"]}], {}
-    config["codebook"]["num_neighbours"], config["total_variation"] = 8, {**config["total_variation"], "k": 8}
-    config["total_variation"]["aggregated"] = [1]
-    assert "tree_tuning.num_ranks must be at most tokenizer.codebook_size = 32, got 64" in sentence_for(config)
 
 
 def test_a_folder_has_no_unseen_prompts():
