@@ -35,9 +35,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.checkpoints.native import empty_model
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import Decoder, DecodingModels, make_decoder
 from lantern.generation import decode_timed, synchronise
-from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
+from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
@@ -221,16 +221,16 @@ class Clock:
 
 def make_spec(name: str) -> MethodSpec:
     """The preset with the parameters that it takes, on the published trees."""
-    wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
+    wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
     return make_method(name, **{key: PARAMETERS[key] for key in wanted})
 
 
-def make_decoder(models: Models, preset: str, options: argparse.Namespace) -> Decoder:
+def decoder_of(models: Models, preset: str, options: argparse.Namespace) -> Decoder:
     """A decoder of the preset with the papers' sampling settings."""
     spec = make_spec(preset)
-    parts = models.decoding if spec.is_relaxed else replace(models.decoding, nearest_codes=None)
+    parts = models.decoding if spec.needs_nearest_codes else replace(models.decoding, nearest_codes=None)
     sampling = SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", options.cfg_scale)
-    return Decoder(parts, spec, sampling, stepping=options.stepping)
+    return make_decoder(parts, spec, sampling, stepping=options.stepping)
 
 
 class RandomCaptions:
@@ -272,7 +272,7 @@ def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> 
 
 def measure(models: Models, preset: str, options: argparse.Namespace, baseline: int) -> dict[str, float]:
     """One preset: seconds, steps, and memory beside the formula's."""
-    decoder = make_decoder(models, preset, options)
+    decoder = decoder_of(models, preset, options)
     load = DecodingLoad(
         batch=options.batch,
         num_nodes=nodes_of(decoder.spec.tree_shape),
@@ -288,7 +288,7 @@ def measure(models: Models, preset: str, options: argparse.Namespace, baseline: 
     with PeakMemory(models.device) as memory:
         operations = OperationCount()  # of the image that does not count: counting takes time
         decoder.timer = lambda part: operations if part == "step" else nullcontext()
-        with patch("lantern.rules.MANY_LOGITS", math.inf):  # counted as a GPU runs them, whatever the device
+        with patch("lantern.acceptance.base.MANY_LOGITS", math.inf):  # counted as a GPU runs them, whatever the device
             _, counted = run_image(decoder, models, options)
         decoder.timer = nullcontext
         seconds, forwards = run_image(decoder, models, options)

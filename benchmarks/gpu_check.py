@@ -33,12 +33,12 @@ from full_size import PeakMemory, RandomCaptions
 from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 
 from lantern.codebook import code_dtype
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import Decoder, DecodingModels, make_decoder
 from lantern.decoding_state import DecodingState, Generation
 from lantern.draft_tree import StaticTree
-from lantern.eagle import EagleDrafter
+from lantern.drafters.eagle import EagleDrafter
 from lantern.generation import synchronise
-from lantern.methods import PRESETS, RELAXATIONS, MethodSpec, make_method
+from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, TargetConfig
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel, cast_target
@@ -106,10 +106,10 @@ def check_capture(device: torch.device) -> dict[str, Any]:
     """Every preset at both temperatures, on a small model whose drafts are accepted now and then."""
     models, found = make_models(SMALL, device, torch.float32, scale=6.0), {}
     for name in PRESETS:
-        wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
+        wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
         spec = make_method(name, **{key: PARAMETERS[key] for key in wanted})
         for temperature in (0.0, 1.0):
-            decoder = Decoder(models, spec, SamplingConfig(temperature, 40, cfg_scale=2.0))
+            decoder = make_decoder(models, spec, SamplingConfig(temperature, 40, cfg_scale=2.0))
             expected, images = draw(decoder.stepped("eager"), 5), draw(decoder, 5)
             is_equal = all(
                 torch.equal(getattr(images, part), getattr(expected, part))
@@ -124,10 +124,10 @@ def check_capture(device: torch.device) -> dict[str, Any]:
 
 def check_near_ties(models: DecodingModels, batch: int) -> dict[str, Any]:
     """Exact methods against autoregressive decoding under the same noise, in the models' number format."""
-    expected = draw(Decoder(models, make_method("autoregressive"), SAMPLING, records_margins=True), batch)
+    expected = draw(make_decoder(models, make_method("autoregressive"), SAMPLING, records_margins=True), batch)
     found: dict[str, Any] = {"median_margin": float(expected.margins.median())}
     for spec in (make_method("coupled"), make_method("jacobi", tree="chain15"), make_method("hybrid")):
-        images = draw(Decoder(models, spec, SAMPLING), batch)
+        images = draw(make_decoder(models, spec, SAMPLING), batch)
         equality = compare_with_autoregressive(images.codes, expected.codes, expected.margins)
         margins = equality.margin_at_difference[~equality.is_equal].tolist()
         row = {
@@ -240,8 +240,8 @@ def check_steps(models: DecodingModels, options: argparse.Namespace, bandwidth: 
                 if mode == "graph" and options.device == "cpu":
                     row["failed"] = NOT_AVAILABLE
                 else:
-                    parts = models if spec.is_relaxed else replace(models, nearest_codes=None)
-                    decoder = Decoder(parts, spec, SAMPLING, stepping=mode)
+                    parts = models if spec.needs_nearest_codes else replace(models, nearest_codes=None)
+                    decoder = make_decoder(parts, spec, SAMPLING, stepping=mode)
                     row |= measure_steps(decoder, batch, options.steps, bandwidth)
             except RuntimeError as error:  # too little memory, say: the others are measured all the same
                 row["failed"] = f"{type(error).__name__}: {error}"[:200]

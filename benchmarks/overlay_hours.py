@@ -73,7 +73,7 @@ def memory_gib(spec: MethodSpec, config: dict[str, Any]) -> float:
         bytes_per_value=2 if config["generation"]["dtype"] == "bfloat16" else 4,
         is_guided=config["sampling"]["cfg_scale"] > 1,
         noise_streams=2 if spec.drafts == "sampled" else 1,
-        table_columns=config["codebook"]["num_neighbours"] if spec.is_relaxed else 0,
+        table_columns=config["codebook"]["num_neighbours"] if spec.needs_nearest_codes else 0,
     )
     return estimate_memory(target, load, draft_sizes(config) if spec.needs_draft_model else None).total / GIB
 

@@ -43,7 +43,7 @@ class Bench:
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
-        from lantern.decoding import Decoder
+        from lantern.decoding import make_decoder
         from lantern.prompts import Prompt
         from lantern.sampling import SamplingConfig
         from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -57,8 +57,8 @@ class Bench:
         self.encoder = make_text_encoder(case["text"], case["source"], *([case["text"]["seed"]] if is_earlier else []))
         self.decoders = {}
         for spec in self._known_specs(case["methods"]):
-            table = tables.get(spec.neighbours) if spec.is_relaxed else None
-            self.decoders[spec.method_id] = Decoder(replace(models, nearest_codes=table), spec, sampling)
+            table = tables.get(spec.neighbours) if spec.needs_nearest_codes else None
+            self.decoders[spec.method_id] = make_decoder(replace(models, nearest_codes=table), spec, sampling)
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -89,7 +89,7 @@ class Bench:
 
         for fields in methods:
             try:
-                yield MethodSpec(**{name: value for name, value in fields.items() if value is not None})
+                yield MethodSpec.of(**{name: value for name, value in fields.items() if value is not None})
             except (TypeError, ValueError) as error:
                 print(f"left out: {fields['method_id']}: {error}", file=sys.stderr)
 

@@ -17,26 +17,20 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from lantern.acceptance.rules import make_rule
 from lantern.attention_mask import window_table
 from lantern.decoding_state import DecodingState, Generation
-from lantern.draft_tree import DraftTree, static_tree
-from lantern.drafting import Drafter, NoDrafter, Prefill, Proposal
-from lantern.eagle import EagleDrafter
-from lantern.jacobi import HybridDrafter, JacobiDrafter
+from lantern.draft_tree import DraftTree
+from lantern.drafters.base import Drafter
 from lantern.kv_cache import round_slots
-from lantern.methods import MethodSpec
+from lantern.methods import MethodSpec, load_class
 from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import ImageNoise, NoiseField, make_noise
-from lantern.parallel_chains import ParallelChainsDrafter
-from lantern.rules import Rule, make_rule
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern.speculative_jacobi import SpeculativeJacobiDrafter
+from lantern.step import Outcome, Prefill, Proposal, Scores
 from lantern.stepping import StepRunner
-from lantern.tree_shapes import DynamicTreeOptions, tree_choices
-from lantern.verification import Outcome, Scores
-from lantern.zipar import LinesDrafter
 
 
 @dataclass
@@ -54,46 +48,17 @@ class DecodingModels:
     nearest_codes: torch.Tensor | None = None
 
 
-def make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-    """The drafter of a method.
-
-    Raises:
-        ValueError: there is no draft model where the method needs one, or its tree is too deep or not chosen yet.
-    """
-    target, shape, device = models.target, spec.tree_shape, models.target.device
-    if spec.drafts is not None and shape is None:
-        raise ValueError(
-            f"method {spec.method_id or spec.name} has a tuned tree, whose shape a run chooses, and got none; set "
-            "tree_shape, or name another tree"
-        )
-    if spec.needs_draft_model and models.draft is None:
-        raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
-    if spec.window is not None:
-        return LinesDrafter(target.config, spec.window, spec.relaxation == "public_lines", device)
-    if spec.drafts is None:
-        drafter = NoDrafter(device)
-    elif spec.drafts == "jacobi" or (spec.drafts == "sjd" and sampling.is_greedy):
-        # At temperature 0 SJD drafts are the most probable tokens of the last step, and all tests are for equality.
-        drafter = JacobiDrafter(static_tree(shape, device), target.config)
-    elif spec.relaxation == "longest_chain":
-        tree = static_tree(shape, device)
-        chain = static_tree(tree_choices(f"chain{tree.max_depth}"), device)
-        drafter = ParallelChainsDrafter(tree, SpeculativeJacobiDrafter(chain, spec, target.config))
-    elif spec.drafts == "sjd":
-        drafter = SpeculativeJacobiDrafter(static_tree(shape, device), spec, target.config)
-    elif spec.drafts == "hybrid":
-        jacobi = JacobiDrafter(static_tree(shape.jacobi, device), target.config)
-        tree = static_tree(shape.drafter, device)
-        most_pending = max(jacobi.max_depth, tree.max_depth) + 1
-        drafter = HybridDrafter(jacobi, EagleDrafter(models.draft, target, "coupled", tree, sampling, most_pending))
-    else:
-        tree = shape if isinstance(shape, DynamicTreeOptions) else static_tree(shape, device)
-        drafter = EagleDrafter(models.draft, target, spec.drafts, tree, sampling)
-    if drafter.max_depth > OVERSHOOT:
-        raise ValueError(
-            f"a draft tree must be at most {OVERSHOOT} drafts deep, got {drafter.max_depth}; choose a shallower tree"
-        )
-    return drafter
+def make_decoder(
+    models: DecodingModels,
+    spec: MethodSpec,
+    sampling: SamplingConfig,
+    *,
+    records_margins: bool = False,
+    stepping: str = "auto",
+) -> Decoder:
+    """The decoder of a method, see `Decoder`; drafts may have a loop of their own."""
+    loop = load_class(spec.drafter.loop)
+    return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
 
 
 class Decoder:
@@ -107,6 +72,7 @@ class Decoder:
         stepping: how steps are run, see `StepRunner`; those that an observer or a timer watches are run eagerly.
 
     Attributes:
+        noise_window: positions of noise held at a time; None for as many as memory suggests.
         runner: of the steps.
         drafter: proposes trees.
         rule: decides which drafts are accepted.
@@ -117,6 +83,8 @@ class Decoder:
     Raises:
         ValueError: a part that the method needs is missing, or k exceeds the table.
     """
+
+    noise_window: int | None = None
 
     def __init__(
         self,
@@ -134,8 +102,9 @@ class Decoder:
         self.target = models.target
         self.num_tokens, self.num_text = config.num_image_tokens, config.num_text_tokens
         self.device, self.dtype = self.target.device, self.target.dtype
-        self.drafter: Drafter = make_drafter(models, spec, sampling)
-        self.rule: Rule = make_rule(spec, sampling, models.nearest_codes, self.target.token_embedding.weight)
+        self.drafter = self._make_drafter(models, spec, sampling)
+        embedding = self.target.token_embedding.weight
+        self.rule = self.drafter.rule or make_rule(spec, sampling, models.nearest_codes, embedding)
         tree, self.max_depth = self.drafter.tree, self.drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes + (not is_static)
@@ -147,6 +116,23 @@ class Decoder:
         self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
         self.runner = StepRunner(stepping, self.device)
+
+    @staticmethod
+    def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
+        if spec.tree is not None and spec.tree_shape is None:
+            raise ValueError(
+                f"method {spec.method_id or spec.name} uses tree {spec.tree!r}, not chosen yet: pass tree_shape, or a "
+                "fixed tree such as chain3"
+            )
+        if spec.needs_draft_model and models.draft is None:
+            raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
+        drafter = load_class(spec.drafter.path).make(models, spec, sampling)
+        if drafter.max_depth > OVERSHOOT:
+            raise ValueError(
+                f"a draft tree must be at most {OVERSHOOT} drafts deep, got {drafter.max_depth}; choose a shallower "
+                "tree"
+            )
+        return drafter
 
     def stepped(self, stepping: str) -> Decoder:
         """This decoder with its steps run in another way."""
@@ -202,8 +188,7 @@ class Decoder:
 
     def _make_state(self, num_rows: int) -> DecodingState:
         config, device, n = self.target.config, self.device, self.num_tokens
-        whole = n if isinstance(self.drafter, LinesDrafter) else None  # several lines are far apart
-        noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device, whole)
+        noise = NoiseField(num_rows, n, config.vocab_size, self.noise_streams, device, self.noise_window)
         width = n + self.max_depth + 1
         visible = torch.ones(1 + self.sampling.is_guided, num_rows, self.num_text, dtype=torch.bool, device=device)
         return DecodingState(
@@ -242,8 +227,7 @@ class Decoder:
             features, mask = self.target.with_null(features, mask)
         else:
             features, mask = features[None], mask[None]
-        num_slots = self.num_slots if self.spec.relaxation == "public_lines" else self.num_text  # it reads empty ones
-        hidden, cache = self.target.prefill(features, mask, num_slots)
+        hidden, cache = self.target.prefill(features, mask, self.num_text)
         state.cache.copy_rows(index, cache)
         state.noise.fill(rows, fields)
         for tensor, value in ((state.lengths, 1), (state.num_steps, 0), (state.is_substituted, False)):
@@ -256,7 +240,7 @@ class Decoder:
         first = keys.argmax(-1)
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
-            state.margins[:, :1].index_copy_(0, index, _margins(keys))
+            state.margins[:, :1].index_copy_(0, index, margins_of(keys))
         ids = features if self.target.config.num_prompt_ids else None
         self.drafter.fill(state.drafter, index, Prefill(hidden, mask, first, ids))
 
@@ -290,12 +274,10 @@ class Decoder:
         with self.timer("draft"):
             root = state.tokens.gather(1, state.lengths[:, None] - 1)
             proposal = self.drafter.propose(state.drafter, root, state.lengths)
-        cells = proposal.cells
-        positions = state.lengths[:, None] + proposal.tree.depths if cells is None else cells.drawn
         with self.timer("target"):
-            hidden = self._run_target(state, proposal) if cells is None else self._run_cells(state, proposal)
+            hidden = self._run_target(state, proposal)
         with self.timer("score"):
-            scores = self._score(state, hidden, positions)
+            scores = self._score(state, hidden, state.lengths[:, None] + proposal.tree.depths)
         with self.timer("verify"):
             outcome = self.rule.verify(scores, proposal)
         if self.observer is not None:
@@ -314,38 +296,37 @@ class Decoder:
         rotary_rows = root_slot + proposal.tree.depths
         return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_rows, mask)
 
-    def _run_cells(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
-        """The same of tokens in cells: a place of the image has one slot."""
-        cells, slots = proposal.cells, self.num_text + proposal.cells.places
-        image = torch.full_like(state.lengths, self.num_text)
-        mask = state.cache.mask(window_table(cells.visible, self.dtype), image)
-        return self.target.extend(state.cache, proposal.tokens, slots, slots, mask)
-
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         return Scores(hidden, logits, positions, state.noise, self.sampling)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
         """Emits what verification found and keeps the path's keys and values."""
-        path, cells = outcome.path, outcome.proposal.cells
-        places = state.lengths[:, None] + self._steps if cells is None else cells.drawn
+        path = outcome.path
+        positions = state.lengths[:, None] + self._steps
         if not self._is_chain:
             root_slot = state.lengths[:, None] + (self.num_text - 1)
             state.cache.move(root_slot + path, root_slot + self._steps)
-        state.tokens.scatter_(1, places, outcome.emitted)
-        state.is_substituted.scatter_(1, places, outcome.is_substituted)
+        state.tokens.scatter_(1, positions, outcome.emitted)
+        state.is_substituted.scatter_(1, positions, outcome.is_substituted)
         if state.margins is not None:
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
-            state.margins.scatter_(1, places, _margins(keys))
+            state.margins.scatter_(1, positions, margins_of(keys))
         self.drafter.observe(state.drafter, outcome, state.lengths)
-        entry = torch.stack([outcome.num_accepted, path[:, -1], outcome.is_finite.long()], dim=1)
+        self._log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite)
+
+    def _log_step(
+        self, state: DecodingState, num_accepted: torch.Tensor, node: torch.Tensor, is_finite: torch.Tensor
+    ) -> None:
+        """Counts a step that emitted num_accepted + 1 tokens, the last behind `node`; all (batch,)."""
+        entry = torch.stack([num_accepted, node, is_finite.long()], dim=1)
         state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
         state.num_steps.add_(state.lengths < self.num_tokens)
-        state.lengths.add_(outcome.num_accepted + 1).clamp_(max=self.num_tokens)
+        state.lengths.add_(num_accepted + 1).clamp_(max=self.num_tokens)
 
 
-def _margins(keys: torch.Tensor) -> torch.Tensor:
+def margins_of(keys: torch.Tensor) -> torch.Tensor:
     """Gap of the two best of each node's keys: (batch, nodes, vocab) -> (batch, nodes)."""
     best = keys.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]

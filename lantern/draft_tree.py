@@ -172,3 +172,65 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
         level_children=level_children,
         inner_ordinal=ordinal,
     )
+
+
+def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
+    """Nodes whose whole path from the root is accepted, themselves included: bool (batch, nodes).
+
+    Args:
+        tree: structure.
+        is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
+    """
+    is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
+    return ~is_cut.any(-1)
+
+
+def longest_path(
+    tree: DraftTree, is_accepted: torch.Tensor, order: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The deepest node whose whole path from the root is accepted; the first of them where there are several.
+
+    Args:
+        tree: structure.
+        is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
+        order: int64, (batch or 1, nodes), in [0, nodes): which of several deepest nodes is first; by default node
+            numbers.
+
+    Returns:
+        (path, int64 (batch, max_depth + 1), padded with its last node; number of accepted drafts, int64 (batch,)).
+    """
+    reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
+    if order is None:
+        counts, best = reached.max(dim=1)
+    else:
+        best = (reached * tree.num_nodes - order).argmax(dim=1)
+        counts = reached.gather(1, best[:, None]).squeeze(1)
+    index = best[:, None, None].expand(-1, 1, tree.paths.shape[2])
+    paths = tree.paths.expand(len(best), -1, -1)
+    return paths.gather(1, index).squeeze(1), counts
+
+
+def first_leaf(tree: DraftTree) -> torch.Tensor:
+    """Lowest-numbered leaf at or below each node, int64 (rows, nodes).
+
+    The authors' code lists a dynamic tree's paths by leaf and takes the first of the longest; greedy relaxed decoding
+    is where several are accepted.
+    """
+    is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
+    node = torch.arange(tree.num_nodes, device=is_leaf.device)
+    below = tree.ancestors & is_leaf[:, :, None]  # (rows, leaf, node)
+    return torch.where(below, node[None, :, None], tree.num_nodes - 1).amin(dim=1)
+
+
+def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
+    """Values of the nodes that may have children, (rows, inner, ...), among those of all nodes, (rows, nodes, ...)."""
+    if tree.parent_nodes is None:
+        return values
+    whole = values.new_full((len(values), tree.num_nodes, *values.shape[2:]), fill)
+    return whole.index_copy(1, tree.parent_nodes, values)
+
+
+def inner_places(tree: DraftTree) -> torch.Tensor:
+    """Place of each node among those that may have children, int64 (1, nodes); 0 for the others."""
+    num_inner = tree.num_nodes if tree.parent_nodes is None else len(tree.parent_nodes)
+    return of_all_nodes(torch.arange(num_inner, device=tree.parents.device)[None], tree, 0)

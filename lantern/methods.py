@@ -1,188 +1,443 @@
-"""Decoding methods as combinations of parts: tree x drafts x relaxation, with named presets.
+"""The methods, start here: a method is a drafter and a rule of acceptance, each with parameters of its own.
 
-Read while Snakemake builds the workflow: no torch here.
+DRAFTS and ACCEPTANCE declare every part once: its class, its parameters with their bounds, its paper, and whether it is
+exact; PRESETS names combinations as they are published. Errors, the config's schema, labels and tables are read from
+here. A part of a user's own is an import string, "my_module:Capped", whose class declares the same as attributes.
+
+Read while Snakemake plans the workflow: no torch here.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
 
-COUPLED = ("coupled", "jacobi", "hybrid")  # drafts that the target's own noise picks
-DRAFTS_WITHOUT_MODEL = ("jacobi", "sjd")  # drafts that the target makes itself
-SAMPLED = ("sampled", "sjd")  # drafts drawn from a known distribution with noise of their own: judged by rejection
-DRAFTS = (*SAMPLED, "top", *COUPLED)  # what a node's children are
+NEIGHBOURS = ("l2", "l2_normalised", "probability", "random")
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
-NEIGHBOURS = ("l2", "l2_normalised", "probability", "random")
-
-# Parts of each preset; "static" stands for the config's draft_tree.static.
-PRESETS: dict[str, dict[str, Any]] = {
-    "autoregressive": {"tree": None, "drafts": None, "relaxation": "none"},
-    "eagle1": {"tree": "static", "drafts": "sampled", "relaxation": "none"},
-    "eagle2": {"tree": "dynamic", "drafts": "top", "relaxation": "none"},
-    "lantern": {"tree": "dynamic", "drafts": "top", "relaxation": "additive"},
-    "lantern_pp": {"tree": "static", "drafts": "sampled", "relaxation": "multiplicative"},
-    "coupled": {"tree": "static", "drafts": "coupled", "relaxation": "none"},
-    "proximity": {"tree": "static", "drafts": "coupled", "relaxation": "proximity"},
-    "bounded": {"tree": "dynamic", "drafts": "top", "relaxation": "bounded"},
-    "jacobi": {"tree": "chain9", "drafts": "jacobi", "relaxation": "none"},
-    "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid", "relaxation": "none"},
-}
-# Of SJD drafts: how a draft is drawn anew, which drafts places begin with, and what these are taken to be drawn from.
-SJD_PARTS = {
-    "coupling": ("none", "gumbel", "maximal"),
-    "initial": ("random", "repeat", "sample"),
-    "labels": ("point", "uniform"),
-}
-_SJD = {"tree": "chain15", "drafts": "sjd", "relaxation": "none", "coupling": "none"}
-_SJD |= {"initial": "random", "labels": "point"}
-# Methods of others than EAGLE and LANTERN, with their published parameters.
-PEERS: dict[str, dict[str, Any]] = {
-    "cool": {"tree": "chain5", "drafts": "sampled", "relaxation": "annealed", "residual": "matched"},
-    "sjd": _SJD,
-    "scd_gumbel": {**_SJD, "coupling": "gumbel"},
-    "scd": {**_SJD, "coupling": "maximal"},
-    "sjd_pp": {**_SJD, "relaxation": "threshold", "threshold": 0.5},
-    "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
-    "path_relax": {**_SJD, "tree": "chain11x2", "relaxation": "longest_chain", "delta": 0.01},
-    "gsd": {**_SJD, "relaxation": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
-    "zipar": {"tree": None, "drafts": None, "relaxation": "parallel_lines", "window": 16},
-}
-PRESETS |= PEERS
 
 
 @dataclass(frozen=True)
-class RelaxationParts:
-    """What a relaxation goes with; the relaxation itself is the class of that name in `lantern.relaxation`.
+class Parameter:
+    """A number that a part takes, or a word.
 
     Attributes:
-        parameters: those that it takes, of PARAMETERS; the others must not be given.
-        drafts: the kinds of drafts that it goes with.
-        has_official: whether the authors' code has it, so that their residuals exist.
-        reason: why other drafts are refused, as the end of a sentence.
-        is_weight: whether it weighs the drafts of a chain by their place, which needs a chain and the matched residual.
-        is_of_drafts: whether it belongs to a drafter: to one whose drafts do not follow the distributions that they are
-            judged by, so that the law at a node is not known, or to one that drafts nothing.
+        symbol: in labels.
+        meaning: with its unit.
+        low: smallest value; with `is_open` the value must be above it.
+        high: largest value.
+        is_open: see `low`.
+        is_whole: whether the number must be whole.
+        choices: the words allowed; none for a number.
+        remedy: what else a user may have wanted, the end of an error.
     """
 
-    parameters: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = DRAFTS
-    has_official: bool = True
-    reason: str = ""
-    is_weight: bool = False
-    is_of_drafts: bool = False
+    symbol: str
+    meaning: str
+    low: float = -math.inf
+    high: float = math.inf
+    is_open: bool = False
+    is_whole: bool = False
+    choices: tuple[str, ...] = ()
+    remedy: str = ""
+
+    @property
+    def bound(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        interval = f"{'>' if self.is_open else '>='} {self.low:g}"
+        if self.high < math.inf:
+            interval = f"in [{self.low:g}, {self.high:g}]"
+        return f"a whole number {interval}" if self.is_whole else interval
+
+    def check(self, name: str, value: Any, owner: str) -> None:
+        """Makes sure that a value is allowed.
+
+        Raises:
+            ValueError: it is not; names the parameter, the method, the bound, the value and the remedy.
+        """
+        if self.choices:
+            is_allowed = value in self.choices
+        else:
+            is_allowed = isinstance(value, int | float) and self.low <= value <= self.high
+            is_allowed = is_allowed and not (self.is_open and value == self.low)
+            is_allowed = is_allowed and not (self.is_whole and value != int(value))
+        if not is_allowed:
+            remedy = f"; {self.remedy}" if self.remedy else ""
+            raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{remedy}")
 
 
-_WEIGHT = RelaxationParts(("omega",), SAMPLED, has_official=False, is_weight=True)
-PEER_PARAMETERS = ("omega", "h", "p_max", "d_max", "threshold", "window")
-PARAMETERS = ("k", "delta", "lambda_", *PEER_PARAMETERS)
-RELAXATIONS = {
-    "none": RelaxationParts(),
-    "additive": RelaxationParts(("k", "delta")),
-    "jensen_shannon": RelaxationParts(("k", "delta")),
-    "multiplicative": RelaxationParts(("k", "lambda_")),
-    "bounded": RelaxationParts(("k", "delta"), ("top",), has_official=False, reason="; only there delta bounds TV"),
-    "proximity": RelaxationParts(("k",), ("coupled", "top", "jacobi", "hybrid"), has_official=False),
-    "annealed": _WEIGHT,
-    "constant": _WEIGHT,
-    "reversed": _WEIGHT,
-    "group": RelaxationParts(("h", "p_max", "d_max"), SAMPLED, has_official=False),
-    "threshold": RelaxationParts(("threshold",), ("sjd",), has_official=False, is_of_drafts=True),
-    "public_labels": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
-    "public_tree": RelaxationParts((), ("sjd",), has_official=False, is_of_drafts=True),
-    "longest_chain": RelaxationParts(("delta",), ("sjd",), has_official=False, is_of_drafts=True),
-    "parallel_lines": RelaxationParts(("window",), (), has_official=False, reason="; remove them", is_of_drafts=True),
-    "public_lines": RelaxationParts(("window",), (), has_official=False, reason="; remove them", is_of_drafts=True),
+_EXACT = "for exact decoding use acceptance exact"
+PARAMETERS = {
+    "k": Parameter("k", "nearest codes of a draft", 1, is_whole=True, remedy=_EXACT),
+    "delta": Parameter(
+        "δ", "bound: probability mass, or bits of divergence", 0, 1, remedy="for the multiplicative bound set lambda_"
+    ),
+    "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact, for the additive bound set delta"),
+    "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact where fall is 0"),
+    "fall": Parameter("fall", "a draft's weight is exp(-fall) times the one before", -10, 10),
+    "h": Parameter("h", "half the width of a group of codes, ranks", 1, is_whole=True, remedy=_EXACT),
+    "p_max": Parameter(
+        "Δp", "difference of probabilities within a group, which stays below", 0, is_open=True, remedy=_EXACT
+    ),
+    "d_max": Parameter(
+        "d²", "squared distance of embeddings within a group, which stays below", 0, is_open=True, remedy=_EXACT
+    ),
+    "threshold": Parameter(
+        "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
+    ),
+    "window": Parameter("w", "tokens of a line drawn before the next line begins", 1, is_whole=True),
+    "coupling": Parameter(
+        "coupling", "how drafts follow those of the step before", choices=("none", "gumbel", "maximal")
+    ),
+    "labels": Parameter("labels", "what first drafts count as drawn from", choices=("point", "uniform")),
 }
+
+
+def _of(*names: str) -> dict[str, Parameter]:
+    return {name: PARAMETERS[name] for name in names}
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A drafter, as the table knows it.
+
+    Attributes:
+        path: its class, "module:Class".
+        trees: the kinds of trees that it fills: "static", "chains" (of one length below the root), "joint" (two static
+            ones), "dynamic", "tuned" (one that a run chooses); none if it drafts nothing.
+        parameters: by name.
+        needs_draft_model: whether a draft model makes the drafts, or some of them.
+        is_sampled: whether drafts are drawn from a known distribution with noise of their own; above temperature 0
+            they are then judged by rejection.
+        is_coupled: whether the target's own noise picks the drafts.
+        has_twins: whether siblings may carry the same token.
+        is_exact: whether exact acceptance leaves the target's distribution, and what is measured at a node holds.
+        loop: the decoder that runs it, "module:Class".
+        paper: its source.
+    """
+
+    path: str
+    trees: tuple[str, ...] = ("static",)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    needs_draft_model: bool = False
+    is_sampled: bool = False
+    is_coupled: bool = False
+    has_twins: bool = False
+    is_exact: bool = True
+    loop: str = "lantern.decoding:Decoder"
+    paper: str = ""
+
+
+_EAGLE = "EAGLE, arXiv 2401.15077"
+NO_DRAFTS = Drafts("lantern.drafters.base:NoDrafter", trees=())
+DRAFTS = {
+    "sampled": Drafts(
+        "lantern.drafters.eagle:EagleDrafter",
+        ("static", "tuned"),
+        needs_draft_model=True,
+        is_sampled=True,
+        paper=_EAGLE,
+    ),
+    "top": Drafts(
+        "lantern.drafters.eagle:EagleDrafter",
+        ("static", "dynamic", "tuned"),
+        needs_draft_model=True,
+        paper="EAGLE-2, arXiv 2406.16858",
+    ),
+    "coupled": Drafts(
+        "lantern.drafters.eagle:EagleDrafter",
+        ("static", "dynamic", "tuned"),
+        needs_draft_model=True,
+        is_coupled=True,
+        paper="the coupling: Daliri et al. 2024, arXiv 2408.07978",
+    ),
+    "jacobi": Drafts(
+        "lantern.drafters.jacobi:JacobiDrafter", ("static", "tuned"), is_coupled=True, has_twins=True, paper="ours"
+    ),
+    "hybrid": Drafts(
+        "lantern.drafters.jacobi:HybridDrafter",
+        ("joint", "tuned"),
+        needs_draft_model=True,
+        is_coupled=True,
+        has_twins=True,
+        paper="ours",
+    ),
+    "sjd": Drafts(
+        "lantern.drafters.sjd:SpeculativeJacobiDrafter",
+        parameters=_of("coupling", "labels"),
+        is_sampled=True,
+        paper="SJD, arXiv 2410.01699; coupled: SCD, arXiv 2510.24211; trees: SJD-PAC, arXiv 2603.18599",
+    ),
+    "sjd_pp": Drafts(
+        "lantern.drafters.sjd:SpeculativeJacobiDrafter",
+        parameters=_of("threshold"),
+        is_sampled=True,
+        is_exact=False,
+        paper="SJD++, arXiv 2512.07503",
+    ),
+    "path_relax": Drafts(
+        "lantern.drafters.path_relax:ParallelChainsDrafter",
+        ("chains",),
+        _of("delta"),
+        is_sampled=True,
+        is_exact=False,
+        paper="PathRelax, arXiv 2606.10492",
+    ),
+    "zipar": Drafts(
+        "lantern.drafters.base:NoDrafter",
+        (),
+        _of("window"),
+        is_exact=False,
+        loop="lantern.drafters.zipar:LinesDecoder",
+        paper="ZipAR, arXiv 2412.04062",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """A rule of acceptance, as the table knows it.
+
+    Attributes:
+        path: its class, "module:Class".
+        parameters: by name; one that takes k reads the table of nearest codes.
+        drafts: the kinds of drafts that it goes with; None for all.
+        reason: why others are refused, the end of an error.
+        has_official: whether the LANTERN authors' code has it, so that their residuals exist.
+        residuals: those that it goes with.
+        needs_chain: whether siblings are refused.
+        is_exact: whether the output distribution is the target's.
+        paper: its source.
+    """
+
+    path: str
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    drafts: tuple[str, ...] | None = None
+    reason: str = ""
+    has_official: bool = False
+    residuals: tuple[str, ...] = RESIDUALS
+    needs_chain: bool = False
+    is_exact: bool = False
+    paper: str = ""
+
+
+_LANTERN = "LANTERN, arXiv 2410.03355"
+_REJECTED = tuple(name for name, drafts in DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
+ACCEPTANCE = {
+    "exact": Acceptance("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
+    "additive": Acceptance(
+        "lantern.acceptance.relaxed_sets:AdditiveBound", _of("k", "delta"), has_official=True, paper=_LANTERN
+    ),
+    "jensen_shannon": Acceptance(
+        "lantern.acceptance.relaxed_sets:JensenShannonBound", _of("k", "delta"), has_official=True, paper=_LANTERN
+    ),
+    "multiplicative": Acceptance(
+        "lantern.acceptance.relaxed_sets:MultiplicativeBound",
+        _of("k", "lambda_"),
+        has_official=True,
+        paper="LANTERN++, arXiv 2502.06352",
+    ),
+    "bounded": Acceptance(
+        "lantern.acceptance.relaxed_sets:BudgetBound",
+        _of("k", "delta"),
+        ("top",),
+        "; only there delta bounds TV",
+        paper="ours",
+    ),
+    "proximity": Acceptance(
+        "lantern.acceptance.relaxed_sets:Proximity", _of("k"), ("coupled", "top", "jacobi", "hybrid"), paper="ours"
+    ),
+    "weighted": Acceptance(
+        "lantern.acceptance.weights:DraftWeights",
+        _of("omega", "fall"),
+        _REJECTED,
+        residuals=("matched",),
+        needs_chain=True,
+        paper="COOL-SD, arXiv 2601.09212",
+    ),
+    "group": Acceptance(
+        "lantern.acceptance.groups:ProbabilityGroups",
+        _of("h", "p_max", "d_max"),
+        _REJECTED,
+        paper="GSD, arXiv 2508.07747",
+    ),
+}
+
+# Parts of each preset; tree "static" stands for the config's draft_tree.static.
+_SJD = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
+PRESETS: dict[str, dict[str, Any]] = {
+    "autoregressive": {},
+    "eagle1": {"tree": "static", "drafts": "sampled"},
+    "eagle2": {"tree": "dynamic", "drafts": "top"},
+    "lantern": {"tree": "dynamic", "drafts": "top", "acceptance": "additive"},
+    "lantern_pp": {"tree": "static", "drafts": "sampled", "acceptance": "multiplicative"},
+    "coupled": {"tree": "static", "drafts": "coupled"},
+    "proximity": {"tree": "static", "drafts": "coupled", "acceptance": "proximity"},
+    "bounded": {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"},
+    "jacobi": {"tree": "chain9", "drafts": "jacobi"},
+    "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid"},
+    # Peers, with their published parameters.
+    "cool": {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
+    "sjd": _SJD,
+    "scd_gumbel": {**_SJD, "coupling": "gumbel"},
+    "scd": {**_SJD, "coupling": "maximal"},
+    "sjd_pp": {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5},
+    "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
+    "path_relax": {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01},
+    "gsd": {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
+    "zipar": {"drafts": "zipar", "window": 16},
+}
+PEERS = tuple(PRESETS)[10:]  # of others than EAGLE, LANTERN and this project
+
+
+def load_class(path: str) -> type:
+    """The class of an import string, "module:Class".
+
+    Raises:
+        ValueError: no such module on Python's path, or no such class in it.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(
+            f"{path} must name a class as module:Class, of a file beside the overlay or an installed package: {error}"
+        ) from error
+
+
+def drafts_of(name: str | None) -> Drafts:
+    """The declaration of drafts by their name, None or a table's nan for none; a user's own says it itself.
+
+    Raises:
+        ValueError: unknown; lists the known ones.
+    """
+    return NO_DRAFTS if name is None or name != name else _declared(name, "drafts", DRAFTS, Drafts)
+
+
+def acceptance_of(name: str) -> Acceptance:
+    """The declaration of a rule of acceptance, as `drafts_of`."""
+    return _declared(name, "acceptance", ACCEPTANCE, Acceptance)
+
+
+def _declared(name: str, what: str, table: Mapping[str, Any], row: type) -> Any:
+    if name in table:
+        return table[name]
+    if ":" not in str(name):
+        raise ValueError(f"{what} must be one of {', '.join(table)}, or my_module:MyClass, got {name!r}")
+    own = load_class(name)
+    given = {key: getattr(own, key) for key in row.__dataclass_fields__ if key != "path" and hasattr(own, key)}
+    return row(name, **given)
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One decoding method with its parameters.
+    """One decoding method with its parameters, which are attributes too: `spec.k` is None where it takes none.
 
     Attributes:
-        name: preset or a name of the config's choice.
-        tree: "dynamic", or the name of a static tree, or two of them as "chain9+chain3" (Jacobi's and the draft
-            model's) for hybrid drafts, or "tuned" for one that a run chooses; None for autoregressive decoding.
-        drafts: "sampled", "top" or "coupled" ones of a draft model; "jacobi", the target's own draws of the last step;
-            "hybrid", Jacobi drafts and coupled ones of a draft model side by side; "sjd", draws of the target's
-            distributions of the last step, judged by rejection; None for autoregressive decoding.
-        relaxation: a name of RELAXATIONS; "none" is exact.
-        residual: "paper", or what the authors' code does: "official" for LlamaGen, "official_lumina"; or "matched",
-            which leaves the least total variation from the target that the acceptance allows.
-        neighbours: which nearest codes, one of NEIGHBOURS; None where the relaxation takes no k.
-        k: nearest codes; None where the relaxation takes none.
-        delta: additive bound or budget, probability mass in [0, 1], or Jensen-Shannon bound in bits; None elsewhere.
-        lambda_: multiplicative bound, >= 1; None elsewhere.
-        omega: mean weight of a chain's drafts in the test of acceptance, > 0; None elsewhere.
-        h: half the width of a group of codes, ranks >= 1; None elsewhere.
-        p_max: in a group, differences of probabilities are below it, > 0; None elsewhere.
-        d_max: in a group, squared distances of embeddings are below it, > 0; None elsewhere.
-        threshold: t(x) / p(x) above which relaxation "threshold" keeps a draft, >= 0; None elsewhere.
-        window: tokens of a line of the image that are drawn before the next line begins, >= 1; None unless lines are
-            drawn in parallel.
-        coupling: how SJD drafts follow those of the step before: "none" draws them anew, "gumbel" with the noise of
-            their place, "maximal" keeps as many as can be; None for others.
-        initial: SJD drafts of places that have none: "random" codes, "repeat" the token before, "sample" the most
-            probable one there; None for others.
-        labels: what those are taken to be drawn from: "point" of no choice, "uniform" of all codes; None for others.
+        name: of a preset, or of the config's choice.
+        tree: "dynamic", the name of a static tree, two of them as "chain9+chain3" (Jacobi's and the draft model's) for
+            hybrid drafts, or "tuned"; None where there are no drafts.
+        drafts: of DRAFTS, or a user's own class; None for autoregressive decoding.
+        acceptance: of ACCEPTANCE, or a user's own class.
+        residual: what a rejection leaves: "paper", or what the authors' code does, "official" for LlamaGen and
+            "official_lumina"; or "matched", the least total variation from the target that the acceptance allows.
+        neighbours: which nearest codes, one of NEIGHBOURS; None where the acceptance takes no k.
+        parameters: those that the parts declare, by name.
         method_id: unique within a config, safe as a file name.
         tree_shape: choices of the static tree, or options of the dynamic one (also as JSON values); by default what
-            the name `tree` stands for. None for autoregressive decoding, and for a tuned tree not chosen yet.
+            `tree` stands for. None for autoregressive decoding, and for a tuned tree not chosen yet.
+        code: checksum of a user's own classes.
 
     Raises:
-        ValueError: parts that do not go together, a parameter missing, foreign or out of range, a tree of an unknown
-            name and no shape.
+        ValueError: parts that do not go together; a parameter missing, foreign or out of range; an unknown tree.
     """
 
     name: str
     tree: str | None = None
     drafts: str | None = None
-    relaxation: str = "none"
+    acceptance: str = "exact"
     residual: str = "paper"
     neighbours: str | None = None
-    k: int | None = None
-    delta: float | None = None
-    lambda_: float | None = None
-    omega: float | None = None
-    h: int | None = None
-    p_max: float | None = None
-    d_max: float | None = None
-    threshold: float | None = None
-    window: int | None = None
-    coupling: str | None = None
-    initial: str | None = None
-    labels: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     method_id: str = ""
-    tree_shape: TreeShape | Mapping[str, int] | Sequence[Sequence[int]] | None = None
+    tree_shape: TreeShape | Mapping[str, int] | Sequence[Sequence[int]] | None = field(default=None, hash=False)
+    code: str = ""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            raise ValueError(f"a method's name must be lower-case letters, digits and _, got {self.name!r}")
         _check_parts(self)
         _check_parameters(self)
-        _check_sjd(self)
         object.__setattr__(self, "tree_shape", _shape_of(self))
-        _check_weights(self)
+        object.__setattr__(self, "code", _code_of(self))
+        if self.rule.needs_chain and (not isinstance(self.tree_shape, tuple) or any(map(any, self.tree_shape))):
+            raise ValueError(
+                f"acceptance {self.acceptance} needs a chain, got tree {self.tree} for {self.name}; it has no weights "
+                "for siblings"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PARAMETERS:
+            return self.parameters.get(name)
+        raise AttributeError(f"MethodSpec has no attribute {name}")
+
+    @classmethod
+    def of(cls, name: str, **parts: Any) -> MethodSpec:
+        """A method of parts and parameters side by side; nearest codes are l2_normalised unless `neighbours` is given.
+
+        Raises:
+            ValueError: as `MethodSpec`.
+        """
+        fields = {key: value for key, value in parts.items() if key in cls.__dataclass_fields__ and key != "parameters"}
+        parameters = {key: value for key, value in parts.items() if key not in fields and value is not None}
+        parameters.pop("is_exact", None)  # of `to_dict`
+        if "k" in acceptance_of(fields.get("acceptance", "exact")).parameters:
+            fields.setdefault("neighbours", "l2_normalised")
+        return cls(name, parameters=parameters, **fields)
 
     @property
-    def is_relaxed(self) -> bool:
-        """Whether the output distribution may depart from the target's."""
-        return self.relaxation != "none"
+    def drafter(self) -> Drafts:
+        """The declaration of its drafts."""
+        return drafts_of(self.drafts)
+
+    @property
+    def rule(self) -> Acceptance:
+        """The declaration of its acceptance."""
+        return acceptance_of(self.acceptance)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the output distribution is the target's."""
+        return self.rule.is_exact and self.drafter.is_exact
 
     @property
     def needs_draft_model(self) -> bool:
         """Whether a draft model makes the drafts, or some of them."""
-        return self.drafts not in (None, *DRAFTS_WITHOUT_MODEL)
+        return self.drafter.needs_draft_model
+
+    @property
+    def needs_nearest_codes(self) -> bool:
+        """Whether its acceptance reads the table of nearest codes."""
+        return "k" in self.rule.parameters
 
     def to_dict(self) -> dict[str, Any]:
-        """What records and tables keep of a method, as JSON values: all fields but the tree's shape."""
+        """What records and tables keep of a method, as JSON values: parts, parameters side by side, `is_exact`."""
         fields = asdict(self)
-        del fields["tree_shape"]
-        return fields
+        for name in ("tree_shape", "parameters", "code"):
+            del fields[name]
+        parameters = {**dict.fromkeys(PARAMETERS), **self.parameters}
+        return {**fields, **parameters, "is_exact": self.is_exact}
 
 
 def make_method(name: str, **parts: Any) -> MethodSpec:
@@ -190,8 +445,7 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
 
     Args:
         name: of the preset, for example "lantern".
-        parts: parameters that it needs and parts that it shall differ in, for example k=100, delta=0.1; the neighbours
-            of a relaxation are l2_normalised unless given.
+        parts: parameters that it needs and parts that it shall differ in, for example k=100, delta=0.1.
 
     Raises:
         ValueError: unknown preset, or as `MethodSpec`.
@@ -199,16 +453,9 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     parts = {**PRESETS[name], "method_id": name, **parts}
-    if parts["tree"] == "static":
+    if parts.get("tree") == "static":
         parts["tree"] = "naive_extend_57"
-    if takes_neighbours(parts["relaxation"]):
-        parts.setdefault("neighbours", "l2_normalised")
-    return MethodSpec(name=name, **parts)
-
-
-def takes_neighbours(relaxation: str) -> bool:
-    """Whether a relaxation, a name of RELAXATIONS or any other, takes nearest codes."""
-    return relaxation in RELAXATIONS and "k" in RELAXATIONS[relaxation].parameters
+    return MethodSpec.of(name, **parts)
 
 
 def verifies_by_rejection(method: Mapping[str, Any]) -> bool:
@@ -216,9 +463,11 @@ def verifies_by_rejection(method: Mapping[str, Any]) -> bool:
     the target draws.
 
     Args:
-        method: its drafts, relaxation and residual, as `MethodSpec.to_dict` names them.
+        method: its drafts, acceptance and residual, as `MethodSpec.to_dict` names them.
     """
-    return method["drafts"] in SAMPLED or (method["residual"] != "paper" and method["relaxation"] != "none")
+    if drafts_of(method["drafts"]).is_sampled:
+        return True
+    return method["residual"] != "paper" and method["acceptance"] != "exact"
 
 
 def draws_target_tokens(method: Mapping[str, Any], temperature: float) -> bool:
@@ -229,140 +478,92 @@ def draws_target_tokens(method: Mapping[str, Any], temperature: float) -> bool:
 
 
 def keeps_tokens(method: Mapping[str, Any], temperature: float) -> bool:
-    """Whether the images equal autoregressive decoding's token for token, not in distribution alone. `method`
-    as in `verifies_by_rejection`.
+    """Whether the images equal autoregressive decoding's token for token, not in distribution alone; `method` is a
+    whole `MethodSpec.to_dict`.
     """
-    return method["relaxation"] == "none" and draws_target_tokens(method, temperature)
+    return method["is_exact"] and draws_target_tokens(method, temperature)
 
 
 def _check_parts(spec: MethodSpec) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", spec.name):
-        raise ValueError(f"a method's name must be lower-case letters, digits and _, got {spec.name!r}")
-    for field, known in (("relaxation", RELAXATIONS), ("residual", RESIDUALS)):
-        if getattr(spec, field) not in known:
-            raise ValueError(f"{field} of {spec.name} must be one of {', '.join(known)}, got {getattr(spec, field)!r}")
-    if (spec.tree is None) != (spec.drafts is None):
-        raise ValueError(f"method {spec.name} must have both tree and drafts, or neither (autoregressive)")
-    if spec.drafts is None:
-        if spec.is_relaxed and RELAXATIONS[spec.relaxation].drafts:
+    drafter, rule = spec.drafter, spec.rule
+    if spec.residual not in RESIDUALS:
+        raise ValueError(f"residual of {spec.name} must be one of {', '.join(RESIDUALS)}, got {spec.residual!r}")
+    if not drafter.trees:
+        if spec.tree is not None:
+            raise ValueError(f"method {spec.name} has a tree and no drafts to fill it, got tree {spec.tree}; remove it")
+        if spec.acceptance != "exact":
             raise ValueError(f"method {spec.name} relaxes drafts but has none; set tree and drafts")
         return
-    _check_drafts(spec)
+    if spec.tree is None:
+        raise ValueError(f"drafts {spec.drafts} of {spec.name} need a tree, got none; name one, as in chain3")
+    kind = _kind_of(spec.tree)
+    if kind not in drafter.trees and not (kind == "chains" and "static" in drafter.trees):
+        raise ValueError(
+            f"{spec.drafts} drafts need a tree that is {' or '.join(drafter.trees)}, got {spec.tree} for {spec.name}; "
+            f"{_TREES_FOR.get(drafter.trees[0], 'name a static tree, as in chain9, or choose other drafts')}"
+        )
+    if not drafter.is_exact and spec.acceptance != "exact":
+        raise ValueError(
+            f"{spec.drafts} drafts are judged in a way of their own, got acceptance {spec.acceptance} for {spec.name}; "
+            "use exact, or other drafts"
+        )
+    if rule.drafts is not None and spec.drafts not in rule.drafts:
+        raise ValueError(
+            f"acceptance {spec.acceptance} needs drafts {' or '.join(rule.drafts)}, got {spec.drafts} for {spec.name}"
+            f"{rule.reason}"
+        )
+    _check_residual(spec)
 
 
-def _check_drafts(spec: MethodSpec) -> None:
-    if spec.drafts not in DRAFTS:
-        raise ValueError(f"drafts of {spec.name} must be one of {', '.join(DRAFTS)}, got {spec.drafts!r}")
-    if spec.drafts == "sjd" and spec.tree == "tuned":
-        raise ValueError(f"trees of sjd drafts are not tuned, got tree tuned for {spec.name}; name one, as in chain15")
-    if spec.drafts in ("sampled", "jacobi", "hybrid", "sjd") and spec.tree == "dynamic":
+_TREES_FOR = {
+    "joint": "name two static trees, Jacobi's and the draft model's, as in chain9+chain3",
+    "chains": "name one like chain11x2",
+}
+
+
+def _kind_of(tree: str) -> str:
+    if tree in ("dynamic", "tuned"):
+        return tree
+    if "+" in tree:
+        return "joint"
+    return "chains" if re.fullmatch(r"chain\d+x\d+", tree) else "static"
+
+
+def _check_residual(spec: MethodSpec) -> None:
+    if spec.residual not in spec.rule.residuals:
         raise ValueError(
-            f"{spec.drafts} drafts need a static tree, got tree dynamic for {spec.name}; use top or coupled drafts"
+            f"acceptance {spec.acceptance} needs residual {' or '.join(spec.rule.residuals)}, got {spec.residual} for "
+            f"{spec.name}: with another one, a weight below 1 would emit some codes too rarely"
         )
-    relaxation = RELAXATIONS[spec.relaxation]
-    if spec.drafts not in relaxation.drafts:
+    if spec.residual == "matched" and not spec.drafter.is_sampled:
         raise ValueError(
-            f"relaxation {spec.relaxation} needs drafts {' or '.join(relaxation.drafts)}, got {spec.drafts} for "
-            f"{spec.name}{relaxation.reason}"
-        )
-    if spec.residual == "matched" and spec.drafts not in SAMPLED:
-        raise ValueError(
-            f"residual matched needs drafts {' or '.join(SAMPLED)}, got {spec.drafts} for {spec.name}; where a draft "
+            f"residual matched needs drafts {' or '.join(_REJECTED)}, got {spec.drafts} for {spec.name}; where a draft "
             "is known before the target draws, residual paper leaves the least total variation already"
         )
-    is_official = spec.residual in OFFICIAL_RESIDUALS
-    if is_official and (spec.drafts not in ("sampled", "top") or not relaxation.has_official):
+    is_authors = spec.drafts in ("sampled", "top") and spec.rule.has_official
+    if spec.residual in OFFICIAL_RESIDUALS and not is_authors:
         raise ValueError(
             f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
         )
 
 
 def _check_parameters(spec: MethodSpec) -> None:
-    wanted = RELAXATIONS[spec.relaxation].parameters
-    for name in PARAMETERS:
-        value = getattr(spec, name)
-        if name in wanted and value is None:
-            raise ValueError(f"method {spec.name} with relaxation {spec.relaxation} needs {name}")
+    wanted = {**spec.drafter.parameters, **spec.rule.parameters}
+    for name, value in spec.parameters.items():
         if name not in wanted and value is not None:
-            raise ValueError(f"method {spec.name} with relaxation {spec.relaxation} takes no {name}, got {value}")
-    if spec.k is not None and (spec.k != int(spec.k) or spec.k < 1):
-        raise ValueError(
-            f"k of {spec.name} must be a whole number >= 1, got {spec.k}; for exact decoding use relaxation none"
-        )
-    if spec.window is not None and (spec.window != int(spec.window) or spec.window < 1):
-        raise ValueError(f"window of {spec.name} must be a whole number >= 1, got {spec.window}")
-    check_bounds(spec.delta, spec.lambda_, f" of {spec.name}")
-    check_group(spec.h, spec.p_max, spec.d_max, f" of {spec.name}")
-    if takes_neighbours(spec.relaxation) and spec.neighbours not in NEIGHBOURS:
+            raise ValueError(
+                f"method {spec.name} with drafts {spec.drafts} and acceptance {spec.acceptance} takes no {name}, got "
+                f"{value}; it takes {', '.join(wanted) or 'no parameters'}"
+            )
+    for name, parameter in wanted.items():
+        if spec.parameters.get(name) is None:
+            raise ValueError(
+                f"method {spec.name} with drafts {spec.drafts} and acceptance {spec.acceptance} needs {name}, "
+                f"{parameter.bound}: {parameter.meaning}"
+            )
+        parameter.check(name, spec.parameters[name], spec.name)
+    if spec.needs_nearest_codes and spec.neighbours not in NEIGHBOURS:
         raise ValueError(f"neighbours of {spec.name} must be one of {', '.join(NEIGHBOURS)}, got {spec.neighbours!r}")
-
-
-def _check_weights(spec: MethodSpec) -> None:
-    if not RELAXATIONS[spec.relaxation].is_weight:
-        return
-    if not spec.omega > 0:
-        raise ValueError(f"omega of {spec.name} must be > 0, got {spec.omega}; 1 is exact where relaxation is constant")
-    if spec.residual != "matched":
-        raise ValueError(
-            f"relaxation {spec.relaxation} needs residual matched, got {spec.residual} for {spec.name}: with another "
-            "one, a weight below 1 would emit some codes too rarely"
-        )
-    if not isinstance(spec.tree_shape, tuple) or any(map(any, spec.tree_shape)):
-        raise ValueError(
-            f"relaxation {spec.relaxation} needs a chain, got tree {spec.tree} for {spec.name}: there are no weights "
-            "for siblings"
-        )
-
-
-def _check_sjd(spec: MethodSpec) -> None:
-    for name, known in SJD_PARTS.items():
-        value = getattr(spec, name)
-        if spec.drafts == "sjd" and value not in known:
-            raise ValueError(f"{name} of {spec.name} must be one of {', '.join(known)}, got {value!r}")
-        if spec.drafts != "sjd" and value is not None:
-            raise ValueError(f"method {spec.name} with drafts {spec.drafts} takes no {name}, got {value}; remove it")
-    if spec.labels == "uniform" and spec.initial != "random":
-        raise ValueError(f"labels uniform of {spec.name} are those of initial random, got {spec.initial}; use point")
-    needed = {"threshold": "none", "public_labels": "maximal", "public_tree": "maximal", "longest_chain": "none"}
-    wanted = needed.get(spec.relaxation, spec.coupling)
-    if spec.coupling != wanted:
-        raise ValueError(
-            f"relaxation {spec.relaxation} needs coupling {wanted}, got {spec.coupling} for {spec.name}; set it"
-        )
-    if spec.relaxation == "longest_chain" and not re.fullmatch(r"chain\d+x\d+", spec.tree):
-        raise ValueError(f"relaxation longest_chain needs a tree like chain11x2, got {spec.tree} for {spec.name}")
-    if (spec.threshold or 0) < 0:
-        raise ValueError(f"threshold of {spec.name} must be >= 0, got {spec.threshold}; 0 keeps all that is possible")
-
-
-def check_bounds(delta: float | None = None, lambda_: float | None = None, owner: str = "") -> None:
-    """Checks the bounds that a relaxation takes.
-
-    Args:
-        delta: probability mass, or bits; None is no bound.
-        lambda_: factor; None is no bound.
-        owner: " of " and the method's name, for the message.
-
-    Raises:
-        ValueError: delta outside [0, 1] or lambda_ < 1.
-    """
-    if delta is not None and not 0 <= delta <= 1:
-        raise ValueError(f"delta{owner} must be in [0, 1], got {delta}; for the multiplicative bound set lambda_")
-    if lambda_ is not None and lambda_ < 1:
-        raise ValueError(f"lambda_{owner} must be >= 1, got {lambda_}; 1 is exact, for the additive bound set delta")
-
-
-def check_group(h: int | None = None, p_max: float | None = None, d_max: float | None = None, owner: str = "") -> None:
-    """Checks the bounds of a group of codes, as `check_bounds`.
-
-    Raises:
-        ValueError: h that is no whole number >= 1, p_max or d_max that is not > 0.
-    """
-    if h is not None and (h != int(h) or h < 1):
-        raise ValueError(f"h{owner} must be a whole number >= 1, got {h}; for exact decoding use relaxation none")
-    for name, value in (("p_max", p_max), ("d_max", d_max)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}{owner} must be > 0, got {value}; for exact decoding use relaxation none")
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
@@ -376,3 +577,8 @@ def _shape_of(spec: MethodSpec) -> TreeShape | None:
     if spec.tree == "dynamic":
         return DynamicTreeOptions(**(shape or {}))
     return tree_choices(spec.tree, None if shape is None else {spec.tree: shape})
+
+
+def _code_of(spec: MethodSpec) -> str:
+    files = [inspect.getsourcefile(load_class(part)) for part in (spec.drafts, spec.acceptance) if ":" in str(part)]
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16] if files else ""

@@ -50,7 +50,7 @@ class StepRunner:
 
     def step(self, decoder: Decoder, state: DecodingState) -> None:
         """Makes a step; changes the state in place."""
-        if self.mode == "graph" and state.graph is not None:
+        if state.graph is not None:
             state.graph.replay()
         else:
             decoder.step(state)
@@ -74,7 +74,7 @@ class StepRunner:
         try:
             state.graph = capture(decoder, state)
         except RuntimeError as error:
-            log.warning("steps of %s are run eagerly: the capture failed: %s", decoder.spec.name, error)
+            log.warning("steps of %s are run eagerly: capturing them failed: %s", decoder.spec.name, error)
             self.mode = "eager"
         seconds = time.perf_counter() - begun
         self.preparation_s += seconds

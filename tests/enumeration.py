@@ -90,7 +90,7 @@ def endings(
                 break
             token = tokens[:, [child]].clamp(min=0)
             at_label = label.gather(1, token) * (tokens[:, [child]] >= 0)
-            surrogate = rejection.relax(left, token, label).surrogate
+            surrogate = rejection.acceptance.surrogate(left, label, token)
             accept = torch.where(at_label > 0, surrogate / at_label, 0.0).clamp(max=1)[:, 0]
             for below, chance, law, count in endings(child, rejection, tree, tokens, probs, labels):
                 yield {**tests, (place.index(node), rank): 0.0, **below}, passed * accept * chance, law, count + 1
@@ -111,7 +111,7 @@ def branch(images: Images) -> Images:
     labels, tokens = proposal.draft_probs.double(), proposal.tokens
     drafts, own = tokens[:, drafter._chain[1:], None], labels[:, drafter._chain_inner]
     accept = (probs[:, drafter._chain[:-1]].gather(2, drafts) / own.gather(2, drafts)).squeeze(2).clamp(max=1)
-    is_maximal, draws = drafter.spec.coupling == "maximal", [(0, code) for code in range(vocab_size)]
+    is_maximal, draws = drafter.coupling == "maximal", [(0, code) for code in range(vocab_size)]
     found = []
     for tests, passed, left, stop in endings(0, images.rule.rejection, tree, tokens, probs, labels):
         is_last = images.lengths + stop + 1 >= images.num_tokens

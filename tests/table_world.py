@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern.drafting import Drafter, Prefill, Proposal
+from lantern.acceptance.base import Rule
+from lantern.drafters.base import Drafter
 from lantern.noise import GUMBEL_STREAMS, NoiseField
-from lantern.rules import Rule
 from lantern.sampling import SamplingConfig
-from lantern.verification import Outcome, Scores
+from lantern.step import Outcome, Prefill, Proposal, Scores
 
 
 @dataclass

@@ -17,7 +17,7 @@ from conftest import ROOT
 from families import draw_c2i
 from lantern import api
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import decode_timed, load_decoding_models
 from lantern.io import write_json
 from lantern.methods import make_method
@@ -60,7 +60,7 @@ def test_images_are_those_of_the_method_on_the_models_own_settings(model):
     models.nearest_codes = nearest_codes(load_tokenizer(WEIGHTS / "tokenizer.safetensors").codebook.detach(), 20)
     spec = make_method("lantern", k=20, delta=0.1, tree_shape=config["draft_tree"]["dynamic"])
     assert config["codebook"]["neighbours"] == spec.neighbours
-    decoder = Decoder(models, spec, SamplingConfig(**config["sampling"]))
+    decoder = make_decoder(models, spec, SamplingConfig(**config["sampling"]))
     prompts = [Prompt(str(place), text) for place, text in enumerate(PROMPTS)]
     expected, _ = decode_timed(decoder, prompts, model.encoder, run_seed=0)
     found = model.draw(PROMPTS, method="lantern", k=20, delta=0.1)

@@ -19,7 +19,7 @@ import yaml
 from conftest import ROOT, load_yaml
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.io import save_tensors
 from lantern.methods import make_method
 from lantern.models.draft import DraftModel
@@ -203,7 +203,7 @@ def checked():
 @pytest.mark.parametrize("place", range(4))
 def test_bytes_of_a_step_are_those_of_the_models_that_run(checked, place, monkeypatch):
     """The draft model and the head are read in every one of its passes."""
-    decoder = Decoder(checked, gpu_check.timed_methods(k=10)[place], gpu_check.SAMPLING)
+    decoder = make_decoder(checked, gpu_check.timed_methods(k=10)[place], gpu_check.SAMPLING)
     state, passes = gpu_check.fill(decoder, 1), []
     extend = checked.draft.extend
     monkeypatch.setattr(checked.draft, "extend", lambda *given: (passes.append(1), extend(*given))[1])

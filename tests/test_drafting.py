@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from conftest import make_models, make_prompts
-from lantern.decoding import Decoder, DecodingModels
-from lantern.drafting import Proposal
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT
 from lantern.sampling import SamplingConfig
+from lantern.step import Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 
-DYNAMIC = MethodSpec("dynamic", "dynamic", "top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4))
+DYNAMIC = MethodSpec.of(
+    "dynamic", tree="dynamic", drafts="top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4)
+)
 BUSHY = [(0,), (1,), (2,), (0, 0), (0, 1)]
 
 
@@ -28,7 +30,7 @@ def certain_models() -> DecodingModels:
 
 def drawn_trees(models: DecodingModels, sampling: SamplingConfig) -> list[tuple[Proposal, tuple[torch.Tensor, ...]]]:
     """Trees of some steps, each with the candidates (tokens, scores, parents) that it was chosen from."""
-    decoder = Decoder(models, DYNAMIC, sampling)
+    decoder = make_decoder(models, DYNAMIC, sampling)
     features, mask = make_prompts(models, 5)
     select, found = decoder.drafter._select, []
 
@@ -67,11 +69,11 @@ def test_every_node_of_a_dynamic_tree_hangs_on_its_own_parent(certain_models, sa
 @pytest.mark.parametrize("drafts", ["top", "coupled", "sampled"])
 def test_greedy_drafts_do_not_depend_on_the_filters(models, drafts):
     """Filters never take the most probable token away, but they would take its siblings."""
-    spec, found = MethodSpec("bushy", "bushy", drafts, tree_shape=BUSHY), []
+    spec, found = MethodSpec.of("bushy", tree="bushy", drafts=drafts, tree_shape=BUSHY), []
     features, mask = make_prompts(models, 5)
     for filters in ({}, {"top_k": 1, "top_p": 0.5}):
         sampling = SamplingConfig(temperature=0.0, cfg_scale=2.0, **filters)
-        decoder = Decoder(models, spec, sampling)
+        decoder = make_decoder(models, spec, sampling)
         tokens: list[torch.Tensor] = []
         decoder.observer = lambda outcome, tokens=tokens: tokens.append(outcome.proposal.tokens)
         decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "abcde"])
@@ -83,18 +85,20 @@ def test_a_tree_may_be_as_deep_as_the_rotary_table_reaches(models):
     features, mask = make_prompts(models, 2)
     codes = []
     for tree in ("chain1", f"chain{OVERSHOOT}"):
-        decoder = Decoder(models, MethodSpec("deep", tree, "coupled"), SamplingConfig(cfg_scale=2.0))
+        decoder = make_decoder(
+            models, MethodSpec.of("deep", tree=tree, drafts="coupled"), SamplingConfig(cfg_scale=2.0)
+        )
         codes.append(decoder.generate(features, mask, [decoder.make_noise(0, i) for i in "ab"]).codes)
     assert torch.equal(*codes)
     with pytest.raises(ValueError, match="at most 32 drafts deep, got 33; choose a shallower tree"):
-        Decoder(models, MethodSpec("deep", f"chain{OVERSHOOT + 1}", "coupled"), SamplingConfig())
+        make_decoder(models, MethodSpec.of("deep", tree=f"chain{OVERSHOOT + 1}", drafts="coupled"), SamplingConfig())
 
 
 @pytest.mark.parametrize("drafts", ["top", "coupled", "sampled", "dynamic"])
 def test_what_the_filters_take_away_is_never_drafted(models, drafts):
     """Two codes are left, three children wanted: the third is no draft."""
-    spec = DYNAMIC if drafts == "dynamic" else MethodSpec("bushy", "bushy", drafts, tree_shape=BUSHY)
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0, top_k=2))
+    spec = DYNAMIC if drafts == "dynamic" else MethodSpec.of("bushy", tree="bushy", drafts=drafts, tree_shape=BUSHY)
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0, top_k=2))
     features, mask = make_prompts(models, 5)
     seen = []
     decoder.observer = seen.append

@@ -1,100 +1,76 @@
-"""The examples of docs/extending.md: their edits, made in a copy of the project, work and touch at most four files."""
+"""The example of docs/extending.md: a user's own rule in a file beside an overlay, with no edit of ours."""
 
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from conftest import ROOT
+from conftest import ROOT, make_models, make_prompts
+from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
+from lantern.acceptance.rules import make_rule
+from lantern.codebook import nearest_codes
+from lantern.decoding import make_decoder
+from lantern.methods import MethodSpec
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.analysis.method_labels import label_method
+from lantern_pipeline.analysis.total_variation import distribution_of_method
+from lantern_pipeline.metrics.output_distribution import VerifiedNodes
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-SCRIPTS = ROOT / "tests" / "extending"
-EXAMPLES = {
-    "A new acceptance rule": "acceptance_rule.py",
-    "A new metric": "metric.py",
-    "A new figure": "figure.py",
-}
-# "A new file `path`:", "In `path`, below the line `...`:" or "... instead of `...`:", or a command; then a code block
-EDIT = re.compile(
-    r"^(?:A new file `(?P<new>[^`]+)`"
-    r"|In `(?P<path>[^`]+)`, (?P<how>below the line|instead of) `(?P<anchor>[^`]+)`"
-    r"|[^\n]*(?P<command>in the project's folder)):"
-    r"\n\n```\w+\n(?P<code>.*?\n)```$",
-    re.M | re.S,
-)
+PARTS = {"tree": "chain3", "drafts": "sampled", "acceptance": "capped:Capped", "k": 4, "lambda_": 3.0, "cap": 0.2}
 
 
-def steps_of(title):
-    """The edits of a section of the page; every block of code must be one."""
-    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
-    steps = list(EDIT.finditer(section))
-    assert len(steps) == section.count("```") / 2 > 0, "a block of code without a line that says where it goes"
-    return steps
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """With the page's two files."""
+    for name, kind in (("capped.py", "python"), ("mine.yaml", "yaml")):
+        (code,) = re.findall(rf"`{name}`.*?:\n\n```{kind}\n(.*?)```", PAGE, re.S)
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "capped", raising=False)
+    return tmp_path
 
 
-def apply(step, folder, environment):
-    if step["command"]:
-        program, *arguments = shlex.split(step["code"])
-        assert program == "python"
-        subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True)
-    elif step["new"]:
-        assert not (folder / step["new"]).exists()
-        (folder / step["new"]).write_text(step["code"], encoding="utf-8")
-    else:
-        text = (folder / step["path"]).read_text(encoding="utf-8")
-        (folder / step["path"]).write_text(edited(text, step), encoding="utf-8")
+def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(folder):
+    spec = MethodSpec.of("capped", **PARTS)
+    table = nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
+    rule = make_rule(spec, SamplingConfig(), table)
+    logits = 1.5 * torch.randn(2, 20, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
+    children = draft.topk(1).indices
+    sets = (rule.rejection.acceptance, AdditiveBound(table, k=4, delta=0.2), MultiplicativeBound(table, k=4, lambda_=3))
+    own, *ours = (part.merge(target, None, part.codes_of(children[:, 0])).is_member for part in sets)
+    assert torch.equal(own, ours[0] & ours[1])
+    assert own.any() and not torch.equal(own, ours[0]) and not torch.equal(own, ours[1])
+    nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5)
+    kind, found = distribution_of_method(nodes, spec, rule, 10, 0)
+    assert kind == "enumeration" and 0 < found.tv_from(target).mean() < 1
+    assert label_method(spec.to_dict()) == "capped (chain3, sampled, capped:Capped) k 4, λ 3, cap 0.2"
+    with pytest.raises(ValueError, match=r"cap of capped must be in \[0, 1\], got 2"):
+        MethodSpec.of("capped", **PARTS | {"cap": 2})
 
 
-def edited(text, step):
-    if step["how"] == "instead of":
-        assert text.count(step["anchor"]) == 1, step["anchor"]
-        return text.replace(step["anchor"], step["code"].strip())
-    lines = text.splitlines(keepends=True)
-    (place,) = [number for number, line in enumerate(lines) if line.strip() == step["anchor"]]
-    return "".join([*lines[: place + 1], step["code"], *lines[place + 1 :]])
-
-
-def copy_project(folder):
-    """The files under version control but the tests."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in listed.splitlines():
-        if not name.startswith("tests/") and (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / name)
-    return folder
-
-
-def touched(folder):
-    """Files of the copy that are new or differ, compiled ones and what Snakemake keeps left out."""
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    kept = [path for path in files if not {"__pycache__", ".snakemake"} & set(path.parts)]
-    return [
-        path.as_posix()
-        for path in kept
-        if not (ROOT / path).is_file() or (ROOT / path).read_bytes() != (folder / path).read_bytes()
-    ]
-
-
-@pytest.mark.parametrize("title", EXAMPLES)
-def test_an_example_edits_at_most_four_files_and_works(title, tmp_path):
-    project, scratch = copy_project(tmp_path / "project"), tmp_path / "scratch"
-    scratch.mkdir()
-    helpers = [ROOT / "tests", ROOT / "tests" / "pipeline", ROOT / "tests" / "pipeline" / "metrics"]
-    path = os.pathsep.join(map(str, [project, project / "workflow", *helpers]))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    for step in steps_of(title):
-        apply(step, project, environment)
-    names = touched(project)
-    assert 0 < len(names) <= 4, names
-    python = [name for name in names if name.endswith(".py")]
-    for check in (["check"], ["format", "--check"]):
-        subprocess.run([sys.executable, "-m", "ruff", *check, "--no-cache", *python], cwd=project, check=True)
-    command = [sys.executable, str(SCRIPTS / EXAMPLES[title]), str(project)]
-    result = subprocess.run(
-        command, cwd=scratch, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+def test_it_decodes_and_its_code_is_part_of_the_method(folder, monkeypatch):
+    models, spec = make_models(), MethodSpec.of("capped", **PARTS)
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    codes = decoder.generate(*make_prompts(models, 5), [decoder.make_noise(7, f"p{i}") for i in range(5)]).codes
+    exact = make_decoder(
+        models, MethodSpec.of("eagle1", tree="chain3", drafts="sampled"), SamplingConfig(cfg_scale=2.0)
     )
-    assert result.returncode == 0, result.stdout
+    expected = exact.generate(*make_prompts(models, 5), [exact.make_noise(7, f"p{i}") for i in range(5)]).codes
+    assert codes.shape == expected.shape and not torch.equal(codes, expected)
+    with (folder / "capped.py").open("a") as file:
+        file.write("# edited\n")
+    assert MethodSpec.of("capped", **PARTS).code != spec.code != ""
+
+
+def test_the_workflow_plans_the_overlay(folder):
+    """From the project's folder, with nothing but the overlay named."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "-p", "--configfile", str(folder / "mine.yaml")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "capped-k20-lambda5-cap0.05" in found.stdout + found.stderr

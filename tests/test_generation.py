@@ -12,7 +12,7 @@ import torch
 from conftest import make_models
 from lantern import generation, noise
 from lantern.checkpoints.native import save_model
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import (
     generate_records,
     load_decoding_models,
@@ -68,10 +68,12 @@ def test_a_draft_model_of_another_target_is_refused(files, tmp_path):
         load_decoding_models(files.target, tmp_path / "other.safetensors")
 
 
-def make_decoder(spec=None, temperature=1.0, **options):
-    spec = spec or MethodSpec("near", "chain3", "coupled", "proximity", "paper", "l2", k=4, method_id="near-k4")
+def decoder_of(spec=None, temperature=1.0, **options):
+    spec = spec or MethodSpec.of(
+        "near", tree="chain3", drafts="coupled", acceptance="proximity", neighbours="l2", k=4, method_id="near-k4"
+    )
     sampling = SamplingConfig(temperature=temperature, **SAMPLING)
-    return Decoder(make_models(), spec, sampling, **options)
+    return make_decoder(make_models(), spec, sampling, **options)
 
 
 def make_records(decoder, batch_size, prompts=PROMPTS, **options):
@@ -84,7 +86,7 @@ def make_records(decoder, batch_size, prompts=PROMPTS, **options):
     [("coupled", "naive_extend_57"), ("sampled", "chain3"), ("jacobi", "chain5k2d1"), ("hybrid", "chain4+chain2k2d2")],
 )
 def test_the_deepest_accepted_node_is_as_deep_as_its_step_is_long(drafts, tree):
-    records = make_records(make_decoder(MethodSpec("a", tree, drafts, method_id="a")), 2)
+    records = make_records(decoder_of(MethodSpec.of("a", tree=tree, drafts=drafts, method_id="a")), 2)
     shape = json.loads(json.dumps(records.metadata["tree_shape"]))
     parts = shape.values() if isinstance(shape, dict) else [shape]
     depths = torch.tensor([0, *(len(path) for part in parts for path in check_choices(part))])
@@ -98,13 +100,15 @@ def test_the_deepest_accepted_node_is_as_deep_as_its_step_is_long(drafts, tree):
 
 
 def test_a_tuned_tree_must_be_chosen_before_anything_is_decoded():
-    with pytest.raises(ValueError, match=r"method a has a tuned tree, .* and got none; set tree_shape, or name"):
-        make_decoder(MethodSpec("a", "tuned", "coupled"))
+    with pytest.raises(
+        ValueError, match="method a uses tree 'tuned', not chosen yet: pass tree_shape, or a fixed tree"
+    ):
+        decoder_of(MethodSpec.of("a", tree="tuned", drafts="coupled"))
 
 
 def test_records_do_not_depend_on_the_batches():
-    whole = make_records(make_decoder(), 5)
-    parts = make_records(make_decoder(), 2)
+    whole = make_records(decoder_of(), 5)
+    parts = make_records(decoder_of(), 2)
     assert whole.prompt_ids == parts.prompt_ids == ["p0", "p1", "p2", "p3", "p4"]
     for name in ("codes", "target_forwards", "step_lengths", "is_substituted"):
         assert torch.equal(getattr(whole, name), getattr(parts, name)), name
@@ -113,7 +117,7 @@ def test_records_do_not_depend_on_the_batches():
 
 
 def test_records_say_how_they_were_made():
-    records = make_records(make_decoder(), 2)
+    records = make_records(decoder_of(), 2)
     metadata = records.metadata
     assert metadata["method"]["method_id"] == "near-k4" and metadata["method"]["k"] == 4
     assert (metadata["temperature"], metadata["cfg_scale"], metadata["run_seed"]) == (1.0, 2.0, 3)
@@ -121,19 +125,23 @@ def test_records_say_how_they_were_made():
 
 
 def test_autoregressive_records_hold_the_targets_margins():
-    spec = MethodSpec("autoregressive", method_id="autoregressive")
-    records = make_records(make_decoder(spec, records_margins=True), 3)
+    spec = MethodSpec.of("autoregressive", method_id="autoregressive")
+    records = make_records(decoder_of(spec, records_margins=True), 3)
     assert records.margins.shape == (5, 16) and (records.margins > 0).all()
     assert (records.target_forwards == 16).all()
 
 
 SPECS = {
-    "autoregressive": MethodSpec("autoregressive"),
-    "coupled": MethodSpec("coupled", "chain3", "coupled"),
-    "sampled": MethodSpec("sampled", "chain3", "sampled", "additive", "paper", "l2", k=4, delta=0.3),
-    "dynamic": MethodSpec("dynamic", "dynamic", "top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4)),
-    "jacobi": MethodSpec("jacobi", "chain6", "jacobi"),
-    "proximity": MethodSpec("near", "chain3", "coupled", "proximity", "paper", "l2", k=4),
+    "autoregressive": MethodSpec.of("autoregressive"),
+    "coupled": MethodSpec.of("coupled", tree="chain3", drafts="coupled"),
+    "sampled": MethodSpec.of(
+        "sampled", tree="chain3", drafts="sampled", acceptance="additive", neighbours="l2", k=4, delta=0.3
+    ),
+    "dynamic": MethodSpec.of(
+        "dynamic", tree="dynamic", drafts="top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4)
+    ),
+    "jacobi": MethodSpec.of("jacobi", tree="chain6", drafts="jacobi"),
+    "proximity": MethodSpec.of("near", tree="chain3", drafts="coupled", acceptance="proximity", neighbours="l2", k=4),
 }
 
 
@@ -141,7 +149,7 @@ SPECS = {
 def test_images_do_not_depend_on_the_row_that_they_take_over(name, temperature):
     """Eight prompts through one, three and five rows, against each prompt in a batch of its own."""
     prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(8)]
-    decoder = make_decoder(SPECS[name], temperature)
+    decoder = decoder_of(SPECS[name], temperature)
     alone = [make_records(decoder, 1, [prompt]) for prompt in prompts]
     for batch_size in (1, 3, 5):
         found = make_records(decoder, batch_size, prompts)
@@ -153,7 +161,7 @@ def test_images_do_not_depend_on_the_row_that_they_take_over(name, temperature):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_images_do_not_depend_on_the_window_of_their_noise(name, monkeypatch):
-    decoder = make_decoder(SPECS[name])
+    decoder = decoder_of(SPECS[name])
     whole = make_records(decoder, 2)
     monkeypatch.setattr(noise, "WHOLE_BYTES", 0)
     monkeypatch.setattr(noise, "WINDOW", 7)
@@ -185,7 +193,7 @@ class Counted:
 
 def test_rows_do_not_wait_for_the_slowest_image():
     prompts = [Prompt(f"p{i}", PROMPTS[i % 5].text) for i in range(20)]
-    decoder = make_decoder()
+    decoder = decoder_of()
     counted = Counted(decoder)
     steps = make_records(decoder, 4, prompts).target_forwards - 1
     assert counted.fills[0] == ["p0", "p1", "p2", "p3"]
@@ -197,7 +205,7 @@ def test_rows_do_not_wait_for_the_slowest_image():
 def test_rows_take_prompts_in_groups_and_the_last_ones_at_once():
     """Of 24 rows three at a time; one prompt that is left takes the first."""
     prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(30)]
-    decoder, fills = make_decoder(), {}
+    decoder, fills = decoder_of(), {}
     for count in (25, 30):
         counted = Counted(decoder)
         steps = make_records(decoder, 24, prompts[:count]).target_forwards[:24] - 1
@@ -209,7 +217,7 @@ def test_rows_take_prompts_in_groups_and_the_last_ones_at_once():
 
 
 def test_autoregressive_images_are_filled_in_batches():
-    decoder = make_decoder(MethodSpec("autoregressive"))
+    decoder = decoder_of(MethodSpec.of("autoregressive"))
     counted = Counted(decoder)
     make_records(decoder, 2)
     assert counted.fills == [["p0", "p1"], ["p2", "p3"], ["p4"]] and counted.steps == 3 * 15
@@ -218,7 +226,7 @@ def test_autoregressive_images_are_filled_in_batches():
 def test_seconds_add_up_to_the_time_of_decoding(monkeypatch):
     """By a clock that goes on by one at every look: two looks a turn, so one second for each."""
     ticks = itertools.count()
-    decoder = make_decoder()
+    decoder = decoder_of()
     counted = Counted(decoder)
     monkeypatch.setattr(generation.time, "perf_counter", lambda: float(next(ticks)))
     seconds = make_records(decoder, 2).seconds
@@ -229,7 +237,7 @@ def test_seconds_add_up_to_the_time_of_decoding(monkeypatch):
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_noise_is_made_ahead_for_as_many_prompts_as_there_are_rows(num_threads, monkeypatch):
-    decoder, made = make_decoder(), []
+    decoder, made = decoder_of(), []
     make = decoder.make_noise
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     decoder.make_noise = lambda seed, prompt_id: (made.append(prompt_id), make(seed, prompt_id))[1]
@@ -243,7 +251,7 @@ def test_noise_is_made_ahead_for_as_many_prompts_as_there_are_rows(num_threads, 
 def test_an_interrupted_job_goes_on_behind_its_finished_images(tmp_path):
     partial = tmp_path / "partial.safetensors"
     often = {"partial": partial, "partial_every_s": 0.0}
-    decoder = make_decoder()
+    decoder = decoder_of()
     counted = Counted(decoder)
     fill = decoder.fill
 
@@ -256,9 +264,9 @@ def test_an_interrupted_job_goes_on_behind_its_finished_images(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make_records(decoder, 1, **often)
     assert counted.fills == [["p0"], ["p1"]] and load_records(partial).prompt_ids == ["p0", "p1"]
-    decoder = make_decoder()
+    decoder = decoder_of()
     counted = Counted(decoder)
-    resumed, undisturbed = make_records(decoder, 2, **often), make_records(make_decoder(), 5)
+    resumed, undisturbed = make_records(decoder, 2, **often), make_records(decoder_of(), 5)
     assert counted.fills == [["p2", "p3"], ["p4"]]
     assert resumed.prompt_ids == undisturbed.prompt_ids
     assert torch.equal(resumed.codes, undisturbed.codes)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from conftest import make_prompts
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.draft_tree import join_trees, static_tree
-from lantern.drafting import Prefill
-from lantern.jacobi import JacobiDrafter
+from lantern.drafters.jacobi import JacobiDrafter
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
 from lantern.sampling import SamplingConfig
+from lantern.step import Prefill
 from lantern.tree_shapes import tree_choices
 
 AUTOREGRESSIVE = make_method("autoregressive")
@@ -23,7 +23,7 @@ WINDOWS = ["chain1", "chain6", "chain5k3d2", "mc_sim_7b_63"]
 
 
 def draw(models, spec, sampling, rows):
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0, **sampling))
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0, **sampling))
     features, mask = make_prompts(models, 5)
     return decoder.generate(features[rows], mask[rows], [decoder.make_noise(7, f"prompt-{row}") for row in rows])
 
@@ -65,7 +65,7 @@ def test_images_do_not_depend_on_the_batch(models):
 
 def test_guesses_are_what_the_target_drew_at_those_places_in_the_step_before(models):
     """With siblings: the best codes of the rows along the first ranks, in order; for places that enter, the last's."""
-    decoder = Decoder(models, make_method("jacobi", tree="chain3k2d1"), SamplingConfig(cfg_scale=2.0))
+    decoder = make_decoder(models, make_method("jacobi", tree="chain3k2d1"), SamplingConfig(cfg_scale=2.0))
     features, mask = make_prompts(models, 2)
     seen = []
     decoder.observer = seen.append
@@ -86,7 +86,7 @@ def test_guesses_are_what_the_target_drew_at_those_places_in_the_step_before(mod
 
 
 def test_where_the_filters_leave_one_code_there_is_no_second_guess(models):
-    decoder = Decoder(models, make_method("jacobi", tree="chain2k2d2"), SamplingConfig(cfg_scale=2.0, top_k=1))
+    decoder = make_decoder(models, make_method("jacobi", tree="chain2k2d2"), SamplingConfig(cfg_scale=2.0, top_k=1))
     features, mask = make_prompts(models, 2)
     seen = []
     decoder.observer = seen.append

@@ -1,64 +1,22 @@
-"""A token of its own at the end of every line of codes, whatever drafts and whatever accepts."""
+"""A token of its own at the end of every line of codes: how it is drafted, and where it stands."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
-from test_stepping import METHODS, SETTINGS, assert_equal, captured, make_batches, make_decoder, tapes  # noqa: F401
+from test_every_method import decoder_of, lined, make_batches  # noqa: F401
 
 from conftest import make_models
-from lantern import rules
 from lantern.codebook import drop_line_ends
-from lantern.decoding import DecodingModels
 from lantern.models.target import TargetModel
 from lantern.models.transformer import rotary_table
 
-EXACT = [name for name, parts in METHODS if not parts and name in ("eagle1", "eagle2", "coupled", "jacobi", "hybrid")]
 
-
-@pytest.fixture(scope="module")
-def lined() -> DecodingModels:
-    """Of 11 codes, in four lines of four and an end."""
-    return make_models(line_end=7)
-
-
-@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
-@pytest.mark.parametrize(("name", "parts"), METHODS)
-def test_every_method_ends_every_line(lined, name, parts, temperature, many_logits, monkeypatch):
-    """Nothing else stands there, and it stands nowhere else; a step may go beyond it."""
-    monkeypatch.setattr(rules, "MANY_LOGITS", many_logits)
-    decoder = make_decoder(lined, name, temperature, **parts)
-    generation = decoder.generate(*make_batches(decoder, lined)[0])
-    lines = generation.codes.view(3, 4, 5)
-    assert (lines[..., 4] == 11).all() and (lines[..., :4] < 11).all()
-    assert not generation.is_substituted.view(3, 4, 5)[..., 4].any()
-    assert (generation.step_lengths.sum(1) == 20).all()
-
-
-@pytest.mark.parametrize("name", ["eagle1", "lantern", "hybrid", "sjd", "zipar"])
-def test_a_recorded_step_ends_lines_too(lined, name, tapes):  # noqa: F811
-    decoder = make_decoder(lined, name)
-    graphed = captured(decoder)
-    for batch in make_batches(decoder, lined):
-        assert_equal(graphed.generate(*batch), decoder.generate(*batch))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", EXACT)
-def test_exact_methods_give_the_autoregressive_tokens(lined, name, temperature):
-    decoder, slow = (make_decoder(lined, method, temperature) for method in (name, "autoregressive"))
-    for batch in make_batches(decoder, lined):
-        found, expected = decoder.generate(*batch), slow.generate(*batch)
-        assert torch.equal(found.codes, expected.codes) == (name not in ("eagle1",) or temperature == 0)
-        assert (found.target_forwards < 20).all()
-
-
-def test_what_ends_a_line_is_drafted_where_it_stands(lined):
+def test_what_ends_a_line_is_drafted_where_it_stands(lined):  # noqa: F811
     """Jacobi and SJD guess it before the target has: from the first step on, drafts there are accepted."""
     for name in ("jacobi", "sjd"):
-        decoder, seen = make_decoder(lined, name), []
+        decoder, seen = decoder_of(lined, name), []
         decoder.observer = lambda outcome, seen=seen: seen.append(outcome.proposal.tokens[:, 1:])
         batch = make_batches(decoder, lined)[0]
         state = decoder.start(*batch)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from conftest import ROOT
-from lantern.methods import PEERS, PRESETS, RELAXATIONS, MethodSpec, keeps_tokens, make_method
+from lantern.methods import ACCEPTANCE, PARAMETERS, PEERS, PRESETS, MethodSpec, keeps_tokens, make_method
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 
 
@@ -28,19 +28,20 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
     words = {"sampled": "sampled", "top": "most probable", "coupled": "the target's own noise|coupled", None: "–"}
     words |= {"jacobi": "the step before", "hybrid": "side by side"}
     for (_, tree, guesses, stands_in), parts in zip(rows, presets.values(), strict=True):
-        assert tree == (parts["tree"] or "–")
-        assert any(word in guesses for word in words[parts["drafts"]].split("|"))
+        acceptance = parts.get("acceptance", "exact")
+        assert tree == parts.get("tree", "–")
+        assert any(word in guesses for word in words[parts.get("drafts")].split("|"))
         is_exact = "exact" in stands_in or stands_in == "–"
-        assert is_exact == (parts["relaxation"] == "none")
+        assert is_exact == (acceptance == "exact")
         named = {name for name in ("delta", "lambda_") if f"{name}" in stands_in}
-        assert named == set(RELAXATIONS[parts["relaxation"]].parameters) - {"k"}
+        assert named == set(ACCEPTANCE[acceptance].parameters) - {"k"}
 
 
 def test_the_table_of_peers_is_that_of_their_presets():
     lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
     table = lines[lines.index("| preset | tree | guesses | law of what is emitted | source |") + 2 :]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
-    assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", parts["tree"] or "–") for name, parts in PEERS.items()]
+    assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", PRESETS[name].get("tree", "–")) for name in PEERS]
     assert all(any(line.startswith("### ") and f"({row[0]}" in line for line in lines) for row in rows)
 
 
@@ -50,15 +51,17 @@ def test_an_unknown_preset_lists_the_known_ones():
 
 
 def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
-    assert MethodSpec("a").tree_shape is None
-    assert MethodSpec("a", "chain2", "top").tree_shape == ((0,), (0, 0))
-    assert MethodSpec("a", "mine", "top", tree_shape=[[0], [1]]).tree_shape == ((0,), (1,))
-    assert MethodSpec("a", "dynamic", "top").tree_shape == DynamicTreeOptions(58, 4, 10)
+    assert MethodSpec.of("a").tree_shape is None
+    assert MethodSpec.of("a", tree="chain2", drafts="top").tree_shape == ((0,), (0, 0))
+    assert MethodSpec.of("a", tree="mine", drafts="top", tree_shape=[[0], [1]]).tree_shape == ((0,), (1,))
+    assert MethodSpec.of("a", tree="dynamic", drafts="top").tree_shape == DynamicTreeOptions(58, 4, 10)
     options = {"num_nodes": 6, "depth": 1, "top_k": 4}
-    assert MethodSpec("a", "dynamic", "top", tree_shape=options).tree_shape == DynamicTreeOptions(6, 1, 4)
+    assert MethodSpec.of("a", tree="dynamic", drafts="top", tree_shape=options).tree_shape == DynamicTreeOptions(
+        6, 1, 4
+    )
     joint = JointTree(((0,), (0, 0)), ((0,),))
-    assert MethodSpec("a", "chain2+chain1", "hybrid").tree_shape == joint
-    assert MethodSpec("a", "mine", "hybrid", tree_shape=asdict(joint)).tree_shape == joint
+    assert MethodSpec.of("a", tree="chain2+chain1", drafts="hybrid").tree_shape == joint
+    assert MethodSpec.of("a", tree="mine+other", drafts="hybrid", tree_shape=asdict(joint)).tree_shape == joint
     assert tree_choices("chain3k2d1") == ((0,), (1,), (0, 0), (0, 0, 0))
     assert len(tree_choices("chain9k3d2")) == 3 + 9 + 7
     assert tree_choices("chain2x2") == ((0,), (1,), (0, 0), (1, 0))
@@ -67,54 +70,126 @@ def test_a_tree_is_what_its_name_stands_for_or_what_is_given():
 
 
 def test_a_tuned_tree_has_no_shape_until_one_is_given():
-    assert MethodSpec("a", "tuned", "coupled").tree_shape is None
-    assert MethodSpec("a", "tuned", "hybrid").tree_shape is None
-    assert MethodSpec("a", "tuned", "coupled", tree_shape=[[0], [0, 0]]).tree_shape == ((0,), (0, 0))
+    assert MethodSpec.of("a", tree="tuned", drafts="coupled").tree_shape is None
+    assert MethodSpec.of("a", tree="tuned", drafts="hybrid").tree_shape is None
+    assert MethodSpec.of("a", tree="tuned", drafts="coupled", tree_shape=[[0], [0, 0]]).tree_shape == ((0,), (0, 0))
     with pytest.raises(ValueError, match=r"tree must be one of .*tuned.*got 'tuned'"):
         tree_choices("tuned")
 
 
 def test_hybrid_drafts_name_two_static_trees():
-    with pytest.raises(ValueError, match=r"must be two static trees as in chain9\+chain3, .* got 'chain9'"):
-        MethodSpec("a", "chain9", "hybrid")
-    with pytest.raises(ValueError, match="jacobi drafts need a static tree, got tree dynamic for a"):
-        MethodSpec("a", "dynamic", "jacobi")
+    with pytest.raises(
+        ValueError, match=r"hybrid drafts need a tree that is joint or tuned, got chain9 for a; name two"
+    ):
+        MethodSpec.of("a", tree="chain9", drafts="hybrid")
+    with pytest.raises(
+        ValueError, match="jacobi drafts need a tree that is static or tuned, got dynamic for a; name a static tree"
+    ):
+        MethodSpec.of("a", tree="dynamic", drafts="jacobi")
     with pytest.raises(ValueError, match=r"tree must be one of dynamic, chain1, .*mc_sim_7b_63, got 'mine'"):
-        MethodSpec("a", "mine", "top")
+        MethodSpec.of("a", tree="mine", drafts="top")
 
 
 @pytest.mark.parametrize(
-    ("drafts", "relaxation", "residual", "temperature", "kept"),
+    ("drafts", "acceptance", "residual", "temperature", "kept"),
     [
-        ("coupled", "none", "paper", 1.0, True),
-        ("top", "none", "paper", 1.0, True),
-        ("top", "none", "official", 1.0, True),  # nothing is relaxed, so that there is no residual of the authors'
-        ("sampled", "none", "paper", 1.0, False),  # the distribution is kept, not the tokens
-        ("sampled", "none", "paper", 0.0, True),
+        ("coupled", "exact", "paper", 1.0, True),
+        ("top", "exact", "paper", 1.0, True),
+        ("top", "exact", "official", 1.0, True),  # nothing is relaxed, so that there is no residual of the authors'
+        ("sampled", "exact", "paper", 1.0, False),  # the distribution is kept, not the tokens
+        ("sampled", "exact", "paper", 0.0, True),
         ("coupled", "proximity", "paper", 1.0, False),
         ("top", "additive", "official", 0.0, False),
     ],
 )
-def test_which_methods_keep_the_tokens_of_autoregressive_decoding(drafts, relaxation, residual, temperature, kept):
-    method = {"drafts": drafts, "relaxation": relaxation, "residual": residual}
-    assert keeps_tokens(method, temperature) is kept
+def test_which_methods_keep_the_tokens_of_autoregressive_decoding(drafts, acceptance, residual, temperature, kept):
+    parts = {"drafts": drafts, "acceptance": acceptance, "residual": residual}
+    parameters = {"additive": {"k": 3, "delta": 0.1}, "proximity": {"k": 3}}.get(acceptance, {})
+    spec = MethodSpec.of("a", tree="chain3", **parts, **parameters)
+    assert keeps_tokens(spec.to_dict(), temperature) is kept
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("name", "parts", "message"),
     [
-        ({"coupling": "tight"}, "coupling of sjd must be one of none, gumbel, maximal, got 'tight'"),
-        ({"labels": "uniform", "initial": "repeat"}, "labels uniform of sjd are those of initial random, got repeat"),
-        ({"relaxation": "public_labels"}, "relaxation public_labels needs coupling maximal, got none for sjd; set it"),
-        ({"relaxation": "public_tree"}, "relaxation public_tree needs coupling maximal, got none for sjd; set it"),
-        ({"relaxation": "threshold"}, "method sjd with relaxation threshold needs threshold"),
-        ({"relaxation": "threshold", "threshold": -1.0}, "threshold of sjd must be >= 0, got -1.0; 0 keeps all"),
-        ({"drafts": "top"}, "method sjd with drafts top takes no coupling, got none; remove it"),
-        ({"tree": "tuned"}, "trees of sjd drafts are not tuned, got tree tuned for sjd; name one, as in chain15"),
-        ({"relaxation": "longest_chain", "delta": 0.1}, "longest_chain needs a tree like chain11x2, got chain15 for"),
-        ({"tree": "dynamic"}, "sjd drafts need a static tree, got tree dynamic for sjd; use top or coupled drafts"),
+        ("sjd", {"coupling": "tight"}, "coupling of sjd must be one of none, gumbel, maximal, got 'tight'"),
+        ("sjd", {"labels": None}, "sjd with drafts sjd and acceptance exact needs labels, one of point, uniform"),
+        (
+            "sjd",
+            {"drafts": "top"},
+            "drafts top and acceptance exact takes no coupling, got none; it takes no parameters",
+        ),
+        ("sjd", {"tree": "tuned"}, "sjd drafts need a tree that is static, got tuned for sjd; name a static tree"),
+        ("sjd", {"tree": "dynamic"}, "sjd drafts need a tree that is static, got dynamic for sjd"),
+        ("sjd_pp", {"threshold": -1.0}, "threshold of sjd_pp must be >= 0, got -1.0; 0 keeps all"),
+        (
+            "sjd_pp",
+            {"acceptance": "additive"},
+            "sjd_pp drafts are judged in a way of their own, got acceptance additive",
+        ),
+        (
+            "path_relax",
+            {"tree": "chain15"},
+            "need a tree that is chains, got chain15 for path_relax; name one like chain11x2",
+        ),
+        ("cool", {}, "cool with drafts sampled and acceptance weighted needs omega, > 0: mean weight"),
+        ("cool", {"omega": 0.0}, "omega of cool must be > 0, got 0.0; 1 is exact where fall is 0"),
+        ("cool", {"omega": 1.1, "tree": "static"}, "weighted needs a chain, got tree naive_extend_57 for cool"),
+        ("cool", {"omega": 1.1, "tree": "tuned"}, "weighted needs a chain, got tree tuned for cool"),
+        ("cool", {"omega": 1.1, "residual": "paper"}, "weighted needs residual matched, got paper for cool"),
+        ("cool", {"omega": 1.1, "drafts": "top"}, "weighted needs drafts sampled or sjd, got top for cool"),
+        ("eagle2", {"residual": "matched"}, "matched needs drafts sampled or sjd, got top for eagle2; where a draft"),
+        ("eagle1", {"omega": 1.1}, "drafts sampled and acceptance exact takes no omega, got 1.1"),
+        ("eagle1", {"tree": None}, "drafts sampled of eagle1 need a tree, got none; name one, as in chain3"),
+        ("autoregressive", {"tree": "chain3"}, "has a tree and no drafts to fill it, got tree chain3; remove it"),
+        ("autoregressive", {"acceptance": "proximity", "k": 3}, "relaxes drafts but has none; set tree and drafts"),
+        ("gsd", {"h": 0}, "h of gsd must be a whole number >= 1, got 0"),
+        ("gsd", {"p_max": 0.0}, "p_max of gsd must be > 0, got 0.0; for exact decoding use acceptance exact"),
+        ("gsd", {"d_max": -1.0}, "d_max of gsd must be > 0, got -1.0"),
+        (
+            "gsd",
+            {"drafts": "top", "coupling": None, "labels": None},
+            "group needs drafts sampled or sjd, got top for gsd",
+        ),
+        ("gsd", {"residual": "official"}, "residual official is the authors' code, which has no such method as gsd"),
+        (
+            "lantern",
+            {"k": 5, "delta": 1.5},
+            r"delta of lantern must be in \[0, 1\], got 1.5; for the multiplicative bound",
+        ),
+        ("lantern", {"k": 2.5, "delta": 0.1}, "k of lantern must be a whole number >= 1, got 2.5; for exact decoding"),
+        (
+            "lantern",
+            {"k": 5, "delta": 0.1, "neighbours": "cosine"},
+            "neighbours of lantern must be one of l2, .*'cosine'",
+        ),
+        ("lantern_pp", {"k": 5, "lambda_": 0.9}, "lambda_ of lantern_pp must be >= 1, got 0.9; 1 is exact"),
+        (
+            "bounded",
+            {"k": 5, "delta": 0.1, "drafts": "coupled"},
+            "bounded needs drafts top, got coupled .*delta bounds TV",
+        ),
+        (
+            "eagle1",
+            {"drafts": "guessed"},
+            "drafts must be one of sampled, .*zipar, or my_module:MyClass, got 'guessed'",
+        ),
+        (
+            "eagle1",
+            {"acceptance": "no_such_module:Rule"},
+            "must name a class as module:Class, of a file beside the overlay",
+        ),
     ],
 )
-def test_parts_of_sjd_drafts_are_checked(parts, message):
+def test_what_does_not_go_together_is_refused(name, parts, message):
     with pytest.raises(ValueError, match=message):
-        make_method("sjd", **parts)
+        make_method(name, **parts)
+
+
+def test_parameters_are_attributes_and_nothing_else_is():
+    spec = make_method("lantern", k=5, delta=0.1)
+    assert (spec.k, spec.delta, spec.lambda_, spec.window) == (5, 0.1, None, None)
+    with pytest.raises(AttributeError, match="MethodSpec has no attribute kk"):
+        _ = spec.kk
+    assert MethodSpec(**asdict(spec)) == spec  # as a job is given it
+    assert set(PARAMETERS) < set(spec.to_dict()) and spec.to_dict()["is_exact"] is False

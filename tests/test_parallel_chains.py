@@ -11,12 +11,11 @@ from table_world import Images, TableWorld, count_images
 
 from conftest import DATA
 from lantern.draft_tree import static_tree
+from lantern.drafters.path_relax import ParallelChainsDrafter
+from lantern.drafters.sjd import SpeculativeJacobiDrafter
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
-from lantern.parallel_chains import ParallelChainsDrafter
-from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
-from lantern.speculative_jacobi import SpeculativeJacobiDrafter
 from lantern.tree_shapes import tree_choices
 
 FOLDER = DATA / "peers"
@@ -26,7 +25,8 @@ def make_parts(world: TableWorld, num_chains: int, length: int, delta: float):
     spec = make_method("path_relax", tree=f"chain{length}x{num_chains}", delta=delta)
     config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
     chain = SpeculativeJacobiDrafter(static_tree(tree_choices(f"chain{length}")), spec, config)
-    return ParallelChainsDrafter(static_tree(spec.tree_shape), chain), make_rule(spec, world.sampling, None)
+    drafter = ParallelChainsDrafter(static_tree(spec.tree_shape), chain, delta)
+    return drafter, drafter.rule
 
 
 class RecordedNoise:
@@ -95,3 +95,14 @@ def test_the_law_of_images_is_as_far_from_the_targets_as_is_stated(delta):
     found, target, stated = (part.view(27, 3).sum(1) for part in (law, *(tensors[f"small.{name}"] for name in names)))
     assert float((found - stated).abs().sum()) / 2 < 0.01
     assert float((target - stated).abs().sum()) / 2 > 0.03
+
+
+@pytest.mark.parametrize(("tree", "is_allowed"), [("chain15x4", True), ("chain12x5", False)])
+def test_chains_have_at_most_as_many_nodes_as_a_position_has_noise(models, tree, is_allowed):
+    """4 x 16 = 64 slots, and 5 x 13 = 65; each chain has a root."""
+    spec = make_method("path_relax", tree=tree)
+    if is_allowed:
+        assert ParallelChainsDrafter.make(models, spec, SamplingConfig()).num_chains == 4
+    else:
+        with pytest.raises(ValueError, match="must have at most 64 nodes, each with a root, got 5 of 13"):
+            ParallelChainsDrafter.make(models, spec, SamplingConfig())

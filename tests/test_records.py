@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lantern.acceptance.rules import make_rule
 from lantern.io import load_tensors, save_tensors
-from lantern.methods import PRESETS, RELAXATIONS, make_method
+from lantern.methods import PRESETS, acceptance_of, make_method
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
-from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
 
 
@@ -82,14 +82,14 @@ def test_no_images_are_selected_by_no_rows():
 
 
 @pytest.mark.parametrize(
-    ("drafts", "relaxation", "residual", "temperature", "is_counted"),
+    ("drafts", "acceptance", "residual", "temperature", "is_counted"),
     [
-        (None, "none", "paper", 1.0, True),
+        (None, "exact", "paper", 1.0, True),
         ("coupled", "proximity", "paper", 1.0, True),
         ("top", "additive", "paper", 1.0, True),
         ("top", "bounded", "paper", 1.0, True),
-        ("top", "none", "official", 1.0, True),  # without relaxation the authors' residual is the exact one
-        ("sampled", "none", "paper", 1.0, False),
+        ("top", "exact", "official", 1.0, True),  # without relaxation the authors' residual is the exact one
+        ("sampled", "exact", "paper", 1.0, False),
         ("sampled", "multiplicative", "paper", 1.0, False),
         ("top", "additive", "official", 1.0, False),
         ("sampled", "multiplicative", "paper", 0.0, True),
@@ -97,11 +97,11 @@ def test_no_images_are_selected_by_no_rows():
     ],
 )
 def test_substitutions_are_counted_where_the_target_draws_a_token_of_its_own(
-    drafts, relaxation, residual, temperature, is_counted
+    drafts, acceptance, residual, temperature, is_counted
 ):
     records = make_records(["a", "b"])
     records.is_substituted[1, :3] = True
-    method = {"method_id": "x", "drafts": drafts, "relaxation": relaxation, "residual": residual}
+    method = {"method_id": "x", "drafts": drafts, "acceptance": acceptance, "residual": residual}
     records.metadata = {"method": method, "temperature": temperature}
     if is_counted:
         assert records.substitutions.tolist() == [0.0, 3.0]
@@ -113,12 +113,13 @@ def test_substitutions_are_counted_where_the_target_draws_a_token_of_its_own(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", PRESETS)
 def test_substitutions_are_counted_exactly_where_verification_tells_them(name, temperature):
-    parts = {"k": 2, "delta": 0.2, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
-    wanted = RELAXATIONS[PRESETS[name]["relaxation"]].parameters
-    method = make_method(name, **{key: value for key, value in parts.items() if key in wanted})
+    method, values = PRESETS[name], {"k": 2, "delta": 0.2, "lambda_": 2.0, "omega": 1.1}
+    wanted = acceptance_of(method.get("acceptance", "exact")).parameters
+    method = make_method(name, **{key: value for key, value in values.items() if key in wanted})
     table = torch.zeros(4, 3, dtype=torch.int64)
     rule = make_rule(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a"])
     records.metadata = {"method": method.to_dict(), "temperature": temperature}
     is_told = rule.draws_target_tokens or method.drafts is None
+    is_told &= method.drafts != "path_relax" or temperature == 0  # which has a rule of its own
     assert records.substitutions.isnan().item() != is_told

@@ -16,25 +16,25 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import DATA
-from lantern import acceptance, decoding, verification
+from lantern import decoding
+from lantern.acceptance.base import Exact
+from lantern.acceptance.rejection import Rejection
+from lantern.acceptance.rules import make_rule
 from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import fill_draft
 from lantern.checkpoints.llamagen import target_places
 from lantern.checkpoints.native import copy_tensors
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.draft_tree import static_tree, tree_from_parents
-from lantern.drafting import Prefill, Proposal
-from lantern.eagle import EagleDrafter, EagleState
-from lantern.methods import MethodSpec
+from lantern.drafters.eagle import EagleDrafter, EagleState
+from lantern.methods import MethodSpec, load_class
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import NoiseField
-from lantern.relaxation import make_relaxation
-from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig, filter_logits, guide
+from lantern.step import Prefill, Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
-from lantern.verification import Scores
 
 FOLDER = DATA / "reference"
 SIZES = json.loads((FOLDER / "config.json").read_text())["tiny"]
@@ -250,11 +250,11 @@ def method_of(kind: str, k: int, delta: float) -> MethodSpec:
         else {"tree": "naive_extend_57", "drafts": "sampled"}
     )
     if delta == 0:
-        return MethodSpec(name="exact", **parts)
+        return MethodSpec.of(name="exact", **parts)
     bound = (
-        {"relaxation": "multiplicative", "lambda_": delta} if delta > 1 else {"relaxation": "additive", "delta": delta}
+        {"acceptance": "multiplicative", "lambda_": delta} if delta > 1 else {"acceptance": "additive", "delta": delta}
     )
-    return MethodSpec(name="relaxed", residual="official", neighbours="l2", k=k, **bound, **parts)
+    return MethodSpec.of(name="relaxed", residual="official", neighbours="l2", k=k, **bound, **parts)
 
 
 class RecordedNoise:
@@ -324,7 +324,8 @@ def test_posterior(reference, case):
         assert torch.equal(tokens[0, outcome.path[0, : case["accept"] + 1]], expected_path)
         assert int(outcome.emitted[0, case["accept"]]) == int(stored[f"case{case['case']}.out"].argmax())
         return
-    rejection = acceptance.RejectionRule(make_relaxation(spec), reference.table, spec.residual)
+    kind = load_class(spec.rule.path) if case["delta"] > 0 else Exact
+    rejection = Rejection(kind.make(spec, sampling, reference.table, None), spec.residual)
     walk_recorded(case, rejection, filter_logits(logits, sampling), proposal, stored)
 
 
@@ -356,16 +357,14 @@ def walk_recorded(case, rejection, weights, drafts, stored) -> None:
             uniforms[0, node, rank] = (
                 case["uniforms"][used + rank - ranks[0]] if used + rank < len(case["uniforms"]) else 0.5
             )
-        outcome = acceptance.accept_by_rejection(
-            probs, verification.child_tokens(drafts), drafts.draft_probs, uniforms, rejection
-        )
-        rank = int(outcome.rank[0, node])
+        found, residual = rejection.accept(probs, drafts.children, drafts.draft_probs, uniforms)
+        rank = int(found[0, node])
         if rank >= len(ranks):
             break
         used += rank + 1
         node, accepted = int(children[node, rank]), accepted + 1
     assert accepted == case["accept"]
-    out = outcome.residual[0, node]
+    out = residual[0, node]
     torch.testing.assert_close(out, stored[f"case{case['case']}.out"], atol=1e-5, rtol=0)
 
 
@@ -383,7 +382,7 @@ def generate_reference(reference, run: str, scale: float) -> decoding.Generation
     kind = parts[1]
     k, delta = (int(parts[2][1:]), float(parts[3][1:])) if parts[0] == "lantern" else (0, 0.0)
     models = DecodingModels(reference.target, reference.draft, reference.table)
-    decoder = Decoder(models, method_of(kind, k, delta), SamplingConfig(temperature=0.0, cfg_scale=scale))
+    decoder = make_decoder(models, method_of(kind, k, delta), SamplingConfig(temperature=0.0, cfg_scale=scale))
     # The draft model reads padded caption rows as the reference's float32 code computes them (reference/models.md).
     fill = decoder.drafter.fill
     features, mask = reference.io["cond_leftpad"], reference.io["mask_leftpad"].bool()
@@ -395,7 +394,9 @@ def generate_reference(reference, run: str, scale: float) -> decoding.Generation
 @pytest.mark.parametrize("scale", [1.5, 3.0, 7.5])
 def test_greedy_ids_autoregressive(reference, scale):
     models = DecodingModels(reference.target)
-    decoder = Decoder(models, MethodSpec(name="autoregressive"), SamplingConfig(temperature=0.0, cfg_scale=scale))
+    decoder = make_decoder(
+        models, MethodSpec.of(name="autoregressive"), SamplingConfig(temperature=0.0, cfg_scale=scale)
+    )
     features, mask = reference.io["cond_leftpad"], reference.io["mask_leftpad"].bool()
     codes = decoder.generate(features, mask, [decoder.make_noise(0, f"p{i}") for i in range(len(features))]).codes
     assert codes.tolist() == [GENERATIONS[f"p{i}/cfg{scale}"]["vanilla"] for i in range(len(features))]
@@ -422,8 +423,8 @@ def test_sampled_drafts_keep_the_targets_law_on_trained_models(reference, tree):
     count, vocab = 1000, SIZES["vocab"]
     features, mask = reference.io["cond_leftpad"][1:2], reference.io["mask_leftpad"][1:2].bool()
     models = DecodingModels(reference.target, reference.draft)
-    spec = MethodSpec(name="eagle1", tree=tree, drafts="sampled")
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=1.0))
+    spec = MethodSpec.of(name="eagle1", tree=tree, drafts="sampled")
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=1.0))
     fields = [decoder.make_noise(5, f"image-{i}") for i in range(count)]
     generation = decoder.generate(features.expand(count, -1, -1), mask.expand(count, -1), fields)
     assert generation.target_forwards.float().mean() < 0.9 * SIZES["block"]

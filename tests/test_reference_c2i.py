@@ -13,7 +13,7 @@ from conftest import DATA
 from families import draw_c2i
 from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import load_model, save_model
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import Decoder, DecodingModels, make_decoder
 from lantern.methods import make_method
 from lantern.models.config import target_parameters
 from lantern.models.draft import DraftModel
@@ -60,9 +60,9 @@ def test_logits(path, stored):
     torch.testing.assert_close(target.rotary[: len(table)], table, atol=1e-6, rtol=0)
 
 
-def make_decoder(target: TargetModel, method: str, sampling: SamplingConfig) -> Decoder:
+def decoder_of(target: TargetModel, method: str, sampling: SamplingConfig) -> Decoder:
     draft = DraftModel.from_target(target, 0).eval().prepare_for_decoding()
-    return Decoder(DecodingModels(target.prepare_for_decoding(), draft), make_method(method), sampling)
+    return make_decoder(DecodingModels(target.prepare_for_decoding(), draft), make_method(method), sampling)
 
 
 def generate(decoder: Decoder, stored) -> torch.Tensor:
@@ -74,13 +74,13 @@ def generate(decoder: Decoder, stored) -> torch.Tensor:
 def test_greedy_codes(path, stored, method, scale):
     """Of the target by itself, and with drafts; without guidance no null row runs."""
     sampling = SamplingConfig(temperature=0.0, cfg_scale=scale)
-    assert generate(make_decoder(read_target(path, CONFIG), method, sampling), stored).tolist() == GREEDY[f"cfg{scale}"]
+    assert generate(decoder_of(read_target(path, CONFIG), method, sampling), stored).tolist() == GREEDY[f"cfg{scale}"]
 
 
 def test_sampled_drafts_give_the_images_of_the_target_alone(path, stored):
     sampling, codes = SamplingConfig(cfg_scale=2.0, top_k=20), []
     for method in ("autoregressive", "coupled"):
-        codes.append(generate(make_decoder(read_target(path, CONFIG), method, sampling), stored))
+        codes.append(generate(decoder_of(read_target(path, CONFIG), method, sampling), stored))
     assert torch.equal(*codes)
 
 

@@ -20,15 +20,15 @@ from conftest import DATA
 from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.draft_tree import static_tree
-from lantern.drafting import Prefill
-from lantern.eagle import EagleDrafter, EagleState
+from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, guide
+from lantern.step import Prefill
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from published_layouts import CONFIG, as_hugging_face
 
@@ -194,22 +194,22 @@ def method_of(kind: str, k: int, delta: float) -> MethodSpec:
     if kind == "dynamic":
         parts["tree_shape"] = DynamicTreeOptions(58, 4, 10)
     if delta == 0:
-        return MethodSpec(name="exact", **parts)
-    relaxed = {"relaxation": "multiplicative", "lambda_": delta}
+        return MethodSpec.of(name="exact", **parts)
+    relaxed = {"acceptance": "multiplicative", "lambda_": delta}
     if delta <= 1:
-        relaxed = {"relaxation": "additive", "delta": delta}
-    return MethodSpec(name="relaxed", residual="official", neighbours="l2", k=k, **relaxed, **parts)
+        relaxed = {"acceptance": "additive", "delta": delta}
+    return MethodSpec.of(name="relaxed", residual="official", neighbours="l2", k=k, **relaxed, **parts)
 
 
 def generate(reference, prompts: list[int], spec: MethodSpec):
     models = DecodingModels(reference.target, reference.draft, reference.io["table_raw_l2"].long())
-    decoder = Decoder(models, spec, SamplingConfig(temperature=0.0, cfg_scale=SCALE))
+    decoder = make_decoder(models, spec, SamplingConfig(temperature=0.0, cfg_scale=SCALE))
     features, mask = reference.io["cond_leftpad"][prompts], reference.io["mask_leftpad"][prompts].bool()
     return decoder.generate(features, mask, [decoder.make_noise(0, f"p{i}") for i in prompts])
 
 
 def test_greedy_ids_autoregressive(reference):
-    generation = generate(reference, [0, 1], MethodSpec(name="autoregressive"))
+    generation = generate(reference, [0, 1], MethodSpec.of(name="autoregressive"))
     assert generation.codes.tolist() == [GENERATIONS[f"p{i}/cfg3.0"]["vanilla"] for i in (0, 1)]
 
 

@@ -20,7 +20,7 @@ from lantern.attention_mask import window_table
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import load_model, save_model
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
 from lantern.models.target import TargetConfig, TargetModel, cast_target
@@ -140,7 +140,7 @@ def test_greedy_codes(folder, family, scale, method):
     """Where lines end in a token, those of the lines alone are stored."""
     numbers = range(len(GREEDY[family]) // len({name.split("/")[1] for name in GREEDY[family]}))
     models = DecodingModels(read(folder, family).prepare_for_decoding())
-    decoder = Decoder(models, make_method(method), SamplingConfig(temperature=0.0, cfg_scale=scale))
+    decoder = make_decoder(models, make_method(method), SamplingConfig(temperature=0.0, cfg_scale=scale))
     generation = decoder.generate(*prompts_of(family, numbers), [decoder.make_noise(0, str(i)) for i in numbers])
     config, tokens = CONFIGS[family], generation.codes
     is_end = config.ends_line(torch.arange(tokens.shape[1]))
@@ -155,11 +155,11 @@ def method_of(run: str) -> MethodSpec:
     if tree == "static":
         parts = {"tree": "naive_extend_57", "drafts": "sampled"}
     if name == "eagle":
-        return MethodSpec(name="exact", **parts)
+        return MethodSpec.of(name="exact", **parts)
     k, delta = int(numbers[0][1:]), float(numbers[1][1:])
-    bound = {"relaxation": "multiplicative", "lambda_": delta} if delta > 1 else {"delta": delta}
-    bound = {"relaxation": "additive", **bound}
-    return MethodSpec("relaxed", **bound, k=k, residual="official", neighbours="l2", **parts)
+    bound = {"acceptance": "multiplicative", "lambda_": delta} if delta > 1 else {"delta": delta}
+    bound = {"acceptance": "additive", **bound}
+    return MethodSpec.of("relaxed", **bound, k=k, residual="official", neighbours="l2", **parts)
 
 
 @pytest.mark.parametrize("run", sorted(ACCEPTED["p0/cfg3.0"]))
@@ -169,7 +169,7 @@ def test_greedy_codes_and_accepted_lengths_of_the_published_drafters_layout(fold
     target, table = read(folder, "anole"), STORED["anole.nearest_codes"].long()
     draft = read_draft(folder / "drafter", target.config)
     models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
-    decoder = Decoder(models, method_of(run), SamplingConfig(temperature=0.0, cfg_scale=scale))
+    decoder = make_decoder(models, method_of(run), SamplingConfig(temperature=0.0, cfg_scale=scale))
     generation = decoder.generate(*anole_prompts, [decoder.make_noise(0, i) for i in "abc"])
     for i, codes in enumerate(generation.codes.tolist()):
         stored = ACCEPTED[f"p{i}/cfg{scale}"][run]
@@ -193,9 +193,9 @@ def test_accepted_lengths_where_lines_end_in_a_token(folder, tmp_path, scale):
     save_file(drafter | norms, tmp_path / "model.safetensors")
     shutil.copy(DATA / "llama" / "anole_drafter.json", tmp_path / "config.json")
     draft = read_draft(tmp_path, target.config)
-    spec = MethodSpec(name="exact", tree="dynamic", tree_shape=DynamicTreeOptions(58, 5, 10), drafts="top")
+    spec = MethodSpec.of(name="exact", tree="dynamic", tree_shape=DynamicTreeOptions(58, 5, 10), drafts="top")
     models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
-    decoder = Decoder(models, spec, SamplingConfig(temperature=0.0, cfg_scale=scale))
+    decoder = make_decoder(models, spec, SamplingConfig(temperature=0.0, cfg_scale=scale))
     accepted = json.loads((DATA / "llama" / "lumina_accepted.json").read_text())
     generation = decoder.generate(*prompts_of("lumina", range(2)), [decoder.make_noise(0, i) for i in "ab"])
     for i, tokens in enumerate(generation.codes):

@@ -10,30 +10,28 @@ import torch
 
 from conftest import DATA, make_prompts
 from lantern.attention_mask import window_table
-from lantern.decoding import Decoder
+from lantern.decoding import Decoder, make_decoder
+from lantern.drafters.zipar import line_schedule
 from lantern.methods import make_method
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern.zipar import line_schedule
 
 CASES = json.loads((DATA / "peers" / "zipar.json").read_text())
 SAMPLING = SamplingConfig(top_k=8, cfg_scale=2.0)
-KINDS = ("parallel_lines", "public_lines")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['grid']}-{case['window']}")
 def test_positions_are_fed_and_drawn_in_the_public_forwards(case):
-    for kind in ("public", "uniform"):
-        schedule, expected = line_schedule((case["grid"],) * 2, case["window"], kind == "public"), case[kind]
-        drawn = {feed.drawn: number for number, feeds in enumerate(schedule, 1) for feed in feeds}
-        assert [0, *(drawn[place] for place in range(1, case["grid"] ** 2))] == expected["step_of_position"]
-        assert 1 + len(schedule) == expected["forwards"]
-        if expected.get("feeds"):
-            assert [[[feed.source, feed.place] for feed in feeds] for feeds in schedule] == expected["feeds"][1:]
+    schedule, expected = line_schedule((case["grid"],) * 2, case["window"]), case["uniform"]
+    drawn = {feed.drawn: number for number, feeds in enumerate(schedule, 1) for feed in feeds}
+    assert [0, *(drawn[place] for place in range(1, case["grid"] ** 2))] == expected["step_of_position"]
+    assert 1 + len(schedule) == expected["forwards"]
+    if expected.get("feeds"):
+        assert [[[feed.source, feed.place] for feed in feeds] for feeds in schedule] == expected["feeds"][1:]
 
 
-def make_decoder(models, window: int, relaxation: str = KINDS[0], sampling: SamplingConfig = SAMPLING) -> Decoder:
-    return Decoder(models, make_method("zipar", window=window, relaxation=relaxation), sampling)
+def decoder_of(models, window: int, sampling: SamplingConfig = SAMPLING) -> Decoder:
+    return make_decoder(models, make_method("zipar", window=window), sampling)
 
 
 def draw(decoder: Decoder, rows: list[int]):
@@ -55,14 +53,11 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
 
     hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
     tokens, fed = {0: choose(hidden, 0)}, set()
-    for feeds in line_schedule((target.config.grid,) * 2, spec.window, spec.relaxation == "public_lines"):
+    for feeds in line_schedule((target.config.grid,) * 2, spec.window):
         known = dict(tokens)
         for feed in feeds:
             fed.add(feed.place)
-            sees = [
-                place <= feed.place and (place in fed or spec.relaxation == "public_lines")
-                for place in range(decoder.num_tokens)
-            ]
+            sees = [place <= feed.place and place in fed for place in range(decoder.num_tokens)]
             seen = cache.mask(window_table(torch.tensor([[sees]]), torch.float32), torch.tensor([first]))
             slot = torch.tensor([[first + feed.place]])
             hidden = target.extend(cache, torch.tensor([[known[feed.source]]]), slot, slot, seen)
@@ -71,34 +66,30 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
     return [tokens[place] for place in range(decoder.num_tokens)]
 
 
-@pytest.mark.parametrize("relaxation", KINDS)
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_images_are_those_of_a_loop_that_feeds_one_token_after_the_other(models, relaxation, window):
-    decoder = make_decoder(models, window, relaxation)
+def test_images_are_those_of_a_loop_that_feeds_one_token_after_the_other(models, window):
+    decoder = decoder_of(models, window)
     with torch.inference_mode():
         expected = [draw_slowly(decoder, row) for row in (4, 1)]
     found = draw(decoder, [4, 1])
     assert found.codes.tolist() == expected
-    num_forwards = 4 + 3 * window if relaxation == KINDS[0] else 2 * 4 + 2 * window
-    assert (found.target_forwards == num_forwards).all() and (found.step_lengths.sum(1) == 16).all()
+    assert (found.target_forwards == 4 + 3 * window).all() and (found.step_lengths.sum(1) == 16).all()
 
 
-@pytest.mark.parametrize("relaxation", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(models, relaxation, temperature):
+def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(models, temperature):
     sampling = SamplingConfig(temperature, top_k=8, cfg_scale=2.0)
-    expected = draw(Decoder(models, make_method("autoregressive"), sampling), [0, 1, 2, 3, 4])
+    expected = draw(make_decoder(models, make_method("autoregressive"), sampling), [0, 1, 2, 3, 4])
     for window in (4, 16):
-        found = draw(make_decoder(models, window, relaxation, sampling), [0, 1, 2, 3, 4])
+        found = draw(decoder_of(models, window, sampling), [0, 1, 2, 3, 4])
         for field in fields(expected):
             assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
-    assert not torch.equal(draw(make_decoder(models, 2, relaxation, sampling), [0, 1, 2, 3, 4]).codes, expected.codes)
+    assert not torch.equal(draw(decoder_of(models, 2, sampling), [0, 1, 2, 3, 4]).codes, expected.codes)
 
 
-@pytest.mark.parametrize("relaxation", KINDS)
-def test_images_depend_neither_on_the_batch_nor_on_the_prompts_before(models, relaxation):
-    """The public code reads slots that are not filled yet: what a prompt before has left there must be gone."""
-    decoder = make_decoder(models, 2, relaxation)
+def test_images_depend_neither_on_the_batch_nor_on_the_prompts_before(models):
+    """What a prompt before has left in slots that are not filled yet is not read."""
+    decoder = decoder_of(models, 2)
     together, (features, mask) = draw(decoder, [4, 2, 0]), make_prompts(models, 5)
     state = decoder.allocate(1)
     with torch.inference_mode():
@@ -112,7 +103,7 @@ def test_images_depend_neither_on_the_batch_nor_on_the_prompts_before(models, re
 def test_parts_are_checked():
     with pytest.raises(ValueError, match="window of zipar must be a whole number >= 1, got 0"):
         make_method("zipar", window=0)
-    with pytest.raises(ValueError, match="method zipar with relaxation parallel_lines needs window"):
+    with pytest.raises(ValueError, match="zipar with drafts zipar and acceptance exact needs window, a whole number"):
         make_method("zipar", window=None)
-    with pytest.raises(ValueError, match="parallel_lines"):
-        make_method("eagle1", relaxation="parallel_lines", window=4)
+    with pytest.raises(ValueError, match="zipar has a tree and no drafts to fill it, got tree chain3; remove it"):
+        make_method("zipar", tree="chain3")

@@ -13,13 +13,28 @@ from lantern.records import GenerationRecords
 from lantern_pipeline.data.tables import method_columns
 
 SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
-AUTOREGRESSIVE = MethodSpec("autoregressive", method_id="autoregressive")
-COUPLED = MethodSpec("coupled", "chain3", "coupled", method_id="coupled")
-SAMPLED = MethodSpec(
-    "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", k=20, delta=0.1, method_id="lantern-k20"
+AUTOREGRESSIVE = MethodSpec.of("autoregressive", method_id="autoregressive")
+COUPLED = MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="coupled")
+SAMPLED = MethodSpec.of(
+    "lantern",
+    tree="chain5",
+    drafts="sampled",
+    acceptance="additive",
+    residual="paper",
+    neighbours="l2_normalised",
+    k=20,
+    delta=0.1,
+    method_id="lantern-k20",
 )
-PROXIMITY = MethodSpec(
-    "proximity", "chain3", "coupled", "proximity", "paper", "l2_normalised", k=5, method_id="proximity-k5"
+PROXIMITY = MethodSpec.of(
+    "proximity",
+    tree="chain3",
+    drafts="coupled",
+    acceptance="proximity",
+    residual="paper",
+    neighbours="l2_normalised",
+    k=5,
+    method_id="proximity-k5",
 )
 SPECS = (AUTOREGRESSIVE, COUPLED, SAMPLED, PROXIMITY)
 MEASURES = ("speedup", "mean_accepted_length", "nll")

@@ -9,13 +9,13 @@ from lantern_pipeline.metrics.timed_images import TimedImages
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\"> & ring"
 PROMPTS = [Prompt("p0", "a red ring"), Prompt("p1", SCRIPT), Prompt("p2", "a [[data]] or [[policy]]")]
-RELAXED = {"relaxation": "additive", "k": 20, "neighbours": "l2", "delta": 0.1}
+RELAXED = {"acceptance": "additive", "k": 20, "neighbours": "l2", "delta": 0.1}
 SPECS = [
-    MethodSpec("coupled", "chain3", "coupled", method_id="coupled"),
-    MethodSpec("autoregressive", method_id="autoregressive"),
-    MethodSpec("near", "chain3", "coupled", **RELAXED, method_id="near"),
-    MethodSpec("blind", "chain3", "sampled", **RELAXED, method_id="blind"),
-    MethodSpec("sampled", "chain3", "sampled", method_id="sampled"),
+    MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="coupled"),
+    MethodSpec.of("autoregressive", method_id="autoregressive"),
+    MethodSpec.of("near", tree="chain3", drafts="coupled", **RELAXED, method_id="near"),
+    MethodSpec.of("blind", tree="chain3", drafts="sampled", **RELAXED, method_id="blind"),
+    MethodSpec.of("sampled", tree="chain3", drafts="sampled", method_id="sampled"),
 ]
 NUM_TOKENS = 16
 # Tokens of each forward; the fourth token of "near" is substituted.

@@ -15,12 +15,20 @@ FIXED = {"frechet_distance": 9.0, "kernel_distance": 0.1, "precision": 0.8, "rec
 CROSS_ENTROPY = {0: 3.9, 1: 4.1}
 # spec, forwards per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds
 METHODS = {
-    "autoregressive": (MethodSpec("autoregressive", method_id="autoregressive"), 64, 0.0, 0.0, 1.0),
-    "eagle1": (MethodSpec("eagle1", "chain5", "sampled", method_id="eagle1"), 32, 0.0, 0.0, 0.8),
-    "coupled": (MethodSpec("coupled", "chain3", "coupled", method_id="coupled"), 32, 0.0, 0.0, 0.7),
+    "autoregressive": (MethodSpec.of("autoregressive", method_id="autoregressive"), 64, 0.0, 0.0, 1.0),
+    "eagle1": (MethodSpec.of("eagle1", tree="chain5", drafts="sampled", method_id="eagle1"), 32, 0.0, 0.0, 0.8),
+    "coupled": (MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="coupled"), 32, 0.0, 0.0, 0.7),
     "lantern-a": (
-        MethodSpec(
-            "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", 20, 0.1, method_id="lantern-a"
+        MethodSpec.of(
+            "lantern",
+            tree="chain5",
+            drafts="sampled",
+            acceptance="additive",
+            residual="paper",
+            neighbours="l2_normalised",
+            k=20,
+            delta=0.1,
+            method_id="lantern-a",
         ),
         20,
         0.5,
@@ -28,8 +36,16 @@ METHODS = {
         0.6,
     ),
     "lantern-b": (
-        MethodSpec(
-            "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", 20, 0.4, method_id="lantern-b"
+        MethodSpec.of(
+            "lantern",
+            tree="chain5",
+            drafts="sampled",
+            acceptance="additive",
+            residual="paper",
+            neighbours="l2_normalised",
+            k=20,
+            delta=0.4,
+            method_id="lantern-b",
         ),
         16,
         1.0,
@@ -51,7 +67,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
             head = {"method_id": method_id, **place}
             parts = method_columns(spec.to_dict())
             kept = (accuracy - lost * (np.arange(NUM) < 5)) if has_scenes else np.full(NUM, np.nan)
-            is_equal = spec.relaxation == "none" and spec.drafts != "sampled"
+            is_equal = spec.is_exact and spec.drafts != "sampled"
             quality.append({**head, **parts, "cfg_scale": 3.0, "dtype": dtype, "num_images": NUM, **fixed})
             counts = {"num_tokens": 64, "target_forwards": forwards, "substitutions": 2.0}
             exact = {"is_equal": is_equal, "is_near_tie": False, "margin_at_difference": np.nan if is_equal else 0.02}
@@ -59,7 +75,7 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
             images.append(pd.DataFrame({**head, "prompt_id": ids, **counts, **exact, **columns}))
             timed = {**head, "stepping": "eager"}
             latency += [{**timed, "prompt_id": i, "seconds": seconds * (1 + 0.01 * j)} for j, i in enumerate(ids[:6])]
-            if spec.relaxation != "none":
+            if not spec.is_exact:
                 values = {
                     "tv_mean": 0.2 + drift,
                     "tv_mean_low": 0.1 + drift,

@@ -15,7 +15,7 @@ from memory import (
     tokenizer_parameters,
 )
 
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.methods import make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, head_parameters, target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
@@ -78,7 +78,7 @@ def test_published_sizes():
 @pytest.mark.parametrize("name", ["autoregressive", "eagle1", "jacobi", "hybrid", "eagle2"])
 def test_cache_and_noise_are_those_of_the_decoder(models, name):
     spec = make_method(name, **({"tree_shape": {"num_nodes": 6, "depth": 1, "top_k": 4}} if name == "eagle2" else {}))
-    decoder = Decoder(models, spec, SamplingConfig(1.0, cfg_scale=3.0))
+    decoder = make_decoder(models, spec, SamplingConfig(1.0, cfg_scale=3.0))
     state, streams = decoder.allocate(2), [stream for stream in decoder.noise_streams if stream != "accept"]
     load = DecodingLoad(batch=2, num_nodes=nodes_of(spec.tree_shape), noise_streams=len(streams))
     assert kv_cache_bytes(models.target.config, load) == state.cache.entries.nbytes

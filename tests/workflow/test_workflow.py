@@ -28,7 +28,7 @@ from tiny_run import (
 
 # fmt: off
 COLUMNS = [
-    "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
+    "method", "tree", "drafts", "acceptance", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
     "cfg_scale", "prompt_set", "repeat", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions",
     "nll", "frechet_distance", "kernel_distance", "precision", "recall", "clip_score", "prompt_accuracy",
     "tokens_equal_autoregressive",

@@ -1,12 +1,18 @@
 """Helpers of the rules: the checked config, what it plans, settings that rules share. Paths are in config/paths.py."""
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
+
+# Classes of a user's own stand in files beside the overlay that names them; jobs are told by the environment.
+OVERLAY_FOLDERS = sorted({str(Path(file).resolve().parent) for file in workflow.configfiles})
+sys.path += OVERLAY_FOLDERS
+os.environ["PYTHONPATH"] = os.pathsep.join([*OVERLAY_FOLDERS, os.environ.get("PYTHONPATH", "")])
 
 from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 from lantern_pipeline.config.figures import GENERALITY, figure_table

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import decode_timed, generate_records, load_decoding_models
 from lantern.methods import MethodSpec
 from lantern.records import save_records
@@ -19,7 +19,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     models = load_decoding_models(files.target, draft, table, resolve_device(params.device), params.dtype)
     sampling = SamplingConfig(temperature=temperature, **params.sampling)
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
-    decoder = Decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=params.stepping)
+    decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=params.stepping)
     encoder = make_text_encoder(params.text, params.source, files.text)
     decode_timed(decoder, prompts[:1], encoder, params.noise_seed)  # does not count
     records = generate_records(

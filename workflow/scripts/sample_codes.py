@@ -2,7 +2,7 @@
 
 import torch
 
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import generate_records, load_decoding_models
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
@@ -16,7 +16,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     encoder = make_text_encoder(params.text, params.source, [*files.text, *files.val_text])
     models = load_decoding_models(files.target, device=resolve_device(params.device), dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
-    decoder = Decoder(models, MethodSpec(**params.method), sampling, stepping=params.stepping)
+    decoder = make_decoder(models, MethodSpec(**params.method), sampling, stepping=params.stepping)
     captions = {"train": files.captions, "val": files.val_captions}
     shards = {
         split: select_shard(read_prompts(path), snakemake.wildcards.scatteritem) for split, path in captions.items()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
@@ -31,7 +31,7 @@ from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 NUM, VOCAB = 4, 24
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 SETTINGS = {"batch_size": 5, "near_tie_margin": 1e-4, "bootstrap_resamples": 20}
-IDENTITY = ["ablation", "method", "tree", "drafts", "relaxation", "residual", "neighbours", "k", "delta", "lambda_"]
+IDENTITY = ["ablation", "method", "tree", "drafts", "acceptance", "residual", "neighbours", "k", "delta", "lambda_"]
 IDENTITY += ["method_id", "temperature", "cfg_scale", "top_k", "drafter_steps"]
 IDENTITY += ["target_steps", "target_cross_entropy"]
 NEAR = {"preset": "proximity", "k": 6}
@@ -84,12 +84,11 @@ def seen(monkeypatch):
     """Everything that decoders were made of while the test ran."""
     made = []
 
-    class Watched(Decoder):
-        def __init__(self, models, spec, sampling, **options):
-            made.append({"models": models, "spec": spec, "sampling": sampling, **options})
-            super().__init__(models, spec, sampling, **options)
+    def watched(models, spec, sampling, **options):
+        made.append({"models": models, "spec": spec, "sampling": sampling, **options})
+        return make_decoder(models, spec, sampling, **options)
 
-    monkeypatch.setattr(ablations, "Decoder", Watched)
+    monkeypatch.setattr(ablations, "make_decoder", watched)
     return made
 
 
@@ -151,11 +150,11 @@ def test_jacobi_drafts_need_no_draft_model_and_their_total_variation_is_measured
     near = {**NEAR, "drafts": "jacobi", "tree": ["chain3", "chain3k2d1"]}
     bounded = {"preset": "lantern", "drafts": "jacobi", "tree": "chain3", "k": 6, "delta": 0.3}
     rows, _ = alone.run("mine", expand(methods=[{"preset": "jacobi", "tree": ["chain3", "chain3k2d1"]}, near, bounded]))
-    exact, relaxed = (rows[rows["relaxation"] == name] for name in ("none", "proximity"))
+    exact, relaxed = (rows[rows["acceptance"] == name] for name in ("exact", "proximity"))
     assert (exact["tokens_equal_autoregressive"] == 1).sum() == 3 and exact["tv_mean"].isna().all()
     assert (exact["substitution_rate"] == 0).all()
     assert relaxed["tv_mean"].between(0.001, 0.999).all()
-    assert (rows[rows["relaxation"] == "additive"]["tv_mean"] > 0).all()
+    assert (rows[rows["acceptance"] == "additive"]["tv_mean"] > 0).all()
     assert relaxed["substitution_rate"].tolist() == (relaxed["substitutions"] / 16).tolist()
 
 
@@ -233,7 +232,7 @@ def test_each_target_has_its_own_images_likelihood_and_draft_models(study, seen)
         *[True] * 3,
         *[False] * 3,
     ]
-    exact = rows[rows["relaxation"] == "none"]
+    exact = rows[rows["acceptance"] == "exact"]
     assert (exact["tokens_equal_autoregressive"] == 1).all() and (exact["nll_change"] == 0).all()
     likelihoods = exact.groupby("target_cross_entropy")["nll"]
     assert (likelihoods.nunique() == 1).all() and likelihoods.first().nunique() == 2

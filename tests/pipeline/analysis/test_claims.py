@@ -16,8 +16,6 @@ from lantern_pipeline.analysis.claims import describe_run, find_claims, speed_me
 from lantern_pipeline.analysis.markdown import claim_cells
 from lantern_pipeline.analysis.summary import build_summary, select_headline
 
-SJD = {"tree": "chain9", "drafts": "sjd", "coupling": "none", "initial": "random", "labels": "point"}
-
 
 @pytest.fixture(scope="module")
 def table():
@@ -76,7 +74,7 @@ def test_a_row_that_should_be_exact_and_is_not_does_not_count(table):
 
 @pytest.mark.parametrize(("seconds", "fastest"), [(0.6, "jacobi"), (0.9, "coupled")])
 def test_an_exact_method_without_a_draft_model_stands_apart(seconds, fastest):
-    jacobi = MethodSpec("jacobi", "chain9", "jacobi", method_id="jacobi")
+    jacobi = MethodSpec.of("jacobi", tree="chain9", drafts="jacobi", method_id="jacobi")
     found = find(summarise({**METHODS, "jacobi": (jacobi, 24, 0.0, 0.0, seconds)}))
     assert found["tokens"]["num_rows"] == 2 and found["exact"]["method_id"] == fastest
     assert found["exact_without_draft_model"]["method_id"] == "jacobi"
@@ -178,19 +176,20 @@ def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):
 # --- whose distribution is the target's, and the frontier ------------------------------------------
 
 
-def cool(relaxation, omega):
-    parts = {"tree": "chain5", "drafts": "sampled", "relaxation": relaxation, "residual": "matched", "omega": omega}
-    return MethodSpec("cool", **parts, method_id=f"{relaxation}-{omega}")
+def cool(schedule, omega):
+    parts = {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "omega": omega}
+    parts["fall"] = {"annealed": 0.7, "constant": 0.0}[schedule]
+    return MethodSpec.of("cool", **parts, method_id=f"{schedule}-{omega}")
 
 
 def make_peers(costs):
-    """Summary and images; `costs`: relaxation -> NLL added at two lengths that all relaxations of cool reach."""
+    """Summary and images; `costs`: schedule of weights -> NLL added at two lengths that all schedules of cool reach."""
     methods = {name: METHODS[name] for name in ("autoregressive", "eagle1", "coupled")}
-    for relaxation, both in costs.items():
+    for schedule, both in costs.items():
         for omega, forwards, cost in zip((1.1, 2.0), (32, 20), both, strict=True):
-            spec = cool(relaxation, omega)
+            spec = cool(schedule, omega)
             methods[spec.method_id] = (spec, forwards, cost, 0.0, 0.5)
-    spec = MethodSpec("sjd_pp", **SJD, relaxation="threshold", threshold=0.5, method_id="sjd_pp")
+    spec = MethodSpec.of("sjd_pp", tree="chain9", drafts="sjd_pp", threshold=0.5, method_id="sjd_pp")
     methods["sjd_pp"] = (spec, 25, 0.1, 0.0, 0.6)
     tables = make_tables(methods)
     summary = build_summary(tables, settings=SETTINGS, seed=0).assign(law_p=0.5)
@@ -292,7 +291,7 @@ def test_tables_of_different_prompts_are_an_error(table):
 @pytest.mark.parametrize(("costs", "sign"), [((0.3, 0.8), -1), ((0.0, 0.1), 1)])
 def test_relaxations_of_the_same_drafts_at_equal_length(costs, sign):
     summary, images = make_peers({"annealed": (0.1, 0.4), "constant": costs})
-    summary.loc[summary["relaxation"] == "constant", "tv_mean"] = 0.3
+    summary.loc[summary["fall"] == 0, "tv_mean"] = 0.3
     (found,) = find(summary, images=images)["equal_length"]["annealed"].values()
     assert np.sign([found["difference"], found["low"], found["high"]]).tolist() == [sign] * 3
     assert (found["tv_first"], found["tv_second"]) == pytest.approx((0.2, 0.3))
@@ -300,6 +299,6 @@ def test_relaxations_of_the_same_drafts_at_equal_length(costs, sign):
 
 def test_rows_on_other_trees_are_not_compared(peers):
     summary = peers[0].copy()
-    summary.loc[summary["relaxation"] == "constant", "tree"] = "chain3"
+    summary.loc[summary["fall"] == 0, "tree"] = "chain3"
     assert "equal_length" not in find(summary, images=peers[1])
     assert len(select_headline(summary, SETTINGS)) == len(select_headline(peers[0], SETTINGS))

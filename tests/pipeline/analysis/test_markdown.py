@@ -23,12 +23,12 @@ from lantern_pipeline.analysis.summary import build_summary
 
 PUBLISHED = ROOT / "workflow" / "lantern_pipeline" / "analysis" / "published_results.csv"
 RELAXED = {
-    "lantern": {"tree": "dynamic", "drafts": "top", "relaxation": "additive", "k": 20, "delta": 0.1},
-    "lantern_chain": {"tree": "chain5", "drafts": "sampled", "relaxation": "additive", "k": 20, "delta": 0.1},
-    "lantern_pp": {"tree": "chain3", "drafts": "sampled", "relaxation": "multiplicative", "k": 10, "lambda_": 2.0},
-    "proximity": {"tree": "chain3", "drafts": "coupled", "relaxation": "proximity", "k": 20},
-    "bounded": {"tree": "dynamic", "drafts": "top", "relaxation": "bounded", "k": 20, "delta": 0.4},
-    "mine": {"tree": "dynamic", "drafts": "top", "relaxation": "additive", "k": 5, "delta": 0.1},
+    "lantern": {"tree": "dynamic", "drafts": "top", "acceptance": "additive", "k": 20, "delta": 0.1},
+    "lantern_chain": {"tree": "chain5", "drafts": "sampled", "acceptance": "additive", "k": 20, "delta": 0.1},
+    "lantern_pp": {"tree": "chain3", "drafts": "sampled", "acceptance": "multiplicative", "k": 10, "lambda_": 2.0},
+    "proximity": {"tree": "chain3", "drafts": "coupled", "acceptance": "proximity", "k": 20},
+    "bounded": {"tree": "dynamic", "drafts": "top", "acceptance": "bounded", "k": 20, "delta": 0.4},
+    "mine": {"tree": "dynamic", "drafts": "top", "acceptance": "additive", "k": 5, "delta": 0.1},
 }
 
 
@@ -45,10 +45,16 @@ def table():
 def many():
     """All presets, one of them twice, and one of the user's own; the later ones are the faster."""
     extra = {
-        name: (MethodSpec(name, **parts, neighbours="l2_normalised", method_id=name), 20, 0.5, 0.0, 0.5 - 0.02 * number)
+        name: (
+            MethodSpec.of(name, **parts, neighbours="l2_normalised", method_id=name),
+            20,
+            0.5,
+            0.0,
+            0.5 - 0.02 * number,
+        )
         for number, (name, parts) in enumerate(RELAXED.items())
     }
-    eagle2 = MethodSpec("eagle2", "dynamic", "top", method_id="eagle2")
+    eagle2 = MethodSpec.of("eagle2", tree="dynamic", drafts="top", method_id="eagle2")
     exact = {name: METHODS[name] for name in ("autoregressive", "eagle1", "coupled")}
     return shown({**exact, "eagle2": (eagle2, 32, 0.0, 0.0, 1.5), **extra})
 
@@ -103,8 +109,8 @@ def test_the_readme_has_the_fastest_method_without_a_draft_model_besides():
     methods = {"autoregressive": METHODS["autoregressive"]}
     for number, (name, kind) in enumerate(drafts.items()):
         tree = "chain6+chain3" if kind == "hybrid" else "chain6"
-        methods[name] = (MethodSpec(name, tree, kind, method_id=name), 32, 0.0, 0.0, 0.8 - 0.1 * number)
-    methods["slower"] = (MethodSpec("jacobi", "chain9", "jacobi", method_id="slower"), 32, 0.0, 0.0, 0.9)
+        methods[name] = (MethodSpec.of(name, tree=tree, drafts=kind, method_id=name), 32, 0.0, 0.0, 0.8 - 0.1 * number)
+    methods["slower"] = (MethodSpec.of("jacobi", tree="chain9", drafts="jacobi", method_id="slower"), 32, 0.0, 0.0, 0.9)
     assert select_few(shown(methods))["method_id"].tolist() == ["autoregressive", "coupled", "jacobi", "hybrid", "real"]
 
 

@@ -72,7 +72,7 @@ CASES = [
     ("Jacobi (tuned)", "jacobi", {"tree": "tuned"}),
     ("SCD, Gumbel (chain9)", "scd_gumbel", {"tree": "chain9"}),
     ("COOL-SD ω 2", "cool", {"omega": 2}),
-    ("COOL-SD (constant) ω 2", "cool", {"relaxation": "constant", "omega": 2}),
+    ("COOL-SD ω 2, fall 0", "cool", {"fall": 0, "omega": 2}),
     ("PathRelax", "path_relax", {}),
     ("PathRelax (chain9x2) δ 0.3", "path_relax", {"tree": "chain9x2", "delta": 0.3}),
     ("GSD d² 10000", "gsd", {"d_max": 10000}),
@@ -86,9 +86,9 @@ def test_a_label_names_what_departs_from_the_preset(label, preset, parts):
 
 
 def test_the_configs_own_names():
-    sjd = make_method("sjd", tree="chain9", relaxation="additive", **LANTERN).to_dict()
+    sjd = make_method("sjd", tree="chain9", acceptance="additive", **LANTERN).to_dict()
     assert label_method({**sjd, "name": "lantern_sjd"}) == "LANTERN (chain9, sjd) k 20, δ 0.1"
-    mine = MethodSpec("my_own", "chain3", "coupled").to_dict()
+    mine = MethodSpec.of("my_own", tree="chain3", drafts="coupled").to_dict()
     assert label_method(mine) == "my own (chain3, coupled)" and label_family(method_columns(mine)) == label_method(mine)
     assert method_name("lantern_chain") == "LANTERN chain" and method_name("real") == "real images"
     assert method_colour("my_own") not in {look.colour for look in METHODS.values() if look.name != "LANTERN chain"}

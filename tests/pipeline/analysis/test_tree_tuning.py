@@ -161,4 +161,4 @@ def test_a_window_that_was_not_measured_promises_nothing():
 )
 def test_shapes_survive_a_file(drafts, shape):
     stored = json.loads(json.dumps(shape_as_json(shape)))
-    assert MethodSpec("a", "tuned", drafts, tree_shape=stored).tree_shape == shape
+    assert MethodSpec.of("a", tree="tuned", drafts=drafts, tree_shape=stored).tree_shape == shape

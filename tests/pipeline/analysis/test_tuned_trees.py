@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from conftest import make_models
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import decode_timed
 from lantern.io import write_json
 from lantern.methods import MethodSpec, make_method
@@ -104,7 +104,7 @@ def test_timed_trees_tell_nodes_from_depths():
         shapes = timed_shapes(drafts, SETTINGS)
         assert len(shapes) == 4
         for shape in shapes:
-            MethodSpec("a", "tuned", drafts, tree_shape=shape)
+            MethodSpec.of("a", tree="tuned", drafts=drafts, tree_shape=shape)
     assert [len(shape) for shape in timed_shapes("jacobi", SETTINGS)] == [2, 3, 5]
 
 
@@ -119,6 +119,6 @@ def test_what_is_measured_is_what_decoding_gives(tuner):
     """Of the tree that was measured itself, the expectation is its mean over the steps."""
     acceptance = tuner.measure_acceptance(tuned("jacobi"), 1.0)
     shape = make_method("jacobi", tree="chain5k3d1").tree_shape
-    decoder = Decoder(tuner.models, tuned("jacobi", tree_shape=shape), SamplingConfig(temperature=1.0, **SAMPLING))
+    decoder = make_decoder(tuner.models, tuned("jacobi", tree_shape=shape), SamplingConfig(temperature=1.0, **SAMPLING))
     forwards = decode_timed(decoder, PROMPTS, tuner.encoder, 0)[0].target_forwards - 1
     assert acceptance.candidate(shape).tokens == pytest.approx(3 * 15 / int(forwards.sum()))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from conftest import ROOT, load_config
 from lantern.checkpoints.native import save_model
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import generate_records, load_decoding_models
 from lantern.io import load_tensors, save_tensors, write_json
 from lantern.models.draft import DraftConfig, DraftModel
@@ -70,7 +70,7 @@ def make_experiment(folder, config, *, dtype="float32", twins=False):
         drafter = folder / "drafter/s0/model.safetensors" if run.spec.drafts else None
         models = load_decoding_models(folder / "target/s0/model.safetensors", drafter, dtype=dtype)
         sampling = SamplingConfig(temperature=run.temperature, **config["sampling"])
-        decoder = Decoder(models, spec, sampling)
+        decoder = make_decoder(models, spec, sampling)
         records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
         save_records(folder / f"generation/{run.spec.method_id}/seen/T1/s0n0/1-of-1.safetensors", records)
     write_provenance(folder, config)
@@ -142,7 +142,7 @@ def test_near_ties_that_rounding_decides_are_told_from_differences(tmp_path, con
     config["methods"] = [{"preset": "autoregressive", "temperatures": [0]}]
     target = make_target(config, twins=True).eval().prepare_for_decoding()
     models = type("Models", (), {"target": target, "draft": None, "nearest_codes": None})()
-    decoder = Decoder(models, expand_methods(config)[0].spec, SamplingConfig(temperature=0, **config["sampling"]))
+    decoder = make_decoder(models, expand_methods(config)[0].spec, SamplingConfig(temperature=0, **config["sampling"]))
     encoder = make_text_encoder(config["text"], "scenes")
     weight = decoder.target.head.weight.data.clone()
 

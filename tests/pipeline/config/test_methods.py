@@ -46,7 +46,7 @@ def test_parts_that_depart_from_the_preset_are_in_the_id():
 
 
 def test_a_method_of_its_own_parts_has_its_own_name():
-    entry = {"name": "mine", "tree": "mine", "drafts": "coupled", "relaxation": "proximity", "k": 3}
+    entry = {"name": "mine", "tree": "mine", "drafts": "coupled", "acceptance": "proximity", "k": 3}
     assert expand(entry)[0].spec.method_id == "mine-k3"
 
 
@@ -60,23 +60,26 @@ def test_a_method_of_its_own_parts_has_its_own_name():
         ({"preset": "proximity", "k": 0}, r"k of proximity must be a whole number >= 1, got 0"),
         ({"preset": "lantern", "k": 5}, r"needs delta"),
         ({"preset": "eagle2", "k": 5}, r"takes no k, got 5"),
-        ({"preset": "eagle1", "tree": "dynamic"}, r"sampled drafts need a static tree"),
+        ({"preset": "eagle1", "tree": "dynamic"}, r"sampled drafts need a tree that is static or tuned, got dynamic"),
         (
             {"preset": "bounded", "drafts": "coupled", "k": 5, "delta": 0.1},
-            r"relaxation bounded needs drafts top, got coupled for bounded; only there delta bounds TV",
+            r"acceptance bounded needs drafts top, got coupled for bounded; only there delta bounds TV",
         ),
         ({"preset": "proximity", "drafts": "sampled", "k": 5}, r"proximity needs drafts coupled or top"),
         ({"preset": "proximity", "residual": "official", "k": 5}, r"residual official is the authors' code"),
         ({"preset": "proximity", "neighbours": "l1", "k": 5}, r"neighbours of proximity must be one of"),
         ({"preset": ["lantern", "lanturn"], "k": 5, "delta": 0.1}, r"preset must be one of .*got 'lanturn'"),
-        ({"preset": ["lantern", "eagle2"], "k": 5, "delta": 0.1}, r"eagle2 with relaxation none takes no k, got 5"),
-        ({"preset": "lantern", "relaxation": "jensen_shannon", "k": 5}, r"relaxation jensen_shannon needs delta"),
         (
-            {"preset": "lantern", "relaxation": "total_variation", "k": 5, "delta": 0.1},
-            r"must be one of none, additive",
+            {"preset": ["lantern", "eagle2"], "k": 5, "delta": 0.1},
+            r"eagle2 with drafts top and acceptance exact takes no k, got 5",
+        ),
+        ({"preset": "lantern", "acceptance": "jensen_shannon", "k": 5}, r"acceptance jensen_shannon needs delta"),
+        (
+            {"preset": "lantern", "acceptance": "total_variation", "k": 5, "delta": 0.1},
+            r"acceptance must be one of exact, additive",
         ),
         ({"tree": "chain3", "drafts": "top"}, r"without a preset needs a name"),
-        ({"preset": "eagle1", "drafts": None}, r"must have both tree and drafts"),
+        ({"preset": "eagle1", "drafts": None}, r"eagle1 has a tree and no drafts to fill it"),
     ],
 )
 def test_bad_entries_name_the_key(entry, message):
@@ -92,7 +95,7 @@ def test_a_method_listed_twice_is_refused():
 def test_round_trip_through_a_dict():
     spec = expand({"preset": "bounded", "k": 5, "delta": 0.1})[0].spec
     assert MethodSpec(**json.loads(json.dumps(asdict(spec)))) == spec
-    assert set(asdict(spec)) - set(spec.to_dict()) == {"tree_shape"}
+    assert set(asdict(spec)) - set(spec.to_dict()) == {"tree_shape", "parameters", "code"}
 
 
 def test_a_list_of_presets_is_an_entry_for_each():
@@ -103,11 +106,11 @@ def test_a_list_of_presets_is_an_entry_for_each():
         "bounded-k20-delta0.1",
         "bounded-k20-delta0.4",
     ]
-    assert [run.spec.relaxation for run in runs] == ["additive", "additive", "bounded", "bounded"]
+    assert [run.spec.acceptance for run in runs] == ["additive", "additive", "bounded", "bounded"]
 
 
 def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():
-    parts = {"name": "exact", "tree": ["chain3", "mine"], "drafts": ["sampled", "top"], "relaxation": "none"}
+    parts = {"name": "exact", "tree": ["chain3", "mine"], "drafts": ["sampled", "top"], "acceptance": "exact"}
     found = [run.spec.method_id for run in expand(parts)]
     assert found == ["exact-chain3-sampled", "exact-chain3-top", "exact-mine-sampled", "exact-mine-top"]
 
@@ -115,7 +118,7 @@ def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():
 @pytest.mark.parametrize(
     ("part", "values"),
     [
-        ("relaxation", ["additive", "jensen_shannon"]),
+        ("acceptance", ["additive", "jensen_shannon"]),
         ("residual", ["paper", "official", "official_lumina"]),
         ("neighbours", ["l2", "l2_normalised", "probability", "random"]),
         ("tree", ["chain3", "mine", "mc_sim_7b_63"]),

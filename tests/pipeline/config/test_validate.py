@@ -10,8 +10,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from conftest import ROOT, load_config
-from lantern.methods import DRAFTS, NEIGHBOURS, PRESETS, RELAXATIONS, RESIDUALS
+from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
 from lantern.models.config import pick
+from lantern_pipeline.config.methods import entry_properties
 from lantern_pipeline.config.validate import (
     SCHEMA_PATH,
     closest,
@@ -137,7 +138,10 @@ def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
     [
         ({"preset": "eagle3"}, ["methods[1]", "eagle2", "'eagle3'"]),
         ({"preset": "eagle1", "tree": "oak"}, ["methods[1]", "tree", "mc_sim_7b_63", "'oak'"]),
-        ({"preset": "eagle1", "tree": "dynamic"}, ["methods[1]", "sampled drafts need a static tree"]),
+        (
+            {"preset": "eagle1", "tree": "dynamic"},
+            ["methods[1]", "sampled drafts need a tree that is static or tuned, got dynamic"],
+        ),
         ({"preset": "lantern", "k": 20, "delta": 1.5}, ["methods[1].delta", "at most 1", "1.5"]),
         ({"preset": "lantern", "k": 20, "delta": [0.1, -1]}, ["methods[1].delta[1]", "at least 0"]),
         ({"preset": "lantern", "k": 2000, "delta": 0.1}, ["k of lantern", "codebook.num_neighbours", "2000"]),
@@ -252,25 +256,32 @@ def test_a_fraction_stays_one():
         ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
         ("recogniser", {}, "config key recogniser is now attribute_classifier; rename it"),
         ("metrics.fidelity", "recogniser", "config key metrics.fidelity: recogniser is now attribute_classifier"),
-        ("methods.4.relaxation", "budget", "config key methods[4].relaxation: budget is now bounded"),
-        ("methods.4.relaxation", ["none", "budget"], "config key methods[4].relaxation[1]: budget is now bounded"),
+        (
+            "methods.4.relaxation",
+            "budget",
+            "config key methods[4].relaxation: relaxation budget is now acceptance: bounded",
+        ),
+        (
+            "methods.4.relaxation",
+            ["none", "budget"],
+            "config key methods[4].relaxation[0]: relaxation none is now acceptance: exact",
+        ),
     ],
 )
 def test_a_name_of_an_earlier_version_is_told_its_new_one(path, value, words):
     assert words in sentence_for(changed(path, value))
 
 
-def test_the_schema_names_the_parts_that_methods_have():
-    method = load_yaml(SCHEMA_PATH)["properties"]["methods"]["items"]["properties"]
-    known = {
-        "preset": PRESETS,
-        "drafts": DRAFTS,
-        "relaxation": RELAXATIONS,
-        "residual": RESIDUALS,
-        "neighbours": NEIGHBOURS,
-    }
-    for key, names in known.items():
-        assert method[key]["then"]["enum"] == method[key]["items"]["enum"] == list(names), key
+def test_the_schema_of_a_method_is_read_from_the_table_of_methods():
+    """Every preset and part is known, and every parameter with its bounds."""
+    properties = entry_properties([])
+    for key, names in {"preset": PRESETS, "residual": RESIDUALS, "neighbours": NEIGHBOURS}.items():
+        assert properties[key]["then"]["enum"] == properties[key]["items"]["then"]["enum"] == list(names), key
+    assert set(PARAMETERS) < set(properties)
+    assert (properties["delta"]["minimum"], properties["delta"]["maximum"]) == (0, 1)
+    assert properties["omega"]["exclusiveMinimum"] == 0 and properties["k"]["items"]["type"] == "integer"
+    assert "cap" in entry_properties([{"acceptance": "mine:Capped", "cap": 3}])
+    assert "cap" not in entry_properties([{"acceptance": "additive", "cap": 3}])
 
 
 @pytest.mark.parametrize("overlay", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
@@ -349,7 +360,9 @@ def test_every_key_of_the_default_config_has_a_comment():
 def test_every_section_of_the_schema_is_closed():
     def visit(node, path):
         if isinstance(node, dict):
-            is_open = path.endswith(".variants.additionalProperties")  # any sections of the config
+            is_open = path.endswith(
+                (".variants.additionalProperties", ".methods.items")
+            )  # any sections; read from the core
             assert is_open or node.get("type") != "object" or "additionalProperties" in node, path
             for name, inner in node.items():
                 visit(inner, f"{path}.{name}")

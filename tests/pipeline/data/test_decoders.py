@@ -57,11 +57,11 @@ def test_one_table_or_none_need_no_list(tmp_path):
 
 
 def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(files):
-    relaxed = {"tree": "chain3", "drafts": "coupled", "relaxation": "proximity", "k": 3}
+    relaxed = {"tree": "chain3", "drafts": "coupled", "acceptance": "proximity", "k": 3}
     runs = [
-        (asdict(MethodSpec("autoregressive", method_id="autoregressive")), 1.0),
-        (asdict(MethodSpec("a", neighbours="l2", method_id="a", **relaxed)), 1.0),
-        (asdict(MethodSpec("b", neighbours="probability", method_id="b", **relaxed)), 0.5),
+        (asdict(MethodSpec.of("autoregressive", method_id="autoregressive")), 1.0),
+        (asdict(MethodSpec.of("a", neighbours="l2", method_id="a", **relaxed)), 1.0),
+        (asdict(MethodSpec.of("b", neighbours="probability", method_id="b", **relaxed)), 0.5),
     ]
     decoders = load_decoders(runs, SAMPLING, **files)
     assert [decoder.spec.method_id for decoder in decoders] == ["autoregressive", "a", "b"]
@@ -76,10 +76,10 @@ def test_a_tuned_tree_is_read_from_the_file_by_method_and_temperature(files, tmp
     shapes = {"a T0": [[0]], "a T0.5": [[0], [1]]}
     path = tmp_path / "s0.json"
     write_json(path, {"methods": {name: {"tree_shape": shape} for name, shape in shapes.items()}})
-    spec = MethodSpec("a", "tuned", "coupled", method_id="a")
+    spec = MethodSpec.of("a", tree="tuned", drafts="coupled", method_id="a")
     decoders = load_decoders([(asdict(spec), 0.0), (asdict(spec), 0.5)], SAMPLING, **files, trees=path)
     assert [decoder.spec.tree_shape for decoder in decoders] == [((0,),), ((0,), (1,))]
-    assert resolve_tree(MethodSpec("b", "chain2", "coupled"), 1.0, None).tree_shape == ((0,), (0, 0))
+    assert resolve_tree(MethodSpec.of("b", tree="chain2", drafts="coupled"), 1.0, None).tree_shape == ((0,), (0, 0))
     with pytest.raises(ValueError, match=r"s0\.json holds no tree of a T1; delete it and run rule tune_tree again"):
         resolve_tree(spec, 1.0, path)
     with pytest.raises(ValueError, match="no file of trees holds no tree of a T1"):

@@ -22,8 +22,16 @@ SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
 
 
 def lantern(k, delta):
-    return MethodSpec(
-        "lantern", "chain5", "sampled", "additive", "paper", "l2_normalised", k, delta, method_id=f"lantern-{k}-{delta}"
+    return MethodSpec.of(
+        "lantern",
+        tree="chain5",
+        drafts="sampled",
+        acceptance="additive",
+        residual="paper",
+        neighbours="l2_normalised",
+        k=k,
+        delta=delta,
+        method_id=f"lantern-{k}-{delta}",
     )
 
 
@@ -44,8 +52,8 @@ def make_summary(specs):
 @pytest.fixture
 def summary():
     exact = [
-        MethodSpec("autoregressive", method_id="autoregressive"),
-        MethodSpec("coupled", "chain3", "coupled", method_id="c"),
+        MethodSpec.of("autoregressive", method_id="autoregressive"),
+        MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="c"),
     ]
     grid = [lantern(k, delta) for k in (10, 20) for delta in (0.4, 0.1, 0.03)]
     return make_summary([*exact, *grid])
@@ -117,8 +125,8 @@ def test_one_curve_per_method_and_k_along_delta(summary):
 
 
 def test_curves_of_different_trees_are_not_joined():
-    trees = [MethodSpec("coupled", tree, "coupled", method_id=tree) for tree in ("chain3", "chain5")]
-    rows = make_summary([MethodSpec("autoregressive", method_id="autoregressive"), *trees])
+    trees = [MethodSpec.of("coupled", tree=tree, drafts="coupled", method_id=tree) for tree in ("chain3", "chain5")]
+    rows = make_summary([MethodSpec.of("autoregressive", method_id="autoregressive"), *trees])
     assert [curve.label for curve in split_curves(rows)] == ["autoregressive", "coupled", "coupled (chain5)"]
 
 
@@ -175,7 +183,7 @@ def test_samples_pair_prompts_methods_and_lengths():
     records = {
         "lantern-10-0.1": make_records(lantern(10, 0.1), codes + 1, [2, 2, 1]),
         "lantern-20-0.1": make_records(lantern(20, 0.1), codes, [1, 1, 1]),
-        "autoregressive": make_records(MethodSpec("autoregressive", method_id="autoregressive"), codes, [4, 4, 4]),
+        "autoregressive": make_records(MethodSpec.of("autoregressive", method_id="autoregressive"), codes, [4, 4, 4]),
     }
     grid = select_samples(records, prompts, Painter(), settings={"sample_prompts": 2, "sample_methods": None})
     assert list(grid.row_titles) == ["prompt 0", "prompt 1"]

@@ -19,7 +19,7 @@ def table():
     rows = [
         {"target": name, "top10": mass, **method_columns(spec.to_dict())}
         | with_interval("mean_accepted_length", place + 1 - mass)
-        | (gain if spec.relaxation == "none" else with_interval("gain", 1.5 - mass))
+        | (gain if spec.is_exact else with_interval("gain", 1.5 - mass))
         for name, mass in TARGETS.items()
         for place, spec in enumerate(SPECS, 1)
     ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import make_models
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.draft_tree import join_trees, static_tree
 from lantern.generation import decode_timed
 from lantern.methods import MethodSpec
@@ -23,9 +23,9 @@ PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a bl
 NUM_TOKENS = 16
 
 
-def make_decoder(drafts, tree, temperature=1.0):
+def decoder_of(drafts, tree, temperature=1.0):
     sampling = SamplingConfig(temperature=temperature, cfg_scale=2.0)
-    return Decoder(make_models(), MethodSpec("a", tree, drafts, method_id="a"), sampling)
+    return make_decoder(make_models(), MethodSpec.of("a", tree=tree, drafts=drafts, method_id="a"), sampling)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -39,7 +39,7 @@ def make_decoder(drafts, tree, temperature=1.0):
     ],
 )
 def test_paths_and_the_targets_own_tokens_are_the_whole_image(drafts, tree, temperature):
-    decoder = make_decoder(drafts, tree, temperature)
+    decoder = decoder_of(drafts, tree, temperature)
     paths = record_paths(decoder, PROMPTS, ENCODER, run_seed=3, batch_size=2)
     assert decoder.observer is None
     assert sum(1 + max(map(len, both)) for both in paths) == len(PROMPTS) * (NUM_TOKENS - 1)  # all but the prefill's
@@ -51,7 +51,7 @@ def test_paths_and_the_targets_own_tokens_are_the_whole_image(drafts, tree, temp
 
 
 def test_paths_are_those_of_the_deepest_accepted_nodes():
-    decoder = make_decoder("coupled", "naive_extend_57")
+    decoder = decoder_of("coupled", "naive_extend_57")
     paths = record_paths(decoder, PROMPTS[:1], ENCODER, run_seed=3, batch_size=1)
     nodes = decode_timed(decoder, PROMPTS[:1], ENCODER, 3)[0].accepted_nodes[0]
     names = [(), *check_choices(tree_choices("naive_extend_57"))]

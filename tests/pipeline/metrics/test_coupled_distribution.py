@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from conftest import make_models
+from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
+from lantern.acceptance.rules import make_rule
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
+from lantern.draft_tree import reached_nodes
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
-from lantern.relaxation import AdditiveBound, MultiplicativeBound, Proximity
-from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
-from lantern.verification import child_tokens, reached_nodes
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics.coupled_distribution import (
     crossings,
@@ -26,9 +26,9 @@ from lantern_pipeline.world.scenes import VOCABULARY
 
 VOCAB, K = 9, 3
 BOUNDS = {
-    "proximity": (Proximity(K), {"k": K}),
-    "additive": (AdditiveBound(K, 0.2), {"k": K, "delta": 0.2}),
-    "multiplicative": (MultiplicativeBound(K, 3.0), {"k": K, "lambda_": 3.0}),
+    "proximity": (Proximity, {"k": K}),
+    "additive": (AdditiveBound, {"k": K, "delta": 0.2}),
+    "multiplicative": (MultiplicativeBound, {"k": K, "lambda_": 3.0}),
 }
 
 
@@ -49,7 +49,7 @@ def table() -> torch.Tensor:
 
 
 def rule_of(name: str, table: torch.Tensor):
-    spec = MethodSpec("mine", "chain2", "coupled", name, neighbours="l2", **BOUNDS[name][1])
+    spec = MethodSpec.of("mine", tree="chain2", drafts="coupled", acceptance=name, neighbours="l2", **BOUNDS[name][1])
     return make_rule(spec, SamplingConfig(temperature=1.0), table)
 
 
@@ -80,7 +80,8 @@ def test_equal_distributions_always_agree():
 @pytest.mark.parametrize("name", BOUNDS)
 def test_one_draft_is_as_its_rule_draws_it(name, table):
     nodes = make_nodes()
-    found = distribution_of_one_coupled_draft(nodes, table, BOUNDS[name][0])
+    kind, parameters = BOUNDS[name]
+    found = distribution_of_one_coupled_draft(nodes, kind(table, **parameters))
     torch.testing.assert_close(found.probs.sum(1), torch.ones(4, dtype=torch.float64))
     drawn = distribution_of_coupled_siblings(nodes, rule_of(name, table), num_samples=20_000, seed=0)
     assert (found.probs - drawn.probs).abs().max() < 0.015 and (found.acceptance - drawn.acceptance).abs().max() < 0.015
@@ -90,7 +91,7 @@ def test_one_draft_is_as_its_rule_draws_it(name, table):
 
 def test_a_copied_draft_is_a_point_mass(table):
     nodes = make_nodes()
-    found = distribution_of_one_coupled_draft(nodes, table, Proximity(K))
+    found = distribution_of_one_coupled_draft(nodes, Proximity(table, k=K))
     target, near = nodes.target_probs[-1], table[3, :K].long()
     assert found.probs[-1, 3] == pytest.approx(float(target[3] + target[near].sum()))
     assert found.probs[-1, near].abs().max() < 1e-12
@@ -101,17 +102,17 @@ def test_a_copied_draft_is_a_point_mass(table):
 def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch):
     models, seen = make_models(), []
     models.nearest_codes = nearest_codes(torch.randn(models.target.config.vocab_size, 4), 8)
-    spec = MethodSpec("mine", tree, drafts, "proximity", neighbours="l2", k=8)
-    decoder = Decoder(models, spec, SamplingConfig(temperature=1.0, top_k=30))
+    spec = MethodSpec.of("mine", tree=tree, drafts=drafts, acceptance="proximity", neighbours="l2", k=8)
+    decoder = make_decoder(models, spec, SamplingConfig(temperature=1.0, top_k=30))
     record = NodeRecorder.__call__
 
     def watch(self, outcome):
         proposal, inner = outcome.proposal, outcome.proposal.tree.parent_nodes
         reached = reached_nodes(proposal.tree, outcome.is_accepted)[:, inner]
         laws, positions = proposal.draft_probs, outcome.positions[:, inner]
-        width = child_tokens(proposal).shape[-1]
+        width = proposal.children.shape[-1]
         drawn = (laws.log() + outcome.scores.noise.gumbel("target", positions)).topk(width, dim=-1).indices
-        fits = (drawn == child_tokens(proposal)) | (child_tokens(proposal) < 0)
+        fits = (drawn == proposal.children) | (proposal.children < 0)
         chosen = reached & (positions < decoder.num_tokens) & (laws.sum(-1) > 0)
         seen.append(fits.all(-1)[chosen])
         record(self, outcome)
@@ -131,7 +132,7 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
 def test_siblings_move_more_and_are_given_where_they_are_copied(table):
     nodes, rule = make_nodes(children=2), rule_of("proximity", table)
     found = distribution_of_coupled_siblings(nodes, rule, num_samples=4000, seed=0)
-    one = distribution_of_one_coupled_draft(make_nodes(), table, Proximity(K))
+    one = distribution_of_one_coupled_draft(make_nodes(), Proximity(table, k=K))
     assert (found.acceptance[:3] > one.acceptance[:3]).all() and (found.error > 0).all()
     target, near = nodes.target_probs[-1], set(table[3, :K].tolist()) | set(table[4, :K].tolist()) | {3, 4}
     assert float(found.acceptance[-1]) == pytest.approx(float(target[list(near)].sum()), abs=0.04)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from families import LLAMA, anole_drafter, draw_anole
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.llamagen import read_target
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
 from lantern.prompts import Prompt
@@ -58,7 +58,7 @@ def test_one_trained_the_other_way_is_found_out(models):
     token r; without attention, so that places can be learnt one by one.
     """
     target, draft, greedy = models.target, models.draft, SamplingConfig(temperature=0.0)
-    decoder = Decoder(DecodingModels(target), make_method("autoregressive"), greedy)
+    decoder = make_decoder(DecodingModels(target), make_method("autoregressive"), greedy)
     ids, mask = StoredPrompts().encode(["0", "1", "2"])
     codes = decoder.generate(ids, mask, [decoder.make_noise(0, "") for _ in ids]).codes.clone()
     with torch.no_grad():

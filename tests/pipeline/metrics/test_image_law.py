@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import make_models
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import generate_records
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
@@ -30,7 +30,7 @@ TESTED = SamplingConfig(temperature=1.0, top_k=6, cfg_scale=2.0)
 
 
 def draw(temperature):
-    decoder = Decoder(MODELS, MethodSpec("autoregressive"), replace(TESTED, temperature=temperature))
+    decoder = make_decoder(MODELS, MethodSpec.of("autoregressive"), replace(TESTED, temperature=temperature))
     return generate_records(decoder, PROMPTS, ENCODER, run_seed=0, batch_size=60).codes
 
 

@@ -11,7 +11,7 @@ import torch
 
 from conftest import make_models
 from lantern import stepping
-from lantern.decoding import Decoder
+from lantern.decoding import Decoder, make_decoder
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
@@ -26,17 +26,17 @@ from lantern_pipeline.metrics.timed_images import accepted_drafts, load_timed_im
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
 SPECS = {
-    "autoregressive": MethodSpec("autoregressive", method_id="autoregressive"),
-    "exact": MethodSpec("exact", "chain3", "coupled", method_id="exact"),
-    "rejected": MethodSpec("rejected", "chain3", "sampled", method_id="rejected"),
-    "near": MethodSpec(
+    "autoregressive": MethodSpec.of("autoregressive", method_id="autoregressive"),
+    "exact": MethodSpec.of("exact", tree="chain3", drafts="coupled", method_id="exact"),
+    "rejected": MethodSpec.of("rejected", tree="chain3", drafts="sampled", method_id="rejected"),
+    "near": MethodSpec.of(
         "near",
-        "dynamic",
-        "top",
-        "additive",
-        "paper",
-        "l2",
-        3,
+        tree="dynamic",
+        drafts="top",
+        acceptance="additive",
+        residual="paper",
+        neighbours="l2",
+        k=3,
         delta=0.3,
         method_id="near",
         tree_shape=DynamicTreeOptions(num_nodes=6, depth=2, top_k=3),
@@ -46,7 +46,7 @@ SPECS = {
 
 def make_decoders(temperature: float = 1.0) -> list[Decoder]:
     models, sampling = make_models(), SamplingConfig(temperature=temperature, cfg_scale=2.0)
-    return [Decoder(models, spec, sampling) for spec in SPECS.values()]
+    return [make_decoder(models, spec, sampling) for spec in SPECS.values()]
 
 
 def time_images(decoders, num_warmup=0):

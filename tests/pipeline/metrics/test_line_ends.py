@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT, load_config, make_models, make_prompts
 from figure_tables import COUPLED, make_records
 from lantern.codebook import add_line_ends, drop_line_ends
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
@@ -33,7 +33,7 @@ def drawn():
             rows = [int(text) for text in texts]
             return features[rows], mask[rows]
 
-    decoder = Decoder(models, make_method("autoregressive"), SamplingConfig(cfg_scale=2.0))
+    decoder = make_decoder(models, make_method("autoregressive"), SamplingConfig(cfg_scale=2.0))
     tokens = decoder.generate(features, mask, [decoder.make_noise(0, name) for name in "ab"]).codes
     target = TargetModel(models.target.config).eval()
     return target, Encoder(), tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.generation import decode_timed
 from lantern.methods import make_method
 from lantern.prompts import Prompt
@@ -16,7 +16,7 @@ PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a bl
 
 
 def measure(models, window: int, max_nodes: int = 48, batch_size: int = 2):
-    decoder = Decoder(models, make_method("zipar", window=window), SamplingConfig(top_k=8, cfg_scale=2.0))
+    decoder = make_decoder(models, make_method("zipar", window=window), SamplingConfig(top_k=8, cfg_scale=2.0))
     encoder = WordEmbeddingEncoder(None, 16, 5, 0)
     options = {"run_seed": 3, "max_nodes": max_nodes, "batch_size": batch_size}
     return decode_timed(decoder, PROMPTS, encoder, 3)[0], *measure_missing_context(decoder, PROMPTS, encoder, **options)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
 from conftest import DATA, make_models, make_prompts
-from lantern.acceptance import RejectionRule, accept_within_bound
+from lantern.acceptance import relaxed_sets
+from lantern.acceptance.base import Exact
+from lantern.acceptance.rejection import Rejection
+from lantern.acceptance.relaxed_sets import (
+    AdditiveBound,
+    BudgetBound,
+    JensenShannonBound,
+    MultiplicativeBound,
+    WithinBound,
+)
+from lantern.acceptance.rules import make_rule
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.prompts import Prompt
-from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, MultiplicativeBound
-from lantern.rules import make_rule
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.analysis import total_variation
 from lantern_pipeline.analysis.total_variation import (
     RULES,
     acceptance_table,
@@ -62,9 +70,10 @@ def table() -> torch.Tensor:
 def test_the_distribution_equals_the_reference(case):
     target, draft = (torch.tensor([case[name]], dtype=torch.float64) for name in ("q", "p"))
     delta, k = case["delta"], case["k"]
-    bound = None if delta == 0 else AdditiveBound(k, delta) if delta <= 1 else MultiplicativeBound(k, delta)
+    table = torch.tensor(case["neighbours"])
+    sets = AdditiveBound(table, k=k, delta=delta) if delta <= 1 else MultiplicativeBound(table, k=k, lambda_=delta)
     residual = {"paper": "paper", "static_lumina": "official_lumina"}.get(case["rule"], "official")
-    rule = RejectionRule(bound, torch.tensor(case["neighbours"]), residual)
+    rule = Rejection(sets if delta > 0 else Exact(), residual)
     tolerance = 1e-9
     if case["deterministic_draft"]:
         found = distribution_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
@@ -82,31 +91,38 @@ def test_the_distribution_equals_the_reference(case):
 def test_exact_rules_have_the_distribution_of_the_target():
     nodes = random_nodes(40)
     for found in (
-        distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule()),
-        distribution_given_children(nodes.target_probs, None, nodes.children, RejectionRule()),
+        distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, Rejection()),
+        distribution_given_children(nodes.target_probs, None, nodes.children, Rejection()),
         distribution_of_relaxed_sets(
-            nodes.target_probs, nodes.children, torch.zeros(24, 1).long(), AdditiveBound(0, 0.0)
+            nodes.target_probs, nodes.children, AdditiveBound(torch.zeros(24, 1).long(), k=0, delta=0.0)
         ),
     ):
         assert found.tv_from(nodes.target_probs).max() < 1e-12
         assert (found.acceptance > 0).all() and (found.acceptance <= 1 + 1e-12).all()
 
 
-@pytest.mark.parametrize("bound", [AdditiveBound(8, 0.1), BudgetBound(8, 0.2), MultiplicativeBound(8, 3.0)], ids=repr)
-def test_relaxed_sets_have_the_distribution_of_the_decoder(bound, table):
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [(AdditiveBound, {"delta": 0.1}), (BudgetBound, {"delta": 0.2}), (MultiplicativeBound, {"lambda_": 3.0})],
+)
+def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
     """Every token y that the target may draw goes through the decoder's own rule, weighted by its probability."""
-    nodes = random_nodes(30)
+    nodes, sets = random_nodes(30), kind(table, k=8, **bound)
     expected = torch.zeros_like(nodes.target_probs)
     accepted = torch.zeros(30, dtype=torch.float64)
     padded = torch.nn.functional.pad(nodes.children, (0, 1))
     for y in range(24):
         drawn = torch.full((30,), y)
-        rank = accept_within_bound(nodes.target_probs, drawn, nodes.children, table, bound)
+        keys = torch.nn.functional.one_hot(drawn, 24).double()[None]
+        scores = SimpleNamespace(weights=nodes.target_probs.log()[None], keys=keys)
+        chosen = WithinBound(sets).judge(scores, nodes.children[None], None).chosen[0]
+        is_child = nodes.children == chosen[:, None]
+        rank = torch.where(is_child.any(1), is_child.long().argmax(1), 3)
         emitted = torch.where(rank < 3, padded.gather(1, rank[:, None]).squeeze(1), drawn)
         weight = nodes.target_probs[:, y]
         expected.scatter_add_(1, emitted[:, None], weight[:, None])
         accepted += weight * (rank < 3)
-    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, table, bound)
+    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, sets)
     torch.testing.assert_close(found.probs, expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(found.acceptance, accepted, atol=1e-12, rtol=0)
 
@@ -129,8 +145,8 @@ def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_no
 
 def test_siblings_by_monte_carlo_state_their_error(table):
     nodes = random_nodes(20)
-    relaxed = {"relaxation": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
-    spec = MethodSpec(name="lantern", tree="chain3", drafts="sampled", **relaxed)
+    relaxed = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
+    spec = MethodSpec.of(name="lantern", tree="chain3", drafts="sampled", **relaxed)
     rule = make_rule(spec, SamplingConfig(), table)
     (kind, few), (_, many) = (distribution_of_method(nodes, spec, rule, number, seed=1) for number in (50, 4000))
     assert kind == "monte_carlo"
@@ -141,7 +157,7 @@ def test_siblings_by_monte_carlo_state_their_error(table):
 
 def test_an_exact_rule_has_no_noise_of_drawn_siblings():
     nodes = random_nodes(20)
-    spec = MethodSpec(name="eagle1", tree="chain3", drafts="sampled")
+    spec = MethodSpec.of(name="eagle1", tree="chain3", drafts="sampled")
     kind, found = distribution_of_method(nodes, spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=1)
     assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
 
@@ -151,17 +167,17 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
     """As every draft taken by itself; weights are those of the nodes' depths."""
     drawn = random_nodes(30)
     nodes = replace(drawn, children=drawn.children[:, :1], depths=torch.arange(30) % 3)
-    bound = {"relaxation": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
+    bound = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
     parts = {
-        "cool": {"relaxation": "reversed", "omega": 1.5, "residual": "matched"},
-        "gsd": {"relaxation": "group", "h": 3, "p_max": 0.2, "d_max": 1.0},
+        "cool": {"acceptance": "weighted", "omega": 1.5, "fall": -0.7, "residual": "matched"},
+        "gsd": {"acceptance": "group", "h": 3, "p_max": 0.2, "d_max": 1.0},
         "lantern_matched": {**bound, "residual": "matched"},
     }[name]
-    spec = MethodSpec(name=name, tree="chain3", drafts="sampled", **parts)
+    spec = MethodSpec.of(name=name, tree="chain3", drafts="sampled", **parts)
     rule = make_rule(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
     kind, found = distribution_of_method(nodes, spec, rule, num_samples=1, seed=0)
     assert kind == "enumeration"
-    expected, rejection = torch.zeros_like(nodes.target_probs), rule.rejection_at(nodes.depths)
+    expected, rejection = torch.zeros_like(nodes.target_probs), rule.rejection.at(nodes.depths)
     for code in range(24):
         children = torch.full((30, 1), code)
         given = distribution_given_children(nodes.target_probs, nodes.draft_probs, children, rejection)
@@ -169,19 +185,19 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
     torch.testing.assert_close(found.probs, expected)
     tv = found.tv_from(nodes.target_probs)
     if name == "cool":
-        weights = rejection.weight[:, 0]
+        weights = rejection.acceptance.weights
         assert (tv <= (1 - 1 / weights).clamp(min=0) + 1e-6).all() and (tv[weights > 1.1] > 0.01).all()
     elif name == "gsd":
         assert tv.mean() > 0.01
     else:
-        paper = RejectionRule(AdditiveBound(4, 0.2), table)
+        paper = Rejection(AdditiveBound(table, k=4, delta=0.2))
         other = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, paper)
         torch.testing.assert_close(found.acceptance, other.acceptance)
         assert (tv <= other.tv_from(nodes.target_probs) + 1e-12).all() and tv.mean() > 0.01
 
 
 def test_coupled_drafts_are_not_enumerated():
-    spec = MethodSpec(name="coupled", tree="chain3", drafts="coupled")
+    spec = MethodSpec.of(name="coupled", tree="chain3", drafts="coupled")
     with pytest.raises(ValueError, match="count substitutions"):
         distribution_of_method(random_nodes(3), spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=0)
 
@@ -189,7 +205,9 @@ def test_coupled_drafts_are_not_enumerated():
 def test_a_row_by_hand():
     target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]))
-    found = distribution_of_relaxed_sets(target, nodes.children, torch.tensor([[1], [0]]), AdditiveBound(1, 0.5))
+    found = distribution_of_relaxed_sets(
+        target, nodes.children, AdditiveBound(torch.tensor([[1], [0]]), k=1, delta=0.5)
+    )
     assert found.probs.tolist() == [[1.0, 0.0], [1.0, 0.0]]
     row = tv_row(nodes, found, 0.4, OPTIONS)
     assert row["tv_mean"] == row["tv_p95"] == row["tv_max"] == 0.5
@@ -207,7 +225,7 @@ def test_acceptance_before_and_after_aggregation(table):
     bounded, free = (rows[(rows["k"] == 4) & (rows["delta"].isna() == flag)] for flag in (False, True))
     assert (free["acceptance"].to_numpy() > bounded["acceptance"].to_numpy()).all()
     one = distribution_of_one_sampled_draft(
-        nodes.target_probs, nodes.draft_probs, RejectionRule(AdditiveBound(4, 0.1), table)
+        nodes.target_probs, nodes.draft_probs, Rejection(AdditiveBound(table, k=4, delta=0.1))
     )
     assert bounded[bounded["drafts"] == "sampled"]["acceptance"].item() == pytest.approx(float(one.acceptance.mean()))
 
@@ -216,13 +234,13 @@ def test_acceptance_does_not_depend_on_how_many_masses_are_held(table, monkeypat
     arguments = random_nodes(20), {"l2_normalised": table}
     options = {"counts": [1, 4], "deltas": [0.1], "options": OPTIONS}
     whole = acceptance_table(*arguments, **options)
-    monkeypatch.setattr(total_variation, "MASSES_AT_ONCE", 3)
+    monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 3)
     pd.testing.assert_frame_equal(acceptance_table(*arguments, **options), whole, check_exact=True)
 
 
 def test_jensen_shannon_bound_against_its_definition(table):
     target = random_nodes(1).target_probs[0]
-    nearest, bound = table[3].long(), JensenShannonBound(20, 0.1)
+    nearest, bound = table[3].long(), JensenShannonBound(table, k=20, delta=0.1)
     admitted = bound.admits(target[nearest].cumsum(0), target[3:4], torch.zeros(1))
     for j in range(20):
         moved = target.clone()
@@ -236,8 +254,8 @@ def test_jensen_shannon_bound_against_its_definition(table):
 
 def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions():
     models = make_models()
-    spec = MethodSpec(name="eagle1", tree="chain3", drafts="sampled")
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    spec = MethodSpec.of(name="eagle1", tree="chain3", drafts="sampled")
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
     features, mask = make_prompts(models, 5)
     counts = []
     for ids in (range(5), range(5)):
@@ -252,14 +270,14 @@ def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions()
         torch.testing.assert_close(nodes.target_probs.sum(-1), torch.ones(len(nodes)))
         counts.append(len(nodes))
     assert counts[0] == counts[1]
-    found = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
+    found = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, Rejection())
     assert found.tv_from(nodes.target_probs).max() < 1e-5
 
 
 def test_the_nodes_kept_do_not_depend_on_the_batch():
     models = make_models()
-    spec = MethodSpec("exact", "chain3", "sampled", method_id="exact")
-    decoder = Decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    spec = MethodSpec.of("exact", tree="chain3", drafts="sampled", method_id="exact")
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
     prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(5)], WordEmbeddingEncoder(None, 16, 5, 0)
     found = {}
     for size in (2, 5):
@@ -281,7 +299,7 @@ def test_no_more_nodes_are_kept_than_asked_for():
 
 def test_a_method_without_delta_has_no_share_above_it():
     nodes = random_nodes(10)
-    emitted = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, RejectionRule())
+    emitted = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, Rejection())
     row = tv_row(nodes, emitted, None, OPTIONS)
     missing = {name for name, value in row.items() if value != value}
     assert missing == {"tv_share_above_delta", "tv_share_above_delta_low", "tv_share_above_delta_high"}

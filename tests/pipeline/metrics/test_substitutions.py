@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conftest import make_models, make_prompts
-from lantern.decoding import Decoder
+from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -40,10 +40,10 @@ def test_draws_of_the_target_are_found_again(temperature, images_at_once, monkey
     monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", images_at_once * 16 * 12)
     models = make_models()
     sampling = SamplingConfig(temperature=temperature, top_k=6, cfg_scale=2.0)
-    spec = MethodSpec(name="near", tree="chain3", drafts="coupled", relaxation="proximity", neighbours="l2", k=4)
+    spec = MethodSpec.of(name="near", tree="chain3", drafts="coupled", acceptance="proximity", neighbours="l2", k=4)
     features, mask = make_prompts(models, 5)
     ids = [f"p{i}" for i in range(5)]
-    decoder = Decoder(models, spec, sampling)
+    decoder = make_decoder(models, spec, sampling)
     generation = decoder.generate(features, mask, [decoder.make_noise(7, i) for i in ids])
     prompts = [Prompt(i, i.removeprefix("p")) for i in ids]
     drawn = drawn_tokens(models.target, _Encoder(features, mask), prompts, generation.codes, sampling, run_seed=7)

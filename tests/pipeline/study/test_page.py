@@ -158,13 +158,13 @@ class Tokenizer(nn.Module):
 
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red ring", "a blue cross", "a red cross", "a green dot"])]
-RELAXED = {"relaxation": "additive", "k": 20, "neighbours": "l2_normalised"}
+RELAXED = {"acceptance": "additive", "k": 20, "neighbours": "l2_normalised"}
 SPECS = [
-    MethodSpec("autoregressive", method_id="autoregressive"),
-    MethodSpec("coupled", "chain3", "coupled", method_id="coupled"),
-    MethodSpec("lantern", "dynamic", "top", **RELAXED, delta=0.1, method_id="lantern-0.1"),
-    MethodSpec("lantern", "dynamic", "top", **RELAXED, delta=0.4, method_id="lantern-0.4"),
-    MethodSpec("mine", "chain3", "sampled", **RELAXED, delta=0.2, method_id="mine"),
+    MethodSpec.of("autoregressive", method_id="autoregressive"),
+    MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="coupled"),
+    MethodSpec.of("lantern", tree="dynamic", drafts="top", **RELAXED, delta=0.1, method_id="lantern-0.1"),
+    MethodSpec.of("lantern", tree="dynamic", drafts="top", **RELAXED, delta=0.4, method_id="lantern-0.4"),
+    MethodSpec.of("mine", tree="chain3", drafts="sampled", **RELAXED, delta=0.2, method_id="mine"),
 ]
 
 
@@ -173,7 +173,7 @@ def make_records():
     records = {}
     for number, spec in enumerate(SPECS):
         codes = torch.arange(4)[:, None].mul(10).expand(4, 4).clone()
-        codes[[0, 2, 3]] += number * spec.is_relaxed
+        codes[[0, 2, 3]] += number * (not spec.is_exact)
         rows = torch.ones(4, dtype=torch.int32)
         empty = torch.zeros(4, 0)
         records[spec.method_id] = GenerationRecords(

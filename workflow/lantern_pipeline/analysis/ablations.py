@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import Decoder, DecodingModels, make_decoder
 from lantern.generation import generate_records
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -98,11 +98,11 @@ class AblationStudy:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
         models = self.models[point.target_steps, point.drafter_steps]
         models = replace(models, nearest_codes=self.tables.get(spec.neighbours))
-        return Decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
+        return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
         """tv_mean with its interval over images, at nodes of the first prompts; none where it is not measured."""
-        if not (point.spec.is_relaxed and point.temperature > 0 and knows_drafts(point.spec)):
+        if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
         settings, prompts = self.total_variation, self.prompts[: self.total_variation["num_images"]]
         nodes, _, found = measure_coupled_drafts(

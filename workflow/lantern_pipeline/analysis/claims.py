@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern.methods import DRAFTS_WITHOUT_MODEL, keeps_tokens
+from lantern.methods import drafts_of, keeps_tokens
 from lantern_pipeline.analysis.comparisons import NUM_LENGTHS, compare_at_equal_length
 from lantern_pipeline.analysis.summary import select_headline, with_ends
 from lantern_pipeline.metrics.repeats import POOLED
@@ -32,8 +32,8 @@ OF_ABLATIONS = {
     "rules": ("method", "proximity", ("lantern", "lantern_pp")),
     "neighbours": ("neighbours", "l2_normalised", ("random", "probability")),
 }
-# Relaxation asked about -> those that it is compared with, on the same tree of the same drafts.
-OF_RELAXATIONS = {"annealed": ("constant", "reversed"), "group": ("additive", "multiplicative")}
+# Acceptance asked about -> those that it is compared with, on the same tree of the same drafts.
+OF_ACCEPTANCE = {"annealed": ("constant", "reversed"), "group": ("additive", "multiplicative")}
 
 
 def find_claims(
@@ -59,8 +59,8 @@ def find_claims(
             equal_length |= compare_curves(dict(list(ablations[name].groupby(column))), first, others, options)
     place = {name: rows[name].iloc[0] for name in ("prompt_set", "temperature")} | {"repeat": images["repeat"].iloc[0]}
     images = images[(images[list(place)] == pd.Series(place)).all(axis=1)]
-    for first, others in OF_RELAXATIONS.items():
-        equal_length |= _compare_relaxations(rows, images, first, others, options)
+    for first, others in OF_ACCEPTANCE.items():
+        equal_length |= _compare_acceptance(rows, images, first, others, options)
     claims = {
         "setting": describe_setting(rows),
         **claims_of_rows(rows),
@@ -76,7 +76,7 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
     """Those claims that need the headline rows alone."""
     baseline, exact, relaxed = fastest_rows(rows)
     alone = _fastest(rows[is_lossless(rows) & (rows["drafts"] == "jacobi")])
-    is_slow = (rows["relaxation"] != "none") & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
+    is_slow = ~rows["is_exact"].eq(True) & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
     return {
         "baseline": _numbers_of_row(baseline),
         "exact": _numbers_of_row(exact),
@@ -129,18 +129,18 @@ def fastest_rows(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series | None, pd.Se
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lost = baseline["prompt_accuracy"] - rows["prompt_accuracy"]  # nan (prompts of free text) rules no row out
     keeps_accuracy = ~(lost > ACCURACY_TOLERANCE + 1e-9)
-    return baseline, _fastest(rows[is_lossless(rows)]), _fastest(rows[(rows["relaxation"] != "none") & keeps_accuracy])
+    return baseline, _fastest(rows[is_lossless(rows)]), _fastest(rows[~rows["is_exact"].eq(True) & keeps_accuracy])
 
 
 def is_lossless(rows: pd.DataFrame) -> pd.Series:
-    """Tells which rows are exact: no relaxation, and tokens equal to autoregressive decoding's where they must be.
+    """Tells which rows are exact: by its proof, and tokens equal to autoregressive decoding's where they must be.
 
     Verification by rejection without relaxation keeps the distribution, not the tokens; it counts by its proof. In
     bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
     candidates are closer than that. Autoregressive decoding itself does not count.
     """
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~must_be_equal(rows)
-    return (rows["relaxation"] == "none") & is_equal & (rows["method_id"] != BASELINE)
+    return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def must_be_equal(rows: pd.DataFrame) -> pd.Series:
@@ -152,9 +152,13 @@ def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Adds to headline rows `has_draft_model`, and `distance`: total variation at nodes, or its upper bound, the share
     of substitutions; 0 for autoregressive decoding and within rounding, nan where neither is known.
     """
-    has_draft_model = rows["drafts"].notna() & ~rows["drafts"].isin(DRAFTS_WITHOUT_MODEL)
+    has_draft_model = rows["drafts"].notna() & rows["drafts"].map(_needs_draft_model)
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0), has_draft_model=has_draft_model)
+
+
+def _needs_draft_model(drafts: str | float) -> bool:
+    return isinstance(drafts, str) and drafts_of(drafts).needs_draft_model
 
 
 def compare_curves(
@@ -210,7 +214,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
     variation at nodes and equal tokens tell; and which relaxed ones that test tells from the target.
     """
     others = rows[rows["method_id"] != BASELINE]
-    tested, is_claimed = others["law_p"].notna(), others["relaxation"] == "none"
+    tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
     if not tested.any():
         return {}
     level = LEVEL / tested.sum()
@@ -272,23 +276,25 @@ def _bound(curves: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _compare_relaxations(
+def _compare_acceptance(
     rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Compares relaxations of the same drafts on the same tree: likelihood of their images, total variation."""
-    asked = rows[rows["relaxation"] == first]
+    """Compares acceptances of the same drafts on the same tree: likelihood of their images, total variation."""
+    falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})  # of weighted drafts
+    rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
+    asked = rows[rows["acceptance"] == first]
     if asked.empty:
         return {}
     is_same = (rows[["drafts", "tree"]] == asked[["drafts", "tree"]].iloc[0]).all(axis=1)
-    rows = rows[is_same & rows["relaxation"].isin((first, *others))]
-    drawn = images.merge(rows[["method_id", "relaxation"]], on="method_id")
-    found = compare_curves(dict(list(drawn.groupby("relaxation"))), first, others, options)
+    rows = rows[is_same & rows["acceptance"].isin((first, *others))]
+    drawn = images.merge(rows[["method_id", "acceptance"]], on="method_id")
+    found = compare_curves(dict(list(drawn.groupby("acceptance"))), first, others, options)
     known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
     for other, numbers in found.get(first, {}).items():
         if numbers:
             lengths = np.linspace(numbers["shortest"], numbers["longest"], NUM_LENGTHS)
             for name, kind in (("tv_first", first), ("tv_second", other)):
-                curve = known[known["relaxation"] == kind]
+                curve = known[known["acceptance"] == kind]
                 tv = np.interp(lengths, curve["mean_accepted_length"], curve["tv_mean"]) if len(curve) else [np.nan]
                 numbers[name] = None if np.isnan(tv).any() else float(np.mean(tv))
     return found

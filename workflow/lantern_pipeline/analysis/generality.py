@@ -64,11 +64,11 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
     ends, and the other's id, `gain_over`; a row per row of a target's table, empty where there is no such pair.
     """
     forwards = images.pivot(index="prompt_id", columns="method_id", values="target_forwards")
-    is_exact = rows["relaxation"] == "none"
+    is_exact = rows["is_exact"].eq(True)
     found = []
-    for _, row in rows.iterrows():
+    for number, row in rows.iterrows():
         same = rows[is_exact & (rows["drafts"] == row["drafts"]) & (rows["tree"] == row["tree"])]
-        if row["relaxation"] == "none" or row["method_id"] == BASELINE or same.empty:
+        if is_exact[number] or row["method_id"] == BASELINE or same.empty:
             found.append({})
             continue
         exact = same["method_id"].iloc[0]

@@ -66,10 +66,10 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
     timed); of exact presets the two fastest and the fastest without a draft model, of relaxed ones the first four.
     """
     is_end = table["method"].isin((BASELINE, REAL))
-    decoded = table[table["relaxation"].notna() & ~is_end]
+    decoded = table[table["acceptance"].notna() & ~is_end]
     preset = decoded["method"].map(preset_of)
     best = decoded.loc[decoded["speedup"].fillna(0).groupby(preset, sort=False).idxmax()]
-    exact, relaxed = (best[(best["relaxation"] == "none") == is_exact] for is_exact in (True, False))
+    exact, relaxed = (best[best["is_exact"].eq(True) == is_exact] for is_exact in (True, False))
     alone, drafted = (exact[(exact["drafts"] == "jacobi") == is_alone] for is_alone in (True, False))
     kept = [*alone.nlargest(1, "speedup").index, *drafted.nlargest(NUM_EXACT, "speedup").index]
     kept += list(relaxed.index[:NUM_RELAXED])
@@ -92,7 +92,7 @@ def target_cells(table: pd.DataFrame) -> Cells:
     lines = [["what differs", *changes[targets]]]
     for method_id in table["method_id"].unique():
         found = rows.loc[method_id]
-        is_exact, label = found["relaxation"].iloc[0] == "none", found["label"].iloc[0]
+        is_exact, label = found["is_exact"].eq(True).iloc[0], found["label"].iloc[0]
         shown = OF_TARGET if method_id == BASELINE else dict([*OF_METHOD.items()][: 1 if is_exact else None])
         for column, (title, spec, factor) in shown.items():
             cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]

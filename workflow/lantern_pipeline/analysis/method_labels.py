@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lantern.methods import PRESETS, SJD_PARTS
+from lantern.methods import PARAMETERS, PRESETS, load_class
 from lantern_pipeline.data.tables import method_columns
 
 _FALLBACK_COLOURS = ("#661100", "#44AA99", "#882255", "#DDCC77")
@@ -49,23 +49,14 @@ METHODS = {
     "zipar": Look("ZipAR", "#225522", "p"),
 }
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
-PARTS = ("tree", "drafts", "relaxation", "residual", "neighbours", *SJD_PARTS)
-SYMBOLS = {
-    "k": "k",
-    "delta": "δ",
-    "lambda_": "λ",
-    "omega": "ω",
-    "threshold": "τ",
-    "h": "h",
-    "p_max": "Δp",
-    "d_max": "d²",
-    "window": "w",
-}
+WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)
+PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
+SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
 STATIC_TREE = "chain3"  # what "static" in a preset stands for in a label: config.yaml's draft_tree.static
 # What labels leave unsaid: of every method, then of the preset that it is made of. "LANTERN chain" is the formula of
 # LANTERN's paper, a chain of sampled drafts, where preset `lantern` is the tree of the authors' code.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
-_USUAL_SJD = {"coupling": "none", "initial": "random", "labels": "point"}
+_USUAL_SJD = {"coupling": "none", "labels": "point"}
 _PRESETS = {**PRESETS, "lantern_chain": {**PRESETS["lantern"], "tree": "chain5", "drafts": "sampled"}}
 
 
@@ -103,7 +94,17 @@ def label_family(method: Mapping[str, Any]) -> str:
 def describe_parameters(method: Mapping[str, Any]) -> str:
     """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none but its preset's own."""
     usual = _base_of(method)[1]
-    return ", ".join(f"{SYMBOLS[name]} {method[name]:g}" for name in SYMBOLS if _is_told(method, name, usual))
+    symbols = SYMBOLS | own_parameters(pd.DataFrame([dict(method)]))
+    told = [(symbol, method[name]) for name, symbol in symbols.items() if _is_told(method, name, usual)]
+    return ", ".join(f"{symbol} {value:g}" for symbol, value in told)
+
+
+def own_parameters(rows: pd.DataFrame) -> dict[str, str]:
+    """Names and symbols of the parameters that users' own classes in a table declare, besides those of ours."""
+    parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
+    declared = [load_class(name).parameters for name in sorted(parts) if ":" in name]
+    own = {name: parameter.symbol for parameters in declared for name, parameter in parameters.items()}
+    return {name: symbol for name, symbol in own.items() if name not in PARAMETERS}
 
 
 def label_method(method: Mapping[str, Any]) -> str:
@@ -132,7 +133,7 @@ def _base_of(method: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     base = preset_of(method["method"])
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"
-    usual = {"relaxation": "none", **_USUAL, **(_USUAL_SJD if method.get("drafts") == "sjd" else {})}
+    usual = {"acceptance": "exact", **_USUAL, **(_USUAL_SJD if method.get("drafts") == "sjd" else {})}
     usual |= _PRESETS.get(base, {})
     return base, usual | ({"tree": STATIC_TREE} if usual.get("tree") == "static" else {})
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import combine_pvalues
 
-from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_rows
+from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_rows, own_parameters
 from lantern_pipeline.metrics.intervals import (
     SHARE,
     bootstrap_interval,
@@ -33,7 +33,7 @@ from lantern_pipeline.metrics.repeats import (
 )
 from lantern_pipeline.metrics.speed import BASELINE, mean_accepted_length, summarise_latency
 
-METHOD_PARTS = ("method", *PARTS, *SYMBOLS)
+METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")
 SAMPLING = ("cfg_scale", "dtype")
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
@@ -113,7 +113,7 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
     for part in (timed, tv, *_summarise_eager(latency, options)):
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
     table = table.merge(_steppings(latency), on=list(PLACE), how="left", validate="many_to_one")
-    return table.reindex(columns=list(SUMMARY_COLUMNS))
+    return table.reindex(columns=[*SUMMARY_COLUMNS, *own_parameters(table)])
 
 
 def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
@@ -165,7 +165,7 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
     missing = [name for name in ("method", "cfg_scale", "num_images", *wanted) if name not in rows]
     if missing:
         raise ValueError(f"the quality tables lack the column {missing[0]}; measure quality again")
-    values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *SAMPLING) if name in rows}
+    values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *own_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
     for metric in over_sets:
         values |= _combine(rows, metric.column, metric.limits)

@@ -13,15 +13,15 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from lantern.acceptance import RejectionRule
-from lantern.decoding import Decoder
-from lantern.methods import RELAXATIONS, SAMPLED, MethodSpec
+from lantern.acceptance.base import Rule
+from lantern.acceptance.rejection import ByRejection, Rejection
+from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenShannonBound, RelaxedSets, WithinBound
+from lantern.decoding import Decoder, make_decoder
+from lantern.methods import MethodSpec
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern.relaxation import AdditiveBound, BudgetBound, JensenShannonBound, with_nearest
-from lantern.rules import ByRejection, Rule, WithinBound
 from lantern_pipeline.analysis.summary import TV_COLUMNS
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.image_law import ImageTest
@@ -39,7 +39,6 @@ from lantern_pipeline.metrics.output_distribution import (
 from lantern_pipeline.metrics.substitutions import drawn_tokens, substitution_row
 
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
-MASSES_AT_ONCE = 2**23  # neighbours' masses of pairs of node and draft; 64 MiB an int64 array of their codes
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",
@@ -91,16 +90,16 @@ class TotalVariationStudy:
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
             spec = decoder.spec
             row: dict[str, Any] = {"method_id": spec.method_id, "kind": "none" if spec.drafts is None else "coupling"}
-            if spec.is_relaxed and knows_drafts(spec):
+            if not spec.is_exact and knows_drafts(spec):
                 wanted = {**self._wanted, "num_samples": self.settings["num_samples"]}
                 nodes, row["kind"], found = measure_coupled_drafts(decoder, self.prompts, self.encoder, **wanted)
                 row |= tv_row(nodes, found, spec.delta, self.options)
-            if spec.window is not None:
+            if spec.drafts is not None and spec.tree is None:
                 nodes, found = measure_missing_context(decoder, self.prompts, self.encoder, **self._wanted)
                 row |= {"kind": "enumeration", **tv_row(nodes, found, spec.delta, self.options)}
-            elif RELAXATIONS[spec.relaxation].is_of_drafts:  # drafts do not follow the distributions that are recorded
+            elif not spec.drafter.is_exact:  # drafts do not follow the distributions that are recorded
                 row["kind"] = "none"
-            elif spec.drafts in (*SAMPLED, "top"):
+            elif spec.drafts is not None and not spec.drafter.is_coupled:
                 nodes = self._record(decoder)
                 num_samples = self.settings["num_samples"]
                 row["kind"], found = distribution_of_method(nodes, spec, decoder.rule, num_samples, self.seed)
@@ -108,7 +107,7 @@ class TotalVariationStudy:
             if not decoder.sampling.is_greedy:
                 tested = self._select(records[spec.method_id], self.tested_prompts).codes
                 row["law_p"] = image_test.p_value(tested, decoder.sampling)
-            if spec.drafts is not None and decoder.rule.draws_target_tokens:
+            if spec.tree is not None and decoder.rule.draws_target_tokens:
                 chosen = self._select(records[spec.method_id], self.prompts)
                 drawn = drawn_tokens(
                     self.target_model, self.encoder, self.prompts, chosen.codes, decoder.sampling, self.seed
@@ -124,7 +123,7 @@ class TotalVariationStudy:
         Any decoder of the run gives its models and its sampling.
         """
         spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
-        return self._record(Decoder(decoder.models, spec, decoder.sampling))
+        return self._record(make_decoder(decoder.models, spec, decoder.sampling))
 
     @torch.inference_mode()
     def compare_rules(self, nodes: VerifiedNodes, table: torch.Tensor) -> pd.DataFrame:
@@ -158,12 +157,11 @@ def distribution_of_method(
     `rule` is the method's own above temperature 0; where several children are sampled, the distribution is a mean over
     `num_samples` draws of `seed`.
     """
-    if spec.drafts not in (*SAMPLED, "top"):
+    if spec.drafts is None or spec.drafter.is_coupled:
         raise ValueError(f"the distribution of {spec.drafts} drafts is not enumerated; count substitutions instead")
     if isinstance(rule, WithinBound):
-        bound = rule.relaxation
-        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, rule.table, bound)
-    rejection = rule.rejection_at(nodes.depths) if isinstance(rule, ByRejection) else RejectionRule()
+        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, rule.sets)
+    rejection = rule.rejection.at(nodes.depths) if isinstance(rule, ByRejection) else Rejection()
     if spec.drafts == "top":
         return "enumeration", distribution_given_children(nodes.target_probs, None, nodes.children, rejection)
     if nodes.children.shape[1] == 1:
@@ -220,21 +218,21 @@ def _rules(
     nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
 ) -> dict[str, Callable[[], OutputDistribution]]:
     target, draft = nodes.target_probs, nodes.draft_probs
-    top, additive = draft.topk(num_children, dim=-1).indices, AdditiveBound(k, delta)
+    top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
+    additive = AdditiveBound(table, **bound)
 
-    def sampled(bound: AdditiveBound, residual: str = "paper") -> OutputDistribution:
-        return distribution_of_one_sampled_draft(target, draft, RejectionRule(bound, table, residual))
+    def sampled(sets: RelaxedSets, residual: str = "paper") -> OutputDistribution:
+        return distribution_of_one_sampled_draft(target, draft, Rejection(sets, residual))
 
-    official = RejectionRule(additive, table, "official")
     return {
-        "top_one_child": lambda: distribution_of_relaxed_sets(target, top[:, :1], table, additive),
-        "top_children": lambda: distribution_of_relaxed_sets(target, top, table, additive),
-        "top_official": lambda: distribution_given_children(target, None, top, official),
-        "bounded": lambda: distribution_of_relaxed_sets(target, top, table, BudgetBound(k, delta)),
+        "top_one_child": lambda: distribution_of_relaxed_sets(target, top[:, :1], additive),
+        "top_children": lambda: distribution_of_relaxed_sets(target, top, additive),
+        "top_official": lambda: distribution_given_children(target, None, top, Rejection(additive, "official")),
+        "bounded": lambda: distribution_of_relaxed_sets(target, top, BudgetBound(table, **bound)),
         "sampled_paper": lambda: sampled(additive),
         "sampled_official": lambda: sampled(additive, "official"),
         "sampled_official_lumina": lambda: sampled(additive, "official_lumina"),
-        "sampled_js": lambda: sampled(JensenShannonBound(k, delta)),
+        "sampled_js": lambda: sampled(JensenShannonBound(table, **bound)),
     }
 
 
@@ -256,35 +254,16 @@ def acceptance_table(
     for neighbours, table in tables.items():
         for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
             for delta in (*deltas, np.nan):
-                bound = AdditiveBound(k, 1.0 if np.isnan(delta) else delta)
-                for drafts, accepted in _acceptances(nodes, table, bound).items():
+                sets = AdditiveBound(table, k=k, delta=1.0 if np.isnan(delta) else delta)
+                for drafts, accepted in _acceptances(nodes, sets).items():
                     mean = mean_over_nodes("acceptance", accepted, nodes.image.cpu(), options)
                     head = {"drafts": drafts, "neighbours": neighbours, "k": k, "delta": delta}
                     rows.append({**head, **mean, "num_nodes": len(nodes)})
     return pd.DataFrame(rows)
 
 
-def _acceptances(nodes: VerifiedNodes, table: torch.Tensor, bound: AdditiveBound) -> dict[str, torch.Tensor]:
+def _acceptances(nodes: VerifiedNodes, sets: RelaxedSets) -> dict[str, torch.Tensor]:
     """Acceptance of the first draft at each node, (nodes,), by kind of draft."""
-    pairs = nodes.draft_probs.nonzero()
-    node, token = pairs.unbind(1)
-    size = max(1, MASSES_AT_ONCE // max(1, bound.k))
-    parts = [_surrogate(nodes.target_probs, *part.unbind(1), table, bound) for part in pairs.split(size)]
-    surrogate = torch.cat(parts)
-    accepted = torch.minimum(surrogate, nodes.draft_probs[node, token])  # p(x) min(1, s(x) / p(x))
-    sampled = torch.zeros_like(nodes.target_probs[:, 0]).index_add_(0, node, accepted)
-    every = torch.arange(len(nodes), device=node.device)
-    top = _surrogate(nodes.target_probs, every, nodes.draft_probs.argmax(-1), table, bound)
+    sampled = Rejection(sets).accepted_mass(nodes.target_probs, nodes.draft_probs).sum(-1)
+    top = sets.surrogate(nodes.target_probs, None, nodes.draft_probs.argmax(-1, keepdim=True)).squeeze(-1)
     return {"sampled": sampled.cpu(), "top": top.cpu()}
-
-
-def _surrogate(
-    target_probs: torch.Tensor, node: torch.Tensor, token: torch.Tensor, table: torch.Tensor, bound: AdditiveBound
-) -> torch.Tensor:
-    """s(x) = t(x) + mass of A(x) of some (node, token) pairs, (pairs,)."""
-    own = target_probs[node, token]
-    if bound.k == 0:
-        return own
-    masses = target_probs[node[:, None], with_nearest(table, token, bound.k)[:, :-1]].cumsum(-1)  # (pairs, k)
-    admitted = bound.admits(masses, own[:, None], torch.zeros_like(own)[:, None])
-    return own + (masses * admitted).amax(-1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import Decoder, DecodingModels, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
@@ -129,7 +129,7 @@ class TreeTuner:
 
     def _decoder(self, spec: MethodSpec, temperature: float, stepping: str = "eager") -> Decoder:
         models = replace(self.models, nearest_codes=self.tables.get(spec.neighbours))
-        return Decoder(models, spec, SamplingConfig(temperature=temperature, **self.sampling), stepping=stepping)
+        return make_decoder(models, spec, SamplingConfig(temperature=temperature, **self.sampling), stepping=stepping)
 
     def _choose(
         self, acceptance: Acceptance, candidates: Sequence[Candidate], costs: Mapping[str, StepCost]

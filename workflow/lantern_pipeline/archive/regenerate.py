@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lantern.checkpoints.native import read_metadata
-from lantern.decoding import Decoder
+from lantern.decoding import Decoder, make_decoder
 from lantern.generation import decode_timed, load_decoding_models
 from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
@@ -199,7 +199,7 @@ class Regenerator:
         temperature = float(file.temperature)
         trees = self._find_model(f"trees/s{seed}.json") if spec.tree == "tuned" else None
         spec = resolve_tree(spec, temperature, trees)
-        return Decoder(models, spec, SamplingConfig(temperature=temperature, **self.config["sampling"]))
+        return make_decoder(models, spec, SamplingConfig(temperature=temperature, **self.config["sampling"]))
 
     def _make_encoder(self, file: RecordFile) -> Any:
         prefix = f"{self.folder}/text/{file.prompt_set}/"

@@ -6,11 +6,22 @@ Read while Snakemake builds the workflow: no torch here.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import PEER_PARAMETERS, PRESETS, SJD_PARTS, MethodSpec, takes_neighbours
+from lantern.methods import (
+    ACCEPTANCE,
+    DRAFTS,
+    NEIGHBOURS,
+    PARAMETERS,
+    PRESETS,
+    RESIDUALS,
+    MethodSpec,
+    Parameter,
+    acceptance_of,
+)
 from lantern.tree_shapes import joint_choices, tree_choices
 
 
@@ -68,7 +79,7 @@ def expand_ablations(config: dict[str, Any]) -> dict[str, list[AblationPoint]]:
 
 def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) -> list[AblationPoint]:
     runs = expand_methods({**config, "methods": grid["methods"]}, f"ablations.grids.{name}.methods")
-    baseline = MethodSpec(**PRESETS["autoregressive"], name="autoregressive", method_id="autoregressive")
+    baseline = MethodSpec("autoregressive", method_id="autoregressive")
     temperatures = dict.fromkeys(run.temperature for run in runs)
     if any(run.spec.tree == "tuned" for run in runs):
         raise ValueError(
@@ -97,20 +108,18 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     if preset is None and "name" not in entry:
-        raise ValueError("an entry without a preset needs a name and its parts (tree, drafts, relaxation)")
-    parts = dict(PRESETS[preset]) if preset else {}
-    given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
-    parts |= given
-    lists = {key: value if isinstance(value, list) else [value] for key, value in parts.items()}
-    if any(map(takes_neighbours, lists.get("relaxation", []))):
-        lists.setdefault("neighbours", [config["codebook"].get("neighbours", "l2_normalised")])
+        raise ValueError("an entry without a preset needs a name and its parts (tree, drafts, acceptance)")
     defaults = PRESETS.get(preset, {})
+    given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
+    lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
     for values in itertools.product(*lists.values()):
-        fields = dict(zip(lists, values, strict=True))
-        if fields.get("tree") == "static":
-            fields["tree"] = config["draft_tree"]["static"]
-        shape = _tree_shape(fields.get("tree"), fields.get("drafts"), config)
-        spec = MethodSpec(name=entry.get("name", preset), tree_shape=shape, **fields)
+        parts = dict(zip(lists, values, strict=True))
+        if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
+            parts.setdefault("neighbours", config["codebook"].get("neighbours", "l2_normalised"))
+        if parts.get("tree") == "static":
+            parts["tree"] = config["draft_tree"]["static"]
+        shape = _tree_shape(parts.get("tree"), parts.get("drafts"), config)
+        spec = MethodSpec.of(entry.get("name", preset), tree_shape=shape, **parts)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
@@ -126,22 +135,55 @@ def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) ->
 
 
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """name-k20-delta0.1, with every part that departs from the preset spelt out."""
-    words = [spec.name]
-    for field in ("tree", "drafts", "relaxation", "residual", "neighbours", *SJD_PARTS):
-        departs = getattr(spec, field) != defaults.get(field) if defaults else isinstance(given.get(field), list)
-        if field in given and departs:
-            words.append(getattr(spec, field).replace("+", "_"))
-    if spec.k is not None:
-        words.append(f"k{int(spec.k)}")
-    if spec.delta is not None:
-        words.append(f"delta{spec.delta:g}")
-    if spec.lambda_ is not None:
-        words.append(f"lambda{spec.lambda_:g}")
-    for field in PEER_PARAMETERS:
-        if field in given and getattr(spec, field) != defaults.get(field):
-            words.append(f"{field}{getattr(spec, field):g}")
-    return "-".join(words)
+    """name-k20-delta0.1, with every part that departs from the preset spelt out; of a user's class its name."""
+    parts = {name: getattr(spec, name) for name in ("tree", "drafts", "acceptance", "residual", "neighbours")}
+    departs = {
+        name: value != defaults.get(name) if defaults else isinstance(given[name], list)
+        for name, value in (parts | dict(spec.parameters)).items()
+        if name in given
+    }
+    words = [str(value).replace("+", "_").split(":")[-1] for name, value in parts.items() if departs.get(name)]
+    for name, value in sorted(spec.parameters.items(), key=lambda item: isinstance(item[1], int | float)):
+        if isinstance(value, str):
+            words += [value] * departs.get(name, False)
+        elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
+            words.append(f"{name.strip('_')}{value:g}")
+    return "-".join([spec.name, *words])
+
+
+def entry_properties(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """JSON schema of the keys of a method's entry, read from the table of methods, each a value or a list to try.
+
+    The parameters of a user's own class, which some of the entries may name, are known by that class alone.
+    """
+
+    def one_of(names: Iterable[str]) -> dict[str, Any]:
+        return {"type": ["string", "array"], "if": {"type": "string"}, "then": {"enum": list(names)}}
+
+    known = {
+        "preset": one_of(PRESETS),
+        "tree": {"type": ["string", "array"]},
+        "drafts": {"type": ["string", "array"], "description": f"{', '.join(DRAFTS)} or my_module:MyDrafter"},
+        "acceptance": {"type": ["string", "array"], "description": f"{', '.join(ACCEPTANCE)} or my_module:MyClass"},
+        "residual": one_of(RESIDUALS),
+        "neighbours": one_of(NEIGHBOURS),
+        **{name: one_of(parameter.choices) for name, parameter in PARAMETERS.items() if parameter.choices},
+        **{name: _number(parameter) for name, parameter in PARAMETERS.items() if not parameter.choices},
+    }
+    about = {"description": "of a class of the user's own"}
+    own = {key: about for entry in entries if ":" in f"{entry.get('acceptance')}{entry.get('drafts')}" for key in entry}
+    every = own | {name: {**schema, "items": {**schema, "type": schema["type"][0]}} for name, schema in known.items()}
+    numbers = {"type": "array", "minItems": 1, "items": {"type": "number", "minimum": 0, "maximum": 100}}
+    name = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]*$"}
+    return every | {"name": name, "temperatures": {**numbers, "description": "0 = greedy"}}
+
+
+def _number(parameter: Parameter) -> dict[str, Any]:
+    low = "exclusiveMinimum" if parameter.is_open else "minimum"
+    bounds = {low: parameter.low, "maximum": parameter.high}
+    bounds = {name: value for name, value in bounds.items() if math.isfinite(value)}
+    kind = "integer" if parameter.is_whole else "number"
+    return {"type": [kind, "array"], **bounds, "description": parameter.meaning}
 
 
 def table_file(neighbours: str, training_seed: int | str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lantern.methods import COUPLED, MethodSpec
+from lantern.methods import MethodSpec
 from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
 from lantern_pipeline.data.model_sizes import FROM_FILES
 from lantern_pipeline.downloads.entries import Resource, resource_of
@@ -224,9 +224,9 @@ class RunPlan:
     def has_pairs(self) -> bool:
         """Whether an exact and a relaxed method of the same noise run at the headline temperature, or are named."""
         is_relaxed = {
-            spec.is_relaxed
+            not spec.is_exact
             for spec, temperature in self.runs
-            if spec.drafts in COUPLED and temperature == self.headline["temperature"]
+            if spec.drafter.is_coupled and temperature == self.headline["temperature"]
         }
         return bool(self.config["figures"]["pair_methods"]) or is_relaxed == {True, False}
 

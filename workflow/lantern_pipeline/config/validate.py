@@ -17,12 +17,26 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
 from lantern_pipeline.config.cross_checks import check_between_keys, closest, show
+from lantern_pipeline.config.methods import entry_properties
 
 SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
 
 # Names of earlier versions -> today's: sections, and values of a key.
 RENAMED_KEYS = {"law": "total_variation", "recogniser": "attribute_classifier"}
-RENAMED_VALUES = {("fidelity", "recogniser"): "attribute_classifier", ("relaxation", "budget"): "bounded"}
+RENAMED_VALUES = {("fidelity", "recogniser"): "attribute_classifier", ("neighbours", "cosine"): "l2_normalised"}
+# Of a method's entry: key, or key and value -> what it is now.
+RENAMED_PARTS = {
+    ("relaxation", "none"): "acceptance: exact",
+    ("relaxation", "budget"): "acceptance: bounded",
+    ("relaxation", "annealed"): "acceptance: weighted with fall: 0.7",
+    ("relaxation", "constant"): "acceptance: weighted with fall: 0",
+    ("relaxation", "reversed"): "acceptance: weighted with fall: -0.7",
+    ("relaxation", "threshold"): "drafts: sjd_pp",
+    ("relaxation", "longest_chain"): "drafts: path_relax",
+    ("relaxation", "parallel_lines"): "drafts: zipar",
+    "relaxation": "acceptance",
+    "initial": "always random",
+}
 
 _TYPE_NAMES = {
     "integer": "a whole number",
@@ -102,6 +116,7 @@ def check_keys(config: dict[str, Any]) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"config key {_dotted(path)} must be a finite number, got {value}")
     schema = load_yaml(SCHEMA_PATH)
+    _add_methods(schema, config)
     _require_all_keys(schema)
     errors = list(Draft202012Validator(schema).iter_errors(config))
     if errors:
@@ -111,11 +126,25 @@ def check_keys(config: dict[str, Any]) -> None:
     _make_whole(config, schema)
 
 
+def _add_methods(schema: dict[str, Any], config: dict[str, Any]) -> None:
+    """Puts the keys of a method's entry, wherever entries stand, into the schema."""
+    grids = (config.get("ablations") or {}).get("grids") or {}
+    lists = [config.get("methods"), *((grid or {}).get("methods") for grid in grids.values())]
+    entries = [entry for entries in lists for entry in entries or () if isinstance(entry, dict)]
+    sections, entry = schema["properties"], {"type": "object", "additionalProperties": False, "optional": "all"}
+    grid = sections["ablations"]["properties"]["grids"]["additionalProperties"]
+    for methods in (sections["methods"], grid["properties"]["methods"]):
+        methods["items"] = {**entry, "properties": entry_properties(entries)}
+
+
 def _check_renamed(path: tuple, value: Any) -> None:
     if len(path) == 1 and path[0] in RENAMED_KEYS:
         raise ValueError(f"config key {path[0]} is now {RENAMED_KEYS[path[0]]}; rename it")
     # A value may stand in a list of values to try: methods[2].relaxation[0].
     key = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if "methods" in path and key in RENAMED_PARTS and not isinstance(value, list):
+        now = RENAMED_PARTS.get((key, value), RENAMED_PARTS[key])
+        raise ValueError(f"config key {_dotted(path)}: {key} {value} is now {now}; rename it")
     if isinstance(value, str) and (key, value) in RENAMED_VALUES:
         raise ValueError(f"config key {_dotted(path)}: {value} is now {RENAMED_VALUES[key, value]}; rename it")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lantern.decoding import Decoder
+from lantern.decoding import Decoder, make_decoder
 from lantern.generation import load_decoding_models, load_nearest_codes
 from lantern.io import read_json
 from lantern.methods import MethodSpec
@@ -38,7 +38,7 @@ def load_decoders(
         spec = resolve_tree(MethodSpec(**method), temperature, trees)
         models = replace(shared, nearest_codes=tables.get(spec.neighbours))
         options = SamplingConfig(temperature=temperature, **sampling)
-        decoders.append(Decoder(models, spec, options, stepping=stepping))
+        decoders.append(make_decoder(models, spec, options, stepping=stepping))
     return decoders
 
 

@@ -59,7 +59,7 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
         "ecolor": (colour, 0.45),
         "elinewidth": 0.9,
         "marker": method_marker(method),
-        "markerfacecolor": "white" if line["relaxation"].iloc[0] == "none" else colour,
+        "markerfacecolor": "white" if line["is_exact"].eq(True).iloc[0] else colour,
         "label": line["label"].iloc[0],
     }
     axes.errorbar(x, line[name], yerr=half_widths(line, name), linestyle="none", **look)

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from lantern.methods import COUPLED, verifies_by_rejection
+from lantern.methods import drafts_of, verifies_by_rejection
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
@@ -79,8 +79,10 @@ def _differing(count: int) -> str:
 
 def _choose(records: Mapping[str, GenerationRecords]) -> tuple[str, str]:
     """The first exact method with drafts of the target's noise, and the relaxed one with most substitutions."""
-    coupled = {name: found for name, found in records.items() if found.metadata["method"]["drafts"] in COUPLED}
-    exact = [name for name, found in coupled.items() if found.metadata["method"]["relaxation"] == "none"]
+    coupled = {
+        name: found for name, found in records.items() if drafts_of(found.metadata["method"]["drafts"]).is_coupled
+    }
+    exact = [name for name, found in coupled.items() if found.metadata["method"]["is_exact"]]
     relaxed = [name for name in coupled if name not in exact]
     if not exact or not relaxed:
         raise ValueError(

@@ -39,7 +39,7 @@ def draw_targets(table: pd.DataFrame) -> Figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.15, 1))
         for axes, name, shown in (
             (above, "mean_accepted_length", rows[~is_baseline]),
-            (below, "nll", rows[is_baseline | (rows["relaxation"] != "none")]),
+            (below, "nll", rows[is_baseline | ~rows["is_exact"].eq(True)]),
         ):
             _draw_panel(axes, shown, name)
             axes.set_ylabel(MEASURES[name])

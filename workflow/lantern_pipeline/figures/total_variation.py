@@ -90,7 +90,7 @@ def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFra
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
-    names = headline.loc[headline["relaxation"] != "none", ["method_id", "label", "method", "delta"]]
+    names = headline.loc[~headline["is_exact"].eq(True), ["method_id", "label", "method", "delta"]]
     return names.merge(rows, on="method_id", how="inner")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lantern.decoding import Decoder
-from lantern.draft_tree import DraftTree
+from lantern.draft_tree import DraftTree, reached_nodes
 from lantern.generation import decode_timed
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern.step import Outcome
 from lantern.tree_shapes import JointTree
-from lantern.verification import Outcome, reached_nodes
 
 Path = tuple[int, ...]
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
+from lantern.acceptance.base import Rule
+from lantern.acceptance.relaxed_sets import RelaxedSets
 from lantern.decoding import Decoder
 from lantern.draft_tree import first_ranks
 from lantern.methods import MethodSpec
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
-from lantern.relaxation import Proximity, Relaxation, make_relaxation, relaxed_set
-from lantern.rules import Rule
+from lantern.step import Outcome
 from lantern.tree_shapes import DynamicTreeOptions
-from lantern.verification import Outcome
 from lantern_pipeline.metrics.output_distribution import (
     PAIRS_AT_ONCE,
     NodeRecorder,
@@ -54,8 +54,7 @@ def measure_coupled_drafts(
         nodes = record_nodes(decoder, prompts, encoder, **options)
         decoder.drafter.keeps_probs = False
     if nodes.children.shape[1] == 1:
-        relaxation = make_relaxation(decoder.spec)
-        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.models.nearest_codes, relaxation)
+        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.rule.sets)
     seed = options["run_seed"]
     return (
         nodes,
@@ -107,21 +106,19 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     return tuple(torch.zeros_like(mass).scatter(-1, order, column) for column in (step.cumsum(-1), mass))
 
 
-def distribution_of_one_coupled_draft(
-    nodes: VerifiedNodes, table: torch.Tensor, relaxation: Relaxation
-) -> OutputDistribution:
-    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability; `table`
-    is (vocab, >= k), the nearest codes. What the target's filters took away is no look-alike under `Proximity`.
+def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
+    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability. What the
+    target's filters took away is no look-alike where a set's mass is not bounded.
     """
     target = nodes.target_probs.double()
     copied = torch.zeros_like(target).scatter(1, nodes.children.clamp(min=0), 1.0)
     draft = torch.where(nodes.draft_probs.sum(1, keepdim=True) > 0, nodes.draft_probs.double(), copied)
     integral, mass = crossings(target, draft)
     emitted, acceptance = target.clone(), torch.where(target > 0, draft / mass, 0.0).sum(1)
-    is_possible = draft > 0 if not isinstance(relaxation, Proximity) else (draft > 0) & (target > 0)
+    is_possible = draft > 0 if sets.bounds_mass else (draft > 0) & (target > 0)
     for pairs in is_possible.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
-        relaxed = relaxed_set(target[node], token, table, relaxation, torch.zeros_like(acceptance[node]))
+        relaxed = sets.merge(target[node], None, sets.codes_of(token))
         codes = relaxed.codes.long()
         gap = (integral[node, token][:, None] - integral[node[:, None], codes]).clamp(min=0)
         moved = draft[node, token][:, None] * target[node[:, None], codes] * gap * relaxed.is_member

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lantern.attention_mask import window_table
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.generation import decode_timed
 from lantern.methods import make_method
 from lantern.models.text import TextEncoder
@@ -36,7 +36,7 @@ def measure_pairing(
     standard errors, `trained_for`: next_token, same_token or undecided.
     """
     options = SamplingConfig(temperature=temperature, **sampling)
-    decoder = Decoder(DecodingModels(models.target), make_method("autoregressive"), options)
+    decoder = make_decoder(DecodingModels(models.target), make_method("autoregressive"), options)
     codes = decode_timed(decoder, prompts, encoder, run_seed=0)[0].codes
     features, mask = (part.to(codes.device) for part in encoder.encode([prompt.text for prompt in prompts]))
     agreement = top1_agreement(models, features, mask, codes, options.cfg_scale)

@@ -12,7 +12,7 @@ from lantern.generation import decode_timed
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.sampling import filter_logits
-from lantern.verification import Outcome
+from lantern.step import Scores
 from lantern_pipeline.metrics.likelihood import walk_logits
 from lantern_pipeline.metrics.output_distribution import NodeRecorder, OutputDistribution, VerifiedNodes
 
@@ -46,9 +46,9 @@ def measure_missing_context(
     return nodes, OutputDistribution(torch.cat(drawn_from), nothing, nothing)
 
 
-def _keep(steps: list[tuple[torch.Tensor, torch.Tensor]], outcome: Outcome) -> None:
+def _keep(steps: list[tuple[torch.Tensor, torch.Tensor]], scores: Scores) -> None:
     """Keeps the positions of a step, (images, cells), and what they were drawn from, (images, cells, vocab)."""
-    steps.append((outcome.positions, outcome.scores.weights.softmax(-1)))
+    steps.append((scores.positions, scores.weights.softmax(-1)))
 
 
 def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lantern.acceptance import RejectionRule
+from lantern.acceptance.rejection import Rejection
+from lantern.acceptance.relaxed_sets import RelaxedSets
 from lantern.decoding import Decoder
+from lantern.draft_tree import reached_nodes
 from lantern.generation import decode_timed
 from lantern.models.config import TargetConfig
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
-from lantern.relaxation import Relaxation, walk_children
-from lantern.verification import Outcome, child_tokens, reached_nodes
+from lantern.step import Outcome
 from lantern_pipeline.metrics.intervals import bootstrap_interval, ratio_statistic
 
 PAIRS_AT_ONCE = 2048  # rows of a vocabulary held at once while drafts are enumerated
@@ -92,7 +93,7 @@ class NodeRecorder:
             reached, positions, weights, depths = (
                 part.index_select(1, inner) for part in (reached, positions, weights, depths)
             )
-        children = child_tokens(drafts)
+        children = drafts.children
         image = torch.arange(len(reached))[:, None] + self.first_image
         inside = positions.cpu() < self.num_tokens
         chosen = self.is_chosen[image, positions.cpu().clamp(max=self.num_tokens - 1)] & inside
@@ -138,34 +139,25 @@ def record_nodes(
 
 
 def distribution_given_children(
-    target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rule: RejectionRule
+    target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rule: Rejection
 ) -> OutputDistribution:
     """Distribution after verification by rejection when the children are known: int64, (nodes, m), tried in this order,
     -1 where there is none; all decisions of acceptance weighted. `draft_probs` (nodes, vocab) is what they were drawn
-    from without replacement, None for deterministic drafts. The process is that of
-    `lantern.acceptance.accept_by_rejection`.
+    from without replacement, None for deterministic drafts.
     """
-    emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, 0])
-    probs, left = target_probs, draft_probs
-    for rank in range(children.shape[-1]):
-        token, is_drafted = children[:, rank].clamp(min=0), children[:, rank] >= 0
-        token_draft = torch.ones_like(weight) if left is None else _at(left, token)
-        is_tried = is_drafted & (token_draft > 0)
-        relaxed = rule.relax(probs, rule.codes_of(token), left)
-        ratio = (rule.weight * relaxed.surrogate).squeeze(-1) / token_draft.clamp(min=torch.finfo(probs.dtype).tiny)
-        accept = ratio.clamp(max=1) * is_tried
-        emitted.scatter_add_(1, token[:, None], (weight * accept)[:, None])
-        residual = rule.residual_probs(probs, relaxed, left)
-        probs = torch.where(is_tried[:, None], residual, probs)
-        weight = weight * (1 - accept)
-        if left is not None:
-            left = left.scatter(1, token[:, None], 0.0)
-            left = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)
+    emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
+    probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
+    for rank, tried in enumerate(rule.try_siblings(target_probs, children, draft_probs)):
+        token = children[:, rank : rank + 1].clamp(min=0)
+        accept = (tried.surrogate / tried.token_draft.clamp(min=tiny)).clamp(max=1) * tried.is_tried
+        emitted.scatter_add_(1, token, weight * accept)
+        weight, probs = weight * (1 - accept), tried.residual
+    weight = weight.squeeze(1)
     return OutputDistribution(emitted + weight[:, None] * probs, 1 - weight, torch.zeros_like(weight))
 
 
 def distribution_of_one_sampled_draft(
-    target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: RejectionRule
+    target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: Rejection
 ) -> OutputDistribution:
     """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p; in one
     formula where one residual follows all of them.
@@ -187,7 +179,7 @@ def distribution_of_one_sampled_draft(
 
 
 def distribution_of_sampled_siblings(
-    nodes: VerifiedNodes, rule: RejectionRule, *, num_samples: int, seed: int
+    nodes: VerifiedNodes, rule: Rejection, *, num_samples: int, seed: int
 ) -> OutputDistribution:
     """Distribution with several sampled drafts, by Monte Carlo over the drafts; what follows them is exact.
 
@@ -204,7 +196,7 @@ def distribution_of_sampled_siblings(
         keys = nodes.draft_probs / exponential  # the m largest are a draw without replacement
         drawn = keys.topk(nodes.children.shape[1], dim=-1).indices.masked_fill(nodes.children < 0, -1)
         given = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, rule)
-        exact = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, RejectionRule())
+        exact = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, Rejection())
         sums[number % 2] += nodes.target_probs + (given.probs - exact.probs)
         acceptance += given.acceptance
     first, second = (part / part.sum(-1, keepdim=True) for part in sums)
@@ -213,14 +205,13 @@ def distribution_of_sampled_siblings(
 
 
 def distribution_of_relaxed_sets(
-    target_probs: torch.Tensor, children: torch.Tensor, table: torch.Tensor, relaxation: Relaxation
+    target_probs: torch.Tensor, children: torch.Tensor, sets: RelaxedSets
 ) -> OutputDistribution:
-    """Exact distribution with deterministic drafts, int64 (nodes, m), -1 where there is none, and one draw of the
-    target: the mass of {x} and A(x), of the nearest codes `table` (vocab, >= k), goes to x, sibling after sibling. The
-    process is that of `lantern.acceptance.accept_within_bound`.
+    """Exact distribution with deterministic drafts, int64 (nodes, m), -1 where there is none, and one sample of the
+    target: the mass of {x} and A(x) goes to x, sibling after sibling, as `WithinBound` decides it.
     """
     emitted, left = target_probs.clone(), target_probs.clone()  # left: mass that no draft has taken yet
-    for token, relaxed, _ in walk_children(target_probs, children, table, relaxation):
+    for token, relaxed, _ in sets.walk(target_probs, children):
         is_drafted, token = token[:, None] >= 0, token[:, None].clamp(min=0)
         codes = torch.where(is_drafted, relaxed.codes, 0)
         taken = left.gather(1, codes) * (relaxed.is_member & is_drafted)
@@ -240,7 +231,3 @@ def mean_over_nodes(
     counts = place.bincount().numpy()
     low, high = bootstrap_interval(ratio_statistic, sums, counts, **options)
     return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
-
-
-def _at(values: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    return values.gather(-1, token[:, None]).squeeze(-1)

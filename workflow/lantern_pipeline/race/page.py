@@ -78,7 +78,7 @@ def _describe_methods(metadata: Mapping[str, Any]) -> list[dict[str, str]]:
 def _kind(method: Mapping[str, Any], temperature: float) -> str:
     if method["method_id"] == BASELINE:
         return "baseline"
-    kind = "exact" if method["relaxation"] == "none" else "relaxed"
+    kind = "exact" if method["is_exact"] else "relaxed"
     return kind if draws_target_tokens(method, temperature) else f"{kind}_rejection"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import lantern
 # Folders of the packages whose code counts.
 PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
+CLASS_PATH = re.compile(r"lantern[\w.]*:\w+")
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -73,6 +75,8 @@ def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
             base = _absolute_base(node, path, packages)
             names.add(base)
             names.update(f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and CLASS_PATH.fullmatch(node.value):
+            names.add(node.value.split(":")[0])  # a class that is loaded by its path
     return {file for name in names for package in packages for file in _files_of(name, package)}
 
 

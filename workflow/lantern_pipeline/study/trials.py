@@ -119,7 +119,7 @@ def _choose_methods(records: Mapping[str, GenerationRecords], wanted: Sequence[s
     if wanted is None:
         first: dict[str, str] = {}
         for method_id, record in records.items():
-            if record.metadata["method"]["relaxation"] != "none":
+            if not record.metadata["method"]["is_exact"]:
                 first.setdefault(record.metadata["method"]["name"], method_id)
         return list(first.values())
     known = [method_id for method_id in records if method_id != BASELINE]

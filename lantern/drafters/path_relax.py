@@ -1,7 +1,7 @@
 """PathRelax: several chains of SJD drafts from one root, of which the longest accepted one is taken.
 
 Not exact, even where nothing is relaxed: the longest chain is one whose tokens are followed well, so that such tokens
-are emitted too often. How a chain is judged: `lantern.rules.LongestChain`.
+are emitted too often.
 
 Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
 """
@@ -9,15 +9,23 @@ Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from lantern.draft_tree import StaticTree
-from lantern.drafting import Prefill, Proposal
+from lantern.acceptance.rejection import ByRejection, Rejection
+from lantern.draft_tree import StaticTree, static_tree
+from lantern.drafters.base import Drafter
+from lantern.drafters.jacobi import JacobiDrafter
+from lantern.drafters.sjd import SpeculativeJacobiDrafter, SpeculativeJacobiState
+from lantern.methods import MethodSpec
 from lantern.noise import NoiseField
-from lantern.speculative_jacobi import SpeculativeJacobiDrafter, SpeculativeJacobiState
-from lantern.tree_shapes import MAX_SIBLINGS
-from lantern.verification import Outcome, Scores, pick_rows
+from lantern.sampling import SamplingConfig
+from lantern.step import Outcome, Prefill, Proposal, Scores, pick_rows
+from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
+
+if TYPE_CHECKING:
+    from lantern.decoding import DecodingModels
 
 
 @dataclass
@@ -49,19 +57,20 @@ class ChainNoise:
         return positions.view(-1, self.num_chains * positions.shape[1]), (slots + shift).view(1, -1)
 
 
-class ParallelChainsDrafter:
+class ParallelChainsDrafter(Drafter):
     """Drafts several chains, each as SJD drafts its own.
 
     Args:
         tree: chains of one length below the root.
         chain: drafts one of them.
+        delta: see `LongestChain`.
 
     Raises:
         ValueError: too many drafts for the noise of a place.
     """
 
-    def __init__(self, tree: StaticTree, chain: SpeculativeJacobiDrafter) -> None:
-        self.tree, self.chain, self.max_depth = tree, chain, tree.max_depth
+    def __init__(self, tree: StaticTree, chain: SpeculativeJacobiDrafter, delta: float) -> None:
+        self.tree, self.chain, self.max_depth, self.rule = tree, chain, tree.max_depth, LongestChain(delta)
         self.num_chains, self.noise_streams = (tree.num_nodes - 1) // tree.max_depth, chain.noise_streams
         if self.num_chains * (self.max_depth + 1) > MAX_SIBLINGS:
             raise ValueError(
@@ -70,6 +79,15 @@ class ParallelChainsDrafter:
             )
         self._paths = tree.paths[0, -self.num_chains :]  # (chains, window + 1)
 
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
+        """At temperature 0 drafts are the most probable tokens of the last step, which Jacobi drafts are too."""
+        if sampling.is_greedy:
+            return JacobiDrafter.make(models, spec, sampling)
+        tree = static_tree(spec.tree_shape, models.target.device)
+        chain = static_tree(tree_choices(f"chain{tree.max_depth}"), models.target.device)
+        return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec.delta)
+
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
         """See `Drafter`; the state has a row per chain."""
         return self.chain.allocate(num_rows * self.num_chains, ChainNoise(noise, self.num_chains, self.max_depth + 1))
@@ -77,9 +95,7 @@ class ParallelChainsDrafter:
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Forgets the drafts of the old prompts."""
         chains = torch.arange(self.num_chains, device=rows.device)
-        first = self._repeat(prefill.first)
-        rows = (rows[:, None] * self.num_chains + chains).flatten()
-        self.chain.fill(state, rows, replace(prefill, first=first))
+        self.chain.fill(state, (rows[:, None] * self.num_chains + chains).flatten(), prefill)
 
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """The chains side by side; here `draft_probs` are of drafts, (batch, nodes - 1, vocab), not of inner nodes."""
@@ -100,3 +116,47 @@ class ParallelChainsDrafter:
 
     def _repeat(self, values: torch.Tensor) -> torch.Tensor:
         return values.repeat_interleave(self.num_chains, dim=0)
+
+
+class LongestChain(ByRejection):
+    """Every chain is judged by itself, and the longest is taken, the first of several.
+
+    Draft x of a chain is accepted with probability min(1, (t(x) + m) / p(x)): m is `delta` times the mean of what t
+    gives to the tokens that the other chains hold at that place. A rejection leaves normalise(max(0, t - p)).
+
+    Not exact: TV of whole images grows with the number of chains and with delta, without a known bound.
+
+    Args:
+        delta: share of the other chains' mass that is lent to a draft.
+
+    Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
+    """
+
+    judges_by_node: ClassVar[bool] = False
+
+    def __init__(self, delta: float) -> None:
+        super().__init__(Rejection())
+        self.delta = delta
+
+    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Accepted, and the tokens behind; behind the root, that of the first chain's rejection."""
+        tree, tokens, labels = proposal.tree, proposal.tokens, proposal.draft_probs
+        batch, window = len(tokens), tree.max_depth
+        num_chains = (tree.num_nodes - 1) // window
+        probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
+        drafts = tokens[:, 1:].view(batch, window, num_chains)
+        beside = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
+        masses = probs.gather(2, beside).view(batch, window, num_chains, num_chains)
+        own = masses.diagonal(dim1=2, dim2=3)
+        lent = (masses.sum(3) - own) * (self.delta / max(1, num_chains - 1))
+        uniforms = scores.noise.uniform(scores.positions.index_select(1, tree.parents[0, 1::num_chains]), num_chains)
+        token_draft = labels.gather(2, tokens[:, 1:, None]).view_as(drafts)
+        fits = (uniforms * token_draft <= own + lent) & (token_draft > 0)
+        accepted = torch.cat([tokens[:, :1] < 0, fits.flatten(1)], dim=1)
+        first = tree.children[0, :, 0] - 1  # of each inner node's children, among the drafts
+        left = self.rejection.residual_probs(probs.index_select(1, first), None, labels.index_select(1, first))
+        noise = scores.noise.gumbel("target", scores.positions.index_select(1, tree.parent_nodes))
+        left_best, left_own = (left.log_() + noise).max(-1)
+        best, emitted = scores.keys.max(-1)
+        inner = tree.parent_nodes
+        return accepted, emitted.index_copy(1, inner, left_own), best.index_copy(1, inner, left_best)

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lantern.draft_tree import StaticTree, first_ranks, join_trees
-from lantern.drafting import Prefill, Proposal, best_codes
-from lantern.eagle import EagleDrafter, EagleState
+from lantern.draft_tree import StaticTree, first_ranks, join_trees, static_tree
+from lantern.drafters.base import Drafter, best_codes
+from lantern.drafters.eagle import EagleDrafter, EagleState
+from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
+from lantern.sampling import SamplingConfig
+from lantern.step import Outcome, Prefill, Proposal
 
 if TYPE_CHECKING:
-    from lantern.verification import Outcome
+    from lantern.decoding import DecodingModels
 
 
 @dataclass
@@ -38,7 +41,7 @@ class JacobiState:
     guesses: torch.Tensor
 
 
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """Drafts the target's own draws of the step before.
 
     Args:
@@ -46,8 +49,6 @@ class JacobiDrafter:
             its place, whatever stands before it. Guesses are renewed along the path of first ranks.
         config: of the target.
     """
-
-    noise_streams = ()
 
     def __init__(self, tree: StaticTree, config: TargetConfig) -> None:
         self.tree, self.max_depth, self.config = tree, tree.max_depth, config
@@ -57,6 +58,11 @@ class JacobiDrafter:
         # of each node but the root, among the guesses of the places ahead
         self._line_end = torch.where(tree.ranks[:, 1:] == 0, config.num_codes, -1)
         self._guess_index = ((tree.depths - 1) * self.num_siblings + tree.ranks)[:, 1:]
+
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiDrafter:
+        """See `Drafter`."""
+        return cls(static_tree(spec.tree_shape, models.target.device), models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiState:
         """See `Drafter`."""
@@ -93,7 +99,7 @@ class HybridState:
     eagle: EagleState
 
 
-class HybridDrafter:
+class HybridDrafter(Drafter):
     """Jacobi drafts and EAGLE's side by side in one tree; the longer accepted path is taken.
 
     Args:
@@ -105,6 +111,15 @@ class HybridDrafter:
         self.jacobi, self.eagle = jacobi, eagle
         self.tree = join_trees(jacobi.tree, eagle.tree)
         self.max_depth, self.noise_streams = self.tree.max_depth, eagle.noise_streams
+
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
+        """See `Drafter`."""
+        target, shape = models.target, spec.tree_shape
+        jacobi = JacobiDrafter(static_tree(shape.jacobi, target.device), target.config)
+        tree = static_tree(shape.drafter, target.device)
+        most_pending = max(jacobi.max_depth, tree.max_depth) + 1
+        return cls(jacobi, EagleDrafter(models.draft, target, "coupled", tree, sampling, most_pending))
 
     def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
         """See `Drafter`."""

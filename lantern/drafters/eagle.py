@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from lantern.attention_mask import window_table
-from lantern.draft_tree import StaticTree, tree_from_parents
-from lantern.drafting import Prefill, Proposal, best_codes
+from lantern.draft_tree import StaticTree, static_tree, tree_from_parents
+from lantern.drafters.base import Drafter, best_codes
 from lantern.kv_cache import KVCache, round_slots
+from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 
 if TYPE_CHECKING:
-    from lantern.verification import Outcome
+    from lantern.decoding import DecodingModels
 
 
 @dataclass
@@ -47,7 +49,7 @@ class EagleState:
     counts: torch.Tensor
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """Drafts trees by the draft model; what belongs to a batch is in its `EagleState`.
 
     Args:
@@ -86,6 +88,13 @@ class EagleDrafter:
         steps = torch.arange(self.most_pending, device=target.device)
         self._catch_up_places = _Places(steps, steps, self._window(steps[None, :, None] >= steps))
         self._levels = _plan_levels(tree, self._window) if is_static else []
+
+    @classmethod
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> EagleDrafter:
+        """See `Drafter`."""
+        shape = spec.tree_shape
+        tree = shape if isinstance(shape, DynamicTreeOptions) else static_tree(shape, models.target.device)
+        return cls(models.draft, models.target, spec.drafts, tree, sampling)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> EagleState:
         """See `Drafter`."""

@@ -1,0 +1,1 @@
+"""Rules of acceptance: what a method makes of drafts."""

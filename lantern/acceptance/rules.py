@@ -1,0 +1,38 @@
+"""The rule of a method; see `lantern.methods` for the table of them."""
+
+from __future__ import annotations
+
+import torch
+
+from lantern.acceptance.base import Exact, Rule
+from lantern.acceptance.rejection import ByRejection, Rejection
+from lantern.methods import MethodSpec, load_class, verifies_by_rejection
+from lantern.sampling import SamplingConfig
+
+
+def make_rule(
+    spec: MethodSpec,
+    sampling: SamplingConfig,
+    nearest_codes: torch.Tensor | None = None,
+    embedding: torch.Tensor | None = None,
+) -> Rule:
+    """The rule of a method.
+
+    Args:
+        spec: the method.
+        sampling: the temperature decides between the greedy and the sampled rules.
+        nearest_codes: (vocab, columns), whole numbers; None where the acceptance reads none.
+        embedding: the target's of its codes, (vocab, dim); None where distances in it are not read.
+
+    Raises:
+        ValueError: the table is missing or too narrow, or the embedding is missing.
+    """
+    rejects = not sampling.is_greedy and verifies_by_rejection(spec.to_dict())
+    kind = load_class(spec.rule.path)
+    bounds_nothing = spec.needs_nearest_codes and (spec.delta == 0 or spec.lambda_ == 1)
+    if bounds_nothing or (kind.needs_rejection and not rejects):
+        kind = Exact
+    acceptance = kind.make(spec, sampling, nearest_codes, embedding)
+    rule = ByRejection(Rejection(acceptance, spec.residual)) if rejects else acceptance.make_rule(spec, sampling)
+    rule.follows_path = rule.judges_by_node and not (sampling.is_greedy or spec.drafter.has_twins)
+    return rule

@@ -1,0 +1,1 @@
+"""Drafters: what a step proposes; see `lantern.methods` for the table of them."""

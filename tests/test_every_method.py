@@ -1,0 +1,309 @@
+"""Every preset in every setting, drawn once: what must hold of all of them.
+
+Settings are a temperature and the number of logits above which large trees are judged along the path alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from conftest import make_models, make_prompts
+from lantern import stepping
+from lantern.acceptance import base
+from lantern.decoding import Decoder, DecodingModels, make_decoder
+from lantern.decoding_state import Generation
+from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, keeps_tokens, make_method
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
+from lantern.noise import NoiseField, make_noise
+from lantern.sampling import SamplingConfig
+from lantern.stepping import StepRunner
+
+VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
+SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
+# Parts that no preset has.
+VARIANTS = {
+    "lantern_official": ("lantern", {"residual": "official", "delta": 0.2}),
+    "lantern_matched": ("lantern", {"drafts": "sampled", "tree": "static", "residual": "matched"}),
+    "lantern_jensen_shannon": ("lantern", {"acceptance": "jensen_shannon"}),
+    "group_of_eagle": ("eagle1", {"acceptance": "group", "h": 2, "p_max": 0.5, "d_max": 1e9}),
+    "proximity_of_hybrid": ("hybrid", {"acceptance": "proximity", "k": 3}),
+    "additive_of_jacobi": ("jacobi", {"acceptance": "additive", "k": 4, "delta": 0.2, "tree": "chain9k3d1"}),
+}
+
+
+def spec_of(name: str) -> MethodSpec:
+    """A preset or a variant, with the parameters that it takes."""
+    preset, parts = VARIANTS.get(name, (name, {}))
+    known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
+    wanted = {**drafts_of(known.get("drafts")).parameters}
+    wanted |= acceptance_of(known.get("acceptance", "exact")).parameters
+    values = {key: VALUES[key] for key in wanted if key in VALUES and key not in known}
+    return make_method(preset, method_id=name, **values, **parts)
+
+
+METHODS = [*PRESETS, *VARIANTS]
+
+
+def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:
+    return make_decoder(models, spec_of(name), SamplingConfig(temperature, top_k=8, cfg_scale=2.0), **options)
+
+
+def make_batches(decoder: Decoder, models: DecodingModels) -> list[tuple]:
+    """Two batches of three prompts, with their noise."""
+    features, mask = make_prompts(models, 6)
+    noise = [decoder.make_noise(7, f"prompt-{i}") for i in range(6)]
+    return [(features[part], mask[part], noise[part]) for part in (slice(0, 3), slice(3, 6))]
+
+
+def assert_equal(found: Generation, expected: Generation) -> None:
+    for field in fields(expected):
+        assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
+
+
+class Tape(TorchDispatchMode):
+    """Records operations with the tensors that they read and gave; `replay` does them again in the same places."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.num_replays = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self):
+        self.num_replays += 1
+        assert self.num_replays < 100, "replayed steps do not come to an end"
+        for func, args, kwargs, result in self.calls:
+            for place, value in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                is_copy = isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr()
+                if is_copy:  # neither view nor in place
+                    place.copy_(value)
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    """In the place of CUDA graphs: they know a step's operations and addresses, but none of its Python."""
+    tapes = []
+
+    def record(decoder, state):
+        tapes.append(Tape())
+        with torch.inference_mode(), tapes[-1]:
+            decoder.step(state)
+        return tapes[-1]
+
+    monkeypatch.setattr(stepping, "capture", record)
+    return tapes
+
+
+def captured(decoder: Decoder) -> Decoder:
+    """The decoder as on a GPU."""
+    other = decoder.stepped("eager")
+    other.runner = StepRunner("auto", torch.device("cuda"))
+    return other
+
+
+class NoHostSync(TorchDispatchMode):
+    """Raises where an operation would have to wait for the device."""
+
+    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in self.forbidden:
+            raise AssertionError(f"{name} reads from the device inside a step")
+        if name in ("index", "index_put", "index_put_"):
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), "boolean index: shape depends on data"
+        return func(*args, **(kwargs or {}))
+
+
+def reachable_tensors(owner: object, path: str = "state") -> dict[str, torch.Tensor]:
+    """Tensors in an object's attributes, lists and dictionaries, by where they are found."""
+    if isinstance(owner, torch.Tensor):
+        return {path: owner}
+    if isinstance(owner, list | tuple):
+        parts = enumerate(owner)
+    elif isinstance(owner, dict):
+        parts = owner.items()
+    elif is_dataclass(owner) or type(owner).__module__.startswith("lantern."):
+        parts = vars(owner).items()
+    else:
+        return {}
+    found = {}
+    for name, part in parts:
+        found |= reachable_tensors(part, f"{path}.{name}")
+    return found
+
+
+def addresses(state) -> dict[str, tuple]:
+    found = {path: tensor for path, tensor in reachable_tensors(state).items() if "_images" not in path}
+    return {path: (tensor.data_ptr(), tensor.shape, tensor.stride()) for path, tensor in found.items()}
+
+
+@pytest.fixture
+def streams_read(monkeypatch) -> set[str]:
+    """Noise that is read."""
+    found, read = set(), NoiseField._read
+
+    def spy(self, stream, positions):
+        found.add(stream)
+        return read(self, stream, positions)
+
+    monkeypatch.setattr(NoiseField, "_read", spy)
+    return found
+
+
+@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
+@pytest.mark.parametrize("name", METHODS)
+def test_what_holds_of_every_method(models, name, temperature, many_logits, tapes, streams_read, monkeypatch):
+    monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
+    decoder = decoder_of(models, name, temperature)
+    batches = make_batches(decoder, models)
+    expected = [decoder.generate(*batch) for batch in batches]
+
+    # Whole images; the noise that is made is the noise that is read.
+    assert all((part.step_lengths.sum(1) == 16).all() for part in expected)
+    forwards = torch.cat([part.target_forwards for part in expected])
+    assert (forwards == 16).all() == (decoder.spec.drafts is None) and (forwards <= 16).all()
+    assert streams_read == set(decoder.noise_streams)
+
+    # Exact by equality: the tokens of autoregressive decoding, though drafts are accepted.
+    slow = decoder_of(models, "autoregressive", temperature)
+    wanted = [
+        slow.generate(*batch[:2], [slow.make_noise(7, image.prompt_id) for image in batch[2]]) for batch in batches
+    ]
+    is_equal = all(torch.equal(found.codes, other.codes) for found, other in zip(expected, wanted, strict=True))
+    assert is_equal or not keeps_tokens(decoder.spec.to_dict(), temperature)
+    if is_equal:
+        assert not any(part.is_substituted.any() for part in expected)
+
+    # An image depends neither on the batch nor on its place there.
+    features, mask, noise = batches[0]
+    order = [2, 0]
+    shuffled = decoder.generate(features[order], mask[order], [noise[i] for i in order])
+    assert torch.equal(shuffled.codes, expected[0].codes[order])
+    assert torch.equal(shuffled.target_forwards, expected[0].target_forwards[order])
+
+    # Steps on two states in turn give what each gives alone; they read nothing back, and move no tensor.
+    states = [decoder.start(*batch) for batch in batches]
+    before = addresses(states[0])
+    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.keys"} < set(before)
+    with torch.inference_mode(), NoHostSync():
+        for _ in range(15):
+            for state in states:
+                decoder.step(state)
+    assert addresses(states[0]) == before
+    for state, part in zip(states, expected, strict=True):
+        assert torch.equal(state.tokens[:, :16], part.codes)
+
+    # A step recorded once, on a state without prompts, draws both batches.
+    graphed = captured(decoder)
+    for batch, part in zip(batches, expected, strict=True):
+        assert_equal(graphed.generate(*batch), part)
+    assert len(tapes) == 1 and tapes[0].num_replays >= sum(int(part.target_forwards.max()) - 1 for part in expected)
+
+
+@pytest.fixture(scope="module")
+def lined() -> DecodingModels:
+    """Of 11 codes, in four lines of four and an end."""
+    return make_models(line_end=7)
+
+
+@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "lantern_official"])  # may draw from all codes
+def test_every_method_ends_every_line(lined, name, temperature, many_logits, monkeypatch):
+    """The token that ends a line stands there and nowhere else; a step may go beyond it."""
+    monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
+    decoder, slow = decoder_of(lined, name, temperature), decoder_of(lined, "autoregressive", temperature)
+    batch = make_batches(decoder, lined)[0]
+    generation = decoder.generate(*batch)
+    lines = generation.codes.view(3, 4, 5)
+    assert (lines[..., 4] == 11).all() and (lines[..., :4] < 11).all()
+    assert not generation.is_substituted.view(3, 4, 5)[..., 4].any()
+    assert (generation.step_lengths.sum(1) == 20).all()
+    if keeps_tokens(decoder.spec.to_dict(), temperature):
+        assert torch.equal(generation.codes, slow.generate(*make_batches(slow, lined)[0]).codes)
+
+
+def test_images_do_not_depend_on_the_order_of_methods(models):
+    """Nor on noise that another method has read before."""
+    features, mask = make_prompts(models, 3)
+    streams = ["target", "draft", "accept", "initial", "redraw", "keep", "sibling"]
+
+    def draw(names: list[str]) -> dict[str, torch.Tensor]:
+        noise = [make_noise(7, i, streams, 16, 12) for i in "abc"]
+        decoders = {name: make_decoder(models, spec_of(name), SamplingConfig()) for name in names}
+        return {name: decoder.generate(features, mask, noise).codes for name, decoder in decoders.items()}
+
+    forth, back = draw(METHODS), draw(METHODS[::-1])
+    assert all(torch.equal(forth[name], back[name]) for name in METHODS)
+
+
+class OnDevice(TorchDispatchMode):
+    """Raises where tensors of another device take part; the values of fake tensors cannot be read anyway."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, result)):
+            assert not isinstance(tensor, torch.Tensor) or tensor.device.type == "cuda", f"{func} on {tensor.device}"
+        return result
+
+
+def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
+    """Puts fake tensors on a device in the place of an object's own."""
+    parts = vars(owner) if hasattr(owner, "__dict__") else owner
+    for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+        if isinstance(part, torch.device):
+            parts[name] = torch.device(device)
+        elif isinstance(part, torch.Tensor):
+            parts[name] = fake.from_tensor(part).to(device)
+        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
+            to_fake(part, fake, device)
+
+
+@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_stays_on_its_gpu(name, temperature, many_logits, monkeypatch):
+    """On fake tensors, which have a device and a shape, and no values that a step could read."""
+    monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
+    models, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
+    models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
+    decoder = decoder_of(models, name, temperature)
+    batch = list(make_batches(decoder, models)[0])
+    with fake, torch.inference_mode():
+        to_fake(decoder, fake, "cuda")
+        to_fake(batch, fake, "cpu")
+        for model in (models.target, models.draft):
+            model.prepare_for_decoding()
+        state = decoder.allocate(3)
+        decoder.fill(state, range(3), *batch)
+        with OnDevice():
+            decoder.step(state)
+    assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
+@pytest.mark.parametrize("name", METHODS)
+def test_captured_steps_draw_the_same_images(name, temperature, many_logits, monkeypatch):
+    monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
+    models = make_models()
+    models = DecodingModels(
+        models.target.cuda().prepare_for_decoding(),
+        models.draft.cuda().prepare_for_decoding(),
+        models.nearest_codes.cuda(),
+    )
+    decoder = decoder_of(models, name, temperature)
+    assert decoder.runner.mode == "graph"
+    for batch in make_batches(decoder, models):
+        assert_equal(decoder.generate(*batch), decoder.stepped("eager").generate(*batch))
+    assert decoder.runner.mode == "graph"
