@@ -10,8 +10,8 @@ from lantern_pipeline.data.tables import read_table, write_table
 def test_tables_keep_the_word_none_and_six_digits(tmp_path):
     frame = pd.DataFrame({"acceptance": ["none", "additive"], "nll": [3.14159265, None]})
     write_table(tmp_path / "t.csv", frame)
-    assert (tmp_path / "t.csv").read_text() == "relaxation,nll\nnone,3.14159\nadditive,\n"
-    assert list(read_table(tmp_path / "t.csv")["relaxation"]) == ["none", "additive"]
+    assert (tmp_path / "t.csv").read_text() == "acceptance,nll\nnone,3.14159\nadditive,\n"
+    assert list(read_table(tmp_path / "t.csv")["acceptance"]) == ["none", "additive"]
 
 
 def test_an_empty_table_is_named(tmp_path):
