@@ -241,6 +241,8 @@ def test_the_frontier_holds_what_no_row_beats_in_both(peers):
     assert rows[0] == ("COOL-SD ω 2", 4.0, 0.3) and rows[-1] == ("coupled", pytest.approx(1 / 0.7), 0)
     assert "COOL-SD (constant) ω 2" not in {label for label, *_ in rows} and found["num_rows"] == 7
     assert [row["label"] for row in found["without_draft_model"]] == ["autoregressive"]
+    exact = find(change(summary, "eagle1", speedup=2.5), images=peers[1])["frontier"]["all"][-1]
+    assert exact == {"label": "EAGLE-1 (chain5)", "speedup": 2.5, "distance": 0}  # 1e-8 is rounding
     few = peers[0][peers[0]["method_id"].isin(["autoregressive", "coupled"])]
     assert "frontier" not in find(few, images=peers[1])
 

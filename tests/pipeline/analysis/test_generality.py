@@ -14,6 +14,7 @@ from lantern_pipeline.analysis.generality import (
     COLUMNS,
     describe_changes,
     find_generality_claims,
+    measure_gains,
     measure_masses,
     target_rows,
 )
@@ -54,6 +55,14 @@ def test_gains_are_over_the_exact_method_on_the_same_drafts_and_tree():
     assert rows["nll_change"].dropna().to_dict() == pytest.approx(
         {"eagle1": 0, "coupled": 0, "lantern-a": 0.5, "lantern-b": 1}
     )
+
+
+def test_a_method_on_a_tree_of_its_own_has_no_gain():
+    rows = make_rows(20).drop(columns=["gain", "gain_low", "gain_high", "gain_over"])
+    rows.loc[rows["method_id"] == "lantern-b", "tree"] = "chain3"
+    images = make_tables().images
+    gains = measure_gains(rows, images[images["method_id"] != "real"], {"num_resamples": 20, "seed": 0})
+    assert gains["gain"].notna().tolist() == (rows["method_id"] == "lantern-a").tolist()
 
 
 def test_ambiguity_is_the_guided_targets():
