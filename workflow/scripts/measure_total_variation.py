@@ -6,7 +6,7 @@ from lantern.checkpoints.native import load_model
 from lantern.generation import load_nearest_codes
 from lantern.models.target import TargetModel
 from lantern.records import load_shards
-from lantern_pipeline.analysis.total_variation import TotalVariationStudy
+from lantern_pipeline.analysis.total_variation import TotalVariationStudy, acceptance_table, tv_curves
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
@@ -19,14 +19,16 @@ with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     prompts = read_prompts(files.prompts)
     records = load_shards(files.records, [prompt.id for prompt in prompts])
+    settings = params.settings
+    options = {"num_resamples": params.metrics["bootstrap_resamples"], "seed": params.noise_seed}
     study = TotalVariationStudy(
         target_model=load_model(files.target, TargetModel, dtype=None).to(device),
         encoder=make_text_encoder(params.text, params.source, files.text),
-        prompts=prompts[: params.settings["num_images"]],
-        tested_prompts=prompts[: params.settings["num_tested"]],
-        settings=params.settings,
-        num_resamples=params.metrics["bootstrap_resamples"],
-        seed=params.noise_seed,
+        prompts=prompts[: settings["num_images"]],
+        tested_prompts=prompts[: settings["num_tested"]],
+        codebook=load_tokenizer(files.tokenizer).decoded_codebook.detach(),
+        settings=settings,
+        options=options,
         batch_size=records[BASELINE].metadata["batch_size"],  # what fitted into memory there fits here
     )
     decoders = load_decoders(
@@ -39,12 +41,14 @@ with job_log(snakemake):
         dtype=params.dtype,
         trees=files.get("trees") or None,
     )
-    codebook = load_tokenizer(files.tokenizer).decoded_codebook.detach()
-    write_table(snakemake.output.methods, study.measure_methods(decoders, records, codebook).assign(**params.place))
-    tables = {"nearest": load_nearest_codes(files.nearest, device), "random": load_nearest_codes(files.random, device)}
-    named = {params.neighbours: tables["nearest"], "random": tables["random"]}
-    nodes = study.common_nodes(decoders[0]) if files.drafter else None
-    curves = pd.DataFrame(columns=["rule", "delta"]) if nodes is None else study.compare_rules(nodes, tables["nearest"])
-    acceptance = pd.DataFrame(columns=["drafts"]) if nodes is None else study.aggregate(nodes, named)
+    write_table(snakemake.output.methods, study.measure_methods(decoders, records).assign(**params.place))
+    curves, acceptance = pd.DataFrame(columns=["rule", "delta"]), pd.DataFrame(columns=["drafts"])
+    if files.drafter:
+        nodes, nearest = study.common_nodes(decoders[0]), load_nearest_codes(files.nearest, device)
+        wanted = {name: settings[name] for name in ("k", "deltas", "num_children")}
+        curves = tv_curves(nodes, nearest, **wanted, options=options)
+        tables = {params.neighbours: nearest, "random": load_nearest_codes(files.random, device)}
+        wanted = {"counts": settings["aggregated"], "deltas": settings["aggregated_deltas"]}
+        acceptance = acceptance_table(nodes, tables, **wanted, options=options)
     write_table(snakemake.output.curves, curves)
     write_table(snakemake.output.acceptance, acceptance)

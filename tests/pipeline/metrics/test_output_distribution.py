@@ -24,7 +24,7 @@ from lantern.acceptance.relaxed_sets import (
 from lantern.acceptance.rules import make_rule
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
-from lantern.methods import MethodSpec
+from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
@@ -287,6 +287,18 @@ def test_the_nodes_kept_do_not_depend_on_the_batch():
     assert len(found[2][0]) > 20
     for one, other in zip(*found.values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_nodes_with_fewer_children_than_others_are_kept_and_a_method_without_drafts_has_none():
+    prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(3)], WordEmbeddingEncoder(None, 16, 5, 0)
+    options = {"run_seed": 3, "max_nodes": 48, "batch_size": 3}
+    models, sampling = make_models(), SamplingConfig(cfg_scale=2.0)
+    uneven = make_decoder(models, make_method("eagle1", tree="chain3k3d1"), sampling)  # three children, then one
+    nodes = record_nodes(uneven, prompts, encoder, **options)
+    assert set((nodes.children >= 0).sum(-1).tolist()) == {1, 3}
+    alone = make_decoder(models, make_method("autoregressive"), sampling)
+    with pytest.raises(ValueError, match="autoregressive verifies no drafts; its distribution is the target's"):
+        record_nodes(alone, prompts, encoder, **options)
 
 
 def test_no_more_nodes_are_kept_than_asked_for():

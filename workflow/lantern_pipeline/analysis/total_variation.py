@@ -54,65 +54,48 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """What all tables share: models, the prompts at whose images' nodes is looked, those whose whole images are tested,
-    config section `total_variation`.
+    """What all rows share.
 
-    `seed` is that of the noise fields, of the choice of nodes and of the bootstrap over images.
+    Attributes:
+        target_model: in evaluation mode.
+        encoder: of its captions.
+        prompts: at whose images' nodes is looked.
+        tested_prompts: whose whole images are tested.
+        codebook: (vocab, code_dim), as the tokenizer decodes it.
+        settings: config section `total_variation`.
+        options: num_resamples and seed of the bootstrap; the seed is that of the noise and the choice of nodes, too.
+        batch_size: images decoded together.
     """
 
     target_model: TargetModel
     encoder: TextEncoder
     prompts: Sequence[Prompt]
     tested_prompts: Sequence[Prompt]
+    codebook: torch.Tensor
     settings: Mapping[str, Any]
-    num_resamples: int
-    seed: int
+    options: Mapping[str, int]
     batch_size: int
 
-    @property
-    def options(self) -> dict[str, int]:
-        """Of the bootstrap."""
-        return {"num_resamples": self.num_resamples, "seed": self.seed}
-
     @torch.inference_mode()
-    def measure_methods(
-        self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords], codebook: torch.Tensor
-    ) -> pd.DataFrame:
-        """Total variation and substitutions of every method at one temperature above 0, at the nodes it visits itself,
-        and law_p, the p-value of its whole images.
+    def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
+        """Total variation and substitutions of every method at one temperature, at the nodes it visits itself, and
+        law_p, the p-value of its whole images; `records` are by method id. One row per method, COLUMNS.
 
-        `records` are by method id on the whole prompt set, for the substitutions; `codebook` is (vocab, code_dim) as
-        the tokenizer decodes it. One row per method, COLUMNS; kind is "enumeration", "monte_carlo", "coupling" where
-        substitutions alone tell, as those of exact drafts of the target's noise, "none" for autoregressive decoding and
-        where it is not known. Nodes of lines in parallel are tokens, compared with the target in full context.
+        kind is "enumeration", "monte_carlo", "coupling" where substitutions alone tell, as those of exact drafts of the
+        target's noise, "none" for autoregressive decoding and where it is not known.
         """
-        rows, image_test = [], ImageTest(self.target_model, self.encoder, self.tested_prompts, self.seed)
+        image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
+        rows = []
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
-            spec = decoder.spec
-            row: dict[str, Any] = {"method_id": spec.method_id, "kind": "none" if spec.drafts is None else "coupling"}
-            if not spec.is_exact and knows_drafts(spec):
-                wanted = {**self._wanted, "num_samples": self.settings["num_samples"]}
-                nodes, row["kind"], found = measure_coupled_drafts(decoder, self.prompts, self.encoder, **wanted)
-                row |= tv_row(nodes, found, spec.delta, self.options)
-            if spec.drafts is not None and spec.tree is None:
-                nodes, found = measure_missing_context(decoder, self.prompts, self.encoder, **self._wanted)
-                row |= {"kind": "enumeration", **tv_row(nodes, found, spec.delta, self.options)}
-            elif not spec.drafter.is_exact:  # drafts do not follow the distributions that are recorded
-                row["kind"] = "none"
-            elif spec.drafts is not None and not spec.drafter.is_coupled:
-                nodes = self._record(decoder)
-                num_samples = self.settings["num_samples"]
-                row["kind"], found = distribution_of_method(nodes, spec, decoder.rule, num_samples, self.seed)
-                row |= tv_row(nodes, found, spec.delta, self.options)
+            spec, drawn = decoder.spec, records[decoder.spec.method_id]
+            kind, measured = self._measure_nodes(decoder)
+            row: dict[str, Any] = {"method_id": spec.method_id, "kind": kind}
+            if measured:
+                row |= tv_row(*measured, spec.delta, self.options)
             if not decoder.sampling.is_greedy:
-                tested = self._select(records[spec.method_id], self.tested_prompts).codes
-                row["law_p"] = image_test.p_value(tested, decoder.sampling)
+                row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
             if spec.tree is not None and decoder.rule.draws_target_tokens:
-                chosen = self._select(records[spec.method_id], self.prompts)
-                drawn = drawn_tokens(
-                    self.target_model, self.encoder, self.prompts, chosen.codes, decoder.sampling, self.seed
-                )
-                row |= substitution_row(chosen, drawn, codebook, self.options)
+                row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
         return pd.DataFrame(rows).reindex(columns=COLUMNS)
 
@@ -123,30 +106,43 @@ class TotalVariationStudy:
         Any decoder of the run gives its models and its sampling.
         """
         spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
-        return self._record(make_decoder(decoder.models, spec, decoder.sampling))
-
-    @torch.inference_mode()
-    def compare_rules(self, nodes: VerifiedNodes, table: torch.Tensor) -> pd.DataFrame:
-        """`tv_curves` with the config's settings."""
-        wanted = {name: self.settings[name] for name in ("k", "deltas", "num_children")}
-        return tv_curves(nodes, table, **wanted, options=self.options)
-
-    @torch.inference_mode()
-    def aggregate(self, nodes: VerifiedNodes, tables: Mapping[str, torch.Tensor]) -> pd.DataFrame:
-        """`acceptance_table` with the config's settings."""
-        counts, deltas = self.settings["aggregated"], self.settings["aggregated_deltas"]
-        return acceptance_table(nodes, tables, counts=counts, deltas=deltas, options=self.options)
-
-    @staticmethod
-    def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> GenerationRecords:
-        return records.select([records.prompt_ids.index(prompt.id) for prompt in prompts])
+        exact = make_decoder(decoder.models, spec, decoder.sampling)
+        return record_nodes(exact, self.prompts, self.encoder, **self._wanted)
 
     @property
     def _wanted(self) -> dict[str, int]:
-        return {"run_seed": self.seed, "max_nodes": self.settings["max_nodes"], "batch_size": self.batch_size}
+        max_nodes = self.settings["max_nodes"]
+        return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
-    def _record(self, decoder: Decoder) -> VerifiedNodes:
-        return record_nodes(decoder, self.prompts, self.encoder, **self._wanted)
+    def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
+        """kind, and nodes with their output distribution; those of lines in parallel are tokens, compared with the
+        target in full context.
+        """
+        spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
+        num_samples, seed = self.settings["num_samples"], self.options["seed"]
+        if spec.drafts is None:
+            return "none", None
+        if spec.tree is None:
+            return "enumeration", measure_missing_context(*arguments, **self._wanted)
+        if not spec.drafter.is_exact:  # drafts do not follow the distributions that are recorded
+            return "none", None
+        if not spec.drafter.is_coupled:
+            nodes = record_nodes(*arguments, **self._wanted)
+            kind, found = distribution_of_method(nodes, spec, decoder.rule, num_samples, seed)
+            return kind, (nodes, found)
+        if spec.is_exact or not knows_drafts(spec):
+            return "coupling", None
+        nodes, kind, found = measure_coupled_drafts(*arguments, **self._wanted, num_samples=num_samples)
+        return kind, (nodes, found)
+
+    def _count_substitutions(self, records: GenerationRecords, decoder: Decoder) -> dict[str, float]:
+        target, seed = (self.target_model, self.encoder, self.prompts), self.options["seed"]
+        drawn = drawn_tokens(*target, records.codes, decoder.sampling, seed)
+        return substitution_row(records, drawn, self.codebook, self.options)
+
+
+def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> GenerationRecords:
+    return records.select([records.prompt_ids.index(prompt.id) for prompt in prompts])
 
 
 def distribution_of_method(
@@ -189,6 +185,7 @@ def tv_row(
     }
 
 
+@torch.inference_mode()
 def tv_curves(
     nodes: VerifiedNodes,
     table: torch.Tensor,
@@ -236,6 +233,7 @@ def _rules(
     }
 
 
+@torch.inference_mode()
 def acceptance_table(
     nodes: VerifiedNodes,
     tables: Mapping[str, torch.Tensor],
@@ -255,15 +253,10 @@ def acceptance_table(
         for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
             for delta in (*deltas, np.nan):
                 sets = AdditiveBound(table, k=k, delta=1.0 if np.isnan(delta) else delta)
-                for drafts, accepted in _acceptances(nodes, sets).items():
-                    mean = mean_over_nodes("acceptance", accepted, nodes.image.cpu(), options)
+                sampled = Rejection(sets).accepted_mass(nodes.target_probs, nodes.draft_probs).sum(-1)
+                top = sets.surrogate(nodes.target_probs, None, nodes.draft_probs.argmax(-1, keepdim=True)).squeeze(-1)
+                for drafts, accepted in {"sampled": sampled, "top": top}.items():
+                    mean = mean_over_nodes("acceptance", accepted.cpu(), nodes.image.cpu(), options)
                     head = {"drafts": drafts, "neighbours": neighbours, "k": k, "delta": delta}
                     rows.append({**head, **mean, "num_nodes": len(nodes)})
     return pd.DataFrame(rows)
-
-
-def _acceptances(nodes: VerifiedNodes, sets: RelaxedSets) -> dict[str, torch.Tensor]:
-    """Acceptance of the first draft at each node, (nodes,), by kind of draft."""
-    sampled = Rejection(sets).accepted_mass(nodes.target_probs, nodes.draft_probs).sum(-1)
-    top = sets.surrogate(nodes.target_probs, None, nodes.draft_probs.argmax(-1, keepdim=True)).squeeze(-1)
-    return {"sampled": sampled.cpu(), "top": top.cpu()}
