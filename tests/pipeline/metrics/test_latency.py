@@ -87,17 +87,14 @@ def test_every_part_of_every_step_is_counted_once(ticking):
 
 def test_steps_are_those_after_the_prefill_of_the_images_that_count():
     decoders = make_decoders()
-    table = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0).groupby("method_id")["num_steps"]
+    profiled = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0)
+    assert (profiled["milliseconds"] >= 0).all()  # what no part took is no negative rest
+    table = profiled.groupby("method_id")["num_steps"]
     forwards = time_images(decoders).groupby("method_id")
     assert (table.nunique() == 1).all()
     assert table.first().to_dict() == (forwards["target_forwards"].sum() - len(PROMPTS)).to_dict()
     assert table.first()["autoregressive"] == 15 * len(PROMPTS)
     assert table.first()["exact"] < 15 * len(PROMPTS)  # not won by never accepting a draft
-
-
-def test_the_parts_of_a_step_have_no_negative_rest():
-    table = profile_steps(make_decoders(temperature=0.0), PROMPTS[:1], ENCODER, run_seed=0)
-    assert (table["milliseconds"] >= 0).all()
 
 
 def test_decoders_are_left_as_they_were():
@@ -177,17 +174,6 @@ def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
     assert paired.set_index(["method_id", "prompt_id"])["seconds"].to_dict() == graphs.to_dict()
 
 
-def test_the_seconds_of_an_images_forwards_sum_to_its_own():
-    table, images = measure_latency(make_decoders(), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
-    rows = table.set_index(["method_id", "prompt_id"])
-    assert len(images) == len(rows)
-    for image in images:
-        row = rows.loc[(image.method["method_id"], image.prompt_id)]
-        assert len(image.step_seconds) == row["target_forwards"] and min(image.step_seconds) > 0
-        assert sum(image.step_seconds) == pytest.approx(row["seconds"])
-        assert image.generation.step_lengths.sum() == 16
-
-
 def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     take = [5.0, 0.25, 0.5, 1.0]  # prefill and three steps
@@ -230,15 +216,19 @@ def test_on_a_gpu_forwards_are_timed_by_events_and_nothing_waits(monkeypatch):
     assert latency._step_seconds(marks, seconds=0.036) == pytest.approx([0.020, 0.005, 0.011])
 
 
-def test_timed_images_are_written_with_what_was_drafted_and_substituted(tmp_path):
-    _, images = measure_latency(make_decoders(), PROMPTS, ENCODER, run_seed=0, num_warmup=0)
+def test_timed_images_are_written_with_their_seconds_and_what_was_drafted_and_substituted(tmp_path):
+    table, images = measure_latency(make_decoders(), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    rows = table.set_index(["method_id", "prompt_id"])
+    assert len(images) == len(rows)
     save_timed_images(tmp_path / "images.safetensors", images)
     timed = load_timed_images(tmp_path / "images.safetensors")
     assert timed.prompt_ids == [image.prompt_id for image in images]
     assert timed.metadata["temperature"] == 1.0 and timed.metadata["gpu"] is None
     assert timed.metadata["methods"] == {name: spec.to_dict() for name, spec in SPECS.items()}
     for row, image in enumerate(images):
-        forwards = len(image.step_seconds)
+        forwards, timing = len(image.step_seconds), rows.loc[(image.method["method_id"], image.prompt_id)]
+        assert forwards == timing["target_forwards"] and min(image.step_seconds) > 0
+        assert sum(image.step_seconds) == pytest.approx(timing["seconds"])
         assert timed.method_ids[row] == image.method["method_id"]
         assert torch.equal(timed.codes[row], image.generation.codes[0].int())
         assert timed.step_lengths[row].sum() == 16 and (timed.step_lengths[row] > 0).sum() == forwards
@@ -249,6 +239,9 @@ def test_timed_images_are_written_with_what_was_drafted_and_substituted(tmp_path
     by_method = {name: [row for row, found in enumerate(timed.method_ids) if found == name] for name in SPECS}
     assert not timed.is_draft[by_method["autoregressive"]].any() and timed.is_draft[by_method["exact"]].any()
     assert timed.is_substituted[by_method["near"]].any()
+    save_tensors(tmp_path / "other.safetensors", {"codes": torch.zeros(1)}, {"kind": "records"})
+    with pytest.raises(ValueError, match="holds no timed images; delete it and run rule measure_latency again"):
+        load_timed_images(tmp_path / "other.safetensors")
 
 
 def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends_before():
@@ -260,12 +253,6 @@ def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends
     assert drafts([2, 0, 2]) == "tddttddt"
     assert drafts([3, 3]) == "tdddtddd"
     assert drafts([3, 2]) == "tdddtddt"
-
-
-def test_a_file_of_another_kind_is_no_timed_images(tmp_path):
-    save_tensors(tmp_path / "other.safetensors", {"codes": torch.zeros(1)}, {"kind": "records"})
-    with pytest.raises(ValueError, match="holds no timed images; delete it and run rule measure_latency again"):
-        load_timed_images(tmp_path / "other.safetensors")
 
 
 def test_steps_are_timed_in_turn_and_the_fastest_counts(monkeypatch):
