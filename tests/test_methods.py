@@ -39,10 +39,12 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
 
 def test_the_table_of_peers_is_that_of_their_presets():
     lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
-    table = lines[lines.index("| preset | tree | guesses | law of what is emitted | source |") + 2 :]
+    table = lines[
+        lines.index("| preset | tree | guesses | output distribution | paper; public code that was read |") + 2 :
+    ]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
     assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", PRESETS[name].get("tree", "–")) for name in PEERS]
-    assert all(any(line.startswith("### ") and f"({row[0]}" in line for line in lines) for row in rows)
+    assert all(any(line.startswith("**") and row[0] in line for line in lines) for row in rows)
 
 
 def test_an_unknown_preset_lists_the_known_ones():
