@@ -177,14 +177,11 @@ def test_every_change_of_the_sampling_reaches_the_decoder(study, seen):
     assert baseline["nll"].nunique() == 4  # every point has its own autoregressive images
 
 
-def test_margins_are_recorded_of_autoregressive_decoding_alone(study, seen):
-    study.run("mine", expand(methods=[{"preset": "coupled"}]))
-    assert [made["records_margins"] for made in seen] == [True, False]
-
-
-def test_steps_run_as_the_config_says(study, seen):
-    replace(study, stepping="eager").run("mine", expand(methods=[{"preset": "coupled"}]))
-    assert [made["stepping"] for made in seen] == ["eager", "eager"]
+def test_margins_are_recorded_of_autoregressive_decoding_alone_and_steps_run_as_the_config_says(study, seen):
+    replace(study, stepping="eager").run("mine", expand(methods=[NEAR]))
+    assert [made["records_margins"] for made in seen] == [True, False, False]  # the last for total variation
+    assert {made["stepping"] for made in seen} == {"eager"}
+    assert all(models.nearest_codes is None for models in study.models.values())  # shared, and left without a table
 
 
 def test_each_point_has_its_draft_model_its_table_and_its_tree(study, seen):
@@ -240,11 +237,6 @@ def test_each_target_has_its_own_images_likelihood_and_draft_models(study, seen)
     names = ["method_id", "mean_accepted_length", "nll", "nll_change", "tv_mean"]
     pd.testing.assert_frame_equal(rows[names][4:].reset_index(drop=True), alone[names])
     assert images.groupby("target_cross_entropy").size().tolist() == [4 * NUM] * 2
-
-
-def test_the_shared_models_are_left_without_a_table(study):
-    study.run("mine", expand(methods=[NEAR]))
-    assert all(models.nearest_codes is None for models in study.models.values())
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 1}, {"batch_size": 4}], ids=str)
