@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "data": {
         "image_size": 64,
-        "captions": {"file": "captions", "member": None, "caption": None, "draw": False, "num": 6},
+        "captions": {"file": "captions", "member": None, "draw": False, "num": 6},
         "num_shards": 1,
     },
     "prompts": {"coco": {"file": "captions", "num": 4}},

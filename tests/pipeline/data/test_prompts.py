@@ -9,7 +9,6 @@ import pytest
 from lantern.io import DamagedFileError
 from lantern.prompts import Prompt
 from lantern_pipeline.data.prompt_files import (
-    choose_prompts,
     load_prompt_set,
     load_prompts,
     read_prompts,
@@ -100,12 +99,6 @@ def test_a_table_in_the_layout_of_partiprompts(tmp_path):
     ]
 
 
-def test_a_column_in_the_layout_of_llamagens_coco_captions(tmp_path):
-    content = 'Prompt\nThree men sit on a bench,\n A dog, a cat and "a bird" \n"quoted, whole"\n'
-    texts = ["Three men sit on a bench,", 'A dog, a cat and "a bird"', "quoted, whole"]
-    assert [prompt.text for prompt in load_prompts(write(tmp_path, "a.csv", content))] == texts
-
-
 def test_a_caption_may_hold_separators_of_its_own(tmp_path):
     text = "a cat,\u2028a dog\x85 and a bird"
     assert load_prompts(write(tmp_path, "a.csv", f'id,text\nx,"{text}"\n'))[0].text == text
@@ -118,7 +111,6 @@ def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, 
     with caplog.at_level(logging.INFO):
         assert pairs(load_prompts(file)) == [("a-00000", "a cat"), ("a-00002", "a dog"), ("a-00004", "a cat")]
     assert "left out 2 rows without a text, the first is row 2" in caplog.text
-    assert "1 of 3 prompts have the text of an earlier one; kept" in caplog.text
     caplog.clear()
     table = write(tmp_path, "a.csv", "id,text\nx,a cat\nx,a cat\n\ny,\n")
     assert pairs(load_prompts(table)) == [("x", "a cat")]
@@ -185,19 +177,6 @@ def test_the_longest_caption_of_each_coco_image_is_taken(tmp_path):
         ("000000000020", "A black cat on a mat."),
         ("000000000009", "Two big dogs yawn"),
     ]
-    assert [prompt.text for prompt in load_prompts(coco(tmp_path), caption="first")] == ["A cat.", "Two dogs asleep."]
-    with pytest.raises(ValueError, match="caption must be one of longest, first, drawn, got 'last'"):
-        load_prompts(coco(tmp_path), caption="last")
-
-
-def test_a_drawn_caption_depends_on_seed_and_image_only(tmp_path):
-    file = coco(tmp_path)
-    draws = {tuple(pairs(load_prompts(file, caption="drawn", seed=seed))) for seed in range(20)}
-    assert len(draws) == 6  # two captions of one image, three of the other
-    content = json.loads(file.read_text())
-    content["annotations"] = [row for row in content["annotations"] if row["image_id"] == 9]
-    alone = write(tmp_path, "alone.json", json.dumps(content))
-    assert load_prompts(alone, caption="drawn", seed=3)[0] == load_prompts(file, caption="drawn", seed=3)[1]
 
 
 def test_coco_ids_without_the_list_of_images(tmp_path):
@@ -241,7 +220,7 @@ def test_a_prompt_set_takes_the_first_or_draws(tmp_path, caplog):
     few, more = (load_prompt_set(file, {"num": num, "draw": True}, 5) for num in (10, 30))
     assert len(few) == 10 and len(more) == 30
     assert set(few) < set(more) and more == sorted(more, key=everything.index)
-    assert set(few) != set(choose_prompts(everything, 10, is_drawn=True, seed=6))
+    assert few != load_prompt_set(file, {"num": 10, "draw": True}, 6)
     assert load_prompt_set(file, {"num": 101, "draw": True}, 5) == everything
     assert "only 100 of the 101 prompts asked for" in caplog.text
 

@@ -55,7 +55,7 @@ def _check_prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) 
         raise ValueError(f"{key} must have either split or file, got {show(entry)}")
     if entry.get("split") is not None and entry.get("num") is None:
         raise ValueError(f"{key}.num is missing: how many prompts of the split are wanted")
-    for option in ("member", "caption", "draw", "copies"):
+    for option in ("member", "draw", "copies"):
         if entry.get(option) is not None and entry.get("file") is None:
             raise ValueError(f"{key}.{option} goes with a file only, got {show(entry)}")
     if entry.get("num") is not None:

@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "image_id")
-CAPTION_CHOICES = ("longest", "first", "drawn")
 MAX_MEMBER_BYTES = 1 << 30  # unpacked, of a prompt file in an archive; the largest of COCO's has 0.45 GB
 
 # A row is its number in the file (line or entry, from 1) and its values: text, and id where the file has one.
@@ -43,21 +42,39 @@ def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
     write_text(path, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
 
 
-def load_prompts(
-    path: str | Path, *, member: str | None = None, caption: str = "longest", seed: int = 0
-) -> list[Prompt]:
-    """Reads a user's or a published prompt file, as `read_rows` does, in its order.
+def load_prompt_set(path: str | Path, settings: Mapping[str, Any], seed: int) -> list[Prompt]:
+    """Reads the prompt set that an entry of config section `prompts` describes: num (prompts, None for all), draw (True
+    draws them by `seed`, False takes the first), copies (images of each, the later ones with "-r1" and so on behind
+    their ids) and member as in `load_prompts`. A smaller drawn set is part of a larger one; both keep the file's order.
+    """
+    prompts, num = load_prompts(path, settings.get("member")), settings.get("num")
+    if num is not None and num > len(prompts):
+        logger.warning("%s: only %d of the %d prompts asked for", path, len(prompts), num)
+    elif num is not None and settings.get("draw"):
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(prompts))
+        prompts = [prompts[index] for index in sorted(order[:num])]
+    chosen = prompts[:num]
+    repeated = range(1, settings.get("copies") or 1)
+    return chosen + [Prompt(f"{prompt.id}-r{turn}", prompt.text) for turn in repeated for prompt in chosen]
+
+
+def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
+    """Reads a user's or a published prompt file, in its order.
+
+    The file is .txt (one prompt a line), .jsonl (one string or object a line), .json (a list of strings or objects, an
+    object of id: text, or COCO's captions), .csv or .tsv (the first line names the columns), or a .zip or folder with
+    such a file, which `member` names where there are several. The text is called text, prompt or caption, the id id or
+    image_id; without an id, rows are "<stem>-00000" and so on, after their place in the file.
 
     Rows without a text are left out, and so are rows that repeat an id with the same text; both are logged. A text may
-    come again under another id: COCO has such captions, and each is a prompt of its own. Rows without an id are called
-    "<stem>-00000" and so on, after their place in the file: the first after the header is 0.
+    come again under another id: COCO has such captions, and each is a prompt of its own.
     """
     path = Path(path)
     stem = Path(member).stem if member else path.stem
     kept: dict[str, Prompt] = {}
     empty: list[int] = []
     num_repeated = 0
-    for position, (number, row) in enumerate(read_rows(path, member, caption, seed)):
+    for position, (number, row) in enumerate(_read_rows(path, member)):
         prompt = _make_prompt(path, number, row, default_id=f"{stem}-{position:05d}")
         if prompt is None:
             empty.append(number)
@@ -70,57 +87,44 @@ def load_prompts(
             num_repeated += kept[prompt.id] is not prompt
     if not kept:
         raise ValueError(f"{path}: the prompt file is empty; give at least one prompt")
-    _report(path, list(kept.values()), empty, num_repeated)
+    if empty:
+        logger.warning("%s: left out %d rows without a text, the first is row %d", path, len(empty), empty[0])
+    if num_repeated:
+        logger.warning("%s: left out %d rows that repeat an id and its text", path, num_repeated)
     return list(kept.values())
 
 
-def load_prompt_set(path: str | Path, settings: Mapping[str, Any], seed: int) -> list[Prompt]:
-    """Reads the prompt set that an entry of config section `prompts` describes: num (prompts, None for all), draw (True
-    draws them, False takes the first), copies (images of each, the later ones with "-r1" and so on behind their ids),
-    member and caption as in `read_rows`.
-    """
-    prompts = load_prompts(path, member=settings.get("member"), caption=settings.get("caption") or "longest", seed=seed)
-    num, is_drawn = settings.get("num"), bool(settings.get("draw"))
-    if num is not None and num > len(prompts):
-        logger.warning("%s: only %d of the %d prompts asked for", path, len(prompts), num)
-    chosen = choose_prompts(prompts, num, is_drawn=is_drawn, seed=seed)
-    repeated = range(1, settings.get("copies") or 1)
-    return chosen + [Prompt(f"{prompt.id}-r{turn}", prompt.text) for turn in repeated for prompt in chosen]
+def _make_prompt(path: Path, number: int, row: Mapping[str, Any], default_id: str) -> Prompt | None:
+    """None for a row without a text."""
+    text = str(row["text"] if row["text"] is not None else "").strip()
+    if not text:
+        return None
+    id = str(row["id"] if row.get("id") is not None else "").strip() if "id" in row else default_id
+    if not id:
+        raise ValueError(f"{path}, row {number}: empty id; give every prompt an id")
+    try:
+        return Prompt(id, text)
+    except ValueError as error:
+        raise ValueError(f"{path}, row {number}: {error}") from error
 
 
-def choose_prompts(prompts: Sequence[Prompt], num: int | None, *, is_drawn: bool, seed: int) -> list[Prompt]:
-    """Takes `num` prompts, the first or a random choice, in the order of `prompts`; all where there are no more.
-
-    The choice depends on the seed and on how many prompts there are, and a smaller choice is part of a larger one.
-    """
-    if num is None or num >= len(prompts):
-        return list(prompts)
-    if not is_drawn:
-        return list(prompts[:num])
-    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(prompts))
-    return [prompts[index] for index in sorted(order[:num])]
+# --- from a file to its text ------------------------------------------------------------------------
 
 
-def read_rows(path: Path, member: str | None = None, caption: str = "longest", seed: int = 0) -> Rows:
-    """Reads the rows of a prompt file, in its order; texts may be empty.
-
-    The file is .txt (one prompt a line), .jsonl (one string or object a line), .json (a list of strings or objects, an
-    object of id: text, or COCO's captions), .csv or .tsv (the first line names the columns), or a .zip or folder with
-    such a file, which `member` names where there are several. The text is called text, prompt or caption, the id id or
-    image_id. `caption` is which one of a COCO image is taken: longest (in characters, as published; the first of
-    equally long ones) | first | drawn (by `seed`).
-    """
-    name, text = _read_text(Path(path), member)
+def _read_rows(path: Path, member: str | None) -> Rows:
+    name, content = _read_bytes(path, member)
     if name.suffix.lower() not in _READERS:
         raise ValueError(f"{name}: prompt files end in {', '.join(_READERS)}, got {name.suffix!r}")
-    if not text.strip():
-        return []
-    if name.suffix.lower() == ".json":
-        return _read_json(name, text, caption, seed)
-    return _READERS[name.suffix.lower()](name, text)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} is not UTF-8 text (byte {error.start}); save it in that encoding (Excel calls it 'CSV UTF-8')"
+        ) from error
+    return _READERS[name.suffix.lower()](name, text) if text.strip() else []
 
 
-def _read_text(path: Path, member: str | None) -> tuple[Path, str]:
+def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
     """Name of the file, for messages and ids, and what stands in it."""
     if path.is_dir() and member:
         inside = PurePosixPath(member)
@@ -132,10 +136,10 @@ def _read_text(path: Path, member: str | None) -> tuple[Path, str]:
     if not path.is_file():
         what = "is a folder; name the file in it (key member)" if path.is_dir() else "is no file; correct the path"
         raise FileNotFoundError(f"prompt file {path} {what}")
-    return path, _decode(path, path.read_bytes())
+    return path, path.read_bytes()
 
 
-def _read_member(path: Path, member: str | None) -> tuple[Path, str]:
+def _read_member(path: Path, member: str | None) -> tuple[Path, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if PurePath(name).suffix.lower() in _READERS]
@@ -150,23 +154,12 @@ def _read_member(path: Path, member: str | None) -> tuple[Path, str]:
                     f"{path / member} must be at most {MAX_MEMBER_BYTES} bytes when unpacked, got {size}; unpack it "
                     "yourself if you trust it, and name the file"
                 )
-            return path / member, _decode(path / member, archive.read(member))
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        RuntimeError,
-    ) as error:  # RuntimeError: encrypted, or packed oddly
+            return path / member, archive.read(member)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
         raise ValueError(f"{path} is damaged or is no zip archive ({error}); fetch it again") from error
 
 
-def _decode(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text (byte {error.start}); save it in that encoding (Excel calls it 'CSV UTF-8')"
-        ) from error
+# --- from the text to rows --------------------------------------------------------------------------
 
 
 def _lines(text: str) -> list[str]:
@@ -184,10 +177,10 @@ def _read_jsonl(path: Path, text: str) -> Rows:
         yield number, _read_value(path, "line", number, value)
 
 
-def _read_json(path: Path, text: str, caption: str, seed: int) -> Rows:
+def _read_json(path: Path, text: str) -> Rows:
     values = _parse_json(path, 1, text)
     if isinstance(values, dict) and "annotations" in values:
-        return _read_coco(path, values, caption, seed)
+        return _read_coco(path, values)
     if isinstance(values, dict) and not _find_keys(values) and all(isinstance(text, str) for text in values.values()):
         values = [{"id": id, "text": value} for id, value in values.items()]
     if not isinstance(values, list):
@@ -196,6 +189,15 @@ def _read_json(path: Path, text: str, caption: str, seed: int) -> Rows:
             f"{type(values).__name__}"
         )
     return [(number, _read_value(path, "entry", number, value)) for number, value in enumerate(values, start=1)]
+
+
+def _parse_json(path: Path, number: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
+    except (RecursionError, ValueError) as error:  # brackets too deep, a number of thousands of digits
+        raise ValueError(f"{path}, from line {number}: JSON that cannot be read ({error})") from error
 
 
 def _read_value(path: Path, unit: str, number: int, value: object) -> Mapping[str, Any]:
@@ -214,8 +216,32 @@ def _read_value(path: Path, unit: str, number: int, value: object) -> Mapping[st
     return row
 
 
-def _read_table(path: Path, text: str) -> Rows:
-    table = _split_table(path, text)
+def _read_csv(path: Path, text: str) -> Rows:
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    try:
+        return _read_table(path, [(reader.line_num, cells) for cells in reader])
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {reader.line_num}: no CSV ({error}); look for a quote that never ends"
+        ) from error
+
+
+def _read_tsv(path: Path, text: str) -> Rows:
+    return _read_table(path, [(number, _split_tabs(line)) for number, line in enumerate(_lines(text), start=1)])
+
+
+def _split_tabs(line: str) -> list[str]:
+    """Cells of a TSV line. Quotes count only around a whole cell: PartiPrompts has `"G I G G L E" painted in ...`."""
+    cells = []
+    for cell in line.split("\t"):
+        inner = cell.strip()[1:-1]
+        is_quoted = len(cell.strip()) > 1 and cell.strip() == f'"{inner}"' and '"' not in inner.replace('""', "")
+        cells.append(inner.replace('""', '"') if is_quoted else cell)
+    return cells
+
+
+def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
+    """Rows of a table of line numbers and cells, whose first line names the columns."""
     header = [cell.strip() for cell in table[0][1]]
     keys = _find_keys(dict.fromkeys(header))
     if keys is None:
@@ -229,49 +255,18 @@ def _read_table(path: Path, text: str) -> Rows:
                 f"{path}, line {number}: {len(cells)} cells under a header of {len(header)}; put a text with the "
                 "separator in it into double quotes"
             )
-        yield number, _row(dict(zip(header, cells, strict=False)), keys)
+    return [(number, _row(dict(zip(header, cells, strict=False)), keys)) for number, cells in table[1:]]
 
 
-def _split_table(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Line numbers and cells. A .csv without a comma in its first line is a table of tabs, or of one column.
-
-    LlamaGen's coco_captions.csv is such a column, of captions with commas and without quotes.
-    """
-    if path.suffix.lower() == ".tsv" or "," not in _lines(text)[0]:
-        return [(number, _split_tabs(line)) for number, line in enumerate(_lines(text), start=1)]
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
-    try:
-        return [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}, line {reader.line_num}: no CSV ({error}); look for a quote that never ends"
-        ) from error
-
-
-def _split_tabs(line: str) -> list[str]:
-    """Cells of a TSV line. Quotes count only around a whole cell: PartiPrompts has `"G I G G L E" painted in ...`."""
-    cells = line.split("\t")
-    inner = [cell.strip()[1:-1] for cell in cells]
-    is_quoted = [
-        len(cell.strip()) > 1 and cell.strip() == f'"{content}"' and '"' not in content.replace('""', "")
-        for cell, content in zip(cells, inner, strict=True)
-    ]
-    return [
-        content.replace('""', '"') if quoted else cell
-        for cell, content, quoted in zip(cells, inner, is_quoted, strict=True)
-    ]
-
-
-def _read_coco(path: Path, values: Mapping[str, Any], caption: str, seed: int) -> Rows:
-    """One caption of each image, in the order in which the images first appear among the annotations.
+def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
+    """The longest caption of each image (in characters, the first of equally long ones), in the order in which the
+    images first appear among the annotations.
 
     Ids are the images' file names without suffix, so that they name the reference images as well. Of 5,000 images of
-    2017's val, "longest" gives the published list in its order, ties included.
+    2017's val, this gives the published list in its order, ties included.
 
     Source: jadohu/LANTERN@3a56e45, data/prompts/preprocess.py.
     """
-    if caption not in CAPTION_CHOICES:
-        raise ValueError(f"caption must be one of {', '.join(CAPTION_CHOICES)}, got {caption!r}")
     captions: dict[int | str, list[str]] = {}
     for number, annotation in enumerate(_list_of(path, values, "annotations"), start=1):
         if not isinstance(annotation, dict) or not _is_plain(annotation.get("image_id")) or "caption" not in annotation:
@@ -287,7 +282,7 @@ def _read_coco(path: Path, values: Mapping[str, Any], caption: str, seed: int) -
     }
     for number, (image_id, texts) in enumerate(captions.items(), start=1):
         name = names.get(image_id) or (f"{image_id:012d}" if isinstance(image_id, int) else str(image_id))
-        yield number, {"id": name, "text": _choose_caption(texts, image_id, caption, seed)}
+        yield number, {"id": name, "text": max([text for text in texts if text.strip()] or [""], key=len)}
 
 
 def _list_of(path: Path, values: Mapping[str, Any], key: str) -> list[Any]:
@@ -300,16 +295,6 @@ def _list_of(path: Path, values: Mapping[str, Any], key: str) -> list[Any]:
 def _is_plain(value: object) -> bool:
     """Tells what a cell may hold from lists and objects."""
     return isinstance(value, str | int | float)
-
-
-def _choose_caption(texts: list[str], image_id: int | str, choice: str, seed: int) -> str:
-    texts = [text for text in texts if text.strip()] or [""]
-    if choice == "longest":
-        return max(texts, key=len)
-    if choice == "first":
-        return texts[0]
-    words = np.random.SeedSequence([seed, *str(image_id).encode()])
-    return texts[int(np.random.Generator(np.random.Philox(words)).integers(len(texts)))]
 
 
 def _find_keys(names: Mapping[str, Any]) -> tuple[str, str | None] | None:
@@ -325,43 +310,10 @@ def _row(values: Mapping[str, Any], keys: tuple[str, str | None]) -> Mapping[str
     return row if id_key is None else {**row, "id": values.get(id_key)}
 
 
-def _parse_json(path: Path, number: int, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
-    except (RecursionError, ValueError) as error:  # brackets too deep, a number of thousands of digits
-        raise ValueError(f"{path}, from line {number}: JSON that cannot be read ({error})") from error
-
-
-def _make_prompt(path: Path, number: int, row: Mapping[str, Any], default_id: str) -> Prompt | None:
-    """None for a row without a text."""
-    text = str(row["text"] if row["text"] is not None else "").strip()
-    if not text:
-        return None
-    id = str(row["id"] if row.get("id") is not None else "").strip() if "id" in row else default_id
-    if not id:
-        raise ValueError(f"{path}, row {number}: empty id; give every prompt an id")
-    try:
-        return Prompt(id, text)
-    except ValueError as error:
-        raise ValueError(f"{path}, row {number}: {error}") from error
-
-
-def _report(path: Path, prompts: Sequence[Prompt], empty: Sequence[int], num_repeated: int) -> None:
-    if empty:
-        logger.warning("%s: left out %d rows without a text, the first is row %d", path, len(empty), empty[0])
-    if num_repeated:
-        logger.warning("%s: left out %d rows that repeat an id and its text", path, num_repeated)
-    num_again = len(prompts) - len({prompt.text for prompt in prompts})
-    if num_again:
-        logger.info("%s: %d of %d prompts have the text of an earlier one; kept", path, num_again, len(prompts))
-
-
-_READERS: dict[str, Callable[..., Rows]] = {
+_READERS: dict[str, Callable[[Path, str], Rows]] = {
     ".txt": _read_plain,
     ".jsonl": _read_jsonl,
     ".json": _read_json,
-    ".csv": _read_table,
-    ".tsv": _read_table,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
 }
