@@ -19,7 +19,7 @@ rule fetch_resource:
         ENVIRONMENT
     params:
         # No fingerprint of the code: an edit of it makes no other file.
-        entry=lambda wildcards: config["resources"][wildcards.resource],
+        entry=lookup(within=config, dpath="resources/{resource}"),
     message:
         "Fetching resource {wildcards.resource}"
     script:
@@ -40,7 +40,7 @@ rule write_prompts:
         ENVIRONMENT
     params:
         code=code("write_prompts.py"),
-        settings=lambda wildcards: config["prompts"][wildcards.prompt_set],
+        settings=lookup(within=config, dpath="prompts/{prompt_set}"),
         source=DATA,
         text=config["text"],
         seed=SEED,

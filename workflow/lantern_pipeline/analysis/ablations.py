@@ -82,9 +82,7 @@ class AblationStudy:
             for point, (key, record) in zip(group, records.items(), strict=True):
                 head, frame = {"ablation": name, **self._identity(point)}, self._to_frame(record, scores[key])
                 values = self._summarise(frame.assign(nll_change=frame["nll"] - baseline_nll))
-                equality = compare_with_autoregressive(
-                    record.codes, baseline.codes, baseline.margins, self.settings["near_tie_margin"]
-                )
+                equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
                 share = {"tokens_equal_autoregressive": equality.share_equal}
                 rows.append({**head, **values, **self._total_variation(point), **share})
                 images.append(frame.assign(**head)[[*head, *frame.columns]])

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+NEAR_TIE_MARGIN = 1e-4  # nats, a gap below which two tokens count as tied by floating point
+
 
 @dataclass(frozen=True)
 class Equality:
@@ -37,7 +39,10 @@ class Equality:
 
 
 def compare_with_autoregressive(
-    codes: torch.Tensor, autoregressive_codes: torch.Tensor, margins: torch.Tensor, near_tie_margin: float = 1e-4
+    codes: torch.Tensor,
+    autoregressive_codes: torch.Tensor,
+    margins: torch.Tensor,
+    near_tie_margin: float = NEAR_TIE_MARGIN,
 ) -> Equality:
     """Compares codes (images, tokens) image by image with the autoregressive decoder's of the same prompts and noise.
 

@@ -82,9 +82,7 @@ def measure_quality(
     for method_id, record in records.items():
         found = scores[method_id]
         head = {"method_id": method_id, **place}
-        equality = compare_with_autoregressive(
-            record.codes, baseline.codes, baseline.margins, settings["near_tie_margin"]
-        )
+        equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
         exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}
         values = {**_mean_scores(found), **compare(found), **exactness}
         rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
