@@ -73,9 +73,7 @@ def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.
     """
     tensors, _ = load_tensors(path)
     if "nearest_codes" not in tensors:
-        raise ValueError(
-            f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; delete it and run its rule again"
-        )
+        raise ValueError(f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; name another file")
     table = tensors["nearest_codes"]
     return table.to(device, code_dtype(len(table)))
 

@@ -16,26 +16,18 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:
-    import torch  # loaded where tensors are: jobs that read tables start without it
+    import torch  # loaded where tensors are: who reads tables starts without it
 
 METADATA_KEY = "lantern"
-_VALUES_AT_ONCE = 2**24  # that are summed: PyTorch makes them float32 first
 CHECKSUM_KEY = "content_sha256"  # in the metadata: of several entries, safetensors writes now one first, now the other
+_VALUES_AT_ONCE = 2**24  # that are summed: PyTorch makes them float32 first
 
 
 class DamagedFileError(ValueError):
-    """A file whose content is not what was written into it.
-
-    A job that meets one in the run's results sets it aside, so that the next run makes it again; see
-    `lantern_pipeline.runtime.job.job_log`.
-
-    Attributes:
-        path: the file.
-        damage: what is wrong with it, as the predicate of a sentence about it.
-    """
+    """A file whose content is not what was written into it: `path`, and `damage`, the predicate of a sentence."""
 
     def __init__(self, path: Path | str, damage: str) -> None:
-        super().__init__(f"{path} {damage}; delete it and run its rule again")
+        super().__init__(f"{path} {damage}; fetch it again or make it anew")
         self.path = Path(path)
         self.damage = damage
 
@@ -47,12 +39,6 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     The temporary file lies in the same folder (so that the rename is atomic), its name starts with "." and it keeps the
     suffix, which decides the format for some writers. Parent folders are created. What a killed writer of the same
     file left behind is removed: a file has one writer at a time.
-
-    Args:
-        path: the file that shall appear.
-
-    Yields:
-        The path to write to.
 
     Raises:
         OSError: the write failed, for example because the disk is full; names `path`.
@@ -92,12 +78,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def save_tensors(path: Path | str, tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None = None) -> None:
-    """Writes tensors and their metadata into one safetensors file, atomically, with a checksum of both.
-
-    Args:
-        path: target file, `*.safetensors`.
-        tensors: by name; any shapes; moved to the CPU and made contiguous.
-        metadata: JSON values, kept as one string in the file's header.
+    """Writes tensors by name and JSON values about them into one safetensors file, atomically, with a checksum of both.
 
     Raises:
         ValueError: the metadata is not JSON (NaN included).
@@ -116,14 +97,8 @@ def save_tensors(path: Path | str, tensors: dict[str, torch.Tensor], metadata: d
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Reads what `save_tensors` wrote, after comparing it with its checksum: two seconds for 3 GB.
-
-    Args:
-        path: the file.
-
-    Returns:
-        (tensors by name, mapped from the file; metadata, empty where the file has none of ours). A file of another
-        program has no checksum and is read without.
+    """Reads (tensors by name, metadata) that `save_tensors` wrote, after comparing them with their checksum: two
+    seconds for 3 GB. A file of another program has neither checksum nor metadata.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -131,13 +106,8 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(2, f"there is no file {path}; run the rule that writes it")
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            header = file.metadata() or {}
-    except SafetensorError as error:
-        raise DamagedFileError(path, f"is truncated or is not a safetensors file ({error})") from error
+        raise FileNotFoundError(2, f"there is no file {path}; correct the path, or make the file first")
+    tensors, header = open_tensors(path)
     try:
         metadata = json.loads(header.get(METADATA_KEY, "{}"))
     except json.JSONDecodeError as error:
@@ -146,6 +116,15 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
     if expected is not None and expected != (found := _checksum(tensors, _to_json(path, metadata))):
         raise DamagedFileError(path, f"is damaged: its SHA-256 should be {expected}, found {found}")
     return tensors, metadata
+
+
+def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors by name, mapped from a safetensors file, and its header; a DamagedFileError where it is none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise DamagedFileError(path, f"is truncated or is not a safetensors file ({error})") from error
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
@@ -179,11 +158,7 @@ def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-        DamagedFileError: the file is not JSON.
-    """
+    """Reads a JSON file; a DamagedFileError where it is none."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:  # not JSON, or not text
@@ -191,19 +166,13 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Writes a JSON file in insertion order, atomically.
-
-    Raises:
-        ValueError: the value holds NaN or something that JSON cannot hold.
-    """
+    """Writes a JSON file in insertion order, atomically; a ValueError where the value holds NaN or is no JSON."""
     write_text(path, _to_json(path, value, indent=1) + "\n")
 
 
 def check_last_line(path: Path | str) -> None:
-    """Makes sure that a text file of lines was not cut off within one: text has no place for a checksum.
-
-    Raises:
-        DamagedFileError: it was.
+    """Makes sure that a text file of lines was not cut off within one, by a DamagedFileError: text has no place for a
+    checksum.
     """
     with open(path, "rb") as file:
         if size := file.seek(0, os.SEEK_END):

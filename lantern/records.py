@@ -1,4 +1,4 @@
-"""Records of generated images: what a generation job writes and everything after it reads."""
+"""Records of generated images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lantern.io import load_tensors, save_tensors
+from lantern.io import DamagedFileError, load_tensors, save_tensors
 from lantern.methods import draws_target_tokens
 
 _TENSORS = ("codes", "target_forwards", "step_lengths", "accepted_nodes", "is_substituted", "seconds", "margins")
@@ -78,22 +78,17 @@ def load_records(path: Path) -> GenerationRecords:
     """Reads records.
 
     Raises:
-        ValueError: the file is damaged, is no record file or one of another version, or its ids and images differ in
+        DamagedFileError: the file is damaged, holds no records or another version's, or its ids and images differ in
             number.
     """
     tensors, metadata = load_tensors(path)
-    if metadata.get("kind") != "records" or "codes" not in tensors:
-        raise ValueError(f"{path} holds no generation records; delete it and run its rule again")
+    if metadata.pop("kind", None) != "records" or "codes" not in tensors:
+        raise DamagedFileError(path, "holds no generation records")
     if missing := [name for name in _TENSORS if name not in tensors]:
-        raise ValueError(
-            f"{path} lacks {', '.join(missing)}: another version of Lantern wrote it; delete it and run its rule again"
-        )
+        raise DamagedFileError(path, f"lacks {', '.join(missing)}: another version of Lantern wrote it")
     ids = metadata.pop("prompt_ids")
-    metadata.pop("kind")
     if len(ids) != len(tensors["codes"]):
-        raise ValueError(
-            f"{path} has {len(ids)} prompt ids for {len(tensors['codes'])} images; delete it and run its rule again"
-        )
+        raise DamagedFileError(path, f"has {len(ids)} prompt ids for {len(tensors['codes'])} images")
     return GenerationRecords(ids, **{name: tensors[name] for name in _TENSORS}, metadata=metadata)
 
 
@@ -113,14 +108,10 @@ def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str]
     ids = [i for part in parts for i in part.prompt_ids]
     place = {i: row for row, i in enumerate(ids)}
     if len(place) < len(ids):
-        raise ValueError(
-            f"prompt {max(ids, key=ids.count)} appears in two shards; delete this method's shards and run again"
-        )
+        raise ValueError(f"prompt {max(ids, key=ids.count)} appears in two of the files of one method; leave one out")
     order = list(order) if order is not None else ids
     if set(order) != set(ids):
-        raise ValueError(
-            f"shards and prompt file differ: {sorted(set(order) ^ set(ids))[:3]} are not in both; run again"
-        )
+        raise ValueError(f"records and prompts differ: {sorted(set(order) ^ set(ids))[:3]} are not in both")
     rows = torch.tensor([place[i] for i in order], dtype=torch.int64)
     joined = {name: torch.cat([getattr(part, name) for part in parts])[rows] for name in _TENSORS}
     return GenerationRecords(order, **joined, metadata=parts[0].metadata)

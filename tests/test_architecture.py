@@ -36,7 +36,7 @@ CORE_ORDER = [
         "prompts",
         "models.config",
     },
-    {"checkpoints.files", "checkpoints.pickles"},
+    {"checkpoints.files"},
     {"draft_tree", "models", "decoding_state"},
     {"step", "checkpoints"},
     {"acceptance"},

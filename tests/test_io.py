@@ -109,7 +109,9 @@ def test_a_single_changed_bit_is_found_wherever_it_is(tmp_path, part):
     place = {"tensors": -8, "metadata": content.index(b"seen-1"), "shape": content.index(b"[4,0]") + 1}
     content[place.get(part, content.index(b"codes"))] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DamagedFileError, match=r"codes\.safetensors is damaged: its SHA-256 should be .* run its rule"):
+    with pytest.raises(
+        DamagedFileError, match=r"codes\.safetensors is damaged: its SHA-256 should be .*fetch it again"
+    ):
         load_tensors(path)
 
 

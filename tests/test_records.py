@@ -43,7 +43,7 @@ def test_join_follows_the_order_of_ids():
 
 
 def test_twice_or_missing_is_an_error():
-    with pytest.raises(ValueError, match="prompt a appears in two shards"):
+    with pytest.raises(ValueError, match="prompt a appears in two of the files"):
         concatenate_records([make_records(["a"]), make_records(["a"])])
     with pytest.raises(ValueError, match=r"\['b'\] are not in both"):
         concatenate_records([make_records(["a"])], ["a", "b"])
@@ -63,7 +63,7 @@ def test_records_of_another_version_say_what_they_lack(tmp_path):
     tensors, metadata = load_tensors(path)
     del tensors["accepted_nodes"]
     save_tensors(path, tensors, metadata)
-    with pytest.raises(ValueError, match=r"lacks accepted_nodes: another version .*; delete it and run its rule again"):
+    with pytest.raises(ValueError, match=r"lacks accepted_nodes: another version .* wrote it; fetch it again or"):
         load_records(path)
 
 

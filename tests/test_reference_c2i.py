@@ -104,10 +104,10 @@ def test_our_own_layout_and_its_size(path, tmp_path):
     assert sum(part.numel() for part in target.parameters()) == target_parameters(CONFIG)
     other = replace(CONFIG, num_prompt_ids=12)
     sentence = refusal(lambda: read_target(tmp_path / "model.safetensors", other))
-    assert "num_prompt_ids should be 12 as config key text.num_classes says, found 11" in sentence
+    assert "num_prompt_ids should be 12 as text.num_classes says, found 11" in sentence
 
 
 def test_a_target_of_other_prompts_is_refused_in_one_sentence(path):
     captions = replace(CONFIG, num_text_tokens=8, num_prompt_ids=0, null_ids=())
     sentence = refusal(lambda: read_target(path, captions))
-    assert "what it draws from should be captions as config key text.encoder says, found classes" in sentence
+    assert "what it draws from should be captions as text.encoder says, found classes" in sentence

@@ -221,9 +221,9 @@ def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family)
 def test_what_does_not_fit_is_one_sentence(folder, tmp_path):
     captions = replace(CONFIGS["anole"], null_ids=())
     sentence = refusal(lambda: read_target(folder / "anole", captions))
-    assert "what it draws from should be captions as config key text.encoder says, found ids of tokens" in sentence
+    assert "what it draws from should be captions as text.encoder says, found ids of tokens" in sentence
     sentence = refusal(lambda: read_target(folder / "janus", replace(CONFIGS["janus"], num_heads=2)))
-    assert "num_attention_heads should be 2 as config key target.num_heads says, found 4" in sentence
+    assert "num_attention_heads should be 2 as target.num_heads says, found 4" in sentence
     sentence = refusal(lambda: read_target(folder / "anole", replace(CONFIGS["anole"], dim=128)))
     assert "should have shape (160, 128), found (160, 64)" in sentence
     save_file({"gen_head.vision_head.weight": torch.zeros(1)}, tmp_path / "cut.safetensors")

@@ -60,7 +60,7 @@ def read_emu3_tokenizer(weights: WeightFile, image_size: int) -> Emu3Tokenizer:
     except KeyError as error:
         raise ValueError(f"{weights.path} lacks the tensor {error.args[0]}; fetch it again") from error
     if image_size % (factor := 2 ** (num_levels - 1)):
-        raise ValueError(f"{weights.path}: config key data.image_size should be a multiple of {factor}")
+        raise ValueError(f"{weights.path}: data.image_size should be a multiple of {factor}")
     config = Emu3TokenizerConfig(
         grid=image_size // factor,
         codebook_size=len(codebook),

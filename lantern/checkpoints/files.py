@@ -1,7 +1,6 @@
 """Reading the weight files that others publish: PyTorch pickles and safetensors, in one file or in several.
 
-Nothing in a file is ever executed: pickles load with `weights_only=True`. Whatever is wrong with a file is one
-sentence with its name.
+Nothing in a file is ever executed. Whatever is wrong with a file is one sentence with its name.
 """
 
 from __future__ import annotations
@@ -9,22 +8,35 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import pickle
 import re
+import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from lantern.checkpoints.pickles import Inert, load_pickle
-from lantern.io import check_finite
+from lantern.io import check_finite, open_tensors
 
 TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
 # Safe formats first; the LANTERN authors' own code prefers the pickle, which holds the same numbers.
 _STEMS = ("model.safetensors", "pytorch_model.bin")
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _POSITION_TABLE = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cis)")
+# What PyTorch's restricted unpickler says of anything that it would have to call; the name, where it gives one.
+_FOREIGN_CODE = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)|call reduce|Can only (?:build|create)")
+# What training may keep beside the weights: read as nothing at all, so that not even a constructor of theirs runs.
+INERT_NAMES = (
+    "numpy.dtype",
+    "numpy.ndarray",
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
+    *(f"{module}.{kind}Path" for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")),
+    *(f"{module}.Pure{kind}Path" for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")),
+    "datetime.datetime",
+    "datetime.timedelta",
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +63,7 @@ class WeightFile:
         return self.path.parent / "config.json"
 
     def require_settings(self) -> dict[str, Any]:
-        """Content of `config.json`.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Content of `config.json`; without one, a FileNotFoundError."""
         if self.settings is None:
             raise FileNotFoundError(
                 2,
@@ -65,16 +73,7 @@ class WeightFile:
         return self.settings
 
     def setting(self, key: str, kind: type = int) -> Any:
-        """A value of `config.json`.
-
-        Args:
-            key: its name.
-            kind: int, float or str; numbers must be positive.
-
-        Raises:
-            FileNotFoundError: there is no `config.json`.
-            ValueError: the key is missing or holds something else.
-        """
+        """A value of `config.json`: text, or a number above 0 of `kind`; a ValueError where it holds something else."""
         settings = self.require_settings()
         if key not in settings:
             raise ValueError(f"{self.settings_path} lacks the key {key}; fetch it from the checkpoint's repository")
@@ -87,15 +86,10 @@ class WeightFile:
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Reads a file, or the weights in a folder.
+    """Reads a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one.
 
-    Args:
-        path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one of
-            these.
-
-    Returns:
-        The weights, without the prefix "module." that DistributedDataParallel gives all names, and without tables of
-        positions, which a model computes.
+    The prefix "module." that DistributedDataParallel gives all names is taken off, and tables of positions, which a
+    model computes, are left out.
 
     Raises:
         FileNotFoundError: there is no such file or folder, it holds no weights, or a shard is missing.
@@ -108,7 +102,11 @@ def read_weights(path: Path) -> WeightFile:
         tensors = _read_shards(file)
     else:
         tensors, result.args = _read_file(file)
-    result.tensors = _tidy_names(file, tensors)
+    if all(name.startswith("module.") for name in tensors):
+        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    if tables := [name for name in tensors if _POSITION_TABLE.fullmatch(name)]:
+        log.info("%s: left out %d tables of positions, such as %s; they are computed", file, len(tables), tables[0])
+    result.tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
     check_finite(file, result.tensors)
     if result.settings_path.is_file():
         result.settings = _read_settings(result.settings_path)
@@ -116,7 +114,7 @@ def read_weights(path: Path) -> WeightFile:
 
 
 def find_weights(path: Path) -> Path:
-    """The weight file of a folder, or the path itself where it is a file; see `read_weights`."""
+    """The weight file of a folder, or the path itself where it is a file; errors as of `read_weights`."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -135,27 +133,82 @@ def find_weights(path: Path) -> Path:
     raise ValueError(f"{path} should hold one weight file, found {names}; name the file instead of the folder")
 
 
-def compare_with_config(path: Path, key: str, expected: Any, found: Any, config_key: str) -> None:
-    """Compares what a file says of itself under `key` with what the config says under `config_key`.
-
-    Raises:
-        ValueError: they differ.
-    """
+def check_equal(path: Path, key: str, expected: Any, found: Any, name: str) -> None:
+    """Compares what a file says of itself under `key` with what is asked for under `name`; a ValueError says both."""
     if expected != found:
         raise ValueError(
-            f"{path}: {key} should be {expected} as config key {config_key} says, found {found}; "
-            "choose the other checkpoint or change the config"
+            f"{path}: {key} should be {expected} as {name} says, found {found}; "
+            f"choose the other checkpoint or change {name}"
         )
 
 
-def _tidy_names(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Takes off what wrappers put before all names, and leaves out what is no weight."""
-    if all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    tables = [name for name in tensors if _POSITION_TABLE.fullmatch(name)]
-    if tables:
-        log.info("%s: left out %d tables of positions, such as %s; they are computed", path, len(tables), tables[0])
-    return {name: tensor for name, tensor in tensors.items() if name not in tables}
+def load_pickle(path: Path) -> Any:
+    """Reads what `torch.save` wrote, in either of its formats; values of INERT_NAMES are `Inert`, tensors of a zip
+    archive are mapped.
+
+    Raises:
+        ValueError: a truncated or damaged file, or one that wants to run code, as every TorchScript archive may.
+    """
+    is_zip = zipfile.is_zipfile(path)  # PyTorch's format since 1.6, which needs no second copy in memory
+    if is_zip:
+        _check_members(path)
+    # LlamaGen's training keeps its command line, an argparse.Namespace of plain values.
+    harmless = [argparse.Namespace, *((Inert, name) for name in INERT_NAMES)]
+    try:
+        with torch.serialization.safe_globals(harmless):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # noqa: TID251
+    except (
+        *(pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError),
+        *(IndexError, AttributeError, TypeError),
+    ) as error:
+        match = _FOREIGN_CODE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if match:
+            raise ValueError(
+                f"{path} is a pickle that wants to run {match[1] or 'code'}, expected nothing but tensors and plain "
+                "values; it was not run: do not trust this file"
+            ) from error
+        size, reason = path.stat().st_size, (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ValueError(
+            f"{path} ({size} bytes) is truncated or is not a PyTorch file ({reason}); fetch it again"
+        ) from error
+
+
+class Inert:
+    """Stands for a value that nothing here needs: takes any arguments and any state, and keeps none."""
+
+    def __new__(cls, *arguments: Any) -> Inert:
+        """Takes anything, as whatever it stands for did."""
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _check_members(path: Path) -> None:
+    """Compares each member of a zip archive with its checksum, which PyTorch does not where it maps the file.
+
+    A TorchScript archive, known by its table of constants, is refused: its modules' code runs while it is loaded, and
+    that code may write files.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
+            for member in [] if is_program else archive.infolist():
+                if not member.CRC:
+                    continue  # PyTorch writes 0 where it was told to compute none
+                with archive.open(member) as content:
+                    while content.read(1 << 22):
+                        pass
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+        raise ValueError(f"{path} is damaged ({error}); fetch it again") from error
+    if is_program:
+        raise ValueError(
+            f"{path} is a TorchScript archive, a program that runs while it is loaded, expected nothing but tensors; "
+            "give the same weights as safetensors (of OpenAI's CLIP: the resource clip_vit_b_32)"
+        )
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -178,11 +231,10 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
         if not shard.is_file():
             raise FileNotFoundError(2, f"there is no file {shard}, which {index.name} names; fetch it too")
         found, _ = _read_file(shard)
-        wanted = [key for key, place in places.items() if place == name]
-        for key in wanted:
+        for key in [key for key, place in places.items() if place == name]:
             if key not in found:
                 raise ValueError(f"{shard} lacks the tensor {key}, which {index.name} says it holds; fetch both again")
-        tensors |= {key: found[key] for key in wanted}
+            tensors[key] = found[key]
     return tensors
 
 
@@ -190,16 +242,14 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """(tensors by name, arguments of the training)."""
     with open(path, "rb") as file:
         start = file.read(16)
-    if start.startswith(b"PK") or start.startswith(b"\x80"):
-        return _unwrap(path, load_pickle(path))
-    if start[8:9] != b"{":  # a safetensors file: eight bytes for the header's length, then JSON
+    if start[8:9] == b"{":  # a safetensors file: eight bytes for the header's length, whatever they are, then JSON
+        return open_tensors(path)[0], {}
+    if not start.startswith((b"PK", b"\x80")):
         hint = ", which looks like a web page or a pointer to a file" if start[:1] in b"<v" and start else ""
         raise ValueError(f"{path} should be a PyTorch or safetensors file, found {start!r}{hint}; fetch it again")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, {}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or is not a safetensors file ({error}); fetch it again") from error
+    if path.suffix == ".safetensors":
+        raise ValueError(f"{path} is a pickle, not what its name says; rename it to .bin or fetch it again")
+    return _unwrap(path, load_pickle(path))
 
 
 def _unwrap(path: Path, value: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -208,23 +258,16 @@ def _unwrap(path: Path, value: Any) -> tuple[dict[str, torch.Tensor], dict[str, 
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")
     if value and all(isinstance(part, torch.Tensor) for part in value.values()):
         return dict(value), {}
-    for key in TOP_LEVEL_KEYS:
-        if key not in value:
-            continue
-        inner = value[key]
-        if not isinstance(inner, dict) or not inner:
-            raise ValueError(f"{path}: top-level key {key} should hold tensors by name, found {inner!r:.60}")
-        strange = [name for name, part in inner.items() if not isinstance(part, torch.Tensor)]
-        if strange:
-            raise ValueError(f"{path}: {key} should hold tensors by name, found something else under {strange[0]!r}")
-        return dict(inner), _plain_args(value.get("args"))
-    found = ", ".join(map(str, list(value)[:8])) or "nothing"
-    raise ValueError(f"{path}: top-level key should be one of {', '.join(TOP_LEVEL_KEYS)}, found {found}")
-
-
-def _plain_args(args: Any) -> dict[str, Any]:
-    """The command line of a training, as far as its values are plain."""
-    values = vars(args) if isinstance(args, argparse.Namespace) else args
-    if not isinstance(values, dict):
-        return {}
-    return {key: value for key, value in values.items() if not isinstance(value, Inert)}
+    key = next((key for key in TOP_LEVEL_KEYS if key in value), None)
+    if key is None:
+        found = ", ".join(map(str, list(value)[:8])) or "nothing"
+        raise ValueError(f"{path}: top-level key should be one of {', '.join(TOP_LEVEL_KEYS)}, found {found}")
+    inner, args = value[key], value.get("args")
+    if not isinstance(inner, dict) or not inner:
+        raise ValueError(f"{path}: top-level key {key} should hold tensors by name, found {inner!r:.60}")
+    strange = [name for name, part in inner.items() if not isinstance(part, torch.Tensor)]
+    if strange:
+        raise ValueError(f"{path}: {key} should hold tensors by name, found something else under {strange[0]!r}")
+    args = vars(args) if isinstance(args, argparse.Namespace) else args
+    args = args if isinstance(args, dict) else {}
+    return dict(inner), {name: part for name, part in args.items() if not isinstance(part, Inert)}

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from lantern.checkpoints import chameleon, janus
-from lantern.checkpoints.files import WeightFile, compare_with_config
+from lantern.checkpoints.files import WeightFile, check_equal
 from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
 from lantern.checkpoints.native import copy_tensors, empty_model
 from lantern.models.config import DraftConfig, TargetConfig
@@ -113,9 +113,9 @@ def _fill(
         settings = settings.get(part, settings)
     settings = {**settings, **(settings.get("rope_parameters") or {})}  # where newer transformers keep rope_theta
     found = settings.get("num_attention_heads", config.num_heads)
-    compare_with_config(file.settings_path, "num_attention_heads", config.num_heads, found, "target.num_heads")
+    check_equal(file.settings_path, "num_attention_heads", config.num_heads, found, "target.num_heads")
     if not config.null_ids:
-        compare_with_config(file.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
+        check_equal(file.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
     _require(file, first := f"{prefix}layers.0.mlp.gate_proj.weight")
     config = replace(
         config,

@@ -19,7 +19,7 @@ import torch
 
 from lantern.checkpoints import chameleon, janus
 from lantern.checkpoints.emu3 import is_emu3_tokenizer, read_emu3_tokenizer
-from lantern.checkpoints.files import WeightFile, compare_with_config, find_weights, read_weights
+from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
 from lantern.checkpoints.layers import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.llama import llama_reader
 from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, load_weights, read_metadata
@@ -90,7 +90,7 @@ def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dt
     model = load_model(file, cls, dtype)
     for name, (config_key, _) in {**CONFIG_KEYS, "num_prompt_ids": ("text.num_classes", "num_classes")}.items():
         if hasattr(model.config, name):
-            compare_with_config(file, name, getattr(target, name), getattr(model.config, name), config_key)
+            check_equal(file, name, getattr(target, name), getattr(model.config, name), config_key)
     return model
 
 
@@ -122,7 +122,7 @@ def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16 | 
 
     Args:
         path: file or folder.
-        image_size: side of the images in pixels, as config key data.image_size says; the weights are the same for all.
+        image_size: side of the images in pixels, the weights are the same for all.
         codebook: number of codes and length of a code that the config gives.
 
     Returns:
@@ -160,23 +160,23 @@ def check_original(weights: WeightFile, expected: TargetConfig) -> None:
         ValueError: the file is of another stage or reads other prompts, or the named size has another number of heads.
     """
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
-    compare_with_config(weights.path, "what it draws from", wanted, found, "text.encoder")
+    check_equal(weights.path, "what it draws from", wanted, found, "text.encoder")
     # Stage 1 (256 pixels) and stage 2 (512) have the same tensors: only the file's name and training args tell.
     pixels = 16 * expected.grid
     args = weights.args
     named = re.fullmatch(r"[ct]2i_.*_(256|384|512)\.pth?", weights.path.name)
     if "cls_token_num" in args:
         found = args["cls_token_num"]
-        compare_with_config(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "text.max_tokens")
+        check_equal(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "text.max_tokens")
     if "image_size" in args:
         wanted = expected.grid * args.get("downsample_size", 16)
-        compare_with_config(weights.path, "args.image_size", wanted, args["image_size"], "tokenizer.grid")
+        check_equal(weights.path, "args.image_size", wanted, args["image_size"], "tokenizer.grid")
     elif named and pixels in (256, 384, 512):
-        compare_with_config(weights.path, "the image size in the file's name", pixels, int(named[1]), "tokenizer.grid")
+        check_equal(weights.path, "the image size in the file's name", pixels, int(named[1]), "tokenizer.grid")
     else:
         log.warning(
             "%s: neither the file's name nor its training's arguments say whether it is of stage 1 or 2; that it draws "
-            "images of %d x %d tokens, as config key tokenizer.grid says, was not checked",
+            "images of %d x %d tokens, as tokenizer.grid says, was not checked",
             weights.path,
             expected.grid,
             expected.grid,
@@ -229,7 +229,7 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
         found, wanted = weights.setting(key), getattr(expected, name)
         if name == "grid":
             found, wanted = read_grid(weights) ** 2, wanted**2
-        compare_with_config(weights.settings_path, key, wanted, found, config_key)
+        check_equal(weights.settings_path, key, wanted, found, config_key)
     hidden = weights.setting("intermediate_size")
     has_base = "rope_base" in weights.require_settings()
     return replace(
@@ -248,12 +248,11 @@ def _check_heads_of_size(path: Path, expected: TargetConfig) -> None:
         if expected.num_heads != size["num_heads"]:
             raise ValueError(
                 f"{path}: num_heads should be {size['num_heads']}, which LlamaGen-{name} has, found "
-                f"{expected.num_heads} in config key target.num_heads; set target.size to {name}"
+                f"{expected.num_heads} in target.num_heads; set target.size to {name}"
             )
         return
     log.warning(
-        "%s: width %d and depth %d are of no named size of LlamaGen; the %d heads of config key target.num_heads were "
-        "not checked",
+        "%s: width %d and depth %d are of no named size of LlamaGen; the %d heads of target.num_heads were not checked",
         path,
         expected.dim,
         expected.num_layers,
@@ -271,7 +270,7 @@ def _vq16_config(weights: WeightFile, image_size: int, codebook: tuple[int, int]
 
     if (found := tuple(tensor("quantize.embedding.weight").shape)) != codebook:
         raise ValueError(
-            f"{path}: tensor quantize.embedding.weight should have shape {codebook} as config keys "
+            f"{path}: tensor quantize.embedding.weight should have shape {codebook} as "
             f"tokenizer.codebook_size and tokenizer.code_dim say, found {found}"
         )
     places = [re.match(r"encoder\.conv_blocks\.(\d+)\.res\.(\d+)\.conv1\.weight", name) for name in state]
@@ -281,7 +280,7 @@ def _vq16_config(weights: WeightFile, image_size: int, codebook: tuple[int, int]
     widths = [len(tensor(f"encoder.conv_blocks.{level}.res.0.conv1.weight")) for level in range(num_levels)]
     factor = 2 ** (num_levels - 1)
     if image_size % factor:
-        raise ValueError(f"{path}: config key data.image_size should be a multiple of {factor}, got {image_size}")
+        raise ValueError(f"{path}: data.image_size should be a multiple of {factor}, got {image_size}")
     return VQ16Config(
         grid=image_size // factor,
         codebook_size=codebook[0],

@@ -62,7 +62,7 @@ def load_model(
     check_finite(path, state)
     found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
     if found != cls.kind:
-        raise ValueError(f"{path} should hold a {cls.kind}, found {found}; delete it and run its rule again")
+        raise ValueError(f"{path} should hold a {cls.kind}, found {found}; name another file")
     formats = {name: dtype or tensor.dtype for name, tensor in state.items()}
     return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), formats, device), state, path)
 

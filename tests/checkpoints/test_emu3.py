@@ -60,7 +60,7 @@ def test_the_defaults_are_the_published_sizes():
 
 
 def test_what_does_not_fit_is_one_sentence(file, tmp_path):
-    assert "codebook_size should be 32 as config key" in refusal(lambda: read_tokenizer(file, 8, 4, 32, 4))
+    assert "codebook_size should be 32 as tokenizer" in refusal(lambda: read_tokenizer(file, 8, 4, 32, 4))
     assert "data.image_size should be a multiple of 2" in refusal(lambda: read_tokenizer(file, 9, 4, 64, 4))
     cut = {name: tensor for name, tensor in load_file(file).items() if name != "encoder.conv_in.weight"}
     save_file(cut, tmp_path / "cut.safetensors")

@@ -163,3 +163,19 @@ def test_missing_files_and_empty_folders(tmp_path):
     assert "there is no file or folder" in sentence
     (tmp_path / "README.md").write_text("")
     assert "found README.md" in refusal(lambda: read_weights(tmp_path), FileNotFoundError)
+
+
+@pytest.mark.parametrize("is_new_format", [True, False], ids=["zip", "legacy"])
+def test_a_pickle_with_the_name_of_another_format_is_refused_by_name(tmp_path, is_new_format):
+    torch.save({"model": STATE}, tmp_path / "t.safetensors", _use_new_zipfile_serialization=is_new_format)
+    sentence = refusal(lambda: read_weights(tmp_path / "t.safetensors"))
+    assert sentence.startswith(f"{tmp_path / 't.safetensors'} is a pickle") and "rename it to .bin" in sentence
+
+
+def test_a_header_whose_length_begins_like_a_pickle_is_one(tmp_path):
+    """Lengths are multiples of 8: one in 32 begins with the byte 128."""
+    for number in range(32):
+        save_file(STATE, tmp_path / "weights.bin", metadata={"note": "x" * 8 * number})
+        if (tmp_path / "weights.bin").read_bytes()[0] == 0x80:
+            break
+    assert number < 31 and same(read_weights(tmp_path / "weights.bin").tensors)

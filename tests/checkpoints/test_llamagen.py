@@ -248,7 +248,7 @@ def test_wrong_files_of_our_own_layout(tmp_path):
     model = read_target(ORIGINAL, CONFIG)
     save_model(tmp_path / "model.safetensors", model)
     sentence = refusal(lambda: read_target(tmp_path / "model.safetensors", replace(CONFIG, grid=32)))
-    assert "grid should be 32 as config key tokenizer.grid says, found 16" in sentence
+    assert "grid should be 32 as tokenizer.grid says, found 16" in sentence
     sentence = refusal(lambda: read_draft(tmp_path / "model.safetensors", CONFIG))
     assert "should hold a draft_model, found target_model" in sentence
 
@@ -291,7 +291,7 @@ def test_heads_follow_from_a_named_size(caplog):
     for words in ("t2i_XL_stage1_256.pt: num_heads should be 20", "LlamaGen-XL", "found 16", "target.num_heads"):
         assert words in sentence
     check_original(weights, config_of("XL", num_layers=35, num_heads=16))
-    assert "the 16 heads of config key target.num_heads were not checked" in caplog.text
+    assert "the 16 heads of target.num_heads were not checked" in caplog.text
 
 
 def fill(state: dict[str, torch.Tensor], is_hugging_face: bool = False) -> TargetModel:

@@ -133,7 +133,7 @@ def test_a_damaged_weight_file_and_words_of_another_target_are_named(home):
     config["text"]["encoder"] = "word_ids"
     (home / "config.yaml").write_text(yaml.safe_dump(config))
     code, output = run("sample", PROMPT)
-    assert code == 1 and "text.encoder should be word_ids as config key text.encoder says, found words" in output
+    assert code == 1 and "text.encoder should be word_ids as text.encoder says, found words" in output
     (home / "models" / "embedded" / "target.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     code, output = run("sample", PROMPT)
     assert code == 1 and "target.safetensors is damaged: expected sha256" in output

@@ -51,7 +51,7 @@ def test_a_target_of_other_features_is_refused():
     compare_features(Path("t"), {"text": describe_features(text)}, text)
     compare_features(Path("t"), {}, text)
     for key, value in {"encoder": "t5", "seed": 1, "phrase_words": 1}.items():
-        with pytest.raises(ValueError, match=f"text.{key} should be .* as config key text.encoder says, found {value}"):
+        with pytest.raises(ValueError, match=f"text.{key} should be .* as text.encoder says, found {value}"):
             compare_features(Path("t"), {"text": {**describe_features(text), key: value}}, text)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern.checkpoints.files import compare_with_config
+from lantern.checkpoints.files import check_equal
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.model_sizes import NUM_WORD_IDS
 from lantern_pipeline.data.text_features import StoredTextEncoder
@@ -167,7 +167,7 @@ def compare_features(path: Path, report: Mapping[str, Any], text: Mapping[str, A
     """
     wanted = describe_features(text)
     for key, value in report.get("text", {}).items():
-        compare_with_config(path, f"text.{key}", wanted.get(key), value, "text.encoder")
+        check_equal(path, f"text.{key}", wanted.get(key), value, "text.encoder")
 
 
 def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:

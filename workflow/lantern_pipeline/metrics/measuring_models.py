@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lantern.checkpoints.files import compare_with_config, find_weights
+from lantern.checkpoints.files import check_equal, find_weights
 from lantern.checkpoints.native import load_model
 from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
@@ -119,5 +119,5 @@ def read_measuring_model(path: Path, name: str, sizes: Mapping[str, Any]) -> nn.
     for key, value in sizes.items():
         field = key.rpartition(".")[2]
         if hasattr(model.config, field):
-            compare_with_config(file, field, value, getattr(model.config, field), key)
+            check_equal(file, field, value, getattr(model.config, field), key)
     return model

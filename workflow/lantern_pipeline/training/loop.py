@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from lantern.checkpoints.pickles import load_pickle
+from lantern.checkpoints.files import load_pickle
 from lantern.io import DamagedFileError, atomic_path
 from lantern_pipeline.training.optimisers import Optimiser
 

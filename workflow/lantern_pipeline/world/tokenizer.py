@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lantern.checkpoints.files import compare_with_config, find_weights
+from lantern.checkpoints.files import check_equal, find_weights
 from lantern.checkpoints.llamagen import read_vq16
 from lantern.checkpoints.native import load_model, read_metadata
 from lantern.models.emu3 import Emu3Tokenizer
@@ -189,7 +189,7 @@ def read_tokenizer(
     file = find_weights(path)
     is_own = read_metadata(file) is not None
     model = load_tokenizer(file) if is_own else read_vq16(file, image_size, (codebook_size, code_dim))
-    compare_with_config(file, "image_size", image_size, model.config.image_size, "data.image_size")
+    check_equal(file, "image_size", image_size, model.config.image_size, "data.image_size")
     for name, value in {"grid": grid, "codebook_size": codebook_size, "code_dim": code_dim}.items():
-        compare_with_config(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
+        check_equal(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
     return model
