@@ -236,7 +236,7 @@ def test_prompts_cut_off_within_a_line_are_named(tmp_path):
     write_prompts(tmp_path / "p.jsonl", [Prompt("p0", "a")])
     read_prompts(tmp_path / "p.jsonl")
     (tmp_path / "p.jsonl").write_bytes((tmp_path / "p.jsonl").read_bytes()[:-2])
-    with pytest.raises(DamagedFileError, match=r"p.jsonl is truncated: its last line has no end; delete it"):
+    with pytest.raises(DamagedFileError, match=r"p.jsonl is truncated: its last line has no end; fetch it"):
         read_prompts(tmp_path / "p.jsonl")
 
 

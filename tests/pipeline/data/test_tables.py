@@ -24,5 +24,5 @@ def test_a_table_cut_off_within_a_line_is_named(tmp_path):
     write_table(tmp_path / "t.csv", pd.DataFrame({"nll": [3.25, 2.5]}))
     read_table(tmp_path / "t.csv")
     (tmp_path / "t.csv").write_bytes((tmp_path / "t.csv").read_bytes()[:-2])
-    with pytest.raises(DamagedFileError, match=r"t.csv is truncated: its last line has no end; delete it"):
+    with pytest.raises(DamagedFileError, match=r"t.csv is truncated: its last line has no end; fetch it"):
         read_table(tmp_path / "t.csv")
