@@ -13,11 +13,7 @@ from conftest import make_models
 from lantern import generation, noise
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
-from lantern.generation import (
-    generate_records,
-    load_decoding_models,
-    load_nearest_codes,
-)
+from lantern.generation import draw_images, generate_records, load_decoding_models, load_nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
@@ -235,17 +231,33 @@ def test_seconds_add_up_to_the_time_of_decoding(monkeypatch):
     assert len(counted.fills) > 2
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_noise_is_made_ahead_for_as_many_prompts_as_there_are_rows(num_threads, monkeypatch):
-    decoder, made = decoder_of(), []
-    make = decoder.make_noise
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    decoder.make_noise = lambda seed, prompt_id: (made.append(prompt_id), make(seed, prompt_id))[1]
+def test_noise_is_made_ahead_for_as_many_prompts_as_there_are_rows(monkeypatch):
+    decoder, asked = decoder_of(), []
+    submit = generation.ThreadPoolExecutor.submit
+    monkeypatch.setattr(
+        generation.ThreadPoolExecutor,
+        "submit",
+        lambda pool, make, seed, prompt_id: (asked.append(prompt_id), submit(pool, make, seed, prompt_id))[1],
+    )
     coming = generation._with_noise(decoder, PROMPTS, 3, 2)
-    prompt, image = next(coming)
-    assert prompt.id == image.prompt_id == "p0"
+    for place, expected in enumerate(([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4])):
+        prompt, image = next(coming)
+        assert prompt.id == image.prompt_id == f"p{place}" and asked == [f"p{i}" for i in expected]
     coming.close()
-    assert {"p0"} <= set(made) <= {"p0", "p1", "p2"}
+
+
+def test_pixels_are_clamped_and_each_image_is_decoded_by_itself():
+    decoder, shapes = decoder_of(), []
+
+    def decode(codes):
+        shapes.append(tuple(codes.shape))
+        return torch.linspace(-3, 3, 2 * 2).view(1, 1, 2, 2).expand(len(codes), 3, 2, 2)
+
+    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
+    records, pixels = draw_images(decoder, PROMPTS[:2], encoder, decode, run_seed=3)
+    assert pixels[1, :, :, 0].tolist() == [[0, 0], [255, 255]] and pixels.shape == (2, 2, 2, 3)
+    assert pixels.dtype == torch.uint8 and shapes == [(1, 16)] * 2
+    assert torch.equal(records.codes, make_records(decoder_of(), 2, PROMPTS[:2]).codes)
 
 
 def test_an_interrupted_job_goes_on_behind_its_finished_images(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lantern import noise as noise_module
 from lantern.noise import MAX_SIBLINGS, ImageNoise, NoiseField, choose_window, gumbel_field, make_noise, uniform_field
 
 STREAMS = ("target", "draft", "accept")
@@ -67,6 +68,16 @@ def test_uniform_noise_does_not_depend_on_the_number_of_slots_read(num_slots):
         field = torch.from_numpy(uniform_field(3, prompt_id, "accept", 6, 64)).float()
         for column, position in enumerate(positions):
             assert read[row, column].tolist() == [field[position, slot] for slot in range(num_slots)]
+
+
+def test_noise_that_was_made_is_not_made_again(monkeypatch):
+    image = ImageNoise(3, "x", STREAMS, 4, 5)
+    later = image.read("target", 2, 5)
+    monkeypatch.setattr(noise_module, "gumbel_field", None)
+    assert torch.equal(image.read("target", 0, 4), gumbel_field(3, "x", "target", 4, 5))
+    assert torch.equal(later, gumbel_field(3, "x", "target", 5, 5)[2:])
+    with pytest.raises(TypeError):
+        image.read("target", 0, 5)
 
 
 def test_a_row_takes_another_image_in_place():

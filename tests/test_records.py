@@ -36,8 +36,11 @@ def test_round_trip(tmp_path):
     assert loaded.metadata == records.metadata
 
 
-def test_join_follows_the_order_of_ids():
-    joined = concatenate_records([make_records(["b", "d"]), make_records(["a"])], ["a", "b", "d"])
+def test_join_follows_the_order_of_ids_and_takes_the_first_metadata():
+    first, second = make_records(["b", "d"]), make_records(["a"])
+    first.metadata["device"] = "cuda"
+    joined = concatenate_records([first, second], ["a", "b", "d"])
+    assert joined.metadata == first.metadata != second.metadata
     assert joined.prompt_ids == ["a", "b", "d"]
     assert joined.codes.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]
 
