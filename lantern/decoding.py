@@ -27,7 +27,7 @@ from lantern.methods import MethodSpec, load_class
 from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.noise import ImageNoise, NoiseField, make_noise
+from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
 from lantern.stepping import StepRunner
@@ -150,7 +150,7 @@ class Decoder:
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
         """The noise of one image as `generate` wants it; on the CPU, in whatever thread."""
         vocab_size = self.target.config.vocab_size
-        return make_noise(run_seed, prompt_id, self.noise_streams, self.num_tokens, vocab_size)
+        return ImageNoise(run_seed, prompt_id, self.noise_streams, self.num_tokens, vocab_size)
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> Generation:

@@ -78,15 +78,25 @@ def choose_window(num_positions: int, vocab_size: int) -> int:
 
 
 class ImageNoise:
-    """The noise of one image on the CPU, see `make_noise`.
+    """The noise of one image on the CPU: of `window` positions at once, of later ones when they are read. Runs beside
+    other threads: numpy lets them.
 
-    Attributes:
-        prompt_id: the image's prompt id.
+    Equal ids give equal noise. Of `streams`, GUMBEL_STREAMS have a value per code of `vocab_size`, any others are
+    uniform. `window` None is what `choose_window` chooses of `num_positions`.
     """
 
-    def __init__(self, run_seed: int, prompt_id: str, streams: Sequence[str], num_made: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        run_seed: int,
+        prompt_id: str,
+        streams: Sequence[str],
+        num_positions: int,
+        vocab_size: int,
+        window: int | None = None,
+    ) -> None:
         self.run_seed, self.prompt_id = run_seed, prompt_id
         self._sizes = _stream_sizes(streams, vocab_size)
+        num_made = window or choose_window(num_positions, vocab_size)
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
@@ -98,22 +108,6 @@ class ImageNoise:
         make = gumbel_field if stream in GUMBEL_STREAMS else uniform_field
         values = make(self.run_seed, self.prompt_id, stream, end - begin, self._sizes[stream], begin)
         return torch.as_tensor(values, dtype=torch.float32)
-
-
-def make_noise(
-    run_seed: int, prompt_id: str, streams: Sequence[str], num_positions: int, vocab_size: int
-) -> ImageNoise:
-    """Makes the noise of one image, or of its first positions where `choose_window` chooses some: later ones are made
-    when they are read. Runs beside other threads: numpy lets them.
-
-    Args:
-        run_seed: seed of the run.
-        prompt_id: equal ids give equal noise.
-        streams: what to make, of GUMBEL_STREAMS and any others, which are uniform.
-        num_positions: image tokens.
-        vocab_size: codes.
-    """
-    return ImageNoise(run_seed, prompt_id, streams, choose_window(num_positions, vocab_size), vocab_size)
 
 
 def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:

@@ -21,7 +21,7 @@ from lantern.decoding_state import Generation
 from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, keeps_tokens, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.noise import NoiseField, make_noise
+from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.stepping import StepRunner
 
@@ -239,7 +239,7 @@ def test_images_do_not_depend_on_the_order_of_methods(models):
     streams = ["target", "draft", "accept", "initial", "redraw", "keep", "sibling"]
 
     def draw(names: list[str]) -> dict[str, torch.Tensor]:
-        noise = [make_noise(7, i, streams, 16, 12) for i in "abc"]
+        noise = [ImageNoise(7, i, streams, 16, 12) for i in "abc"]
         decoders = {name: make_decoder(models, spec_of(name), SamplingConfig()) for name in names}
         return {name: decoder.generate(features, mask, noise).codes for name, decoder in decoders.items()}
 

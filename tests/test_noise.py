@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lantern import noise as noise_module
-from lantern.noise import MAX_SIBLINGS, ImageNoise, NoiseField, choose_window, gumbel_field, make_noise, uniform_field
+from lantern.noise import MAX_SIBLINGS, ImageNoise, NoiseField, choose_window, gumbel_field, uniform_field
 
 STREAMS = ("target", "draft", "accept")
 
@@ -83,7 +83,7 @@ def test_noise_that_was_made_is_not_made_again(monkeypatch):
 def test_a_row_takes_another_image_in_place():
     noise, positions = make_field(3, "x", "y", "z"), torch.arange(6).expand(3, -1)
     before = {stream: values.data_ptr() for stream, values in noise._values.items()}
-    noise.fill([2, 0], [make_noise(3, i, STREAMS, 6, 5) for i in "ab"])
+    noise.fill([2, 0], [ImageNoise(3, i, STREAMS, 6, 5) for i in "ab"])
     assert noise.prompt_ids == ["b", "y", "a"]
     fresh = make_field(3, "b", "y", "a")
     for stream in ("target", "draft"):
@@ -115,7 +115,7 @@ def test_windows_are_for_fields_beyond_32_mib():
     assert choose_window(256, 16384) == 256
     assert choose_window(1024, 8192) == 1024
     assert choose_window(1024, 16384) == 64
-    assert len(make_noise(0, "p", ["accept"], 1024, 16384).read("accept", 0, 64)) == 64
+    assert len(ImageNoise(0, "p", ["accept"], 1024, 16384).read("accept", 0, 64)) == 64
     assert NoiseField(1, 1024, 16384, []).window == 64
 
 

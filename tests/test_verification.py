@@ -16,7 +16,7 @@ from lantern.acceptance.rules import make_rule
 from lantern.codebook import nearest_codes
 from lantern.draft_tree import reached_nodes, static_tree, tree_from_parents
 from lantern.methods import MethodSpec
-from lantern.noise import NoiseField, make_noise
+from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 
@@ -30,7 +30,7 @@ TABLE = torch.tensor([[1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2]])
 @cache
 def make_field() -> NoiseField:
     field = NoiseField(COUNT, 1, len(TARGET), STREAMS)
-    field.fill(range(COUNT), [make_noise(3, f"p{i}", STREAMS, 1, len(TARGET)) for i in range(COUNT)])
+    field.fill(range(COUNT), [ImageNoise(3, f"p{i}", STREAMS, 1, len(TARGET)) for i in range(COUNT)])
     return field
 
 
@@ -147,7 +147,7 @@ def make_step(drafts: str, sampling: SamplingConfig, is_dynamic: bool = False, s
         tree = tree_from_parents(tree.parents.expand(BATCH, -1).contiguous(), 3, 4)
     streams = ["target", "accept"]
     noise = NoiseField(BATCH, 8, VOCAB, streams)
-    noise.fill(range(BATCH), [make_noise(seed, f"p{i}", streams, 8, VOCAB) for i in range(BATCH)])
+    noise.fill(range(BATCH), [ImageNoise(seed, f"p{i}", streams, 8, VOCAB) for i in range(BATCH)])
     positions = (1 + tree.depths).expand(BATCH, -1)
     proposal = Proposal(tokens, tree, probs if drafts == "sampled" else None)
     return Scores(None, logits, positions, noise, sampling), proposal
