@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels
+from lantern.decoding import DecodingModels, make_decoder
 from lantern.generation import draw_images
 from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern.models.config import target_parameters
@@ -116,7 +116,7 @@ class Model:
         spec = self._method(method, parts)
         models = replace(self.models, nearest_codes=None if spec.k is None else self._table(spec))
         with _threads(1 if target_parameters(models.target.config) < SMALL else torch.get_num_threads()):
-            decoder = Decoder(models, spec, sampling)
+            decoder = make_decoder(models, spec, sampling)
             todo = [Prompt(str(place), text) for place, text in enumerate(texts)]
             records, pixels = draw_images(decoder, todo, self.encoder, self.tokenizer.decode, seed, batch_size)
         return Images(pixels.numpy(), records)

@@ -79,6 +79,7 @@ def test_a_seed_and_options_change_what_is_drawn_and_static_trees_are_the_models
         found = model.draw(PROMPTS[0], method="eagle1", **other)
         assert not torch.equal(found.codes, first.codes), other
     assert (found.steps > first.steps).all()
+    assert model.draw(PROMPTS[0], method="zipar", window=4).steps < 64  # which has a loop of its own
 
 
 def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monkeypatch):
