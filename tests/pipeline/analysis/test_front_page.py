@@ -46,6 +46,7 @@ def test_what_is_missing_is_said():
     assert "Only 2 prompts timed: too few to tell." in describe(num_timed=2)["tiles"][0]["text"]
     untold = describe(tv_mean=np.nan, substitution_rate=0.03, substitution_rate_low=0.02, substitution_rate_high=0.04)
     assert untold["tiles"][2]["number"] == "≤ 0.03" and untold["tiles"][2]["interval"] == "[0.02, 0.04]"
+    assert describe(tv_mean=np.nan)["tiles"][2]["number"] == "–"
     exact, relaxed, _ = describe(speedup=np.nan, num_timed=np.nan)["tiles"]
     assert (exact["title"], exact["number"]) == ("Exact: tokens per forward", "2.00") and "timed" in exact["text"]
     assert relaxed["number"] == "3.20"

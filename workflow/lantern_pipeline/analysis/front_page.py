@@ -91,7 +91,8 @@ def _speed_tile(title: str, row: Mapping[str, Any] | None, kept: str) -> dict[st
 
 def _price_tile(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:
     """What the relaxed method costs: its tokens' distance from the target's, likelihood, prompt accuracy."""
-    name, bound = ("substitution_rate", "≤ ") if row["tv_mean"] is None else ("tv_mean", "")
+    name = "substitution_rate" if row["tv_mean"] is None else "tv_mean"
+    bound = "≤ " if name == "substitution_rate" and row[name] is not None else ""
     number, _, interval = with_interval(row, name).partition(" ")
     text = (
         "total variation of its tokens from the target's (0: equal, 1: disjoint). NLL "
