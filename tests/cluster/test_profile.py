@@ -4,13 +4,13 @@ import re
 
 import yaml
 
-from cluster_run import PROFILE
 from conftest import load_config_of_all_figures
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.downloads.entries import parse_entries
 from tiny_run import ROOT
 
+PROFILE = ROOT / "profiles" / "slurm"
 DEFAULT = load_config_of_all_figures()
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 FIGURES = figure_table(RunPlan(DEFAULT, parse_entries(DEFAULT["resources"])), DEFAULT)

@@ -1,7 +1,4 @@
-"""A real Slurm of one node on loopback, for tests: started and stopped here, with a folder and ports of its own.
-
-Run as a script it stays up until Ctrl+C: `python tests/cluster/toy_slurm.py`.
-"""
+"""A real Slurm of one node on loopback, for tests: started and stopped here, with a folder and ports of its own."""
 
 import contextlib
 import os
@@ -15,14 +12,16 @@ import tempfile
 import time
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 CONF = Path("/etc/slurm/slurm.conf")
 GRES = CONF.with_name("gres.conf")
 # The first line of what is written to /etc/slurm, with the folder of the Slurm that it belongs to.
 MARK = "# Written by Lantern's tests/cluster/toy_slurm.py for "
 TOOLS = ["slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "munged"]
-PORTS = {"SlurmctldPort": 16817, "SlurmdPort": 16818}
 CPUS = 4
-STARTER = "starter.txt"  # who started a toy Slurm: when that process is gone, nobody wants it any more
+# Held as long as a toy Slurm runs. One whose lock is free was left behind by a test run that was killed.
+LOCK = FileLock(Path(tempfile.gettempdir()) / "lantern-toy-slurm.lock")
 
 SLURM_CONF = """\
 {mark}{folder}
@@ -32,8 +31,8 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
-SlurmctldPort={SlurmctldPort}
-SlurmdPort={SlurmdPort}
+SlurmctldPort=16817
+SlurmdPort=16818
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -50,10 +49,7 @@ SelectTypeParameters=CR_Core_Memory
 # More cores than the machine may have: what waits does not keep others waiting.
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=5
-# Memory is sampled every second; a job that takes more than it asked for is killed. No cgroups needed.
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=task=1
-JobAcctGatherParams=OverMemoryKill
+JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 ReturnToService=2
@@ -67,13 +63,11 @@ PartitionName=gpu Nodes={host} Default=NO MaxTime=INFINITE State=UP
 """
 # The toy's only GPU is a file that exists on every machine.
 GRES_CONF = "{mark}{folder}\nNodeName={host} Name=gpu Type=toy File=/dev/null\n"
-# A variable of every process of a job, by which those that outlived it are found.
-VARIABLE = "LANTERN_TOY_SLURM"
 # Runs before each task: writes down what the task sees; what it prints is set for the task.
 TASK_PROLOG = """\
 #!/bin/sh
 echo "$SLURM_JOB_ID ${{CUDA_VISIBLE_DEVICES-none}}" >> {folder}/visible_devices.txt
-echo "export {variable}={folder}"
+echo "export LANTERN_TOY_SLURM={folder}"
 """
 
 
@@ -84,57 +78,25 @@ def why_not():
         return f"Slurm is not installed ({missing[0]} is missing): as root, run tests/cluster/install_slurm.sh"
     if os.geteuid() != 0:
         return "a toy Slurm can be started by root only"
-    owner = _owner_of_conf()
-    if owner == "":
-        return f"{CONF} belongs to a Slurm that is already here, which tests leave alone"
-    if owner and _alive(Path(owner, "slurmctld.pid")):
-        if _starter_lives(Path(owner)):
-            return f"another toy Slurm is running: end the daemons whose pid files are in {owner}"
-        ToySlurm(Path(owner)).stop()  # left behind by a test run that was killed
-    for port in PORTS.values():
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return f"port {port} is taken"
+    found = [file.read_text().partition("\n")[0] for file in (CONF, GRES) if file.exists()]
+    if any(not line.startswith(MARK) for line in found):
+        return f"{CONF.parent} belongs to a Slurm that is already here, which tests leave alone"
+    try:
+        LOCK.acquire(timeout=0)
+    except Timeout:
+        return "another toy Slurm is running: wait for the end of its tests"
+    for line in found:
+        ToySlurm(Path(line.removeprefix(MARK))).stop()
     return None
 
 
-def _owner_of_conf():
-    """Folder of the toy Slurm that slurm.conf belongs to; "" where it is somebody else's, None where there is none."""
-    if not CONF.exists():
-        return "" if GRES.exists() and not GRES.read_text().startswith(MARK) else None
-    first = CONF.read_text().partition("\n")[0]
-    return first.removeprefix(MARK) if first.startswith(MARK) else ""
-
-
 def _pid(file):
+    """The running daemon of a pid file; None where there is none: another process may have taken over its number."""
     try:
-        return int(file.read_text())
+        pid = int(file.read_text())
+        return pid if file.stem in Path(f"/proc/{pid}/cmdline").read_text() else None
     except (OSError, ValueError):
         return None
-
-
-def _identity(pid):
-    """Number of a process and when it started, in ticks of the machine: no later process has both."""
-    try:
-        return f"{pid} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
-    except OSError:
-        return None
-
-
-def _starter_lives(folder):
-    file = folder / STARTER
-    text = file.read_text() if file.exists() else ""
-    return bool(text) and _identity(text.split()[0]) == text
-
-
-def _alive(file):
-    """Whether the daemon of a pid file runs; a process that took over its number is not taken for it."""
-    pid = _pid(file)
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_text() if pid else ""
-    except OSError:
-        return False
-    return file.stem in command
 
 
 def _environment(pid):
@@ -144,7 +106,7 @@ def _environment(pid):
         return []
 
 
-def _wait(is_done, seconds, what):
+def wait(is_done, seconds, what):
     deadline = time.monotonic() + seconds
     while not is_done():
         if time.monotonic() > deadline:
@@ -153,7 +115,7 @@ def _wait(is_done, seconds, what):
 
 
 class ToySlurm:
-    """One node with one GPU (a stand-in) in the partitions cpu and gpu. A context manager: up inside, gone after.
+    """One node with one mock GPU in the partitions cpu and gpu. A context manager: up inside, gone after.
 
     Attributes:
         folder: configuration, logs, pid files and state.
@@ -161,18 +123,20 @@ class ToySlurm:
 
     def __init__(self, folder=None):
         self.folder = folder or Path(tempfile.mkdtemp(prefix="lantern-slurm-"))
-        self.made_etc = not CONF.parent.exists()
 
     def __enter__(self):
-        reason = why_not()
-        if reason:
-            raise RuntimeError(reason)
         try:
             self._write()
-            self._start_munge()
-            self.start_controller()
-            self._run("slurmd")
-            _wait(self._is_up, 20, "the toy Slurm's node must be idle")
+            key = self.folder / "munge.key"  # a munged of our own: one that the machine may have is not touched
+            key.write_bytes(secrets.token_bytes(1024))
+            key.chmod(0o400)
+            files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid"}
+            files |= {"log-file": "munged.log", "seed-file": "munged.seed"}
+            self.run("munged", *[f"--{name}={self.folder / file}" for name, file in files.items()])
+            self.run("slurmctld", "-i")
+            wait(lambda: "is UP" in self.run("scontrol", "ping", check=False), 20, "slurmctld must answer")
+            self.run("slurmd")
+            wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", check=False), 20, "the node must be idle")
         except BaseException:
             self.stop()
             raise
@@ -182,17 +146,10 @@ class ToySlurm:
         self.stop()
 
     def _write(self):
-        memory = int(re.search(r"RealMemory=(\d+)", self._run("slurmd", "-C"))[1]) * 9 // 10
+        memory = int(re.search(r"RealMemory=(\d+)", self.run("slurmd", "-C"))[1]) * 9 // 10
         host = socket.gethostname().partition(".")[0]
-        values = {
-            "mark": MARK,
-            "folder": self.folder,
-            "host": host,
-            "cpus": max(CPUS, os.cpu_count()),
-            "memory": memory,
-        }
-        values |= {"variable": VARIABLE, **PORTS}
-        (self.folder / STARTER).write_text(_identity(os.getpid()))
+        values = {"mark": MARK, "folder": self.folder, "host": host, "memory": memory}
+        values["cpus"] = max(CPUS, os.cpu_count())
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
         CONF.parent.mkdir(exist_ok=True)
@@ -203,34 +160,9 @@ class ToySlurm:
         prolog.chmod(0o755)
         self.folder.chmod(0o755)
 
-    def _start_munge(self):
-        """A munged of our own: one that the machine may have is neither needed nor touched."""
-        key = self.folder / "munge.key"
-        key.write_bytes(secrets.token_bytes(1024))
-        key.chmod(0o400)
-        files = {name: self.folder / file for name, file in _MUNGE_FILES.items()}
-        self._run("munged", *[f"--{name}={file}" for name, file in files.items()])
-
-    def start_controller(self):
-        """Starts slurmctld; it goes on with the jobs of its state folder."""
-        self._run("slurmctld", *([] if any((self.folder / "state").iterdir()) else ["-i"]))
-        _wait(lambda: self.run("scontrol", "ping", check=False).find("is UP") > 0, 20, "slurmctld must answer")
-
-    def kill_controller(self):
-        """Kills slurmctld with SIGKILL; running jobs go on."""
-        self._end("slurmctld", [signal.SIGKILL])
-
-    def _is_up(self):
-        return "idle" in self.run("sinfo", "-h", "-o", "%T", check=False)
-
-    def _run(self, *command):
-        return self.run(*command, in_folder=True)
-
-    def run(self, *command, check=True, in_folder=False):
+    def run(self, *command, check=True):
         """Runs a command of Slurm; returns what it prints."""
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, cwd=self.folder if in_folder else None
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=self.folder)
         if check and result.returncode:
             raise RuntimeError(f"{' '.join(command)} failed: {result.stderr or result.stdout}")
         return result.stdout
@@ -243,20 +175,19 @@ class ToySlurm:
 
     def visible_devices(self):
         """Job id -> the values of CUDA_VISIBLE_DEVICES that its tasks saw ("none" where it was not set)."""
-        file = self.folder / "visible_devices.txt"
         seen = {}
-        for line in file.read_text().splitlines() if file.exists() else []:
+        for line in (self.folder / "visible_devices.txt").read_text().splitlines():
             job, _, devices = line.partition(" ")
             seen.setdefault(job, set()).add(devices)
         return seen
 
     def processes(self, job=None):
         """Numbers of the processes of this Slurm's tasks, running now: of all jobs, or of one."""
-        marks = {f"{VARIABLE}={self.folder}".encode()} | ({f"SLURM_JOB_ID={job}".encode()} if job else set())
+        marks = {f"LANTERN_TOY_SLURM={self.folder}".encode()} | ({f"SLURM_JOB_ID={job}".encode()} if job else set())
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if marks <= set(_environment(pid))]
 
     def signal(self, job, number):
-        """Sends a signal to the processes of a job, behind Slurm's back."""
+        """Sends a signal to the processes of a job (of all, for None), behind Slurm's back."""
         for pid in self.processes(job):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -267,47 +198,23 @@ class ToySlurm:
 
     def stop(self):
         """Ends all jobs and daemons of this Slurm, and takes its files out of /etc/slurm."""
-        if _alive(self.folder / "slurmctld.pid"):
+        if _pid(self.folder / "slurmctld.pid"):
             self.run("scancel", "--quiet", "--user", "root", check=False)
-            try:
-                _wait(lambda: not self.run("squeue", "-h", check=False).strip(), 20, "jobs must end")
-            except TimeoutError as error:
-                print(error)
+            with contextlib.suppress(TimeoutError):
+                wait(lambda: not self.run("squeue", "-h", check=False).strip(), 20, "jobs must end")
         for name in ("slurmd", "slurmctld", "munged"):
-            self._end(name, [signal.SIGTERM, signal.SIGKILL])
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            self._end(self.folder / f"{name}.pid")
+        self.signal(None, signal.SIGKILL)
         for file in (CONF, GRES):
             if file.exists() and file.read_text().startswith(f"{MARK}{self.folder}\n"):
                 file.unlink()
-        if self.made_etc and CONF.parent.exists() and not any(CONF.parent.iterdir()):
-            CONF.parent.rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _end(self, name, signals):
-        file = self.folder / f"{name}.pid"
-        for number in signals:
-            if not _alive(file):
+    def _end(self, file):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            pid = _pid(file)
+            if pid is None:
                 return
-            os.kill(_pid(file), number)
-            try:
-                _wait(lambda: not _alive(file), 10, f"{name} must end")
-            except TimeoutError as error:
-                print(error)
-
-
-_MUNGE_FILES = {
-    "socket": "munge.socket",
-    "key-file": "munge.key",
-    "pid-file": "munged.pid",
-    "log-file": "munged.log",
-    "seed-file": "munged.seed",
-}
-
-if __name__ == "__main__":
-    with ToySlurm() as toy:
-        print(f"Slurm is up, in {toy.folder}; Ctrl+C ends it")
-        ending = {signal.SIGINT, signal.SIGTERM}
-        signal.pthread_sigmask(signal.SIG_BLOCK, ending)
-        signal.sigwait(ending)
+            os.kill(pid, number)
+            with contextlib.suppress(TimeoutError):
+                wait(lambda: _pid(file) is None, 10, f"{file.stem} must end")

@@ -1,18 +1,18 @@
-"""The real Snakefile on a tiny world: a whole run, what re-runs after it, faults in the middle, bad input."""
+"""The real Snakefile on a tiny world: what it plans, a whole run, what re-runs after it, bad input."""
 
 import os
 import re
 import shutil
 import subprocess
-import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from conftest import load_config
-from lantern.io import read_json
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.runtime.fingerprint import imported_modules
 from lantern_pipeline.runtime.machine import memory_bytes
 from tiny_run import (
     EXACT,
@@ -22,7 +22,9 @@ from tiny_run import (
     TRAINING,
     Workflow,
     edited_project,
+    overlays_of,
     planned,
+    re_run,
     with_overlay,
 )
 
@@ -39,42 +41,35 @@ COLUMNS = [
 # --- before anything runs --------------------------------------------------------------------------
 
 
-def test_lint_finds_nothing():
-    command = [sys.executable, "-m", "snakemake", "--lint"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0 and "good condition" in result.stdout + result.stderr, result.stdout + result.stderr
-
-
-# Overlays of published models have prompts of their own kind, or lie over such: test_published.py plans them.
-OWN_OVERLAYS = [
-    path
-    for path in sorted((ROOT / "experiments").glob("*.yaml"))
-    if not path.stem.startswith("llamagen") and "text" not in load_yaml(path)
-]
-
-
-@pytest.mark.parametrize("overlay", [None, *OWN_OVERLAYS], ids=lambda p: getattr(p, "stem", "default"))
-def test_a_dry_run_shows_the_number_of_jobs(overlay, tmp_path):
-    (tmp_path / "images").mkdir()  # what data.folder of own_images.yaml names
+@pytest.mark.parametrize(
+    "overlays",
+    [[], ["embedded_training"], ["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"]],
+    ids=lambda names: names[-1] if names else "default",
+)
+def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
+    """With the embedded weights, without them, and with published ones, of which no file is there yet."""
     (tmp_path / "models").symlink_to(ROOT / "models")
-    overlays = [overlay] if overlay else []
-    code, output = Workflow(tmp_path, overlays, config=()).run("--dry-run", "--quiet", "rules")
+    code, output = Workflow(tmp_path, overlays_of(*overlays), config=()).run("--dry-run", "--quiet", "rules")
     assert code == 0, output
-    jobs, config = planned(output), load_config([ROOT / "config.yaml", *overlays])
-    seeds = config["repeats"]["training_seeds"]
-    num_repeats = len(seeds) * len(config["repeats"]["noise_seeds"])
+    jobs, config = planned(output), load_config([ROOT / "config.yaml", *overlays_of(*overlays)])
+    seeds, ablations = config["repeats"]["training_seeds"], expand_ablations(config)
     num_sets = sum(entry is not None for entry in config["prompts"].values())
+    num_repeats = len(seeds) * len(config["repeats"]["noise_seeds"])
     per_repeat = len(expand_methods(config)) * num_sets * config["generation"]["num_shards"]
     assert jobs["generate_images"] == per_repeat * num_repeats
-    ablations = expand_ablations(config)
+    assert jobs.get("run_ablation", 0) == len(ablations)
     drafted = [point for points in ablations.values() for point in points if point.spec.needs_draft_model]
     drafters = {(point.target_steps, point.drafter_steps) for point in drafted} - {(None, None)}
-    assert jobs.get("run_ablation", 0) == len(ablations)
-    is_trained = {name: config[name]["checkpoint"] is None for name in ("target", "drafter")}
-    assert jobs.get("train_target", 0) == len(seeds) * is_trained["target"]
-    assert jobs.get("train_drafter", 0) == len(seeds) * is_trained["drafter"] + len(drafters)
+    for name, more in (("target", 0), ("drafter", len(drafters))):
+        is_trained = config[name]["checkpoint"] is None
+        assert jobs.get(f"train_{name}", 0) == len(seeds) * is_trained + more
+        assert jobs.get(f"convert_{name}", 0) == (0 if is_trained else len(seeds))
+    is_published = config["text"]["encoder"] == "t5"
+    wanted = {"fetch_resource": 5, "encode_captions": 16, "sample_codes": 8} if is_published else {}
+    for name in ("fetch_resource", "encode_captions", "sample_codes"):
+        assert jobs.get(name, 0) >= wanted.get(name, 0) and (name in jobs) == is_published, output
     assert jobs["total"] == sum(count for name, count in jobs.items() if name != "total")
-    assert set(os.listdir(tmp_path)) <= {".snakemake", "images", "models"} and not os.listdir(tmp_path / "images")
+    assert set(os.listdir(tmp_path)) == {".snakemake", "models"}
 
 
 def test_a_run_of_jacobi_drafts_trains_no_draft_model(tmp_path):
@@ -100,34 +95,23 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
     assert methods.groupby("repeat")["num_images"].agg(set).to_dict() == {"pooled": {8}, "s0n0": {4}, "s0n1": {4}}
     exact = methods[methods["method_id"].isin(EXACT)]
     assert (exact["tokens_equal_autoregressive"] == 1).all()
-    letters = {path.name.split("_")[1] for path in finished.result("figures").iterdir()}
-    assert letters == set("abcdefghijklnpq")
-    for picture in finished.result("figures").glob("*.png"):
+    pictures = list(finished.result("figures").glob("*.png"))
+    drawn = {name for name in planned(finished.output) if name.startswith("draw_")}
+    assert len(pictures) == len(drawn) > 5
+    for picture in pictures:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-    assert read_json(finished.result("claims.json"))["setting"]["prompts"] == "4 prompts in 2 repeats"
-
-
-def test_a_run_leaves_no_temporary_file_and_says_what_it_does(finished):
-    assert [path for path in (finished.folder / "results").rglob(".*")] == []
+    assert [path for path in (finished.folder / "results").rglob(".*")] == []  # no temporary file
     assert "Training the target model" in finished.output
     assert re.search(r"\d+ of \d+ steps \(100%\) done", finished.output)
     assert "target step 5/6" in finished.result("logs/train_target.s0.log").read_text()
 
 
-def test_a_second_run_has_nothing_to_do(finished):
-    code, output = finished.run()
-    assert code == 0 and "Nothing to be done" in output, output
-
-
-def test_a_dry_run_of_make_writes_no_report(finished):
+def test_make_finds_nothing_to_do_after_a_run_and_writes_no_report_in_a_dry_one(finished):
     for target in ("reproduce", "resume"):
         code, output = finished.make(target, "--dry-run")
         assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
     assert not (finished.folder / "results" / "report.html").exists()
-
-
-def test_make_readme_publishes_what_is_there(finished):
     code, output = finished.make("readme", "--dry-run")
     assert code == 0 and planned(output) == {"publish_readme": 1, "total": 1}, output
 
@@ -140,15 +124,13 @@ def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tm
         assert code == 0 and {path.name for path in tmp_path.iterdir() if not path.is_symlink()} == left, output
 
 
-@pytest.mark.parametrize("target", ["reproduce", "figures", "report", "resume"])
-def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path, target):
-    code, output = Workflow(tmp_path, (tmp_path / "nosuch.yaml",)).make(target)
-    sentence, end = output.strip().splitlines()
-    assert (
-        code != 0
-        and sentence == f"ARGS names {tmp_path}/nosuch.yaml, which does not exist: check its spelling and folder"
-    )
-    assert end.startswith("make: ***") and not (tmp_path / "results").exists()
+def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path):
+    for target in ("reproduce", "resume"):
+        code, output = Workflow(tmp_path, (tmp_path / "nosuch.yaml",)).make(target)
+        sentence, end = output.strip().splitlines()
+        assert code != 0 and end.startswith("make: ***"), output
+        assert sentence == f"ARGS names {tmp_path}/nosuch.yaml, which does not exist: check its spelling and folder"
+    assert not (tmp_path / "results").exists()
 
 
 def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished):
@@ -160,9 +142,8 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert "safe center" in page  # the stylesheet that keeps the front page's beginning in reach
     assert "(b) What speed costs" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert "What made these results" in page and "provenance.json" in page
-    assert "Exact: speed-up" in page and "tokens per forward" in page  # the first screen
+    assert "tokens per forward" in page  # the first screen
     assert "race.html" in page and "Watch the methods draw" in page
-    assert "results.html" in page and "4 prompts in 2 repeats" in page  # captions have their numbers
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
 
@@ -192,94 +173,73 @@ def test_the_command_line_draws_one_prompt_with_every_method(finished, tmp_path)
 # --- what re-runs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "module, runs, rests",
-    [
-        (
-            "lantern/acceptance.py",
-            {"generate_images", "measure_latency", "measure_quality", "measure_total_variation", "run_ablation"},
-            TRAINING | {"build_nearest_codes", "build_co_varying_codes"},
-        ),
-        (
-            "workflow/lantern_pipeline/metrics/output_distribution.py",
-            {"measure_total_variation", "run_ablation"},
-            TRAINING | {"generate_images", "measure_quality"},
-        ),
-        (
-            "workflow/lantern_pipeline/metrics/evaluate_images.py",
-            {"measure_quality", "run_ablation"},
-            TRAINING | {"generate_images", "measure_latency"},
-        ),
-        (
-            "workflow/lantern_pipeline/figures/tradeoff.py",
-            {"draw_tradeoff"},
-            TRAINING | {"generate_images", "draw_samples", "summarise"},
-        ),
-        (
-            "workflow/lantern_pipeline/training/tokenizer.py",
-            {"train_tokenizer", "train_target"},
-            {"train_attribute_classifier", "train_clip"},
-        ),
-    ],
-)
-def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path, module, runs, rests):
-    project = edited_project(tmp_path / "project", module)
+def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path):
+    project = edited_project(tmp_path / "project", "workflow/lantern_pipeline/metrics/evaluate_images.py")
     command = [str(project / "Snakefile") if part == str(ROOT / "Snakefile") else part for part in finished.command()]
     result = subprocess.run([*command, "--dry-run", "--quiet", "rules"], capture_output=True, text=True)
-    jobs = set(planned(result.stdout + result.stderr))
-    assert runs <= jobs and not rests & jobs, result.stdout + result.stderr
+    printed = result.stdout + result.stderr
+    jobs = set(planned(printed))
+    assert re_run(printed) == {"measure_quality", "run_ablation"} and "summarise" in jobs, printed
+    assert not (TRAINING | {"generate_images", "measure_latency"}) & jobs, printed
+
+
+DECODING = {"generate_images", "measure_latency", "measure_total_variation", "run_ablation"}
 
 
 @pytest.mark.parametrize(
-    "sections, runs, rests",
+    "module, used, unused",
     [
-        ({"sampling": {"top_k": 16}}, {"generate_images", "measure_latency"}, TRAINING | {"build_nearest_codes"}),
-        (
-            {"metrics": {"kid_subsets": 3}},
-            {"measure_quality", "summarise"},
-            TRAINING | {"generate_images", "measure_latency"},
-        ),
-        ({"drafter": {"num_steps": 7}}, {"train_drafter", "generate_images"}, TRAINING - {"train_drafter"}),
-        ({"figures": {"dpi": 90}}, {"draw_samples"}, TRAINING | {"generate_images", "measure_quality", "summarise"}),
-        ({"generation": {"batch_size": 3}}, {"generate_images"}, TRAINING | {"measure_latency"}),
-        (
-            {"total_variation": {"max_nodes": 21}},
-            {"measure_total_variation", "run_ablation"},
-            TRAINING | {"generate_images", "measure_quality"},
-        ),
-        (
-            {"ablations": {"num_prompts": 4}},
-            {"run_ablation"},
-            TRAINING | {"generate_images", "measure_total_variation"},
-        ),
+        ("lantern/acceptance.py", DECODING, {"build_nearest_codes", "build_co_varying_codes"}),
+        ("metrics/output_distribution.py", {"measure_total_variation"}, {"generate_images", "measure_quality"}),
+        ("training/tokenizer.py", {"train_tokenizer"}, {"train_attribute_classifier", "train_clip", "generate_images"}),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_changed_key_re_runs_what_depends_on_it(finished, tmp_path, sections, runs, rests):
+def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
+    """The code of which a rule re-runs; no training uses a module of decoding."""
+    scripts = {path.stem: path for path in (ROOT / "workflow" / "scripts").glob("*.py")}
+    users = {name for name, path in scripts.items() if any(str(m).endswith(module) for m in imported_modules(path))}
+    assert used <= users and not users & (unused | {"train_clip", "train_drafter"})
+
+
+@pytest.mark.parametrize(
+    "sections, changed, rests",
+    [
+        (
+            {
+                "generation": {"batch_size": 3},
+                "metrics": {"kid_subsets": 3},
+                "total_variation": {"max_nodes": 21},
+                "ablations": {"num_prompts": 4},
+            },
+            {"generate_images", "measure_quality", "measure_total_variation", "run_ablation"},
+            TRAINING | {"measure_latency"},
+        ),
+        (
+            {"sampling": {"top_k": 16}, "drafter": {"num_steps": 7}},
+            {"train_drafter", "generate_images", "measure_latency", "measure_total_variation", "run_ablation"},
+            (TRAINING - {"train_drafter"}) | {"build_nearest_codes"},
+        ),
+        ({"figures": {"dpi": 90}}, {"draw_samples", "draw_tradeoff"}, TRAINING | {"generate_images", "summarise"}),
+    ],
+    ids=["evaluation", "decoding", "figures"],
+)
+def test_changed_keys_re_run_what_depends_on_them(finished, tmp_path, sections, changed, rests):
     code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
-    jobs = set(planned(output))
-    assert code == 0 and runs <= jobs and not rests & jobs, output
+    assert code == 0 and changed <= re_run(output), output
+    assert not {"summarise", "publish_tables", *rests} & re_run(output) and not rests & set(planned(output)), output
 
 
-def test_a_new_method_generates_only_its_own_images(finished, tmp_path):
+def test_a_new_method_and_a_new_training_seed_make_what_is_theirs_alone(finished, tmp_path):
     methods = [*load_yaml(TINY)["methods"], {"preset": "eagle1"}]
-    code, output = with_overlay(finished, tmp_path, methods=methods).run("--dry-run", "--quiet", "rules")
-    assert code == 0 and planned(output)["generate_images"] == 2, output  # one for each noise seed
-
-
-def test_a_new_training_seed_trains_its_own_models_and_nothing_else(finished, tmp_path):
-    workflow = with_overlay(finished, tmp_path, repeats={"training_seeds": [0, 1], "noise_seeds": [0, 1]})
-    code, output = workflow.run("--dry-run", "--quiet", "rules")
+    repeats = {"training_seeds": [0, 1], "noise_seeds": [0, 1]}
+    code, output = with_overlay(finished, tmp_path, methods=methods, repeats=repeats).run(
+        "--dry-run", "--quiet", "rules"
+    )
     jobs = planned(output)
-    assert code == 0 and (jobs["train_target"], jobs["train_drafter"]) == (1, 1), output
-    assert jobs["generate_images"] == 2 * len(METHODS) and jobs["measure_latency"] == jobs["measure_quality"] == 2
-    assert not {
-        "train_attribute_classifier",
-        "train_tokenizer",
-        "train_clip",
-        "run_ablation",
-        "measure_total_variation",
-    } & set(jobs)
+    assert code == 0 and jobs["train_target"] == jobs["train_drafter"] == 1, output
+    assert jobs["generate_images"] == 2 * len(METHODS) + 4  # the new seed's, and those of the method of both
+    unchanged = {"train_attribute_classifier", "train_tokenizer", "train_clip", "run_ablation"}
+    assert not (unchanged | {"measure_total_variation"}) & set(jobs)
 
 
 # --- foreign files, interrupted training ----------------------------------------------------------
@@ -294,8 +254,6 @@ def test_a_foreign_checkpoint_is_named(copy_of_finished):
 
 
 def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
-    from types import SimpleNamespace
-
     from lantern_pipeline.runtime.job import training_checkpoint
 
     (tmp_path / "codes").write_text("x")
@@ -304,11 +262,8 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
         pass
 
     def job(**parameters):
-        return SimpleNamespace(
-            params=Parameters(parameters),
-            input=[tmp_path / "codes"],
-            output=SimpleNamespace(model=tmp_path / "model.st"),
-        )
+        output = SimpleNamespace(model=tmp_path / "model.st")
+        return SimpleNamespace(params=Parameters(parameters), input=[tmp_path / "codes"], output=output)
 
     with pytest.raises(KeyboardInterrupt), training_checkpoint(job(num_steps=5)) as first:
         first.write_text("step 3")
@@ -325,55 +280,37 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "sections, words",
+    "text, words",
     [
-        ({"sampling": {"topk": 3}}, "config key sampling.topk is unknown; did you mean top_k?"),
-        ({"methods": [{"preset": "autoregresive"}]}, "methods[0].preset must be one of autoregressive"),
-        ({"methods": [{"preset": "eagle1", "tree": "oak"}]}, "methods[0]: tree must be one of"),
+        ("sampling: {topk: 3}\n", ["config key sampling.topk is unknown; did you mean top_k?"]),
         (
-            {"codebook": {"num_neighbours": 32}},
-            "codebook.num_neighbours must be at most tokenizer.codebook_size - 2 = 30, got 32",
-        ),
-        (
-            {"ablations": {"grids": {"mine": {"methods": [{"preset": "lanturn"}]}}}},
-            "ablations.grids.mine.methods[0].preset must be one of autoregressive",
+            "prompts:\n  seen:\n    num: 4\n  seen:\n    num: 5\n",
+            ["overlay.yaml, line 4: not valid YAML", "the key seen stands twice", "first in line 2"],
         ),
     ],
-    ids=["misspelt", "method", "tree", "k", "ablation"],
+    ids=["misspelt", "twice"],
 )
-def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, sections, words):
-    code, output = with_overlay(Workflow(tmp_path), tmp_path, **sections).run()
-    assert code != 0 and words in output and "Traceback" not in output, output
-    assert words in output.strip().splitlines()[-1]
+def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, text, words):
+    """Bad values of all keys: tests/pipeline/config."""
+    workflow = with_overlay(Workflow(tmp_path), tmp_path)
+    workflow.overlays[0].write_text(text)
+    code, output = workflow.run()
+    assert code != 0 and "Traceback" not in output, output
+    assert all(word in output.strip().splitlines()[-1] for word in words), output
     assert not (tmp_path / "results").exists()
 
 
-def test_a_key_given_twice_in_an_overlay_stops_at_once_with_one_sentence(tmp_path):
-    workflow = with_overlay(Workflow(tmp_path), tmp_path)
-    workflow.overlays[0].write_text("prompts:\n  seen:\n    num: 4\n  seen:\n    num: 5\n")
-    code, output = workflow.run()
-    words = (
-        "overlay.yaml, line 4: not valid YAML (the key seen stands twice in one section, first in line 2; remove one)"
-    )
-    assert code != 0 and output.strip().splitlines()[-1].endswith(words), output
-
-
 @pytest.mark.parametrize(
-    "name, text, words, arguments",
+    "text, words, arguments",
     [
-        ("empty.txt", "", "empty.txt: the prompt file is empty", ["--dry-run"]),
-        ("words.txt", "a red circle on grass\na purple hippopotamus on grass\n", "hippopotamus", ["--dry-run"]),
-        (
-            "few.txt",
-            "a red circle on grass\n",
-            "prompt set seen has 1 prompts but config key metrics.prc_neighbours",
-            [],
-        ),
+        ("a red circle on grass\na purple hippopotamus on grass\n", "hippopotamus", ["--dry-run"]),
+        ("a red circle on grass\n", "prompt set seen has 1 prompts but config key metrics.prc_neighbours", []),
     ],
+    ids=["words", "few"],
 )
-def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path, name, text, words, arguments):
-    (tmp_path / name).write_text(text)
-    prompts = {"seen": {"file": str(tmp_path / name), "num": None, "split": None}, "unseen": None}
+def test_a_bad_prompt_file_stops_before_any_training_with_one_sentence(tmp_path, text, words, arguments):
+    (tmp_path / "prompts.txt").write_text(text)
+    prompts = {"seen": {"file": str(tmp_path / "prompts.txt"), "num": None, "split": None}, "unseen": None}
     workflow = with_overlay(Workflow(tmp_path), tmp_path, prompts=prompts)
     code, output = workflow.run("--until", "write_prompts", *arguments)
     assert code != 0 and words in output and "Traceback" not in output, output

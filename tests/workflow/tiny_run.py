@@ -59,15 +59,15 @@ class Workflow:
         snakefile = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
         return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
-    def run(self, *arguments, env=None, before=None, new_processes=False, timeout=900):
+    def run(self, *arguments, env=None, before=None, timeout=900):
         """Runs Snakemake in a fork of this process, and each job in another; returns (exit code, all output).
 
         A fork has torch and Snakemake imported, which else takes longer than most jobs do; our packages are imported
-        anew. `new_processes` starts a Python for each job, as outside tests. `before` is called first, in the fork.
+        anew. `before` is called first, in the fork.
         """
         know_fingerprints()
         with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-            arguments = (self.command(*arguments)[2:], self.folder, env or {}, before, new_processes, output)
+            arguments = (self.command(*arguments)[2:], self.folder, env or {}, before, output)
             process = FORK.Process(target=run_snakemake, args=arguments)
             process.start()
             try:
@@ -113,7 +113,7 @@ class Workflow:
         return "\n".join(f"== {path}\n{path.read_text()}" for path in sorted(self.result("logs").glob("*.log")))
 
 
-def run_snakemake(command, folder, environment, before, new_processes, output):
+def run_snakemake(command, folder, environment, before, output):
     """What the fork of `Workflow.run` does: `python -m snakemake`."""
     os.setpgid(0, 0)
     for number in (1, 2):
@@ -127,8 +127,7 @@ def run_snakemake(command, folder, environment, before, new_processes, output):
     server = os.fork()
     if not server:
         serve_jobs(jobs)
-    if not new_processes:
-        snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path)
+    snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path)
     sys.argv = command
     try:
         snakemake.cli.main()
@@ -188,7 +187,7 @@ def finished_run(folder):
     with FileLock(folder / "lock"):
         if not printed.exists():
             workflow.folder.mkdir(exist_ok=True)
-            code, output = workflow.run(new_processes=True)
+            code, output = workflow.run()
             assert code == 0, output + workflow.logs()
             printed.write_text(output)
     workflow.output = printed.read_text()
@@ -205,6 +204,16 @@ def copy_run(workflow, folder, overlays=()):
 def planned(output):
     """Rule -> number of jobs, from the table that Snakemake prints."""
     return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.M)}
+
+
+def re_run(output):
+    """Rules whose code or parameters changed, by the reasons that Snakemake prints in a dry run."""
+    found = re.findall(r"(?:code|params) ha(?:s|ve) changed since last execution:\n +(.*)", output)
+    return {rule for line in found for rule in line.split(", ")}
+
+
+def overlays_of(*names):
+    return tuple(ROOT / "experiments" / f"{name}.yaml" for name in names)
 
 
 def with_overlay(workflow, folder, **sections):
