@@ -1,59 +1,131 @@
-"""Where a step's time goes, method by method, beside another version of this project.
+"""Where a step's time goes and how many images a job draws, method by method, beside another version of this project.
 
     python benchmarks/decode.py --results results/embedded                    # trained models of a run: whole images
     python benchmarks/decode.py --case large vocab16384                       # random weights: steps alone
-    python benchmarks/decode.py --case embedded large --against ../old --output benchmarks/results/decode_2core_cpu.json
+    python benchmarks/decode.py --case embedded large --against ../old --output found.json
+    python benchmarks/decode.py --batch 1 8 48 --against ../old               # images per second of generation jobs
 
-Batch 1, one thread, on a CPU. Methods and checkouts take turns image by image. Milliseconds are medians over the steps
-of an image, then over images; ratios (this version / the other) are medians of ratios of the same image. The clocks
-of the parts cost about 1 % of the smallest step. The last line of the output is JSON.
+Batch 1, one thread, on a CPU. Methods and checkouts take turns image by image, each checkout in a process of its own,
+so that a ratio compares two versions on one machine in one run. Milliseconds are medians over the steps of an image,
+then over images; ratios (this version / the other) are medians of ratios of the same image. The clocks of the parts
+cost about 1 % of the smallest step. With --batch, a measurement is a generation job, from texts to records: four times
+as many prompts as rows of the batch, at least 16. Only an idle machine gives numbers worth keeping: the JSON of the
+last line says how busy it was before the start.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
+import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import side_by_side
-from side_by_side import Side, take_turns
+import torch
+import yaml
 
-from lantern.generation import decode_timed
-from lantern.methods import MethodSpec, make_method
-from lantern_pipeline.config.methods import expand_methods
-
+ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "autoregressive"
-LARGE = {
-    **{"dim": 256, "num_layers": 8, "num_heads": 4, "vocab_size": 4096, "grid": 16},
-    **{"num_text_tokens": 120, "caption_dim": 256},
-}
+TABLE_COLUMNS = 1001  # of random models: LANTERN's k of 1000, and one more that the authors' residuals read
+LARGE = {"dim": 256, "num_layers": 8, "num_heads": 4, "vocab_size": 4096, "grid": 16}
+LARGE |= {"num_text_tokens": 120, "caption_dim": 256}
 # Random weights; `steps` of an image are measured, in which hardly a draft is accepted.
 RANDOM_CASES: dict[str, dict[str, Any]] = {
     "large": {"sizes": LARGE, "images": 5, "steps": 16},
     "vocab16384": {"sizes": {**LARGE, "vocab_size": 16384}, "images": 4, "steps": 8},
 }
 SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
-FORWARDS = {1: BASELINE, 8: "coupled-chain7"}  # nodes -> method whose target forward has as many
+MIN_IMAGES = 16  # of a job
+PARTS = ("step", "draft", "target", "score", "verify", "score_verify", "commit", "other")
+
+
+def common_methods(k: int) -> list[dict[str, Any]]:
+    """What every case measures: the published trees, and chains of 4 to 13 nodes."""
+    return [
+        {"name": BASELINE},
+        {"name": "coupled", "tree": "chain3"},
+        {"name": "coupled", "tree": "chain7"},
+        {"name": "jacobi", "tree": "chain9"},
+        {"name": "hybrid", "tree": "chain9+chain3"},
+        {"name": "eagle1", "tree": "naive_extend_57"},
+        {"name": "lantern_pp", "tree": "naive_extend_57", "k": 10, "lambda_": 2.0},
+        {"name": "eagle2"},
+        {"name": "lantern", "k": k, "delta": 0.4},
+    ]
 
 
 class EnoughSteps(Exception):
     """Ends an image of which no more steps are wanted."""
 
 
-class DecodingBench(side_by_side.Bench):
-    """Draws images by the clock."""
+class Bench:
+    """The decoders of a case on the packages at hand, this checkout's or another's: all that it needs of them is
+    imported here, and a method that they do not know is left out.
+    """
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        from lantern import decoding
+        from lantern.prompts import Prompt
+        from lantern.sampling import SamplingConfig
+        from lantern_pipeline.data.text_encoders import make_text_encoder
+
+        torch.manual_seed(0)
+        models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
+        sampling = SamplingConfig(temperature=case["temperature"], **case["sampling"])
+        self.prompts = [Prompt(**prompt) for prompt in case["prompts"]]
+        self.encoder = make_text_encoder(case["text"], case["source"])
+        self.decoders = {}
+        for spec in self._specs(case):
+            make = getattr(decoding, "make_decoder", decoding.Decoder)  # Decoder: versions before 0.6
+            with_table = replace(models, nearest_codes=tables.get(spec.neighbours))
+            self.decoders[spec.method_id] = make(with_table, spec, sampling)
+
+    @staticmethod
+    def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+        from lantern.generation import load_decoding_models
+        from lantern_pipeline.data.decoders import load_tables
+
+        return load_decoding_models(Path(files["target"]), Path(files["draft"])), load_tables(files["tables"])
+
+    @staticmethod
+    def _make_models(sizes: dict[str, int]) -> tuple[Any, dict[str, torch.Tensor]]:
+        from lantern.decoding import DecodingModels
+        from lantern.models.draft import DraftModel
+        from lantern.models.target import TargetConfig, TargetModel
+
+        target = TargetModel(TargetConfig(**sizes)).eval()
+        draft = DraftModel.from_target(target, 0).eval()
+        codes = torch.arange(sizes["vocab_size"])
+        table = (codes[:, None] + torch.arange(1, min(TABLE_COLUMNS + 1, len(codes)))) % len(codes)  # any codes will do
+        models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
+        return models, {"l2_normalised": table.short()}
+
+    @staticmethod
+    def _specs(case: dict[str, Any]) -> Iterator[Any]:
+        """The methods, under names that say their trees."""
+        from lantern.methods import make_method
+
+        for entry in case["methods"]:
+            try:
+                yield make_method(**entry, method_id="-".join(filter(None, (entry["name"], entry.get("tree")))))
+            except (TypeError, ValueError) as error:
+                print(f"left out: {entry}: {error}", file=sys.stderr)
 
     def decode(self, method: str, image: int, steps: int | None) -> dict[str, float]:
         """Milliseconds of the parts of a step of one image, or of its first steps; of a whole image also its seconds
         and the tokens that a target forward emits.
         """
+        from lantern.generation import decode_timed
+
         decoder, parts = self.decoders[method], defaultdict(list)
         now: dict[str, float] = defaultdict(float)
 
@@ -83,64 +155,97 @@ class DecodingBench(side_by_side.Bench):
             decoder.timer = nullcontext
         return {**whole, **{f"{part}_ms": median(values) for part, values in parts.items()}}
 
+    def job(self, method: str, batch: int, images: int) -> dict[str, float]:
+        """Images per second of a generation job from texts to records; tokens that a target forward emits."""
+        from lantern.generation import generate_records
 
-def common_methods(k: int) -> list[MethodSpec]:
-    """What every case measures: the published trees, and chains of 4 to 13 nodes."""
-    chains = [("coupled", "chain3"), ("coupled", "chain7"), ("jacobi", "chain9"), ("hybrid", "chain9+chain3")]
-    tree = "naive_extend_57"
-    return [
-        make_method(BASELINE),
-        *(make_method(name, tree=chain, method_id=f"{name}-{chain}") for name, chain in chains),
-        make_method("eagle1", tree=tree, method_id=f"eagle1-{tree}"),
-        make_method("lantern_pp", k=10, lambda_=2.0, tree=tree, method_id=f"lantern_pp-{tree}"),
-        make_method("eagle2", method_id="eagle2-dynamic58"),
-        make_method("lantern", k=k, delta=0.4, method_id="lantern-dynamic58"),
-    ]
+        decoder, known = self.decoders[method], len(self.prompts)
+        prompts = [replace(self.prompts[i % known], id=f"{self.prompts[i % known].id}-{i}") for i in range(images)]
+        begun = time.perf_counter()
+        records = generate_records(decoder, prompts, self.encoder, run_seed=0, batch_size=batch)
+        seconds = time.perf_counter() - begun
+        forwards = float(records.target_forwards.sum())
+        return {"images_per_s": images / seconds, "mean_accepted_length": images * decoder.num_tokens / forwards}
 
 
-def configured_methods(config: dict[str, Any], results: Path, temperature: float) -> list[MethodSpec]:
-    """The config's methods at a temperature; those with a tuned tree, where the run has chosen one."""
-    from lantern_pipeline.data.decoders import resolve_tree  # not in every version that a worker runs
+def serve() -> None:
+    """Answers the commands that arrive as JSON lines until there are no more; the first line is the case."""
+    import lantern
 
-    trees = results / "trees" / f"s{config['repeats']['training_seeds'][0]}.json"
-    specs = [run.spec for run in expand_methods(config) if run.temperature == temperature]
-    return [resolve_tree(spec, temperature, trees) for spec in specs if spec.tree != "tuned" or trees.exists()]
-
-
-def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What the workers of a case are told before they start."""
-    if name == "embedded":
-        config = side_by_side.read_config(options.config)
-        specs = [*configured_methods(config, options.results, options.temperature), *common_methods(k=20)]
-        unlike: dict[MethodSpec, dict] = {}  # each method once, by the config's name where it has one
-        for spec in specs:
-            unlike.setdefault(replace(spec, name="any", method_id=""), asdict(spec))
-        methods = list(unlike.values())
-        case = side_by_side.trained_case(config, options.results, methods) | {"images": 8, "steps": None}
-    else:
-        methods = [asdict(spec) for spec in common_methods(k=1000)]
-        case = side_by_side.random_case(RANDOM_CASES[name]["sizes"], SAMPLING, methods) | RANDOM_CASES[name]
-    return case | {"temperature": options.temperature, "threads": options.threads}
+    lines, answers = sys.stdin, sys.stdout
+    sys.stdout = sys.stderr  # whatever the packages print
+    case = json.loads(lines.readline())
+    torch.set_num_threads(case["threads"])
+    bench = Bench(case)
+    answer: Any = {"package": lantern.__file__, "methods": list(bench.decoders)}
+    while True:
+        print(json.dumps(answer), file=answers, flush=True)
+        line = lines.readline()
+        if not line:
+            return
+        command = json.loads(line)
+        answer = getattr(bench, command.pop("do"))(**command)
 
 
-def measure(sides: list[Side], images: int, steps: int | None) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """What every side answers for every image: method -> side -> answers. The image before the first does not count."""
+class Side:
+    """A checkout ("this" or "against") in a process of its own, which does what it is told and then waits."""
+
+    def __init__(self, name: str, checkout: Path, case: dict[str, Any]) -> None:
+        self.name, self.checkout = name, checkout.resolve()
+        packages = os.pathsep.join(map(str, (self.checkout, self.checkout / "workflow")))
+        environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": str(case["threads"])}
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
+        answer = self._ask(case)
+        self.methods: list[str] = answer["methods"]
+        if not Path(answer["package"]).is_relative_to(self.checkout):
+            raise ValueError(f"{name} must run the code of {self.checkout}, found {answer['package']}")
+
+    def __call__(self, command: str, **arguments: Any) -> Any:
+        """Gives a command and waits for its answer."""
+        return self._ask({"do": command, **arguments})
+
+    def _ask(self, line: Any) -> Any:
+        print(json.dumps(line), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the process of {self.checkout} ended; its message stands above")
+        return json.loads(answer)
+
+
+@contextmanager
+def open_sides(case: dict[str, Any], against: Path | None) -> Iterator[list[Side]]:
+    """This checkout and, where asked for, another one, ready to measure a case."""
+    checkouts = {"this": ROOT} | ({"against": against} if against else {})
+    with ExitStack() as stack:
+        sides = []
+        for name, checkout in checkouts.items():
+            sides.append(Side(name, checkout, case))
+            stack.callback(sides[-1].process.communicate)  # it ends: there is nothing more to read
+        yield sides
+
+
+def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> dict[str, dict[str, list[dict]]]:
+    """What every side answers in every turn: method -> side -> answers. The turn before the first does not count, and
+    the side that is first in one turn is last in the next.
+    """
     answers: dict[str, dict[str, list]] = {method: defaultdict(list) for method in sides[0].methods}
-    for image in range(-1, images):
-        for place, method in enumerate(answers):
-            found = take_turns(sides, image + place, "decode", method=method, image=max(image, 0), steps=steps)
-            for name, answer in found.items():
-                if image >= 0:
-                    answers[method][name].append(answer)
-        print(f"image {image + 1} of {images}", file=sys.stderr)
+    for turn in range(-1, turns):
+        of_image = {"image": max(turn, 0)} if command == "decode" else {}
+        for place, (method, found) in enumerate(answers.items()):
+            for side in sides if (turn + place) % 2 == 0 else sides[::-1]:
+                if method in side.methods:
+                    answer = side(command, method=method, **of_image, **arguments)
+                    found[side.name] += [answer] if turn >= 0 else []
+        print(f"turn {turn + 1} of {turns}", file=sys.stderr)
     return answers
 
 
 def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, Any]]:
     """Method -> side -> numbers; "ratio" is this version over the other."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for method, sides in answers.items():
-        rows[method] = {}
         for name, images in sides.items():
             row = {key: median(image[key] for image in images) for key in images[0]}
             if "latency_s" in row:
@@ -154,51 +259,107 @@ def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str
     return rows
 
 
+def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What the workers of a case are told before they start."""
+    case = {"temperature": options.temperature, "threads": options.threads}
+    if name != "embedded":
+        sizes = RANDOM_CASES[name]["sizes"]
+        prompts = [{"id": f"random-{i}", "text": f"caption number {i}"} for i in range(64)]
+        text = {"encoder": "words", "caption_dim": sizes["caption_dim"], "max_tokens": sizes["num_text_tokens"]}
+        text |= {"seed": 0, "phrase_words": 1}
+        case |= {"prompts": prompts, "text": text, "source": "folder", "sampling": SAMPLING}
+        return case | RANDOM_CASES[name] | {"methods": common_methods(1000)}
+    config, results = yaml.safe_load(options.config.read_text()), options.results
+    seed = config["repeats"]["training_seeds"][0]
+    tables = [path for path in (results / "codebook").glob("*.safetensors") if path.name.count(".") == 1]
+    tables += (results / "codebook").glob(f"*.s{seed}.safetensors")
+    models = {"target": results / "target", "draft": results / "drafter"}
+    files = {name: str(folder / f"s{seed}" / "model.safetensors") for name, folder in models.items()}
+    prompts = results / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl"
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+    case |= {"prompts": [{key: line[key] for key in ("id", "text")} for line in lines]}
+    case |= {"files": {**files, "tables": sorted(map(str, tables))}, "methods": common_methods(20)}
+    case |= {"text": config["text"], "sampling": config["sampling"], "source": config["data"]["source"]}
+    return case | {"images": 8, "steps": None}
+
+
 def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
     """Tables for people: milliseconds of a step and its parts, and in brackets their ratio to the other version."""
-    parts = ("step", "draft", "target", "score", "verify", "score_verify", "commit", "other")
-    keys = [f"{part}_ms" for part in parts]
-    print(f"\n{case:<42}", *(f"{part:>15}" for part in parts))
-
-    def cell(row: dict[str, dict[str, float]], key: str) -> str:
-        value, ratio = row["this"].get(key), row.get("ratio", {}).get(key)
-        return ("" if value is None else f"{value:.2f}") + (f" ({ratio:.2f})" if ratio else "")
-
+    print(f"\n{case:<42}", *(f"{part:>15}" for part in PARTS))
     for method, row in rows.items():
-        print(f"{method:<42}", *(f"{cell(row, key):>15}" for key in keys))
-    for nodes, method in FORWARDS.items():
-        print(f"target forward, nodes: {nodes}  {cell(rows[method], 'target_ms')} ms")
-    for method, row in rows.items():
+        cells = []
+        for key in (f"{part}_ms" for part in PARTS):
+            value, ratio = row["this"].get(key), row.get("ratio", {}).get(key)
+            cells.append(("" if value is None else f"{value:.2f}") + (f" ({ratio:.2f})" if ratio else ""))
+        print(f"{method:<42}", *(f"{cell:>15}" for cell in cells))
         if "speedup" in row["this"]:
-            speedups = ", ".join(f"{name} {row[name]['speedup']:.2f}" for name in ("this", "against") if name in row)
-            print(f"{method:<42} {row['this']['mean_accepted_length']:.2f} tokens a forward; speed-up: {speedups}")
+            print(
+                f"    {row['this']['mean_accepted_length']:.2f} tokens a forward, speed-up {row['this']['speedup']:.2f}"
+            )
+
+
+def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
+    """A table for people: images per second."""
+    print(f"\nbatch {batch:<36} images/s   against     ratio   tokens a forward")
+    for method, row in rows.items():
+        sides = (row.get(name, {}).get("images_per_s") for name in ("this", "against", "ratio"))
+        cells = ("" if value is None else f"{value:.2f}" for value in sides)
+        print(f"{method:<42}", *(f"{cell:>8} " for cell in cells), f"{row['this']['mean_accepted_length']:>8.2f}")
+
+
+def describe_run(options: argparse.Namespace) -> dict[str, Any]:
+    """The machine, its load average before the start, and the commits."""
+    checkouts = {"this": ROOT} | ({"against": options.against} if options.against else {})
+    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    machine |= {"torch": torch.__version__, "threads": options.threads, "load_average": os.getloadavg()[0]}
+    commits = {name: commit_of(checkout) for name, checkout in checkouts.items()}
+    return {"machine": machine, "commits": commits, "temperature": options.temperature}
+
+
+def commit_of(checkout: Path) -> str | None:
+    """A checkout's commit, with "-dirty" behind it where files differ from it; None outside of git."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+
+
+def write_report(report: dict[str, Any], output: Path | None) -> None:
+    """Prints the report as the last line, floats to four digits, and writes it where asked for."""
+    rounded = json.loads(json.dumps(report), parse_float=lambda digits: float(f"{float(digits):.4g}"))
+    if output:
+        output.write_text(json.dumps(rounded, indent=1) + "\n")
+    print(json.dumps(rounded))
 
 
 def main() -> None:
     """Command line."""
     if sys.argv[1:] == ["--worker"]:
-        side_by_side.serve(DecodingBench)
+        serve()
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", nargs="+", choices=["embedded", *RANDOM_CASES], default=["embedded"])
-    parser.add_argument("--config", type=Path, default=side_by_side.ROOT / "config.yaml", help="of the case embedded")
     parser.add_argument("--results", type=Path, default=Path("results/embedded"), help="the run of the case embedded")
+    parser.add_argument("--config", type=Path, default=ROOT / "config.yaml", help="of that run")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--images", type=int, help="images per method; default: as the case says")
-    side_by_side.add_options(parser)
+    parser.add_argument("--images", type=int, help="images per method, or jobs; default: as the case says, 3 jobs")
+    parser.add_argument("--batch", type=int, nargs="+", default=[], help="images decoded together, in jobs")
+    parser.add_argument("--against", type=Path, help="another checkout of this project, measured in turns with this")
+    parser.add_argument("--output", type=Path, help="file for the results")
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    report = {"benchmark": "decode", **side_by_side.describe_run(options)}
-    report["settings"] = {"temperature": options.temperature}
-    report["cases"] = {}
+    report = {"benchmark": "decode", **describe_run(options), "cases": {}}
     for name in options.case:
         case = make_case(name, options)
-        images = options.images or case["images"]
-        with side_by_side.open_sides(Path(__file__), case, options.against) as sides:
-            answers = measure(sides, images, case["steps"])
-        rows = summarise(answers)
-        show(name, rows)
-        report["cases"][name] = {"images": images, "steps": case["steps"], "methods": rows}
-    side_by_side.write_report(report, options.output)
+        with open_sides(case, options.against) as sides:
+            found: dict[str, Any] = {"steps": case["steps"], "images": options.images or case["images"]}
+            if not options.batch:
+                found["methods"] = summarise(measure(sides, found["images"], "decode", steps=case["steps"]))
+                show(name, found["methods"])
+            for batch in options.batch:
+                job = {"batch": batch, "images": max(MIN_IMAGES, 4 * batch)}
+                rows = found[f"batch {batch}"] = summarise(measure(sides, options.images or 3, "job", **job))
+                show_jobs(batch, rows)
+        report["cases"][name] = found
+    write_report(report, options.output)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@
     python benchmarks/full_size.py --size anole --device cuda --dtype bfloat16 --batch 4   # or janus_pro_7b
 
 Per preset: one image (or a batch) from random caption features, or random ids, to pixels, after one that does not
-count. Seconds are those of the prefill, of the steps and of the image decoder; memory is the peak against
-`memory`'s formula; operations are the tensor operations of a step that are no views, each a kernel launch on a GPU.
-Random weights give nearly flat distributions: seconds per step are real, while seconds per image follow from
-accepted lengths that real weights do not have. The last line of the output is JSON; `benchmarks/overlay_hours.py`
-reads it.
+count. Seconds are those of the prefill, of the steps and of the image decoder; memory is the peak; operations are the
+tensor operations of a step that are no views, each a kernel launch on a GPU. Random weights give nearly flat
+distributions: seconds per step are real, while seconds per image follow from accepted lengths that real weights do not
+have. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -18,19 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
-import threading
+import resource
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
-from memory import GIB, DecodingLoad, estimate_memory, nodes_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.checkpoints.native import empty_model
@@ -50,64 +46,29 @@ from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 
 # Published targets besides LlamaGen's, whose prompts are ids.
 LLAMA = {"rope": "1d", "num_text_tokens": 128}
-CHAMELEON = {
-    "vocab_size": 8192,
-    "num_prompt_ids": NUM_PROMPT_IDS["anole"],
-    "ffn_width": 11008,
-    "has_qk_norm": True,
-    **LLAMA,
-}
-JANUS = {
-    "vocab_size": 16384,
-    "num_prompt_ids": NUM_PROMPT_IDS["janus"],
-    "has_mlp_head": True,
-    "null_filler": 100002,
-    "grid": 24,
-    **LLAMA,
-}
+CHAMELEON = {**LLAMA, "vocab_size": 8192, "grid": 32, "num_prompt_ids": NUM_PROMPT_IDS["anole"], "has_qk_norm": True}
+JANUS = {**LLAMA, "vocab_size": 16384, "grid": 24, "num_prompt_ids": NUM_PROMPT_IDS["janus"], "has_mlp_head": True}
+JANUS |= {"null_filler": 100002, "null_ids": (100000, 100016)}
 FAMILIES = {
-    "anole": TargetConfig(4096, 32, 32, **CHAMELEON, grid=32, null_ids=(0, 8197)),
-    "janus_pro_1b": TargetConfig(2048, 24, 16, **JANUS, ffn_width=5632, null_ids=(100000, 100016)),
-    "janus_pro_7b": TargetConfig(4096, 30, 32, **JANUS, ffn_width=11008, null_ids=(100000, 100016)),
+    "anole": TargetConfig(4096, 32, 32, **CHAMELEON, ffn_width=11008, null_ids=(0, 8197)),
+    "janus_pro_1b": TargetConfig(2048, 24, 16, **JANUS, ffn_width=5632),
+    "janus_pro_7b": TargetConfig(4096, 30, 32, **JANUS, ffn_width=11008),
 }
+GIB = 2**30
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 
 
-class PeakMemory:
-    """Highest memory in use while a block runs, in bytes: the device's, or this process's resident memory on a CPU.
+def reset_peak(device: torch.device) -> None:
+    """Forgets the peak so far; a CPU's is that of the whole process, from its start."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
-    Attributes:
-        peak: bytes; None on a CPU without /proc.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.peak = device, None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> PeakMemory:
-        """Starts to watch."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stops and keeps the highest value."""
-        if self.device.type == "cuda":
-            self.peak = torch.cuda.max_memory_allocated(self.device)
-            return
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.005):
-            now = resident_bytes()
-            if now is not None:
-                self.peak = max(self.peak or 0, now)
+def peak_gib(device: torch.device) -> float:
+    """Highest memory in use: the device's, or this process's resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
 class OperationCount(TorchDispatchMode):
@@ -129,27 +90,12 @@ class OperationCount(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def resident_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass
-class Models:
+class Models(NamedTuple):
     """What is measured."""
 
     decoding: DecodingModels
     tokenizer: VQ16
-    dtype: torch.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the models lie."""
-        return self.decoding.target.head.weight.device
+    device: torch.device
 
 
 def make_config(size: str, grid: int | None) -> TargetConfig:
@@ -188,35 +134,25 @@ def make_tokenizer(config: TargetConfig, device: torch.device) -> VQ16:
         return VQ16(VQ16Config(grid=config.grid, **(chameleon if config.has_qk_norm else {}))).eval()
 
 
-def make_models(options: argparse.Namespace, seconds: dict[str, float]) -> Models:
+def make_models(options: argparse.Namespace) -> Models:
     """Random models of the asked size, and the table of nearest codes of a random codebook."""
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     config = make_config(options.size, options.grid)
-    with Clock(seconds, "make_models_s", device):
-        target = make_random(TargetModel, config, dtype, device)
-        draft = make_draft(target, dtype)
-        tokenizer = make_tokenizer(config, device)
-    with Clock(seconds, "nearest_codes_s", device):
-        table = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
+    target = make_random(TargetModel, config, dtype, device)
+    draft, tokenizer = make_draft(target, dtype), make_tokenizer(config, device)
+    table = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
     decoding = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
-    return Models(decoding, tokenizer, dtype)
+    return Models(decoding, tokenizer, device)
 
 
-class Clock:
+@contextmanager
+def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
     """Adds the seconds of a block to a dictionary, the device synchronised."""
-
-    def __init__(self, seconds: dict[str, float], name: str, device: torch.device) -> None:
-        self.seconds, self.name, self.device = seconds, name, device
-
-    def __enter__(self) -> None:
-        """Starts."""
-        synchronise(self.device)
-        self.begun = time.perf_counter()
-
-    def __exit__(self, *failure: object) -> None:
-        """Stops."""
-        synchronise(self.device)
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.begun
+    synchronise(device)
+    begun = time.perf_counter()
+    yield
+    synchronise(device)
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
 
 
 def make_spec(name: str) -> MethodSpec:
@@ -256,61 +192,38 @@ def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> 
     prompts = [Prompt(str(i), "") for i in range(options.batch)]
 
     def timed_run(*arguments: object) -> None:
-        with Clock(seconds, "steps_s", device):
+        with clock(seconds, "steps_s", device):
             run(*arguments)
 
     decoder.run = timed_run
-    with Clock(seconds, "noise_s", device):
+    with clock(seconds, "noise_s", device):
         generation, decoding_s = decode_timed(decoder, prompts, RandomCaptions(models.decoding.target.config), 0)
     del decoder.run
     seconds["noise_s"] -= decoding_s
     seconds["prefill_s"] = decoding_s - seconds["steps_s"]
-    with Clock(seconds, "image_decoder_s", device):
+    with clock(seconds, "image_decoder_s", device):
         models.tokenizer.decode(generation.codes)
     return seconds, int(generation.target_forwards.max())
 
 
-def measure(models: Models, preset: str, options: argparse.Namespace, baseline: int) -> dict[str, float]:
-    """One preset: seconds, steps, and memory beside the formula's."""
+def measure(models: Models, preset: str, options: argparse.Namespace) -> dict[str, float]:
+    """One preset: seconds, steps and memory."""
     decoder = decoder_of(models, preset, options)
-    load = DecodingLoad(
-        batch=options.batch,
-        num_nodes=nodes_of(decoder.spec.tree_shape),
-        bytes_per_value=models.dtype.itemsize,
-        is_guided=options.cfg_scale > 1,
-        noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),
-        table_columns=PARAMETERS["k"],
-        has_graphs=decoder.runner.mode == "graph",
-    )
-    estimate = estimate_memory(
-        models.decoding.target.config, load, models.decoding.draft.config, models.tokenizer.config
-    )
-    with PeakMemory(models.device) as memory:
-        operations = OperationCount()  # of the image that does not count: counting takes time
-        decoder.timer = lambda part: operations if part == "step" else nullcontext()
-        with patch("lantern.acceptance.base.MANY_LOGITS", math.inf):  # counted as a GPU runs them, whatever the device
-            _, counted = run_image(decoder, models, options)
-        decoder.timer = nullcontext
-        seconds, forwards = run_image(decoder, models, options)
-    measured = None if memory.peak is None else (memory.peak - baseline) / GIB
+    reset_peak(models.device)
+    operations = OperationCount()  # of the image that does not count: counting takes time
+    decoder.timer = lambda part: operations if part == "step" else nullcontext()
+    with patch("lantern.acceptance.base.MANY_LOGITS", math.inf):  # counted as a GPU runs them, whatever the device
+        _, counted = run_image(decoder, models, options)
+    decoder.timer = nullcontext
+    seconds, forwards = run_image(decoder, models, options)
     return {
         "stepping": decoder.runner.mode,
         **{name: round(value, 4) for name, value in seconds.items()},
         "target_forwards": forwards,
         "step_s": round(seconds["steps_s"] / max(1, forwards - 1), 4),
         "step_operations": round(operations.count / max(1, counted - 1)),
-        "memory_gib": measured,
-        "formula_gib": estimate.total / GIB,
+        "memory_gib": peak_gib(models.device),
     }
-
-
-def show(rows: dict[str, dict[str, float]]) -> None:
-    """A table for people."""
-    columns = list(next(iter(rows.values())))
-    print(" " * 16, *(f"{name:>16}" for name in columns))
-    for name, row in rows.items():
-        values = (f"{value:.3f}" if isinstance(value, float | int) else value or "–" for value in row.values())
-        print(f"{name:<16}", *(f"{value:>16}" for value in values))
 
 
 def parse_options() -> argparse.Namespace:
@@ -338,21 +251,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     device = torch.device(options.device)
-    baseline = 0 if device.type == "cuda" else resident_bytes() or 0
-    stages: dict[str, float] = {}
-    models = make_models(options, stages)
+    models = make_models(options)
     rows = {}
     for preset in options.presets:
-        rows[preset] = measure(models, preset, options, baseline)
+        rows[preset] = measure(models, preset, options)
         print(preset, rows[preset], flush=True)
-    show(rows)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     machine = {"device": name, "torch": torch.__version__, "threads": options.threads}
-    print(
-        json.dumps(
-            {"benchmark": "full_size", "machine": machine, "settings": vars(options), "stages": stages, "presets": rows}
-        )
-    )
+    report = {"benchmark": "full_size", "machine": machine, "settings": vars(options)}
+    print(json.dumps(report | {"presets": rows}))
 
 
 if __name__ == "__main__":

@@ -7,30 +7,25 @@
 2. near_ties: in bfloat16, how much of exact methods' images equals autoregressive decoding's, and by what margin the
    target preferred its token where they part.
 3. steps: seconds of a step at the sizes of LlamaGen XL with random weights, eager and as a graph; with the
-   bytes of weights and cache that it has to read, as a share of what the memory could have delivered in that time; and
-   the peak of memory beside `memory`'s formula.
-4. processes: two processes, each on a GPU of its own, add up a tensor.
+   bytes of weights and cache that it has to read, as a share of what the memory of a known card could have delivered in
+   that time; and the peak of memory.
 
 What cannot be measured says why. The last line of the output is JSON; the exit code is 1 where a capture failed or gave
-other images, or two processes did not agree.
+other images.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
-import sys
-import tempfile
 import time
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import side_by_side
 import torch
-from full_size import PeakMemory, RandomCaptions
-from memory import GIB, DecodingLoad, estimate_memory, nodes_of
+from decode import ROOT, commit_of, write_report
+from full_size import GIB, RandomCaptions, peak_gib, reset_peak
 
 from lantern.codebook import code_dtype
 from lantern.decoding import Decoder, DecodingModels, make_decoder
@@ -46,14 +41,10 @@ from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
 
-XL = {
-    **LLAMAGEN_SIZES["XL"],
-    **{"ffn_multiple": FFN_MULTIPLE, "vocab_size": 16384, "grid": 16, "num_text_tokens": 120, "caption_dim": 2048},
-}
-SMALL = {
-    **{"dim": 64, "num_layers": 2, "num_heads": 2, "ffn_multiple": 16},
-    **{"vocab_size": 256, "grid": 6, "num_text_tokens": 8, "caption_dim": 16},
-}
+XL = {**LLAMAGEN_SIZES["XL"], "ffn_multiple": FFN_MULTIPLE, "vocab_size": 16384, "grid": 16}
+XL |= {"num_text_tokens": 120, "caption_dim": 2048}
+SMALL = {"dim": 64, "num_layers": 2, "num_heads": 2, "ffn_multiple": 16, "vocab_size": 256, "grid": 6}
+SMALL |= {"num_text_tokens": 8, "caption_dim": 16}
 TINY = {**SMALL, "grid": 4}
 # Bytes per second, by a part of the card's name; the first that fits. Source: the makers' data sheets.
 BANDWIDTH = {
@@ -174,31 +165,22 @@ def bytes_per_step(decoder: Decoder, state: DecodingState) -> int:
     return total
 
 
-def measure_steps(decoder: Decoder, batch: int, num_steps: int, bandwidth: float) -> dict[str, Any]:
+def measure_steps(decoder: Decoder, batch: int, num_steps: int, bandwidth: float | None) -> dict[str, Any]:
     """One method at one batch size in one way of stepping."""
     device, mode = decoder.device, decoder.runner.mode
-    load = DecodingLoad(
-        batch=batch,
-        num_nodes=nodes_of(decoder.spec.tree_shape),
-        bytes_per_value=decoder.dtype.itemsize,
-        noise_streams=sum(stream != "accept" for stream in decoder.noise_streams),
-        table_columns=LANTERN_K + 1,  # draft model and table lie there, whatever the method
-        has_graphs=mode == "graph",
-    )
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    with PeakMemory(device) as memory:
-        state = fill(decoder, batch)
-        seconds = step_seconds(decoder, state, num_steps)
+    reset_peak(device)
+    state = fill(decoder, batch)
+    seconds = step_seconds(decoder, state, num_steps)
     if decoder.runner.mode != mode:
         return {"failed": f"steps were run {decoder.runner.mode}"}
-    found = {"seconds": seconds, "share_of_bandwidth": bytes_per_step(decoder, state) / bandwidth / seconds}
-    found["formula_gib"] = estimate_memory(decoder.target.config, load, decoder.models.draft.config).total / GIB
+    share = bytes_per_step(decoder, state) / bandwidth / seconds if bandwidth else None
+    found = {"seconds": seconds, "share_of_bandwidth": share}
     found["preparation_s"] = decoder.runner.preparation_s
     if device.type == "cuda":  # on a CPU the process holds much else
-        found["peak_gib"] = memory.peak / GIB
+        found["peak_gib"] = peak_gib(device)
         found["reserved_gib"] = torch.cuda.max_memory_reserved(device) / GIB  # graphs' pool included
-        found["graph_pool_gib"] = pool_bytes(state) / GIB
     return found
 
 
@@ -208,25 +190,15 @@ def show(row: dict[str, Any]) -> None:
     if "failed" in row:
         print(line, row["failed"], flush=True)
         return
-    line += f"{1000 * row['seconds']:9.2f} ms  {row['share_of_bandwidth']:7.2%} of bandwidth"
+    line += f"{1000 * row['seconds']:9.2f} ms"
+    if row["share_of_bandwidth"]:
+        line += f"  {row['share_of_bandwidth']:7.2%} of bandwidth"
     if "peak_gib" in row:
-        line += (
-            f"  peak {row['peak_gib']:.2f} GiB, reserved {row['reserved_gib']:.2f}, formula {row['formula_gib']:.2f}"
-        )
-        line += f", graph {row['graph_pool_gib']:.2f}"
+        line += f"  peak {row['peak_gib']:.2f} GiB, reserved {row['reserved_gib']:.2f}"
     print(f"{line}  prepared in {row['preparation_s']:.1f} s", flush=True)
 
 
-def pool_bytes(state: DecodingState) -> int:
-    """Memory that a state's graph keeps for the activations of a step; 0 without a graph."""
-    if state.graph is None:
-        return 0
-    pool = tuple(state.graph.pool())
-    segments = torch.cuda.memory_snapshot()
-    return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) == pool)
-
-
-def check_steps(models: DecodingModels, options: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
+def check_steps(models: DecodingModels, options: argparse.Namespace, bandwidth: float | None) -> list[dict[str, Any]]:
     """Every timed method, batch size and way of stepping.
 
     A decoder is made anew for each, so that no state is kept.
@@ -250,57 +222,14 @@ def check_steps(models: DecodingModels, options: argparse.Namespace, bandwidth: 
     return rows
 
 
-def _add_up(rank: int, meeting_point: str, device: str) -> None:
-    """What one of two processes does."""
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if device == "cuda" else "gloo"
-    options = {"init_method": f"file://{meeting_point}", "timeout": timedelta(minutes=1)}
-    torch.distributed.init_process_group(backend, rank=rank, world_size=2, **options)
-    value = torch.full((1000,), rank + 1.0, device=device)
-    torch.distributed.all_reduce(value)
-    torch.distributed.destroy_process_group()
-    assert (value == 3).all(), f"1 + 2 is 3, got {value[0]}"
-
-
-def check_processes(device: torch.device) -> bool | str:
-    """Whether two processes agree on a sum, by nccl on two GPUs or gloo on a CPU."""
-    if device.type == "cuda" and torch.cuda.device_count() < 2:
-        return f"{NOT_AVAILABLE}: one GPU"
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            torch.multiprocessing.spawn(_add_up, (f"{folder}/meeting_point", device.type), nprocs=2)
-        except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
-            print(error, file=sys.stderr)
-            return False
-    return True
-
-
-def measure_bandwidth(device: torch.device, num_bytes: int) -> float:
-    """Bytes per second of a copy, read and written."""
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(5):
-        synchronise(device)
-        begun = time.perf_counter()
-        target.copy_(source)
-        synchronise(device)
-        best = min(best, time.perf_counter() - begun)
-    return 2 * num_bytes / best
-
-
-def describe_machine(device: torch.device, copied: float) -> dict[str, Any]:
+def describe_machine(device: torch.device) -> dict[str, Any]:
     """The card, its memory and bandwidth, and what drives it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     known = next((value for part, value in BANDWIDTH.items() if part in name), None)
-    machine = {"device": name, "bandwidth": known or copied, "copy_bandwidth": copied, "torch": torch.__version__}
-    machine |= {"bandwidth_from": "data sheet" if known else "a copy", "python": platform.python_version()}
+    machine = {"device": name, "bandwidth": known, "torch": torch.__version__, "python": platform.python_version()}
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
-        machine |= {"memory_gib": card.total_memory / GIB, "multiprocessors": card.multi_processor_count}
-        machine |= {"capability": f"{card.major}.{card.minor}", "cuda": torch.version.cuda}
-        machine |= {"num_devices": torch.cuda.device_count(), "cudnn": torch.backends.cudnn.version()}
+        machine |= {"memory_gib": card.total_memory / GIB, "capability": f"{card.major}.{card.minor}"}
     return machine
 
 
@@ -321,19 +250,17 @@ def main() -> None:
     """Runs all checks."""
     options, begun = parse_options(), time.perf_counter()
     device = torch.device(options.device)
-    machine = describe_machine(device, measure_bandwidth(device, 2**20 if options.tiny else 2**30))
+    machine = describe_machine(device)
     parts = (f"{value:.4g}" if isinstance(value, float) else value for value in machine.values())
     print("machine   ", ", ".join(f"{key} {part}" for key, part in zip(machine, parts, strict=True)), flush=True)
-    report = {"benchmark": "gpu_check", "machine": machine, "commit": side_by_side.commit_of(side_by_side.ROOT)}
+    report = {"benchmark": "gpu_check", "machine": machine, "commit": commit_of(ROOT)}
     report |= {"sizes": TINY if options.tiny else XL, "capture": check_capture(device)}
-    report["processes"] = check_processes(device)
-    print("processes ", report["processes"], flush=True)
     models = make_models(report["sizes"], device, torch.bfloat16)
     report["near_ties"] = check_near_ties(models, 2 if options.tiny else 4)
     report["steps"] = check_steps(models, options, machine["bandwidth"])
     report["seconds"] = time.perf_counter() - begun
-    side_by_side.write_report(report, options.output)
-    if False in (*report["capture"].values(), report["processes"]):
+    write_report(report, options.output)
+    if False in report["capture"].values():
         raise SystemExit(1)
 
 
