@@ -3,8 +3,6 @@
 import re
 import subprocess
 
-import pytest
-
 from conftest import ROOT
 
 FOLDERS = "benchmarks|docs|experiments|lantern|profiles|reference|tests|workflow"
@@ -23,24 +21,23 @@ def missing(names):
     return sorted(name for name in names if name not in EXAMPLES and not (ROOT / name.rstrip("/")).exists())
 
 
-@pytest.mark.parametrize("name", [name for name in TEXTS if not name.startswith(("tests/", "CHANGELOG"))])
-def test_paths_that_a_text_names_are_there(name):
-    text = (ROOT / name).read_text()
-    named = set(re.findall(rf"(?<![\w./<>{{}}@-])((?:{FOLDERS})/[\w./-]+\.(?:{ENDINGS}))\b", text))
-    assert not missing(named)
+def test_paths_that_a_text_names_are_there():
+    for name in TEXTS:
+        if not name.startswith(("tests/", "CHANGELOG")):
+            text = (ROOT / name).read_text()
+            named = set(re.findall(rf"(?<![\w./<>{{}}@-])((?:{FOLDERS})/[\w./-]+\.(?:{ENDINGS}))\b", text))
+            assert not missing(named), name
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_what_a_page_points_to_is_there(name):
+def test_what_a_page_points_to_is_there():
     """Folders and files in back quotes, bare names of code, links."""
-    text = (ROOT / name).read_text()
-    assert not missing(re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", text))
-    bare = set(re.findall(r"`([\w-]+\.(?:py|smk))`", text))
-    assert not {
-        file for file in bare - EXAMPLES if not any(path.endswith(f"/{file}") or path == file for path in TRACKED)
-    }
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    assert not [link for link in links if link and not (ROOT / name).parent.joinpath(link).exists()]
+    known = {path.rpartition("/")[2] for path in TRACKED}
+    for name in PAGES:
+        text = (ROOT / name).read_text()
+        assert not missing(re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", text)), name
+        assert not set(re.findall(r"`([\w-]+\.(?:py|smk))`", text)) - known - EXAMPLES, name
+        links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+        assert not [link for link in links if link and not (ROOT / name).parent.joinpath(link).exists()], name
 
 
 def test_make_knows_the_targets_that_pages_name():
@@ -52,4 +49,4 @@ def test_make_knows_the_targets_that_pages_name():
 def test_the_readme_and_contributing_stay_short():
     readme = (ROOT / "README.md").read_text().splitlines()
     assert len(readme) <= 120 and max(map(len, readme)) <= 120
-    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 40
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 45
