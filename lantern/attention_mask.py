@@ -7,15 +7,8 @@ import torch.nn.functional as F
 
 
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Causal mask in which padded caption columns are hidden, except each padded row from itself.
-
-    Args:
-        text_mask: bool, (rows, num_text_tokens), True where a caption token is.
-        length: rows of the sequence, text included.
-        dtype: of the result.
-
-    Returns:
-        Additive mask, (rows, 1, length, length): 0 where visible, -inf elsewhere.
+    """Additive causal mask, (rows, 1, length, length), in which padded caption columns are hidden, except each padded
+    row from itself; text_mask: bool (rows, num_text_tokens), True where a caption token is.
     """
     visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
     visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
@@ -29,13 +22,7 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What new nodes see of one another, for `KVCache.mask`: [all that precedes them | their slots | what lies behind].
-
-    Args:
-        visible: bool, (batch or 1, queries, slots of the nodes).
-        dtype: of the result.
-
-    Returns:
-        Additive, (batch or 1, queries, 1 + slots of the nodes + 1): 0 in the first column, -inf in the last.
+    """What new nodes see of one another, for `KVCache.mask`: [all that precedes them | their slots | what lies behind],
+    bool (batch or 1, queries, slots of the nodes) -> additive, two columns wider: 0 in the first, -inf in the last.
     """
     return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

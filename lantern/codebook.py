@@ -34,17 +34,12 @@ def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
-    """Table of nearest codes, the code itself excluded.
+    """Table of the k nearest codes of each code of a codebook (vocab, code_dim), itself excluded: (vocab, k), nearest
+    first, ties to the lower code, as wide as `code_dtype`.
 
-    Args:
-        codebook: (vocab, code_dim).
-        k: columns kept, 1 <= k < vocab.
-        neighbours: "l2" on the rows as stored (the LANTERN authors' table), "l2_normalised" on normalised rows (what an
-            l2-normalised tokenizer decodes; the default, and cosine distance's too), or "random" (the control).
-        seed: of the random table.
-
-    Returns:
-        (vocab, k), nearest first; ties go to the lower code. Of the width that `code_dtype` gives.
+    `neighbours` is "l2" on the rows as stored (the LANTERN authors' table), "l2_normalised" on normalised rows (what an
+    l2-normalised tokenizer decodes, and cosine distance's too), or "random" (other codes in an order of the seed, the
+    control).
 
     Raises:
         ValueError: k out of range, or unknown neighbours.
@@ -70,15 +65,11 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
 
 
 def co_varying_codes(batches: Iterable[torch.Tensor], k: int) -> torch.Tensor:
-    """Table of the codes whose probabilities rise and fall together: neighbours in the eyes of the target model.
+    """Table of the codes whose probabilities rise and fall together, neighbours in the eyes of the target model: of
+    target probabilities of many contexts, each batch (contexts, vocab), to (vocab, k) as `nearest_codes`.
 
-    Args:
-        batches: target probabilities of many contexts, each (contexts, vocab) float.
-        k: columns kept, 1 <= k < vocab.
-
-    Returns:
-        (vocab, k), as `nearest_codes`: codes in the order of falling Pearson correlation over contexts; ties go to the
-        lower code. A code whose probability never changes correlates with none.
+    Codes stand in the order of falling Pearson correlation over contexts, ties with the lower code first. A code whose
+    probability never changes correlates with none.
 
     Raises:
         ValueError: k out of range, or fewer than two contexts.

@@ -38,14 +38,8 @@ def load_decoding_models(
     device: torch.device | str = "cpu",
     dtype: str = "float32",
 ) -> DecodingModels:
-    """Loads models and prepares them for decoding.
-
-    Args:
-        target: target checkpoint.
-        draft: draft checkpoint; None for autoregressive decoding only.
-        table: file with the tensor "nearest_codes"; None without relaxation.
-        device: where to decode.
-        dtype: number format of the weights, "float32" or "bfloat16".
+    """Loads models and prepares them for decoding: target, draft model (None for autoregressive or Jacobi decoding) and
+    a file with the tensor "nearest_codes" (None without relaxation); weights are "float32" or "bfloat16".
 
     Raises:
         ValueError: a foreign or truncated file, or a draft model that does not fit the target.
@@ -66,10 +60,8 @@ def load_decoding_models(
 
 
 def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Reads a table of nearest codes, (vocab, columns), in the whole numbers of `code_dtype`, whatever the file has.
-
-    Raises:
-        ValueError: the file is truncated or holds no such table.
+    """Reads a table of nearest codes, (vocab, columns), in the whole numbers of `code_dtype`; a ValueError where the
+    file holds none.
     """
     tensors, _ = load_tensors(path)
     if "nearest_codes" not in tensors:
@@ -109,24 +101,16 @@ def generate_records(
     partial: Path | None = None,
     partial_every_s: float = 30.0,
 ) -> GenerationRecords:
-    """Generates one image per prompt.
+    """Generates an image of each prompt, `batch_size` at a time; records are in the order of the prompts.
 
-    Args:
-        decoder: the method.
-        prompts: what to draw; the result does not depend on how they are batched.
-        encoder: text features.
-        run_seed: of the noise fields.
-        batch_size: images decoded together.
-        partial: file for the images finished so far; where one is left by an interrupted job, its images are not drawn
-            again.
-        partial_every_s: seconds between two writes of that file.
+    Where an image is complete, its row of the batch takes the next prompt, so that no row waits for the slowest; the
+    result does not depend on it. Seconds are an image's share of the clock: images that run at the same time share it
+    equally, prefills included, so that all of them add up to the time that decoding took. Excluded are text encoding
+    and what noise had to be waited for; noise is made ahead, in threads beside decoding. First calls allocate and
+    choose kernels, so draw an image that does not count first (`decode_timed`).
 
-    Returns:
-        Records in the order of the prompts. Where an image is complete, its row of the batch takes the next prompt, so
-        that no row waits for the slowest. Seconds are an image's share of the clock: images that run at the same time
-        share it equally, prefills included, so that all of them add up to the time that decoding took. Excluded are
-        text encoding and what noise had to be waited for; noise is made ahead, in threads beside decoding. First calls
-        allocate and choose kernels, so draw an image that does not count first (`decode_timed`).
+    `partial` is a file for the images finished so far, written every `partial_every_s` seconds: images in one that an
+    interruption has left are not drawn again.
     """
     parts = [load_records(partial)] if partial is not None and partial.exists() else []
     finished = {id for part in parts for id in part.prompt_ids}

@@ -36,14 +36,8 @@ class KVCache:
     """Pre-allocated keys and values of all layers; no tensor of it ever changes its address.
 
     A row is an image under one caption; under guidance the rows with the prompts' captions come first, then those with
-    the null caption.
-
-    Args:
-        visible: bool, (captions, batch, text rows): caption rows that may be seen; captions = 1, or 2 under guidance.
-        num_layers: layers.
-        num_slots: sequence slots per row.
-        head_shape: attention heads of keys and values, width of a head.
-        dtype: element type.
+    the null caption. `visible`, bool (captions, batch, text rows), says which caption rows may be seen, captions = 1,
+    or 2 under guidance; `head_shape` is (heads of keys and values, width of a head).
 
     Attributes:
         entries: (layers, captions, batch, slots, 2, heads, head_dim): a key and its value side by side, so that one
@@ -81,15 +75,9 @@ class KVCache:
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-        """The attention mask of a pass over new nodes: what precedes the nodes is seen, but for the hidden caption
-        rows; of the nodes' own slots what the window says; of what lies behind nothing.
-
-        Args:
-            window: additive, (batch or 1, nodes, slots of the nodes + 2), see `window_table`.
-            begin: int64, (batch,): first slot of the nodes.
-
-        Returns:
-            Additive, (rows, 1, nodes, slots).
+        """Additive attention mask of a pass over new nodes, (rows, 1, nodes, slots): what precedes the nodes is seen,
+        but for the hidden caption rows; of the nodes' own slots, which begin at `begin`, int64 (batch,), what the
+        window (batch or 1, nodes, slots of the nodes + 2) says, see `window_table`; of what lies behind nothing.
         """
         columns = (self._places - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)
@@ -102,23 +90,16 @@ class KVCache:
         return (slots + self._offsets).flatten()
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies slots of every layer: the slots source[b, j] of image b go to target[b, j].
-
-        Args:
-            source: int64, (batch, n).
-            target: int64, same shape; no slot twice in a row.
+        """Copies slots of every layer: source[b, j] of image b to target[b, j], int64 (batch, n), no target twice in a
+        row.
         """
         flat = self.entries.flatten(1, 3)
         flat.index_copy_(1, self.flat_slots(target), flat.index_select(1, self.flat_slots(source)))
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
-        """Replaces images, in place, by those of another cache, keys, values and hidden caption rows.
-
-        What a row holds behind the slots of the other cache stays; it is masked until it is overwritten.
-
-        Args:
-            rows: int64, (n,): images of this cache; none twice.
-            other: of n images, with at most as many slots.
+        """Replaces images `rows`, int64 (n,), none twice, in place by the n of another cache with at most as many
+        slots: keys, values and hidden caption rows. What lies behind its slots stays; it is masked until it is
+        overwritten.
         """
         self.entries[:, :, :, : other.num_slots].index_copy_(2, rows, other.entries)
         self._places[..., : other.num_slots].index_copy_(1, rows, other._places)

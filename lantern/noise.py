@@ -24,18 +24,9 @@ GUMBEL_STREAMS = ("target", "draft")  # with a value per code; the others are un
 def uniform_field(
     run_seed: int, prompt_id: str, stream: str, num_positions: int, num_slots: int, first: int = 0
 ) -> np.ndarray:
-    """Uniform noise of one image in (0, 1).
-
-    Args:
-        run_seed: seed of the run.
-        prompt_id: the image's prompt id.
-        stream: independent fields of one image: "target", "draft", "accept", ...
-        num_positions: rows; the row of a position is the same however many rows are asked for.
-        num_slots: columns, for example the vocabulary.
-        first: position of the first row.
-
-    Returns:
-        float64, (num_positions, num_slots).
+    """Uniform noise in (0, 1) of one image, float64 (num_positions, num_slots), from position `first` on; each stream
+    ("target", "draft", "accept", ...) is an independent field, and the row of a position is the same however many
+    are asked for.
 
     Source: Philox (Salmon et al. 2011), a counter-based generator, through numpy.
     """
@@ -117,15 +108,8 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 class NoiseField:
     """The noise of a batch of images in fixed buffers; rows are replaced in place.
 
-    A row holds the noise of `window` positions, that of position p at place p % window.
-
-    Args:
-        num_rows: images at a time.
-        num_positions: image tokens.
-        vocab_size: codes.
-        streams: those that are read.
-        device: where the buffers live.
-        window: positions held at a time; None for what `choose_window` chooses.
+    A row holds the noise of `window` positions, that of position p at place p % window; None is what `choose_window`
+    chooses.
 
     Attributes:
         prompt_ids: of the rows; None where no image is.
@@ -152,25 +136,15 @@ class NoiseField:
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
     def fill(self, rows: Sequence[int], fields: Sequence[ImageNoise]) -> None:
-        """Gives rows to new images, which stand at position 0.
-
-        Args:
-            rows: which.
-            fields: one per row, with the streams of this field.
-        """
+        """Gives rows to new images, one each, which stand at position 0."""
         for row, image in zip(rows, fields, strict=True):
             self.prompt_ids[row], self._images[row], self._ends[row] = image.prompt_id, image, 0
             self._extend(row, 0)
 
     def advance(self, lengths: torch.Tensor, tokens_per_step: int) -> int:
-        """Makes sure that rows hold the `window` positions from their lengths on.
-
-        Args:
-            lengths: int64, (num_rows,): tokens emitted; read by the host unless rows hold all positions.
-            tokens_per_step: the most that a step emits, and the positions that it reads from the length on.
-
-        Returns:
-            How many steps may follow before this must be called again.
+        """Makes sure that rows hold the `window` positions from their lengths on, int64 (num_rows,), read by the host
+        unless rows hold all positions; returns how many steps of at most `tokens_per_step` tokens may follow before
+        the next call.
         """
         if self.window == self.num_positions:
             return self.num_positions
@@ -205,17 +179,9 @@ class NoiseField:
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest round to 1
 
     def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """A code of each of some distributions, by one uniform number each: where Gumbel noise for every slot would be
-        too much.
-
-        Args:
-            stream: a uniform one.
-            probs: distributions, (batch, n, vocab), normalised or not; of one without mass, the last code is drawn.
-            positions: int64, (batch, n).
-            slots: int64, (batch or 1, n): a slot that no other draw at this position reads.
-
-        Returns:
-            int64, (batch, n).
+        """A code, int64 (batch, n), of each of some distributions (batch, n, vocab), normalised or not, by one uniform
+        number each, where Gumbel noise for every slot would be too much: of a uniform stream, at `positions` (batch,
+        n), from `slots` (batch or 1, n) that no other draw there reads. Without mass the last code is drawn.
         """
         # In float64, which no code's share is lost in, and whose order of addition on a GPU changes no draw.
         cumulative = probs.double().cumsum(-1)

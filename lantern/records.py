@@ -93,14 +93,8 @@ def load_records(path: Path) -> GenerationRecords:
 
 
 def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str] | None = None) -> GenerationRecords:
-    """Joins parts of one method's records.
-
-    Args:
-        parts: records of disjoint prompts.
-        order: prompt ids in the wanted order; by default the parts' own.
-
-    Returns:
-        One record; metadata is the first part's.
+    """Joins records of disjoint prompts of one method, in the `order` of prompt ids, by default the parts' own;
+    metadata is the first part's.
 
     Raises:
         ValueError: an id that appears twice, or that `order` has and the parts lack (or the other way round).
@@ -118,17 +112,8 @@ def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str]
 
 
 def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[str, GenerationRecords]:
-    """Reads the shards of many methods.
-
-    Args:
-        paths: record files of one prompt set and temperature.
-        prompt_ids: the prompt set, in the order wanted.
-
-    Returns:
-        Method id -> records of all prompts, in the order in which the methods first appear.
-
-    Raises:
-        ValueError: a file that is damaged, or shards that do not hold exactly these prompts.
+    """Reads the records of many methods on one prompt set, `prompt_ids`: method id -> records in that order, methods in
+    the order in which they first appear. Errors are those of `load_records` and `concatenate_records`.
     """
     parts: dict[str, list[GenerationRecords]] = {}
     for path in paths:

@@ -55,29 +55,19 @@ class SamplingConfig:
 
 
 def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
-    """Classifier-free guidance u + s (c - u) in float32.
+    """Classifier-free guidance u + s (c - u): (2 batch, ...), captioned rows first, null rows second -> float32 (batch,
+    ...).
 
-    Args:
-        doubled: (2 batch, ...), captioned rows first, null rows second; logits, or hidden states in front of a linear
-            head (guidance and a bias-free head commute, and the head then runs on half the rows).
-        cfg_scale: s.
-
-    Returns:
-        (batch, ...), float32.
+    Logits, or hidden states in front of a linear head: guidance and a bias-free head commute, and the head then runs on
+    half the rows.
     """
     captioned, null = doubled.float().chunk(2)
     return torch.lerp(null, captioned, cfg_scale)
 
 
 def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
-    """Applies temperature, top-k and top-p.
-
-    Args:
-        logits: float32, (..., vocab).
-        sampling: which filters; a temperature of 0 is taken as 1.
-
-    Returns:
-        Unnormalised log-probabilities, (..., vocab), -inf where filtered out.
+    """Applies temperature (0 is taken as 1), top-k and top-p to float32 logits (..., vocab): unnormalised
+    log-probabilities, -inf where filtered out.
 
     Source: order "top_k_first" LlamaGen autoregressive/models/generate.py; "top_p_first" jadohu/LANTERN
     ea_model_llamagen.py.

@@ -31,19 +31,12 @@ _ROUNDING = 0.01  # of the norm; bfloat16 rounds by 0.002
 
 
 def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.float32) -> DraftModel:
-    """Reads a drafter of the LANTERN authors, or one of our own.
-
-    Args:
-        path: `pytorch_model.bin` or safetensors with config.json beside it, or their folder.
-        target: sizes of the target that it drafts for.
-        dtype: number format of its weights.
-
-    Returns:
-        The model in evaluation mode, with the file's own token embedding.
+    """Reads a drafter of the LANTERN authors (`pytorch_model.bin` or safetensors with config.json beside it, or their
+    folder), or one of our own, in evaluation mode, with the file's own token embedding.
 
     Raises:
         FileNotFoundError: a missing file; names it.
-        ValueError: the file is damaged, or drafts for another target.
+        ValueError: the file is damaged, or drafts for a target of other sizes.
     """
     file = find_weights(path)
     if read_metadata(file) is not None:
@@ -78,16 +71,8 @@ def _read_chameleon(weights: WeightFile, target: TargetConfig, dtype: torch.dtyp
 
 
 def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:
-    """Copies the tensors of a published drafter into a model; puts it into evaluation mode.
-
-    Args:
-        model: of the file's sizes.
-        tensors: by published name.
-        path: the file, for the sentence.
-        has_bias: whether the fc layer has a bias; else it becomes 0.
-
-    Raises:
-        ValueError: see `copy_tensors`.
+    """Copies the tensors of a published drafter into a model of its sizes, in evaluation mode; without a bias in the
+    file's fc layer ours becomes 0. Errors are those of `copy_tensors`.
     """
     places = draft_places(model, has_bias)
     copy_tensors(tensors, places, path)
@@ -113,17 +98,11 @@ def draft_places(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
 
 
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
-    """Finds the matrix of the target that a drafter's token embedding was copied from.
+    """Finds the matrix of the target's file, in our own layout, that a drafter's token embedding was copied from, up to
+    the rounding of a half precision: "token_embedding.weight", "head.weight" or None, another target's drafter.
 
     The authors' training copies the head where the target is one file, and the token embedding where it lies in shards
-    (models/drafters/cnets_llamagen.py); a copy of neither is another target's drafter.
-
-    Args:
-        model: drafter.
-        target: file of the target in our own layout, of the same width and vocabulary.
-
-    Returns:
-        "token_embedding.weight" or "head.weight", equal up to the rounding of a half precision; None where neither is.
+    (models/drafters/cnets_llamagen.py).
     """
     own = model.token_embedding.weight.detach().float()
     with safe_open(target, framework="pt") as file:

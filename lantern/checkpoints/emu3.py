@@ -37,14 +37,8 @@ def own_name(name: str) -> str:
 
 
 def read_emu3_tokenizer(weights: WeightFile, image_size: int) -> Emu3Tokenizer:
-    """Reads the image tokenizer, whose widths and depths are read off its tensors.
-
-    Args:
-        weights: see `read_weights`.
-        image_size: side of the images in pixels, as config key data.image_size says.
-
-    Returns:
-        The model in evaluation mode, float32.
+    """Reads the image tokenizer for images of so many pixels, whose widths and depths are read off its tensors; in
+    evaluation mode, float32.
 
     Raises:
         ValueError: the file lacks tensors, or the image size is no multiple of the model's factor.

@@ -42,15 +42,8 @@ def llama_reader(file: WeightFile) -> Callable[[WeightFile, TargetConfig, torch.
 
 
 def read_chameleon(file: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
-    """Reads Anole or Lumina-mGPT in Hugging Face's layout or in Meta's.
-
-    Args:
-        file: see `read_weights`.
-        expected: sizes, and the null prompt; the options of the transformer are the family's.
-        dtype: see `read_target`.
-
-    Returns:
-        The model in evaluation mode.
+    """Reads Anole or Lumina-mGPT in Hugging Face's layout or in Meta's, in evaluation mode; the options of the
+    transformer are the family's, sizes and the null prompt the expected ones.
 
     Raises:
         ValueError: the file lacks a tensor, has other sizes than expected, or captions are expected instead of ids.
@@ -153,12 +146,8 @@ def expand_norms(tensors: Mapping[str, torch.Tensor], places: Mapping[str, torch
 
 
 def pair_neighbours(places: Mapping[str, torch.Tensor], head_dim: int) -> None:
-    """Puts the channels of queries and keys that are turned together side by side, in place: published layouts have
-    them half a head apart.
-
-    Args:
-        places: weights of a model by published name.
-        head_dim: channels of a head.
+    """Puts the channels of queries and keys that are turned together side by side, in place, in weights by published
+    name: published layouts have them half a head apart.
     """
     for name, place in places.items():
         if _NORM.search(name) or _PROJECTION.search(name):

@@ -46,16 +46,11 @@ log = logging.getLogger(__name__)
 
 def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32) -> TargetModel:
     """Reads a target of whatever family and layout its tensors tell: LlamaGen's original file, the LANTERN authors'
-    Hugging Face layout, one of `checkpoints.llama`, or our own.
+    Hugging Face layout, one of `checkpoints.llama`, or our own; in evaluation mode, all weights but
+    `TargetModel.wide` of `dtype`.
 
-    Args:
-        path: file or folder, see `read_weights`.
-        expected: sizes that the config gives. `norm_eps`, `rope_base` and the feed-forward width of a Hugging Face
-            layout are read from its config.json; an original file holds none of them and has the expected ones.
-        dtype: number format of all weights but `TargetModel.wide`; each is cast as it is read.
-
-    Returns:
-        The model in evaluation mode.
+    `norm_eps`, `rope_base` and the feed-forward width of a Hugging Face layout are read from its config.json; an
+    original file holds none of them and has the expected ones.
 
     Raises:
         FileNotFoundError: a missing file; names it.
@@ -82,11 +77,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 
 
 def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dtype) -> Model:
-    """Reads a target or a drafter in our own layout.
-
-    Raises:
-        ValueError: its sizes are not those of the target; see also `load_model`.
-    """
+    """Reads a target or a drafter in our own layout; a ValueError where its sizes are not the target's."""
     model = load_model(file, cls, dtype)
     for name, (config_key, _) in {**CONFIG_KEYS, "num_prompt_ids": ("text.num_classes", "num_classes")}.items():
         if hasattr(model.config, name):
@@ -117,16 +108,8 @@ def target_places(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.
 
 
 def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16 | Emu3Tokenizer:
-    """Reads a published VQ-16, alone or among Janus' tensors, Chameleon's or Emu3's tokenizer; widths and depths are
-    read off them.
-
-    Args:
-        path: file or folder.
-        image_size: side of the images in pixels, the weights are the same for all.
-        codebook: number of codes and length of a code that the config gives.
-
-    Returns:
-        The model in evaluation mode, float32.
+    """Reads a published VQ-16, alone or among Janus' tensors, Chameleon's or Emu3's tokenizer, in evaluation mode,
+    float32; widths and depths are read off it. `image_size` is in pixels, `codebook` (codes, length of a code).
 
     Raises:
         FileNotFoundError: a missing file; names it.
@@ -147,17 +130,9 @@ def read_vq16(path: Path, image_size: int, codebook: tuple[int, int]) -> VQ16 | 
 
 
 def check_original(weights: WeightFile, expected: TargetConfig) -> None:
-    """Compares prompts, stage and number of heads with the config, as far as an original file tells; logs what it does
-    not tell.
-
-    Stages, and models of any number of heads, have tensors of the same names and shapes.
-
-    Args:
-        weights: the original file.
-        expected: sizes that the config gives.
-
-    Raises:
-        ValueError: the file is of another stage or reads other prompts, or the named size has another number of heads.
+    """Compares prompts, stage and number of heads with the expected ones, as far as an original file tells, by a
+    ValueError; logs what it does not tell: stages, and models of any number of heads, have tensors of the same names
+    and shapes.
     """
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
     check_equal(weights.path, "what it draws from", wanted, found, "text.encoder")
@@ -185,11 +160,7 @@ def check_original(weights: WeightFile, expected: TargetConfig) -> None:
 
 
 def read_grid(weights: WeightFile) -> int:
-    """Side of the image in tokens that config.json gives.
-
-    Raises:
-        ValueError: its block_size is no square.
-    """
+    """Side of the image in tokens that config.json gives; a ValueError where its block_size is no square."""
     tokens = weights.setting("block_size")
     if math.isqrt(tokens) ** 2 != tokens:
         raise ValueError(f"{weights.settings_path}: block_size should be a square number of tokens, found {tokens}")
@@ -197,11 +168,7 @@ def read_grid(weights: WeightFile) -> int:
 
 
 def check_heads(weights: WeightFile) -> None:
-    """Makes sure that config.json gives every head keys and values of its own.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Makes sure that config.json gives every head keys and values of its own, by a ValueError."""
     heads = weights.setting("num_attention_heads")
     groups = weights.require_settings().get("num_key_value_heads") or heads
     if groups != heads:

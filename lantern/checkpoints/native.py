@@ -24,14 +24,7 @@ _OTHER_MODEL = "it belongs to another model or to other sizes than the config's"
 
 
 def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any] | None = None) -> None:
-    """Writes a model's weights and its config into one file, atomically.
-
-    Args:
-        path: target file, by habit `model.safetensors`.
-        model: module whose `config` is a dataclass of plain values and whose class says its `kind`, for example
-            "target_model".
-        metadata: further JSON values to keep beside the weights (training record, accuracies).
-    """
+    """Writes a model's weights, its `config`, its class's `kind` and further JSON values into one file, atomically."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
@@ -42,16 +35,8 @@ def load_model(
     dtype: torch.dtype | None = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Model:
-    """Reads a model that `save_model` wrote, tensor by tensor: memory holds it once, in its final number format.
-
-    Args:
-        path: the file.
-        cls: class of the model; says its `kind` and its `config_class`.
-        dtype: number format of its weights but those of `cls.wide`; None for the file's.
-        device: where it shall lie.
-
-    Returns:
-        The model in evaluation mode.
+    """Reads a model of class `cls` that `save_model` wrote, in evaluation mode, tensor by tensor: memory holds it once,
+    in its final number format, `dtype` but for `cls.wide`; None for the file's.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -73,13 +58,8 @@ def empty_model(
     dtype: torch.dtype | Mapping[str, torch.dtype],
     device: torch.device | str = "cpu",
 ) -> Model:
-    """A model whose parameters are still to be written.
-
-    Args:
-        cls: its class; parameters whose names begin with one of its `wide`, where it has some, are float32.
-        config: its sizes.
-        dtype: number format of the others, or of each by name; float32 where a name is missing.
-        device: where it shall lie.
+    """A model whose parameters are still to be written, of one number format or of one by name (float32 where a name is
+    missing); those whose names begin with one of `cls.wide`, where it has some, are float32.
     """
     # No storage and no random numbers for parameters at first: a large model's are gigabytes, and seconds.
     without_storage = register_module_parameter_registration_hook(
@@ -99,14 +79,7 @@ def empty_model(
 
 
 def read_metadata(path: Path | str) -> dict[str, Any] | None:
-    """Metadata of a file in our own layout, without reading its tensors.
-
-    Args:
-        path: any file.
-
-    Returns:
-        The metadata; None where the file is of another layout, or is no safetensors file at all.
-    """
+    """Metadata of a file in our own layout, without reading its tensors; None of any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
@@ -116,39 +89,22 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """What `save_model` was given to keep beside the weights.
-
-    Args:
-        path: any file.
-
-    Returns:
-        The metadata without what describes model and file; empty where the file is of another layout.
-    """
+    """What `save_model` was given to keep beside the weights; empty where the file is of another layout."""
     own = ("kind", "config", CHECKSUM_KEY)
     return {name: value for name, value in (read_metadata(path) or {}).items() if name not in own}
 
 
 def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:
-    """Copies weights into a model after comparing names and shapes; puts it into evaluation mode.
-
-    Raises:
-        ValueError: see `copy_tensors`.
-    """
+    """Copies weights into a model, as `copy_tensors` does; puts it into evaluation mode."""
     copy_tensors(state, model.state_dict(), path)
     return model.eval()
 
 
 def copy_tensors(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor], path: Path | str) -> None:
-    """Copies a file's tensors to their places in a model, once all of them fit.
-
-    Args:
-        state: tensors by the file's names.
-        places: tensors, or parts of tensors, of a model by the same names; written to.
-        path: the file, for the sentence.
+    """Copies a file's tensors by name to their places in a model, tensors or parts of them, once all of them fit.
 
     Raises:
-        ValueError: a tensor of another shape, a missing or a foreign one, or one that holds no floating-point numbers;
-            one sentence with file, name, what was expected and found.
+        ValueError: a tensor of another shape, a missing or a foreign one, or one that holds no floating-point numbers.
     """
     shapes = {name: tuple(place.shape) for name, place in places.items()}
     missing = [name for name in places if name not in state]

@@ -27,16 +27,7 @@ FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a
 
 
 def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
-    """Builds a settings dataclass from a config section, which may hold keys of other dataclasses as well.
-
-    Args:
-        cls: the dataclass.
-        settings: config section.
-        more: fields that come from elsewhere.
-
-    Returns:
-        The instance; fields in neither keep their default.
-    """
+    """Builds a settings dataclass from settings that may hold keys of other dataclasses as well, and from `more`."""
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
 

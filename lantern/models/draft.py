@@ -72,15 +72,9 @@ class DraftModel(nn.Module):
         return self.from_token(self.token_embedding(tokens))
 
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced pass over a whole image.
-
-        Args:
-            tokens: int64, (rows, n): zeros for the num_text_tokens - 1 caption rows, then the image tokens.
-            hidden: target hidden states, (rows, n, dim); row r predicted the token of row r.
-            mask: additive, (rows, 1, n, n).
-
-        Returns:
-            Predicted next hidden states, (rows, n, dim).
+        """Teacher-forced pass over a whole image: tokens int64 (rows, n), zeros for the num_text_tokens - 1 caption
+        rows; the target's hidden states that predicted them, (rows, n, dim); additive mask (rows, 1, n, n) ->
+        predicted next hidden states, (rows, n, dim).
         """
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 
@@ -89,11 +83,8 @@ class DraftModel(nn.Module):
     ) -> KVCache:
         """Runs the captions of a batch; `extend` goes on from there.
 
-        Args:
-            hidden: the target's hidden states of the captions, (captions, batch, num_text_tokens - 1, dim).
-            mask: bool, (captions, batch, num_text_tokens - 1), True where a token of the prompt is.
-            num_slots: of the cache.
-            ids: of the prompts' tokens behind these, int64, the shape of the mask; read with `num_embedded_ids`.
+        `hidden`: the target's, (captions, batch, num_text_tokens - 1, dim). `mask`: bool, without dim, True where a
+        token of the prompt is. `ids`: of the prompts' tokens behind these, read with `num_embedded_ids`.
         """
         visible = mask if self.config.masks_text_padding else torch.ones_like(mask)
         cache = self.make_cache(visible, num_slots)

@@ -87,17 +87,11 @@ class TargetModel(nn.Module):
     def guided_logits(
         self, hidden: torch.Tensor, cfg_scale: float, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits of hidden states, guided where the null caption runs along. Guidance and a linear head commute; in
-        front of the head it halves its rows.
+        """Logits, float32 (..., vocab), of hidden states (captions, ..., dim), guided where the null caption runs
+        along. Guidance and a linear head commute; in front of the head it halves its rows.
 
-        Args:
-            hidden: (captions, ..., dim).
-            cfg_scale: of the guidance.
-            positions: int64, broadcastable to (...): of the image, which the hidden states predict. Tokens that may not
-                stand there get -inf; None for the logits as the head gives them.
-
-        Returns:
-            float32, (..., vocab).
+        `positions`, int64 broadcastable to (...), are those of the image that the states predict: tokens that may not
+        stand there get -inf; None for the logits as the head gives them.
         """
         if len(hidden) == 1:
             logits = self.read_logits(hidden[0])
@@ -141,17 +135,13 @@ class TargetModel(nn.Module):
         return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced pass over a whole image.
+        """Teacher-forced pass over a whole image: hidden states after the final norm of all rows, (rows,
+        num_text_tokens + n, dim). Row num_text_tokens - 1 + i predicts code i; `head` turns hidden states into
+        logits.
 
-        Args:
-            features: of prompts, left-padded: caption features (rows, num_text_tokens, caption_dim), or ids int64
-                (rows, num_text_tokens); `null_prompt` for no caption.
-            mask: bool, (rows, num_text_tokens), True where a token of the prompt is.
-            codes: int64, (rows, n): image tokens; token n - 1 may be left out, since nothing is predicted from it.
-
-        Returns:
-            Hidden states after the final norm of all rows, (rows, num_text_tokens + n, dim). Row
-            num_text_tokens - 1 + i predicts code i; `head` turns hidden states into logits.
+        `features`: of prompts, left-padded: caption features (rows, num_text_tokens, caption_dim), or ids int64 (rows,
+        num_text_tokens), `null_prompt` for no caption; `mask`: bool, True where a token of the prompt is. `codes`:
+        int64, (rows, n); token n - 1 may be left out, since nothing is predicted from it.
         """
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rotary = self.rotary[: x.shape[1], None]
@@ -166,15 +156,9 @@ class TargetModel(nn.Module):
         return self(both, masks, repeat_rows(codes, len(both)))
 
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
-        """Runs the prompts of a batch; `extend` goes on from there.
-
-        Args:
-            features: as in `forward`, but (captions, batch, ...): captions = 1, or 2 under guidance, see `with_null`.
-            mask: bool, (captions, batch, num_text_tokens).
-            num_slots: of the cache.
-
-        Returns:
-            (hidden states after the final norm, (captions, batch, num_text_tokens, dim); cache).
+        """Runs the prompts of a batch, `features` and `mask` as in `forward`, but (captions, batch, ...), captions = 1,
+        or 2 under guidance, see `with_null`; `extend` goes on from there. Returns the hidden states after the final
+        norm, (captions, batch, num_text_tokens, dim), and the cache.
         """
         cache = self.make_cache(mask, num_slots)
         rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
@@ -194,17 +178,11 @@ class TargetModel(nn.Module):
         rotary_rows: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes behind what the cache holds; not to be differentiated.
+        """Runs new nodes behind what the cache holds, which takes their keys and values; not to be differentiated.
+        Returns hidden states after the final norm, (captions, batch, nodes, dim).
 
-        Args:
-            cache: of the batch; takes their keys and values.
-            tokens: int64, (batch, nodes).
-            slots: int64, (batch, nodes): where their keys and values go.
-            rotary_rows: int64, (batch, nodes): row of the rotary table of each node.
-            mask: additive, (rows, 1, nodes, slots), see `KVCache.mask`.
-
-        Returns:
-            Hidden states after the final norm, (captions, batch, nodes, dim).
+        `tokens`, `slots` of their keys and values, and `rotary_rows` of the rotary table: int64, (batch, nodes).
+        `mask`: additive, (rows, 1, nodes, slots), see `KVCache.mask`.
         """
         return self._run(repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_rows, mask, cache)
 

@@ -21,19 +21,12 @@ from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
 def rotary_table(
     num_text_tokens: int, lines: tuple[int, int], head_dim: int, base: float, kind: str = "2d"
 ) -> torch.Tensor:
-    """Rotary table over a text prefix and the lines of an image.
+    """Rotary table over a text prefix and the (height, width) lines of an image, of pairs of neighbouring channels:
+    complex64 (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2).
 
-    Args:
-        num_text_tokens: rows in front, in "2d" of zeros; a zero row zeroes queries and keys, so that attention over
-            text is uniform.
-        lines: of the image, and tokens of a line; rows follow in raster order.
-        head_dim: width of one attention head; divisible by 4.
-        base: rotary base.
-        kind: "2d", LlamaGen's: the first half of the channels turns with the grid row, the second with the column; or
-            "1d", that of language models: all channels turn with the place in the sequence, the prompt's rows too.
-
-    Returns:
-        complex64, (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2), of pairs of neighbouring channels.
+    Of kind "2d", LlamaGen's, the first half of the channels turns with the grid row, the second with the column, and
+    text rows are zeros, which zero queries and keys, so that attention over text is uniform; of "1d", that of language
+    models, all channels turn with the place in the sequence, the prompt's rows too.
 
     Source: LlamaGen autoregressive/models/gpt.py (precompute_freqs_cis_2d), convention needed by its checkpoints.
     """
@@ -117,12 +110,8 @@ class GrowingCache(Protocol):
 
 
 class Layer(nn.Module):
-    """One decoder layer.
-
-    Args:
-        config: of the model: dim, norm_eps, ffn_hidden (width of the SwiGLU hidden layer), num_heads (dim / num_heads
-            is divisible by 4), num_kv_heads and has_qk_norm.
-        has_attention_norm: False for EAGLE's draft layer, whose input is not normalised.
+    """One decoder layer; dim / num_heads is divisible by 4. EAGLE's draft layer has no attention norm: its input is not
+    normalised.
     """
 
     def __init__(self, config: TargetConfig | DraftConfig, *, has_attention_norm: bool = True) -> None:
@@ -141,16 +130,11 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor | None, cache: GrowingCache | None = None
     ) -> torch.Tensor:
-        """Runs the layer over whole sequences, differentiably.
+        """Runs the layer over whole sequences (rows, nodes, dim), differentiably.
 
-        Args:
-            x: (rows, nodes, dim).
-            rotary: complex64, broadcastable to (rows, nodes, heads of queries and keys, head_dim / 2).
-            mask: additive attention mask, (rows or 1, 1, nodes, keys), dtype of x.
-            cache: takes the keys and values of x and gives all those that x attends to; None attends within x alone.
-
-        Returns:
-            (rows, nodes, dim).
+        `rotary`: complex64, broadcastable to (rows, nodes, heads of queries and keys, head_dim / 2). `mask`: additive,
+        (rows or 1, 1, nodes, keys). `cache` takes the keys and values of x and gives all those that x attends to; None
+        attends within x alone.
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)
@@ -193,14 +177,11 @@ class DecodingLayer:
     def __call__(
         self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, slots: torch.Tensor
     ) -> None:
-        """Runs the layer; not to be differentiated.
+        """Changes x, (rows * nodes, dim), in place to what `Layer.forward` returns; not to be differentiated.
 
-        Args:
-            x: (rows * nodes, dim), changed in place to what `Layer.forward` returns.
-            rotary: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions.
-            mask: additive attention mask, (rows, 1, nodes, slots), dtype of x.
-            past: this layer's keys and values; takes those of the nodes.
-            slots: int64, (rows * nodes,): where they go, see `KVCache.flat_slots`.
+        `rotary`: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions. `mask`: additive, (rows, 1,
+        nodes, slots). `past` takes the nodes' keys and values at `slots`, int64 (rows * nodes,), see
+        `KVCache.flat_slots`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
         qkv = torch.mm(x if self.attention_norm is None else self.attention_norm(x), self.qkv)

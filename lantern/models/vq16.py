@@ -101,16 +101,8 @@ class VQ16(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the codes of images.
-
-        Args:
-            images: (images, 3, size, size) in [-1, 1].
-
-        Returns:
-            (images, grid * grid) int64; the nearest code of each position, the first one on ties.
-
-        Raises:
-            ValueError: images of another size.
+        """Codes, int64 (images, grid * grid), of images (images, 3, size, size) in [-1, 1]: the nearest of each
+        position, the first one on ties; a ValueError for images of another size.
         """
         check_images(images, self.config.image_size)
         rows = self.decoded_codebook
@@ -122,16 +114,8 @@ class VQ16(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the images of codes.
-
-        Args:
-            codes: (images, grid * grid) integers in [0, codebook_size).
-
-        Returns:
-            (images, 3, size, size) float32, clamped to [-1, 1].
-
-        Raises:
-            ValueError: wrong number of codes an image, or a code out of range.
+        """Images, float32 (images, 3, size, size) clamped to [-1, 1], of codes (images, grid * grid); a ValueError for
+        another number of codes or one out of range.
         """
         config = self.config
         check_codes(codes, config.grid, config.codebook_size)
