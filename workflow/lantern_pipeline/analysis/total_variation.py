@@ -248,12 +248,13 @@ def acceptance_table(
     neighbours (of `tables`, (vocab, columns)) x delta of the additive rule (nan: no bound, always added) x k (0
     always, and what a table can serve).
     """
-    rows = []
+    rows, place = [], nodes.draft_probs.nonzero(as_tuple=True)  # summed in this order, so that digits stay
     for neighbours, table in tables.items():
         for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
             for delta in (*deltas, np.nan):
                 sets = AdditiveBound(table, k=k, delta=1.0 if np.isnan(delta) else delta)
-                sampled = Rejection(sets).accepted_mass(nodes.target_probs, nodes.draft_probs).sum(-1)
+                mass = Rejection(sets).accepted_mass(nodes.target_probs, nodes.draft_probs)
+                sampled = torch.zeros_like(mass[:, 0]).index_add_(0, place[0], mass[place])
                 top = sets.surrogate(nodes.target_probs, None, nodes.draft_probs.argmax(-1, keepdim=True)).squeeze(-1)
                 for drafts, accepted in {"sampled": sampled, "top": top}.items():
                     mean = mean_over_nodes("acceptance", accepted.cpu(), nodes.image.cpu(), options)
