@@ -57,7 +57,7 @@ arguments:
 	@for word in config.yaml $(ARGS); do word=$${word#--configfile=}; case $$word in \
 		*=*) ;; \
 		*.yaml|*.yml|*.json) [ -e "$$word" ] || { echo "ARGS names $$word, which does not exist: check its spelling and folder" >&2; exit 1; } ; \
-			[ ! -x $(BIN)/python ] || $(BIN)/python -m lantern_pipeline.config.validate "$$word" ;; \
+			[ ! -x $(BIN)/lantern ] || $(BIN)/python -m lantern_pipeline.config.validate "$$word" ;; \
 	esac; done
 
 reproduce: arguments $(STAMP)

@@ -124,6 +124,12 @@ def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tm
         assert code == 0 and {path.name for path in tmp_path.iterdir() if not path.is_symlink()} == left, output
 
 
+def test_a_config_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
+    (tmp_path / "odd.yaml").write_text("seed: 1\ndata: [1\n")
+    code, output = Workflow(tmp_path, (tmp_path / "odd.yaml",)).make("reproduce")
+    assert code and f"{tmp_path}/odd.yaml, line 3: not valid YAML" in output and "Snakefile" not in output, output
+
+
 def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path):
     for target in ("reproduce", "resume"):
         code, output = Workflow(tmp_path, (tmp_path / "nosuch.yaml",)).make(target)
