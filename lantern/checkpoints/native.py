@@ -20,7 +20,7 @@ from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, s
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-_OTHER_MODEL = "it belongs to another model or to other sizes than the config's"
+_OTHER_MODEL = "it belongs to another model or to other sizes than expected"
 
 
 def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any] | None = None) -> None:

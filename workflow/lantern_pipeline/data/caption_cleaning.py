@@ -89,14 +89,7 @@ _MAX_JOINERS = 3  # with more of them, a caption is this-kind-of-caption
 
 
 def clean_caption(caption: str) -> str:
-    """Clean a caption as LlamaGen does, twice: the second pass finds what the first has laid bare.
-
-    Args:
-        caption: any text.
-
-    Returns:
-        Lower-case text; empty where nothing is left.
-    """
+    """Clean a caption as LlamaGen does, twice: the second pass finds what the first has laid bare."""
     return _clean_once(_clean_once(caption))
 
 

@@ -29,12 +29,8 @@ _WEIGHT_FILES = (
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """Texts as T5 reads them, right-padded.
-
-    Attributes:
-        ids: int64, (texts, max_tokens).
-        mask: bool, (texts, max_tokens): True at tokens, the end token included.
-        is_truncated: bool, (texts,): the text had more tokens.
+    """Texts as T5 reads them, right-padded: ids int64 and mask bool, (texts, max_tokens), the end token included; and
+    whether a text had more tokens, bool (texts,).
     """
 
     ids: Tensor
@@ -45,21 +41,9 @@ class TokenizedTexts:
 class T5TextEncoder:
     """LlamaGen's text encoder (a `lantern.models.text.TextEncoder`): cleaning, T5, rotation to left padding.
 
-    Args:
-        folder: config.json, tokenizer.json and the weights of a T5, as its hub repository has them; a model with a
-            decoder will do, the decoder is not read.
-        caption_dim: expected width of a feature; None takes the model's.
-        max_tokens: longest text in tokens, the end token included; longer ones are cut.
-        dtype: of weights and arithmetic; the features that LlamaGen was run with are bfloat16.
-        device: where to run.
-
-    Attributes:
-        caption_dim: width of a feature; 2048 for flan-t5-xl.
-        max_tokens: as given.
-
-    Raises:
-        FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a damaged file, another kind of model, missing or non-finite weights, or another width.
+    `folder` holds config.json, tokenizer.json and the weights of a T5, as its hub repository has them; of a model with
+    a decoder the encoder alone is read. Longer texts than `max_tokens`, the end token included, are cut. The features
+    that LlamaGen was run with are bfloat16. A `caption_dim` of None takes the model's, 2048 for flan-t5-xl.
 
     Source: FoundationVision/LlamaGen@ce98ec4, language/t5.py and autoregressive/sample/sample_t2i.py.
     """
@@ -115,14 +99,8 @@ class T5TextEncoder:
 
 
 def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move each row's tokens to its end and its pads, set to zero, to the front.
-
-    Args:
-        features: (texts, tokens, dim), valid tokens first.
-        mask: bool, (texts, tokens), True at valid tokens.
-
-    Returns:
-        (features, mask), both left-padded.
+    """Features (texts, tokens, dim) and mask (texts, tokens) with each row's tokens moved to its end and its pads, set
+    to zero, to the front.
     """
     num_tokens = mask.shape[1]
     num_pads = (~mask).sum(1, keepdim=True)  # (texts, 1)

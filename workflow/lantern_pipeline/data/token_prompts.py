@@ -71,7 +71,7 @@ class TokenPromptEncoder:
     """Ids of prompts, left-padded to `max_tokens`, by a `tokenizer.json`; a `TextEncoder`.
 
     A new family is a row of FORMS, its name in the schema's text.encoder, and the number of its ids in
-    lantern/models/config.py. A longer prompt loses the end of its caption, which is logged; what the form has behind
+    `model_sizes.py`. A longer prompt loses the end of its caption, which is logged; what the form has behind
     it stays.
     """
 
