@@ -60,8 +60,11 @@ arguments:
 			[ ! -x $(BIN)/lantern ] || $(BIN)/python -m lantern_pipeline.config.validate "$$word" ;; \
 	esac; done
 
+# First, what a finished run lacks or holds damaged is set aside and asked for by name, with what follows from it.
 reproduce: arguments $(STAMP)
-	$(SNAKEMAKE) $(ARGS)
+	@lacking=$$($(BIN)/python -m lantern_pipeline.archive.repair $(ARGS)) || exit 1; \
+	trap 'echo "interrupted: run the same command again, which goes on" >&2; exit 130' INT; \
+	echo "$(SNAKEMAKE) $(ARGS)"; $(SNAKEMAKE) $(ARGS) $${lacking:+-- all $$lacking}
 	@$(if $(IS_DRY),:,$(WRITE_REPORT_IF_OLD))
 
 sample: $(STAMP)

@@ -53,6 +53,9 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
         sys.stderr = terminal if terminal.isatty() else file
         try:
             yield logging.getLogger(snakemake.rule)
+        except KeyboardInterrupt:
+            print(f"\n{snakemake.rule}: interrupted; run again, which goes on", file=terminal)
+            sys.exit(130)
         except Exception as error:
             traceback.print_exc(file=file)
             print(f"\n{snakemake.rule}: {_describe(error)} (details: {path})", file=terminal)
