@@ -56,7 +56,7 @@ def test_help_is_shown(arguments):
 def test_the_models_are_those_of_the_first_training_seed(tmp_path, missing):
     config = CONFIG | {"repeats": {"training_seeds": [3, 0], "noise_seeds": [0]}}
     stored = object.__new__(FinishedRun)
-    stored.names, stored.config, stored.folder = (), config, tmp_path
+    stored.has_trees, stored.config, stored.folder = True, config, tmp_path
     for stage in {"target/s3", "drafter/s3"} - {missing}:
         (tmp_path / stage).mkdir(parents=True)
         (tmp_path / stage / "model.safetensors").touch()
@@ -66,7 +66,7 @@ def test_the_models_are_those_of_the_first_training_seed(tmp_path, missing):
 
 def test_a_method_without_a_draft_model_asks_for_none(tmp_path):
     stored = object.__new__(FinishedRun)
-    stored.names, stored.config, stored.folder = (), CONFIG, tmp_path
+    stored.has_trees, stored.config, stored.folder = True, CONFIG, tmp_path
     assert [spec.method_id for spec in stored._choose(["jacobi"], 1.0)] == ["autoregressive", "jacobi"]
     with pytest.raises(FileNotFoundError, match=r"target/s0"):
         stored._load_decoders(["jacobi"])
@@ -115,9 +115,23 @@ def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):
     assert code == 0 and "\nproximity k 20 " in output, output
 
 
+def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are_named(home, caplog):
+    code, output = run("sample", "grass grass grass")
+    assert code == 0 and "is no caption that the target has learnt, such as 'a small white ring" in caplog.text
+    lines = output.splitlines()[2:-1]
+    assert [line.endswith("equal to autoregressive decoding's") for line in lines] == [True, True], output
+    code, output = run("sample", PROMPT, "--method", "proximity-k20")
+    assert "\nproximity k 20 " in output and output.splitlines()[-2].endswith("another one"), output
+
+
 @pytest.mark.parametrize(
     "prompt, options, sentence",
     [
+        (
+            "",
+            [],
+            "give a prompt, for example 'a small white ring above a large blue triangle on grass'; it knows the words a",
+        ),
         ("a purple hippopotamus", [], "unknown word 'hippopotamus'; known words: a, small, large"),
         (PROMPT, ["--method", "jacobi-tuned"], "--method must be a preset or one of autoregressive"),
         (PROMPT, ["--experiment", "embedded"], "holds no finished experiment"),

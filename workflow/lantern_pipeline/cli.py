@@ -33,7 +33,7 @@ def main() -> None:
 def sample(
     prompt: Annotated[
         str, typer.Argument(help="What to draw, e.g. 'a small white ring above a large blue triangle on grass'.")
-    ],
+    ] = "",
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
     method: Annotated[
         list[str] | None, typer.Option(help="One of the experiment's method ids, or a preset; repeat it for several.")
@@ -41,8 +41,8 @@ def sample(
     experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
-    """Draws one prompt with every method of a finished experiment, or with a few from the trained weights in
-    models/embedded where nothing has run yet; prints target forwards and seconds.
+    """Draws one prompt with a few methods, of a finished experiment or, where nothing has run yet, from the trained
+    weights in models/embedded; prints target forwards, seconds, and which images equal autoregressive decoding's.
     """
     from tempfile import TemporaryDirectory
 

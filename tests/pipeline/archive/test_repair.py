@@ -1,0 +1,97 @@
+"""What is asked before a run: a folder that may be worked in, and results that are what jobs wrote."""
+
+from __future__ import annotations
+
+import os
+
+import pandas as pd
+import pytest
+import torch
+
+from lantern.io import DamagedFileError, save_tensors, write_json
+from lantern_pipeline.archive import repair
+from lantern_pipeline.archive.provenance import FILE_PARTS, hash_files
+from lantern_pipeline.data.tables import read_table, write_table
+
+CONFIG = {"experiment": "mine"}
+SHARD, TABLE, PAGE = "generation/1-of-1.safetensors", "summary.csv", "front.html"
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A finished run of a shard, a table and a page."""
+    folder = tmp_path / "results" / "mine"
+    save_tensors(folder / SHARD, {"codes": torch.arange(100)})
+    write_table(folder / TABLE, pd.DataFrame({"speedup": [1.5, 2.25]}))
+    (folder / PAGE).write_text("a page")
+    monkeypatch.setattr(repair, "_fingerprints", dict)
+    parts = {part: {} for part in FILE_PARTS} | {"records": hash_files([folder / SHARD], folder)}
+    parts["tables"] = hash_files([folder / TABLE, folder / PAGE], folder)
+    write_json(folder / "provenance.json", {**parts, "config": CONFIG, "code": {"fingerprints": {}}})
+    return folder
+
+
+def damage(results, config=CONFIG):
+    return {file.relative_to(results).as_posix(): words for file, words in repair.find_damage(results, config)}
+
+
+def edit(file, content):
+    """Later than the provenance, as an editor does."""
+    file.write_bytes(content)
+    os.utime(file, ns=(2 * 10**18, 2 * 10**18))
+
+
+def test_a_whole_run_has_nothing_to_repair(results):
+    assert damage(results) == {}
+    edit(results / PAGE, (results / PAGE).read_bytes())  # touched, and the same
+    assert damage(results) == {}
+
+
+def test_what_is_missing_cut_or_edited_is_found(results):
+    shard = results / SHARD
+    edit(shard, shard.read_bytes()[:-40])
+    edit(results / TABLE, (results / TABLE).read_bytes().replace(b"2.25", b"99.9"))
+    (results / PAGE).unlink()
+    found = damage(results)
+    assert found[SHARD].startswith("is truncated") and found[PAGE] == "is missing"
+    assert found[TABLE] == "was changed after the job that wrote it"
+    edit(results / PAGE, b"another page")
+    assert damage(results)[PAGE] == "was changed"
+
+
+def test_what_a_later_job_wrote_is_believed(results):
+    """An interrupted run with another seed, say: its files carry sums of their own."""
+    save_tensors(results / SHARD, {"codes": torch.arange(50)})
+    write_table(results / TABLE, pd.DataFrame({"speedup": [1.0]}))
+    assert damage(results) == {}
+
+
+def test_a_run_of_another_config_or_code_is_left_alone(results, monkeypatch):
+    (results / PAGE).unlink()
+    assert damage(results, {"experiment": "mine", "seed": 1}) == {}
+    monkeypatch.setattr(repair, "_fingerprints", lambda: {"summarise.py": "0"})
+    assert damage(results) == {}
+
+
+def test_an_edited_table_is_refused_by_every_reader(results):
+    assert read_table(results / TABLE)["speedup"].tolist() == [1.5, 2.25]
+    edit(results / TABLE, b"speedup\n1.5\n99.9\n")
+    with pytest.raises(DamagedFileError, match=r"summary\.csv was changed after the job that wrote it"):
+        read_table(results / TABLE)
+    (results / "mine.csv").write_text("speedup\n1\n")  # a user's own has no sum
+    assert read_table(results / "mine.csv")["speedup"].tolist() == [1]
+
+
+def test_a_folder_of_a_killed_run_names_the_way_out(tmp_path):
+    repair.check_folder(tmp_path)
+    locks = tmp_path / ".snakemake" / "locks"
+    locks.mkdir(parents=True)
+    (locks / "0.input.lock").touch()
+    with pytest.raises(ValueError, match="the last run in this folder was killed: `make resume` goes on"):
+        repair.check_folder(tmp_path)
+
+
+def test_results_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / "results").write_text("a file stands where the folder should")
+    with pytest.raises(ValueError, match=r"results/ cannot be written \(.*\): make it writable"):
+        repair.check_folder(tmp_path)
