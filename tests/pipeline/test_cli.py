@@ -130,7 +130,7 @@ def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are
         (
             "",
             [],
-            "give a prompt, for example 'a small white ring above a large blue triangle on grass'; it knows the words a",
+            "for example 'a small white ring above a large blue triangle on grass'; it knows the words a",
         ),
         ("a purple hippopotamus", [], "unknown word 'hippopotamus'; known words: a, small, large"),
         (PROMPT, ["--method", "jacobi-tuned"], "--method must be a preset or one of autoregressive"),
