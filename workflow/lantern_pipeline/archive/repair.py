@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from snakemake.utils import update_config
-
 from lantern.io import DamagedFileError, load_tensors, read_json
 from lantern_pipeline.archive.provenance import (
     FILE_NAME,
@@ -90,6 +88,15 @@ def _damage_of(file: Path, entry: dict[str, Any], results: Path, since: int) -> 
     return ""
 
 
+def _lay_over(config: dict[str, Any], overlay: dict[str, Any]) -> None:
+    """Changes a config as Snakemake does: section by section, key by key."""
+    for key, value in overlay.items():
+        if isinstance(value, dict) and isinstance(config.get(key), dict):
+            _lay_over(config[key], value)
+        else:
+            config[key] = value
+
+
 def _fingerprints() -> dict[str, str]:
     return describe_code()["fingerprints"]
 
@@ -102,7 +109,7 @@ def repair(arguments: Sequence[str]) -> list[str]:
     config: dict[str, Any] = load_yaml(CATALOGUE)
     files = [word.removeprefix("--configfile=") for word in arguments]
     for file in ("config.yaml", *(file for file in files if file.endswith((".yaml", ".yml")))):
-        update_config(config, load_yaml(file))
+        _lay_over(config, load_yaml(file))
     validate_config(config)
     results = Path("results", config["experiment"])
     found = list(find_damage(results, config))
