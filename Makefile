@@ -81,9 +81,9 @@ train: arguments $(STAMP)
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
-# Two processes side by side, since much of the time goes by while workflows start their jobs; the second's output comes last. Whoever
-# first wants the finished tiny run makes it, for both: tests/cluster, early. Jobs that are forks take GOMP_SPINCOUNT from here.
-SECOND := tests/cluster tests/pipeline/training/test_drafter_job.py tests/workflow/test_families.py tests/workflow/test_published.py tests/workflow/test_untrusted.py
+# Two processes side by side, since much of the time goes by while workflows start their jobs; the second, of
+# all that runs Snakemake, prints its output last. Jobs that are forks take GOMP_SPINCOUNT from here.
+SECOND := tests/cluster tests/workflow
 test: $(STAMP)
 	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; trap 'kill -- -$$second; wait; exit 130' INT TERM; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \

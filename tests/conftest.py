@@ -33,7 +33,7 @@ def pytest_runtest_makereport(item):
 def finished(tmp_path_factory):
     """A finished tiny run of the real Snakefile, for tests/workflow and tests/cluster.
 
-    `make test` gives both its processes one folder for it. Tests read it; who changes something takes a copy.
+    `make test` names a folder for it. Tests read it; who changes something takes a copy.
     """
     from tiny_run import finished_run
 
