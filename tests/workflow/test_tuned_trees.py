@@ -14,8 +14,7 @@ def test_the_run_chooses_trees_and_decodes_with_them(copy_of_finished, tmp_path)
     methods = [*load_yaml(TINY)["methods"], tuned]
     workflow = with_overlay(copy_of_finished, tmp_path, methods=methods, tree_tuning=SETTINGS)
     records = {name: f"generation/{name}/seen/T1/s0n0/1-of-1.safetensors" for name in ("coupled-tuned", "jacobi-tuned")}
-    figure = "figures/fig_o_predicted_speedup.png"
-    code, output = workflow.run(*(f"results/tiny/{name}" for name in (*records.values(), figure)))
+    code, output = workflow.run(*(f"results/tiny/{name}" for name in records.values()))
     assert code == 0, output + workflow.logs()
     chosen = read_json(workflow.result("trees/s0.json"))["methods"]
     exact = load_records(workflow.result("generation/autoregressive/seen/T1/s0n0/1-of-1.safetensors")).codes
@@ -26,7 +25,6 @@ def test_the_run_chooses_trees_and_decodes_with_them(copy_of_finished, tmp_path)
     reported = {prompt.text for prompt in read_prompts(workflow.result("prompts/seen.jsonl"))}
     on = [prompt.text for prompt in read_prompts(workflow.result("trees/prompts.jsonl"))]
     assert len(on) == 3 and not reported & set(on)
-    assert workflow.result(figure).stat().st_size > 5000
 
 
 def test_only_tuned_methods_wait_for_their_trees(finished, tmp_path):

@@ -103,6 +103,8 @@ for name, figure in FIGURES.items():
             f"<logs>/draw_{name}.log",
         conda:
             ENVIRONMENT
+        group:
+            "report"
         resources:
             mem_mb=growing(3500 if figure.draws_images else 1500),
             runtime=growing(45 if figure.draws_images else 10),

@@ -38,16 +38,10 @@ def test_a_figure_has_a_caption_and_a_function_that_takes_its_files_and_settings
 
 def test_what_is_off_has_no_figure():
     config = copy.deepcopy(DEFAULT)
-    config["ablations"]["grids"]["neighbours"] = None
-    assert set(FIGURES) - set(table_of(config)) == {"neighbours"}
     config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
     config["methods"] = [{"preset": "autoregressive"}]
     assert set(FIGURES) - set(table_of(config)) == {
-        "neighbours",
-        "pairs",
         "ablations",
         "aggregation",
         "total_variation",
-        "predicted_speedup",
-        "targets",
     }

@@ -2,8 +2,6 @@
 
 import copy
 
-import pytest
-
 from conftest import ROOT, load_config
 from lantern_pipeline.config.paths import (
     RunPlan,
@@ -135,9 +133,3 @@ def test_tuned_trees_are_read_by_those_who_take_them():
     ]
     assert tuned.prediction_tables() == [f"<results>/trees/s{seed}.predicted.csv" for seed in (0, 2)]
     assert {"<results>/trees/s0.json", "<results>/trees/s2.json"} <= set(tuned.model_files())
-
-
-@pytest.mark.parametrize("more, has_pairs", [([], False), ([{"preset": "proximity", "k": 5}], True)])
-def test_pairs_need_an_exact_and_a_relaxed_method_of_the_same_noise(more, has_pairs):
-    methods = [{"preset": ["autoregressive", "coupled"]}, *more]
-    assert plan(methods=methods, figures={"pair_methods": None}).has_pairs() == has_pairs

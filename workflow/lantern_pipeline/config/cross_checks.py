@@ -229,7 +229,7 @@ def _check_methods(config: dict[str, Any]) -> None:
     if headline not in temperatures:
         raise ValueError(f"config key metrics.headline_temperature must be one of {temperatures}, got {headline}")
     known = [run.spec.method_id for run in runs if run.temperature == headline]
-    for key in ("figures.sample_methods", "figures.pair_methods", "study.methods"):
+    for key in ("figures.sample_methods", "study.methods"):
         shown = [name for name in known if key != "study.methods" or name != "autoregressive"]  # beside which they are
         for name in _get(config, key) or []:
             if name not in shown:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lantern_pipeline.config.paths import TOKENIZER, RunPlan, predicted_of
+from lantern_pipeline.config.paths import TOKENIZER, RunPlan
 
 SUMMARY = "<results>/summary.csv"
 GENERALITY = "<results>/generality.csv"
@@ -41,9 +41,7 @@ class Figure:
 
 
 def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
-    """The figures that a run draws, by name, without those of what its config leaves out (an ablation, pairs,
-    draft models).
-    """
+    """The figures that a run draws, by name, without those of what its config leaves out (ablations, draft models)."""
     of_rows = {"settings": config["metrics"]}
     of_images = {"settings": config["figures"]}
     prompts = f"<results>/prompts/{plan.headline['prompt_set']}.jsonl"
@@ -52,8 +50,7 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
     originals = plan.records_of(**plan.headline, repeat=plan.repeats[0], methods=["autoregressive"])
     nearest = "<results>/codebook/l2_normalised.safetensors"
     tables = "<results>/total_variation"
-    by_targets = "<results>/ablations/target_steps.csv"
-    ablations = [file for file in plan.ablation_tables("csv") if file != by_targets]
+    ablations = plan.ablation_tables("csv")
     figures = {
         "samples": Figure("a", "Same prompts, same noise, every method", images, of_images),
         "tradeoff": Figure("b", "What speed costs", {"summary": SUMMARY}, of_rows),
@@ -66,9 +63,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             {**of_images, "seed": config["seed"]},
         ),
         "speed_bars": Figure("f", "Speed-up and accepted length", {"summary": SUMMARY}, of_rows),
-        "neighbours": Figure(
-            "g", "Nearest against random and other neighbours", {"table": "<results>/ablations/neighbours.csv"}
-        ),
         "total_variation": Figure(
             "h",
             "Is delta a bound?",
@@ -79,29 +73,17 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "step_time": Figure(
             "j", "Where a step's time goes", {"steps": "<results>/latency/steps.csv", "summary": SUMMARY}, of_rows
         ),
-        "pairs": Figure("k", "Same noise, three ways", images, of_images),
         "published": Figure(
             "l", "Published numbers beside this run's", {"published": PUBLISHED_RESULTS, "summary": SUMMARY}, of_rows
         ),
         "ablations": Figure("n", "Ablations", {"table": ablations}),
-        "predicted_speedup": Figure(
-            "o",
-            "Predicted speed-up over the size of the tree",
-            {"predicted": predicted_of(plan.first["training_seed"])},
-            {"settings": config["tree_tuning"]},
-        ),
-        "targets": Figure("p", "What becomes of every method as its target learns", {"table": by_targets}),
         "frontier": Figure("q", "Speed against distance from the target's law", {"summary": SUMMARY}, of_rows),
         "generality": Figure("r", "Acceptance over the ambiguity of many targets", {"table": GENERALITY}),
     }
     is_off = {
         "aggregation": not plan.needs_draft_model,
-        "neighbours": "neighbours" not in plan.ablations,
         "total_variation": not plan.needs_draft_model,
-        "pairs": not plan.has_pairs(),
         "ablations": not ablations,
-        "predicted_speedup": not plan.tuned_specs,
-        "targets": "target_steps" not in plan.ablations,
         "generality": not config["variants"],
     }
     return {name: figure for name, figure in figures.items() if not is_off.get(name)}

@@ -221,15 +221,6 @@ class RunPlan:
         published = published_files(self.config["metrics"], self.resources)
         return list(dict.fromkeys([*found, *published.values()]))
 
-    def has_pairs(self) -> bool:
-        """Whether an exact and a relaxed method of the same noise run at the headline temperature, or are named."""
-        is_relaxed = {
-            not spec.is_exact
-            for spec, temperature in self.runs
-            if spec.drafter.is_coupled and temperature == self.headline["temperature"]
-        }
-        return bool(self.config["figures"]["pair_methods"]) or is_relaxed == {True, False}
-
     def _places(self) -> list[tuple[str, str, str]]:
         return [
             (name, temperature, repeat)
