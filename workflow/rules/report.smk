@@ -101,10 +101,10 @@ for name, figure in FIGURES.items():
             pdf=f"<results>/figures/fig_{figure.letter}_{name}.pdf",
         log:
             f"<logs>/draw_{name}.log",
-        conda:
-            ENVIRONMENT
         group:
             "report"
+        conda:
+            ENVIRONMENT
         resources:
             mem_mb=growing(3500 if figure.draws_images else 1500),
             runtime=growing(45 if figure.draws_images else 10),

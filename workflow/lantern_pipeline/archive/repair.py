@@ -113,8 +113,9 @@ def repair(arguments: Sequence[str]) -> list[str]:
     validate_config(config)
     results = Path("results", config["experiment"])
     found = list(find_damage(results, config))
+    is_dry = {"-n", "--dry-run", "--dryrun"} & set(arguments)
     for file, damage in found:
-        if damage != "is missing":
+        if damage != "is missing" and not is_dry:
             file.replace(file.with_name(f"{file.name}.damaged"))
     if found:
         shown = "; ".join(f"{file.relative_to(results)} {damage}" for file, damage in found[:3])
