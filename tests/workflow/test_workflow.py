@@ -195,7 +195,7 @@ DECODING = {"generate_images", "measure_latency", "measure_total_variation", "ru
 @pytest.mark.parametrize(
     "module, used, unused",
     [
-        ("lantern/acceptance.py", DECODING, {"build_nearest_codes", "build_co_varying_codes"}),
+        ("lantern/acceptance/rejection.py", DECODING, {"build_nearest_codes", "build_co_varying_codes"}),
         ("metrics/output_distribution.py", {"measure_total_variation"}, {"generate_images", "measure_quality"}),
         ("training/tokenizer.py", {"train_tokenizer"}, {"train_attribute_classifier", "train_clip", "generate_images"}),
     ],
