@@ -85,11 +85,12 @@ readme: arguments $(STAMP)
 # all that runs Snakemake, prints its output last. Jobs that are forks take GOMP_SPINCOUNT from here.
 SECOND := tests/cluster tests/workflow
 test: $(STAMP)
-	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; trap 'kill -- -$$second; wait; exit 130' INT TERM; code=0; \
+	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	set -m; $(BIN)/python -m pytest $(SECOND) > $$folder/second.log 2>&1 & second=$$!; set +m; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(SECOND)) || code=1; \
-	wait $$second || code=1; cat $$folder/second.log; exit $$code
+	set -m; $(BIN)/python -m pytest $(SECOND) > $$folder/second.log 2>&1 & second=$$!; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(SECOND)) & first=$$!; set +m; \
+	trap 'kill -- -$$first -$$second 2>/dev/null; wait; exit 130' INT TERM; \
+	wait $$first || code=1; wait $$second || code=1; cat $$folder/second.log; exit $$code
 
 # Only the drawing rules are allowed, so whatever else is missing or out of date stops the command instead of being generated.
 # Which those are depends on the config: a figure of an ablation that is off has no rule.

@@ -1,18 +1,12 @@
 """Helpers of the rules: the checked config, what it plans, settings that rules share. Paths are in config/paths.py."""
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
-
-# Classes of a user's own stand in files beside the overlay that names them; jobs are told by the environment.
-OVERLAY_FOLDERS = sorted({str(Path(file).resolve().parent) for file in workflow.configfiles})
-sys.path += OVERLAY_FOLDERS
-os.environ["PYTHONPATH"] = os.pathsep.join([*OVERLAY_FOLDERS, os.environ.get("PYTHONPATH", "")])
 
 from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 from lantern_pipeline.config.figures import GENERALITY, figure_table
@@ -38,9 +32,10 @@ from lantern_pipeline.downloads.entries import parse_entries, resource_of
 from lantern_pipeline.metrics.registry import check_choices, loading_modules, published_files, trained_models
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.locks import RunLock
-from lantern_pipeline.runtime.machine import limit_memory, set_job_environment
+from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
 
 RUN_LOCK = RunLock()
+find_own_classes(workflow.configfiles)
 try:
     if workflow.is_main_process:
         RUN_LOCK.check(sys.argv)

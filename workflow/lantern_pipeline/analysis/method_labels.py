@@ -47,6 +47,7 @@ METHODS = {
     "path_relax": Look("PathRelax", "#997700", "8"),
     "gsd": Look("GSD", "#661177", "H"),
     "zipar": Look("ZipAR", "#225522", "p"),
+    "pjd": Look("PJD", "#AA7744", "*"),  # published numbers alone
 }
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
 WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)

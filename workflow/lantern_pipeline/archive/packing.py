@@ -104,14 +104,15 @@ def _check_output(output: Path) -> None:
 
 def _files_to_pack(folder: Path, config: dict[str, Any]) -> dict[str, Path]:
     """Name in the archive -> file."""
-    found = {path.relative_to(folder).as_posix(): path for pattern in PACKED for path in folder.glob(pattern)}
+    patterns = [*PACKED, *(f"variants/*/{pattern}" for pattern in PACKED)]
+    found = {path.relative_to(folder).as_posix(): path for pattern in patterns for path in folder.glob(pattern)}
     given = {section: config[section]["checkpoint"] for section in CONVERTED}
     foreign = {section for section, path in given.items() if path and not Path(path).is_relative_to("models")}
     converted = [CONVERTED[section] for section in foreign]
     files = {}
     for name, path in found.items():
         is_hidden = any(part.startswith(".") for part in name.split("/"))
-        if path.is_file() and not is_hidden and not any(re.fullmatch(pattern, name) for pattern in converted):
+        if path.is_file() and not is_hidden and not any(re.fullmatch(rf"(variants/[^/]+/)?{pattern}", name) for pattern in converted):
             files[f"results/{folder.name}/{name}"] = path
     beside = {name: folder.parent / name for name in BESIDE}
     if _same_content(beside["summary.csv"], folder / "summary.csv"):  # not another experiment's

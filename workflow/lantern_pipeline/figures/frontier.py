@@ -17,7 +17,6 @@ from lantern_pipeline.analysis.claims import place_rows
 from lantern_pipeline.analysis.method_labels import method_colour, method_marker
 from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures.style import (
-    BLACK,
     GREY,
     PAGE_WIDTH,
     fitting_columns,
@@ -93,15 +92,15 @@ def _draw_list(axes: Axes, curves: Sequence[Curve], speed: str) -> None:
 
 
 def _look(curve: Curve) -> dict[str, Any]:
-    """Filled with a draft model, open without; a black edge tells a method's second curve from its first."""
+    """Filled with a draft model, open without; larger markers tell a method's second curve from its first."""
     colour = method_colour(curve.method)
     return {
         "color": colour,
         "ecolor": (colour, 0.45),
         "marker": method_marker(curve.method),
-        "markersize": 11 if curve.method == BASELINE else 6,
+        "markersize": 11 if curve.method == BASELINE else 9 if curve.place else 6,
         "markerfacecolor": colour if curve.rows["has_draft_model"].iloc[0] else "white",
-        "markeredgecolor": BLACK if curve.place else colour,
+        "markeredgecolor": colour,
         "elinewidth": 0.9,
         "clip_on": False,
     }

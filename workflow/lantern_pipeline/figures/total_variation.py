@@ -81,7 +81,7 @@ def draw_total_variation(
             axes.set_title(title, loc="left")
         panels[0].set_ylabel("TV from the target, per token")
         _draw_methods(lower.subplots(), relaxed)
-        lower.legend(handles=_method_marks(), loc="outside lower center", ncols=3, handlelength=1.2)
+        lower.legend(handles=_method_marks(relaxed), loc="outside lower center", ncols=3, handlelength=1.2)
         return figure
 
 
@@ -144,11 +144,14 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
     axes.set_xlim(left=0)
 
 
-def _method_marks() -> list[Line2D]:
+def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
+    """Legend of the marks that some method has."""
     marks = {"marker": "o", "linestyle": "none", "color": GREY}
     bar = {"marker": "|", "linestyle": "none", "color": BLACK, "markersize": 9, "markeredgewidth": 1.6}
-    return [
-        Line2D([], [], label="measured TV", **marks),
-        Line2D([], [], label="share of substituted tokens, an upper bound of TV", markerfacecolor="white", **marks),
-        Line2D([], [], label="bound δ asked for", **bar),
+    is_coupling = methods["kind"] == "coupling"
+    known = [
+        (~is_coupling, Line2D([], [], label="measured TV", **marks)),
+        (is_coupling, Line2D([], [], label="share of substituted tokens, which TV is at most", mfc="white", **marks)),
+        (methods["delta"].notna(), Line2D([], [], label="bound δ asked for", **bar)),
     ]
+    return [line for is_drawn, line in known if is_drawn.any()]
