@@ -25,7 +25,7 @@ if config["publish"]:
             code=code("publish_readme.py"),
             root=workflow.basedir,
             settings=config["metrics"],
-            section=config["publish"],
+            section=lambda wildcards: config["publish"],
         message:
             "Writing the section {params.section} of docs/results.md"
         script:

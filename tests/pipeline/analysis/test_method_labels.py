@@ -112,4 +112,4 @@ def test_what_is_unsaid_is_the_default():
     config = load_yaml(ROOT / "config.yaml")
     assert config["draft_tree"]["static"] == STATIC_TREE
     assert config["codebook"]["neighbours"] == "l2_normalised"
-    assert set(METHODS) == {*PRESETS, "lantern_chain"}
+    assert set(METHODS) == {*PRESETS, "lantern_chain", "pjd"}

@@ -98,6 +98,11 @@ def test_round_trip_through_a_dict():
     assert set(asdict(spec)) - set(spec.to_dict()) == {"tree_shape", "parameters", "code"}
 
 
+def test_an_id_does_not_depend_on_the_order_of_an_entrys_keys():
+    one, other = ({"preset": "bounded", "k": 4, "delta": 0.2}, {"delta": 0.2, "k": 4, "preset": "bounded"})
+    assert expand(one)[0].spec.method_id == expand(other)[0].spec.method_id == "bounded-k4-delta0.2"
+
+
 def test_a_list_of_presets_is_an_entry_for_each():
     runs = expand({"preset": ["lantern", "bounded"], "k": 20, "delta": [0.1, 0.4]})
     assert [run.spec.method_id for run in runs] == [

@@ -21,7 +21,7 @@ def published():
 def test_every_number_names_its_source_and_its_grade(published):
     assert set(published["grade"]) == {"P", "R", "S", "T"}
     assert published[["source", "arxiv"]].notna().all(axis=None)
-    assert set(published["method"]) <= set(PRESETS)
+    assert set(published["method"]) <= {*PRESETS, "pjd"}  # PJD is not run here
     found = published[(published["source"] == "VVS") & (published["model"] == "LlamaGen-XL stage I")]
     assert found["speedup"].tolist() == [1.0, 0.87, 1.45]
     assert found["mean_accepted_length"].tolist() == [1.0, 1.22, 2.1]

@@ -112,7 +112,11 @@ def _files_to_pack(folder: Path, config: dict[str, Any]) -> dict[str, Path]:
     files = {}
     for name, path in found.items():
         is_hidden = any(part.startswith(".") for part in name.split("/"))
-        if path.is_file() and not is_hidden and not any(re.fullmatch(rf"(variants/[^/]+/)?{pattern}", name) for pattern in converted):
+        if (
+            path.is_file()
+            and not is_hidden
+            and not any(re.fullmatch(rf"(variants/[^/]+/)?{pattern}", name) for pattern in converted)
+        ):
             files[f"results/{folder.name}/{name}"] = path
     beside = {name: folder.parent / name for name in BESIDE}
     if _same_content(beside["summary.csv"], folder / "summary.csv"):  # not another experiment's

@@ -143,7 +143,9 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
         if name in given
     }
     words = [str(value).replace("+", "_").split(":")[-1] for name, value in parts.items() if departs.get(name)]
-    for name, value in sorted(spec.parameters.items(), key=lambda item: isinstance(item[1], int | float)):
+    order = [*(name for name in PARAMETERS if name in spec.parameters), *sorted(spec.parameters.keys() - PARAMETERS)]
+    for name in sorted(order, key=lambda name: isinstance(spec.parameters[name], int | float)):
+        value = spec.parameters[name]
         if isinstance(value, str):
             words += [value] * departs.get(name, False)
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ JOB_ENVIRONMENT = {
     # Nothing is fetched from a model hub in the middle of a run.
     "HF_HUB_OFFLINE": "1",
 }
+
+
+def find_own_classes(configfiles: Iterable[Path | str]) -> None:
+    """Lets this process and its jobs import what stands beside a config file: classes of a user's own."""
+    folders = sorted({str(Path(file).resolve().parent) for file in configfiles})
+    sys.path += folders
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
 
 
 def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
