@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from conftest import ROOT, load_config
-from lantern.io import save_tensors
+from lantern.checkpoints.native import load_model, read_report, save_model
+from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.archive import weights
-from lantern_pipeline.archive.weights import describe_training, hours_of, list_sums, render_readme, thin_history
+from lantern_pipeline.archive.weights import describe_training, hours_of, list_sums, round_model, thin_history
 from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 
 HISTORY = [{"step": 0, "elapsed_s": 2.0, "loss": 3.123456789}, {"step": 7, "elapsed_s": 1800.0, "loss": 2.0}]
 SHARES = {"psnr_db": 26.5, "codes_used_share": 1.0, "accuracy": 0.99}
@@ -33,21 +35,31 @@ def files(tmp_path):
 
 def describe(files):
     reports = {name: {**report, "history": HISTORY} for name, report in REPORTS.items()}
-    measured = dict.fromkeys(weights.ROUNDED, 0.5)
-    rounding = {"before": measured, "after": {**measured, "val_cross_entropy": 0.50012}}
-    return describe_training(load_config([ROOT / "config.yaml"]), reports, files, rounding)
+    return describe_training(load_config([ROOT / "config.yaml"]), reports, files)
 
 
-def test_the_page_says_what_made_the_weights_and_what_rounding_changed(files):
+def test_a_rounded_file_is_half_as_large_and_loads_as_float32(tmp_path):
+    model = AttributeClassifier(AttributeClassifierConfig(image_size=24, width=8, num_features=16)).eval()
+    save_model(tmp_path / "a.safetensors", model, {"val": 1.0})
+    round_model(tmp_path / "a.safetensors", tmp_path / "b.safetensors", {"more": 2})
+    tensors, _ = load_tensors(tmp_path / "b.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16, torch.int64}  # BatchNorm counts batches
+    assert (tmp_path / "b.safetensors").stat().st_size < 0.7 * (tmp_path / "a.safetensors").stat().st_size
+    assert read_report(tmp_path / "b.safetensors") == {"val": 1.0, "more": 2}
+    loaded = load_model(tmp_path / "b.safetensors", AttributeClassifier)
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype in (torch.float32, torch.int64)
+        assert torch.equal(tensor, model.state_dict()[name].to(tensors[name].dtype).to(tensor.dtype))
+
+
+def test_what_is_written_down_says_what_made_the_weights(files):
     training = describe(files)
     json.dumps(training, allow_nan=False)
-    page = render_readme(training)
-    assert all(len(line) <= 120 for line in page.splitlines() if not line.startswith(("|", "-")))
-    sha256 = hashlib.sha256(files["target"].read_bytes()).hexdigest()
-    assert f"| `target.safetensors` | 1,000 | 0.00 | 8 | 0.50 | `{sha256}` |" in page
-    assert "Trained for 2.5 hours" in page
-    assert "| target: cross-entropy (nats / token) | 0.5000 | 0.5001 |" in page
-    assert training["models"]["target"]["report"]["history"][0]["loss"] == 3.1235
+    target = training["models"]["target"]
+    assert target["sha256"] == hashlib.sha256(files["target"].read_bytes()).hexdigest()
+    assert (target["num_parameters"], target["num_steps"], target["hours"]) == (1000, 8, 0.5)
+    assert target["report"]["history"][0]["loss"] == 3.1235 and target["report"]["val_cross_entropy"] == 3.21
+    assert training["seeds"] == {"seed": 0, "training_seed": 0} and "checkpoint" in training["config"]["target"]
 
 
 def test_the_sums_are_those_that_jobs_compare_with(files, tmp_path):
