@@ -114,11 +114,15 @@ def test_the_end_gives_time_speed_up_and_equality_to_readers_and_screen_readers(
     assert facts(page, "rate") == ["1.00", "3.20", "4.00", "4.00"]
     assert facts(page, "took") == ["1.600 s", "0.500 s", "0.400 s", "0.400 s"]
     assert facts(page, "speed-up") == ["1.00 ×", "3.20 ×", "4.00 ×", "4.00 ×"]
-    widths = [bar.evaluate("bar => parseFloat(bar.style.width)") for bar in page.locator(".bar div").all()]
-    assert widths == pytest.approx([25, 80, 100, 100])
+    bars = page.locator(".bar div").all()
+    assert [bar.evaluate("bar => parseFloat(bar.style.width)") for bar in bars] == [100] * 4
+    page.evaluate("goTo(0.25)")
+    assert [bar.evaluate("bar => parseFloat(bar.style.width)") for bar in bars] == [12.5, 25, 37.5, 25]  # tokens drawn
+    page.evaluate("goTo(Infinity)")
     news = page.locator("[role=status][aria-live=polite]").inner_text()
     assert "coupled: 5 forwards, 0.500 s, 3.20 times as fast as autoregressive decoding; of its tokens all 16" in news
-    assert page.get_by_role("img", name="near k 20, δ 0.1: 16 of 16 tokens drawn").count() == 1
+    near = "near (chain3, coupled, additive, l2) k 20, δ 0.1"
+    assert page.get_by_role("img", name=f"{near}: 16 of 16 tokens drawn").count() == 1
 
 
 def test_steps_count_forwards_of_the_target(visit):
@@ -150,9 +154,10 @@ def test_prompts_and_methods_are_chosen_and_a_prompt_s_markup_stays_text(visit):
     page.get_by_label("Remove method 4").click()
     page.get_by_label("Remove method 3").click()
     assert page.locator(".lane").count() == 2 and page.get_by_label("Remove method 1").is_hidden()
-    page.get_by_label("Method 2", exact=True).select_option(label="sampled")
+    page.get_by_label("Method 2", exact=True).select_option(label="sampled (chain3, sampled)")
     assert page.locator(".about").all_inner_texts()[1].startswith("Exact in distribution")
-    assert page.get_by_label("Method 1", exact=True).locator("option[disabled]").all_inner_texts() == ["sampled"]
+    taken = page.get_by_label("Method 1", exact=True).locator("option[disabled]")
+    assert taken.all_inner_texts() == ["sampled (chain3, sampled)"]
     page.evaluate("goTo(Infinity)")
     page.evaluate(DECODED)
     assert drawn(page) == [[80] * 16, [88] * 16]
@@ -162,7 +167,8 @@ def test_prompts_and_methods_are_chosen_and_a_prompt_s_markup_stays_text(visit):
 
 def test_unknown_substitutions_are_said_to_be_unknown(visit):
     page = visit()
-    assert "Substitutions are unknown for blind k 20, δ 0.1:" in page.inner_text("#unknown")
+    blind = "blind (chain3, sampled, additive, l2) k 20, δ 0.1"
+    assert f"Substitutions are unknown for {blind}:" in page.inner_text("#unknown")
     page.get_by_label("Remove method 4").click()
     assert page.is_hidden("#unknown")
 

@@ -31,7 +31,7 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
     `timed`: images of all methods for each prompt. `prompts`: in the order in which they are offered. `draw`: codes
     (images, tokens) -> pixels (images, S, S, 3) uint8.
     """
-    methods = _describe_methods(timed.metadata)
+    methods = _describe_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
     data = {
         "methods": methods,
@@ -65,12 +65,15 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
     return fill_page(TEMPLATE, data)
 
 
-def _describe_methods(metadata: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The methods, autoregressive decoding first."""
+def _describe_methods(timed: TimedImages) -> list[dict[str, Any]]:
+    """The methods, autoregressive decoding first, each with the seconds of all its timed images."""
+    metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
+    for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
+        seconds[method_id] += row
     methods = sorted(metadata["methods"].values(), key=lambda method: method["method_id"] != BASELINE)
     kinds = [_kind(method, metadata["temperature"]) for method in methods]
     return [
-        {"id": method["method_id"], "label": label, "kind": kind}
+        {"id": method["method_id"], "label": label, "kind": kind, "seconds": round(seconds[method["method_id"]], 3)}
         for method, label, kind in zip(methods, label_methods(methods), kinds, strict=True)
     ]
 
