@@ -33,6 +33,16 @@ def add_line_ends(codes: torch.Tensor, grid: int, line_end: int) -> torch.Tensor
     return F.pad(codes.unflatten(-1, (grid, -1)), (0, 1), value=line_end).flatten(-2)
 
 
+def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """A table with rows for the tokens behind the codebook, the ends of lines: where one stands nothing else has mass.
+
+    Args:
+        table: (codes, columns).
+        vocab_size: rows wanted.
+    """
+    return F.pad(table, (0, 0, 0, vocab_size - len(table)))
+
+
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
     """Table of the k nearest codes of each code of a codebook (vocab, code_dim), itself excluded: (vocab, k), nearest
     first, ties to the lower code, as wide as `code_dtype`.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from lantern.acceptance.rules import make_rule
 from lantern.attention_mask import window_table
+from lantern.codebook import with_line_end
 from lantern.decoding_state import DecodingState, Generation
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
@@ -96,8 +96,8 @@ class Decoder:
         stepping: str = "auto",
     ) -> None:
         config, table = models.target.config, models.nearest_codes
-        if table is not None and config.line_end is not None:  # a row for it; where it stands, nothing else has mass
-            models = replace(models, nearest_codes=F.pad(table, (0, 0, 0, config.vocab_size - len(table))))
+        if table is not None:
+            models = replace(models, nearest_codes=with_line_end(table, config.vocab_size))
         self.models, self.spec, self.sampling, self.records_margins = models, spec, sampling, records_margins
         self.target = models.target
         self.num_tokens, self.num_text = config.num_image_tokens, config.num_text_tokens

@@ -74,7 +74,7 @@ def test_the_version_is_the_same_everywhere():
 @pytest.fixture
 def bare(tmp_path):
     """A copy of what make needs, and a PATH with the usual tools but only the Pythons that a test puts there."""
-    for name in ("Makefile", "pyproject.toml", "requirements.lock.txt"):
+    for name in ("Makefile", "config.yaml", "pyproject.toml", "requirements.lock.txt"):
         shutil.copy(ROOT / name, tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -324,8 +324,9 @@ def test_posterior(reference, case):
         assert torch.equal(tokens[0, outcome.path[0, : case["accept"] + 1]], expected_path)
         assert int(outcome.emitted[0, case["accept"]]) == int(stored[f"case{case['case']}.out"].argmax())
         return
-    kind = load_class(spec.rule.path) if case["delta"] > 0 else Exact
-    rejection = Rejection(kind.make(spec, sampling, reference.table, None), spec.residual)
+    kind = load_class(spec.rule.path)
+    acceptance = kind(reference.table, **spec.parameters) if case["delta"] > 0 else Exact()
+    rejection = Rejection(acceptance, spec.residual)
     walk_recorded(case, rejection, filter_logits(logits, sampling), proposal, stored)
 
 

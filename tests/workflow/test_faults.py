@@ -196,7 +196,7 @@ def test_a_full_disk_is_one_sentence_and_once_there_is_room_the_run_goes_on(run,
 def test_an_edit_in_acceptance_generates_again_trains_nothing_and_changes_no_number(copy_of_finished, finished):
     run = copy_of_finished
     table = "results/tiny/quality/seen.T1.s0n1.csv"
-    project = edited_project(run.folder / "project", "lantern/acceptance.py")
+    project = edited_project(run.folder / "project", "lantern/acceptance/rejection.py")
     trained = {name: hashes(run.result(name)) for name in ("tokenizer", "codes", "target", "drafter", "codebook")}
     command = [word.replace(str(ROOT / "Snakefile"), str(project / "Snakefile")) for word in run.command(table)]
     result = subprocess.run(command, cwd=run.folder, capture_output=True, text=True, timeout=600)

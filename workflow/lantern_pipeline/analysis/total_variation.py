@@ -16,6 +16,7 @@ from tqdm import tqdm
 from lantern.acceptance.base import Rule
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenShannonBound, RelaxedSets, WithinBound
+from lantern.codebook import with_line_end
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec
 from lantern.models.target import TargetModel
@@ -201,7 +202,7 @@ def tv_curves(
     `num_children` top drafts are the most probable ones of the same draft_probs. `acceptance` is the probability that
     a draft is accepted.
     """
-    rows = []
+    rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
     for delta in deltas:
         for name, compute in _rules(nodes, table, k, delta, num_children).items():
             found = compute()
@@ -249,7 +250,8 @@ def acceptance_table(
     always, and what a table can serve).
     """
     rows, place = [], nodes.draft_probs.nonzero(as_tuple=True)  # summed in this order, so that digits stay
-    for neighbours, table in tables.items():
+    for neighbours, of_codes in tables.items():
+        table = with_line_end(of_codes, nodes.target_probs.shape[1])
         for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
             for delta in (*deltas, np.nan):
                 sets = AdditiveBound(table, k=k, delta=1.0 if np.isnan(delta) else delta)
