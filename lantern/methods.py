@@ -400,8 +400,8 @@ class MethodSpec:
             ValueError: as `MethodSpec`.
         """
         fields = {key: value for key, value in parts.items() if key in cls.__dataclass_fields__ and key != "parameters"}
-        parameters = {key: value for key, value in parts.items() if key not in fields and value is not None}
-        parameters.pop("is_exact", None)  # of `to_dict`
+        others = [name for name in parts if name not in PARAMETERS and name not in fields and name != "is_exact"]
+        parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}
         if "k" in acceptance_of(fields.get("acceptance", "exact")).parameters:
             fields.setdefault("neighbours", "l2_normalised")
         return cls(name, parameters=parameters, **fields)
