@@ -22,8 +22,8 @@ from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.rules import make_rule
 from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import fill_draft
-from lantern.checkpoints.llamagen import target_places
 from lantern.checkpoints.native import copy_tensors
+from lantern.checkpoints.target import target_places
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.draft_tree import static_tree, tree_from_parents

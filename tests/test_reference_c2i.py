@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from conftest import DATA
 from families import draw_c2i
-from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import load_model, save_model
+from lantern.checkpoints.target import read_target
 from lantern.decoding import Decoder, DecodingModels, make_decoder
 from lantern.methods import make_method
 from lantern.models.config import target_parameters

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from conftest import DATA
 from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.llamagen import read_target
+from lantern.checkpoints.target import read_target
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.draft_tree import static_tree
 from lantern.drafters.eagle import EagleDrafter, EagleState

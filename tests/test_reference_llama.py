@@ -18,8 +18,8 @@ from conftest import DATA
 from families import anole_drafter, as_meta, draw, draw_anole, draw_janus, draw_llama
 from lantern.attention_mask import window_table
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import load_model, save_model
+from lantern.checkpoints.target import read_target
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters

@@ -1,6 +1,6 @@
 """The LANTERN authors' drafters as our draft models, and whether a drafter belongs to a target.
 
-Source: key lists and modelling code of jadohu/LANTERN@3a56e45.
+Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.
 """
 
 from __future__ import annotations
@@ -14,19 +14,16 @@ import torch
 from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
-from lantern.checkpoints.layers import LLAMA_LAYER, layer_places
-from lantern.checkpoints.llama import expand_norms, is_chameleon, pair_neighbours, token_rows
-from lantern.checkpoints.llamagen import CONFIG_KEYS, check_heads, load_own, read_grid
+from lantern.checkpoints.names import LLAMA_LAYER, layer_places
 from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
+from lantern.checkpoints.target import expand_norms, is_chameleon, load_own, pair_neighbours, token_rows
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
 # What the authors' drafter hard-codes by its input_type, whatever else config.json says: side of the grid.
-# Source: models/drafters/cnets_llamagen.py.
 _GRIDS = {"t2i": 16, "t2i2": 32}
 _TEXT_ROWS = 119  # its position table has one caption row fewer than the target's
 _ROPE_BASE = 10000.0
-_TARGET_MATRICES = ("token_embedding.weight", "head.weight")
 _ROUNDING = 0.01  # of the norm; bfloat16 rounds by 0.002
 
 
@@ -42,19 +39,12 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     if read_metadata(file) is not None:
         return load_own(file, DraftModel, target, dtype)
     weights = read_weights(file)
-    if is_chameleon(weights):
-        return _read_chameleon(weights, target, dtype)
-    config = _read_config(weights, target)
-    has_bias = bool(weights.require_settings().get("bias", True))
-    return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
-
-
-def _read_chameleon(weights: WeightFile, target: TargetConfig, dtype: torch.dtype) -> DraftModel:
-    """Reads a drafter for Anole or Lumina-mGPT, which sees the prompt's ids."""
-    check_heads(weights)
-    for name in ("dim", "num_heads"):
-        key = CONFIG_KEYS[name][1]
-        _compare(weights.settings_path, key, getattr(target, name), weights.setting(key))
+    sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
+    if not is_chameleon(weights):
+        config = _llamagen_config(weights, target, sizes)
+        has_bias = bool(weights.settings.get("bias", True))
+        return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
+    _compare(weights, sizes)
     config = replace(
         DraftConfig.of_chameleon(target),
         ffn_hidden=weights.setting("intermediate_size"),
@@ -62,11 +52,11 @@ def _read_chameleon(weights: WeightFile, target: TargetConfig, dtype: torch.dtyp
         rope_base=weights.setting("rope_theta", float),
     )
     model = empty_model(DraftModel, config, dtype)
-    tensors = dict(weights.tensors)
-    if (table := tensors.pop("embed_tokens.weight", None)) is not None:
+    places, tensors = draft_places(model, has_bias=True), dict(weights.tensors)
+    if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # of the prompts' ids, codes among them
         tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, token_rows(table, config)
-    fill_draft(model, expand_norms(tensors, draft_places(model, has_bias=True)), weights.path, has_bias=True)
-    pair_neighbours(draft_places(model, has_bias=True), target.head_dim)
+    fill_draft(model, expand_norms(tensors, places), weights.path, has_bias=True)
+    pair_neighbours(places, target.head_dim)
     return model
 
 
@@ -101,53 +91,49 @@ def find_embedding(model: DraftModel, target: Path | str) -> str | None:
     """Finds the matrix of the target's file, in our own layout, that a drafter's token embedding was copied from, up to
     the rounding of a half precision: "token_embedding.weight", "head.weight" or None, another target's drafter.
 
-    The authors' training copies the head where the target is one file, and the token embedding where it lies in shards
-    (models/drafters/cnets_llamagen.py).
+    The authors' training copies the head where the target is one file, and the token embedding where it lies in shards.
     """
     own = model.token_embedding.weight.detach().float()
     with safe_open(target, framework="pt") as file:
-        for name in _TARGET_MATRICES:
+        for name in ("token_embedding.weight", "head.weight"):
             matrix = file.get_tensor(name).float()
             if torch.linalg.norm(own - matrix) <= _ROUNDING * torch.linalg.norm(matrix):
                 return name
     return None
 
 
-def _read_config(weights: WeightFile, target: TargetConfig) -> DraftConfig:
-    """Sizes that config.json gives, compared with the target's."""
-    file = weights.settings_path
+def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[str, int]) -> DraftConfig:
+    """Sizes of a drafter for LlamaGen: the target's, once config.json agrees."""
     input_type = weights.setting("input_type", str)
     if input_type == "c2i":
-        raise ValueError(f"{file}: input_type should be t2i or t2i2, found c2i: train a drafter for classes here")
-    check_heads(weights)
-    _compare(file, "num_hidden_layers", 1, weights.setting("num_hidden_layers"))
-    for name in ("dim", "num_heads", "vocab_size"):
-        key = CONFIG_KEYS[name][1]
-        _compare(file, key, getattr(target, name), weights.setting(key))
+        raise ValueError(
+            f"{weights.settings_path}: input_type should be t2i or t2i2, found c2i: train a drafter for classes here"
+        )
+    _compare(weights, {"num_hidden_layers": 1, **sizes, "vocab_size": target.vocab_size})
+    text_rows = target.num_text_tokens - 1
     if input_type in _GRIDS:
-        grid, text_rows = _GRIDS[input_type], _TEXT_ROWS
-        wanted = {side: name for name, side in _GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
-        _compare(file, "input_type", wanted, input_type)
+        expected = {side: name for name, side in _GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
+        _check(weights, "input_type", expected, input_type)
+        _check(weights, "cls_token_num (position offset)", text_rows, _TEXT_ROWS)
     else:
-        grid, text_rows = read_grid(weights), weights.setting("cls_token_num")
-        _compare(file, "block_size", target.grid**2, grid**2)
-    _compare(file, "cls_token_num (position offset)", target.num_text_tokens - 1, text_rows)
-    return DraftConfig(
-        dim=target.dim,
-        num_heads=target.num_heads,
+        _compare(weights, {"block_size": target.grid**2, "cls_token_num": text_rows})
+    return replace(
+        DraftConfig.of(target),
         ffn_hidden=weights.setting("intermediate_size"),
-        vocab_size=target.vocab_size,
-        grid=grid,
-        num_text_tokens=text_rows + 1,
         norm_eps=weights.setting("rms_norm_eps", float),
         rope_base=_ROPE_BASE,
         masks_text_padding=False,
     )
 
 
-def _compare(path: Path, key: str, expected: Any, found: Any) -> None:
+def _compare(weights: WeightFile, expected: Mapping[str, int]) -> None:
+    for key, value in expected.items():
+        _check(weights, key, value, weights.setting(key))
+
+
+def _check(weights: WeightFile, key: str, expected: Any, found: Any) -> None:
     if expected != found:
         raise ValueError(
-            f"{path}: {key} should be {expected} to draft for this target, found {found}; "
+            f"{weights.settings_path}: {key} should be {expected} to draft for this target, found {found}; "
             "choose the drafter that was published with the target"
         )

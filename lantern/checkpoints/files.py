@@ -1,12 +1,10 @@
-"""Reading the weight files that others publish: PyTorch pickles and safetensors, in one file or in several.
-
-Nothing in a file is ever executed. Whatever is wrong with a file is one sentence with its name.
+"""Weight files that others publish: PyTorch pickles and safetensors, in one file or in several. Nothing in a file is
+ever executed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import pickle
 import re
@@ -18,38 +16,35 @@ from typing import Any
 
 import torch
 
-from lantern.io import check_finite, open_tensors
+from lantern.io import check_finite, open_tensors, read_json
 
-TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
-# Safe formats first; the LANTERN authors' own code prefers the pickle, which holds the same numbers.
-_STEMS = ("model.safetensors", "pytorch_model.bin")
+_TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
+_NAMES = [f"{stem}{ending}" for stem in ("model.safetensors", "pytorch_model.bin") for ending in ("", ".index.json")]
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _POSITION_TABLE = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cis)")
 # What PyTorch's restricted unpickler says of anything that it would have to call; the name, where it gives one.
 _FOREIGN_CODE = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)|call reduce|Can only (?:build|create)")
 # What training may keep beside the weights: read as nothing at all, so that not even a constructor of theirs runs.
-INERT_NAMES = (
-    "numpy.dtype",
-    "numpy.ndarray",
+_INERT_NAMES = (
+    *("numpy.dtype", "numpy.ndarray", "datetime.datetime", "datetime.timedelta"),
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
-    *(f"{module}.{kind}Path" for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")),
-    *(f"{module}.Pure{kind}Path" for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")),
-    "datetime.datetime",
-    "datetime.timedelta",
+    *(
+        f"{module}.{kind}Path"
+        for module in ("pathlib", "pathlib._local")
+        for kind in ("Posix", "Windows", "PurePosix", "PureWindows")
+    ),
 )
+# What `torch.load` may raise: the bytes of a damaged pickle say anything.
+_READ_ERRORS = (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, ValueError, TypeError)
+_READ_ERRORS += (AttributeError,)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class WeightFile:
-    """What a published file or folder holds.
-
-    Attributes:
-        path: the file; the index where weights lie in several files.
-        tensors: by published name.
-        settings: content of `config.json` beside the weights; None where there is none.
-        args: command line of the training, where a checkpoint keeps it.
+    """What a published file or folder holds: `path` of the weights or of their index, tensors by published name,
+    `settings` of the config.json beside them, if any, and `args`, the command line of the training, where it is kept.
     """
 
     path: Path
@@ -59,37 +54,39 @@ class WeightFile:
 
     @property
     def settings_path(self) -> Path:
-        """Where `config.json` is, or should be."""
+        """Where config.json is, or should be."""
         return self.path.parent / "config.json"
 
-    def require_settings(self) -> dict[str, Any]:
-        """Content of `config.json`; without one, a FileNotFoundError."""
+    def setting(self, key: str, kind: type = int, default: Any = None) -> Any:
+        """A value of config.json: text, or a number above 0 of `kind`; a ValueError where it holds something else, or
+        lacks the key and there is no default, a FileNotFoundError where there is no config.json.
+        """
         if self.settings is None:
             raise FileNotFoundError(
                 2,
                 f"there is no file {self.settings_path}: {self.path.name} needs the config.json of its repository "
                 "beside it, which says the sizes and the norms' eps",
             )
-        return self.settings
-
-    def setting(self, key: str, kind: type = int) -> Any:
-        """A value of `config.json`: text, or a number above 0 of `kind`; a ValueError where it holds something else."""
-        settings = self.require_settings()
-        if key not in settings:
+        value = self.settings.get(key, default)
+        if value is None:
             raise ValueError(f"{self.settings_path} lacks the key {key}; fetch it from the checkpoint's repository")
-        value = settings[key]
         is_right = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
         if not is_right or (kind is not str and value <= 0):
             wanted = "text" if kind is str else "a number above 0" if kind is float else "a whole number above 0"
             raise ValueError(f"{self.settings_path}: {key} should be {wanted}, found {value!r}")
         return kind(value)
 
+    def require(self, *names: str) -> None:
+        """A ValueError where one of these tensors is missing."""
+        for name in names:
+            if name not in self.tensors:
+                raise ValueError(f"{self.path} lacks the tensor {name}; fetch it again, or choose another checkpoint")
+
 
 def read_weights(path: Path) -> WeightFile:
-    """Reads a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one.
-
-    The prefix "module." that DistributedDataParallel gives all names is taken off, and tables of positions, which a
-    model computes, are left out.
+    """Reads a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of a sharded one, or a folder with one,
+    without the prefix "module." that DistributedDataParallel gives all names and without tables of positions, which a
+    model computes.
 
     Raises:
         FileNotFoundError: there is no such file or folder, it holds no weights, or a shard is missing.
@@ -109,7 +106,7 @@ def read_weights(path: Path) -> WeightFile:
     result.tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
     check_finite(file, result.tensors)
     if result.settings_path.is_file():
-        result.settings = _read_settings(result.settings_path)
+        result.settings = _read_object(result.settings_path)
     return result
 
 
@@ -119,10 +116,9 @@ def find_weights(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise FileNotFoundError(2, f"there is no file or folder {path}; fetch the checkpoint or correct its path")
-    for stem in _STEMS:
-        for name in (stem, f"{stem}.index.json"):
-            if (path / name).is_file():
-                return path / name
+    for name in _NAMES:
+        if (path / name).is_file():
+            return path / name
     found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file())
     if len(found) == 1:
         return found[0]
@@ -143,8 +139,7 @@ def check_equal(path: Path, key: str, expected: Any, found: Any, name: str) -> N
 
 
 def load_pickle(path: Path) -> Any:
-    """Reads what `torch.save` wrote, in either of its formats; values of INERT_NAMES are `Inert`, tensors of a zip
-    archive are mapped.
+    """Reads what `torch.save` wrote, in either of its formats; tensors of a zip archive are mapped.
 
     Raises:
         ValueError: a truncated or damaged file, or one that wants to run code, as every TorchScript archive may.
@@ -153,14 +148,11 @@ def load_pickle(path: Path) -> Any:
     if is_zip:
         _check_members(path)
     # LlamaGen's training keeps its command line, an argparse.Namespace of plain values.
-    harmless = [argparse.Namespace, *((Inert, name) for name in INERT_NAMES)]
+    harmless = [argparse.Namespace, *((_Inert, name) for name in _INERT_NAMES)]
     try:
         with torch.serialization.safe_globals(harmless):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # noqa: TID251
-    except (
-        *(pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError),
-        *(IndexError, AttributeError, TypeError),
-    ) as error:
+    except _READ_ERRORS as error:
         match = _FOREIGN_CODE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if match:
             raise ValueError(
@@ -173,11 +165,10 @@ def load_pickle(path: Path) -> Any:
         ) from error
 
 
-class Inert:
-    """Stands for a value that nothing here needs: takes any arguments and any state, and keeps none."""
+class _Inert:
+    """In place of a value that nothing here needs: takes any arguments and any state, and keeps none."""
 
-    def __new__(cls, *arguments: Any) -> Inert:
-        """Takes anything, as whatever it stands for did."""
+    def __new__(cls, *arguments: Any) -> _Inert:
         return super().__new__(cls)
 
     def __init__(self, *arguments: Any) -> None:
@@ -188,10 +179,8 @@ class Inert:
 
 
 def _check_members(path: Path) -> None:
-    """Compares each member of a zip archive with its checksum, which PyTorch does not where it maps the file.
-
-    A TorchScript archive, known by its table of constants, is refused: its modules' code runs while it is loaded, and
-    that code may write files.
+    """Compares each member of a zip archive with its checksum, which PyTorch does not where it maps the file, and
+    refuses a TorchScript archive, known by its table of constants: its code runs while it is loaded.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -211,18 +200,15 @@ def _check_members(path: Path) -> None:
         )
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not JSON, or not text
-        raise ValueError(f"{path} is not valid JSON ({error}); fetch it again") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} should hold keys and values, found {type(settings).__name__}; fetch it again")
-    return settings
+def _read_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} should hold keys and values, found {type(value).__name__}; fetch it again")
+    return value
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:
-    places = _read_settings(index).get("weight_map")
+    places = _read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ValueError(f"{index} should hold the key weight_map, tensor by file; fetch it again")
     tensors: dict[str, torch.Tensor] = {}
@@ -253,15 +239,15 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _unwrap(path: Path, value: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Finds the weights in what a pickle holds: they are all of it, or lie under one of TOP_LEVEL_KEYS."""
+    """Finds the weights in what a pickle holds: they are all of it, or lie under one of _TOP_LEVEL_KEYS."""
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")
     if value and all(isinstance(part, torch.Tensor) for part in value.values()):
         return dict(value), {}
-    key = next((key for key in TOP_LEVEL_KEYS if key in value), None)
+    key = next((key for key in _TOP_LEVEL_KEYS if key in value), None)
     if key is None:
         found = ", ".join(map(str, list(value)[:8])) or "nothing"
-        raise ValueError(f"{path}: top-level key should be one of {', '.join(TOP_LEVEL_KEYS)}, found {found}")
+        raise ValueError(f"{path}: top-level key should be one of {', '.join(_TOP_LEVEL_KEYS)}, found {found}")
     inner, args = value[key], value.get("args")
     if not isinstance(inner, dict) or not inner:
         raise ValueError(f"{path}: top-level key {key} should hold tensors by name, found {inner!r:.60}")
@@ -270,4 +256,4 @@ def _unwrap(path: Path, value: Any) -> tuple[dict[str, torch.Tensor], dict[str, 
         raise ValueError(f"{path}: {key} should hold tensors by name, found something else under {strange[0]!r}")
     args = vars(args) if isinstance(args, argparse.Namespace) else args
     args = args if isinstance(args, dict) else {}
-    return dict(inner), {name: part for name, part in args.items() if not isinstance(part, Inert)}
+    return dict(inner), {name: part for name, part in args.items() if not isinstance(part, _Inert)}

@@ -1,7 +1,4 @@
-"""Our own checkpoint layout: one safetensors file with the weights, the model's config and what kind of model it is.
-
-Layouts of other projects are read by `lantern.checkpoints.llamagen` and `lantern.checkpoints.drafter`.
-"""
+"""Our own checkpoint layout: one safetensors file with the weights, the model's config and what kind of model it is."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, s
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-_OTHER_MODEL = "it belongs to another model or to other sizes than expected"
+_OTHER = "it belongs to another model or to other sizes than expected"
 
 
 def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any] | None = None) -> None:
@@ -30,10 +27,7 @@ def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any
 
 
 def load_model(
-    path: Path | str,
-    cls: type[Model],
-    dtype: torch.dtype | None = torch.float32,
-    device: torch.device | str = "cpu",
+    path: Path | str, cls: type[Model], dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
 ) -> Model:
     """Reads a model of class `cls` that `save_model` wrote, in evaluation mode, tensor by tensor: memory holds it once,
     in its final number format, `dtype` but for `cls.wide`; None for the file's.
@@ -53,15 +47,12 @@ def load_model(
 
 
 def empty_model(
-    cls: type[Model],
-    config: Any,
-    dtype: torch.dtype | Mapping[str, torch.dtype],
-    device: torch.device | str = "cpu",
+    cls: type[Model], config: Any, dtype: torch.dtype | Mapping[str, torch.dtype], device: torch.device | str = "cpu"
 ) -> Model:
     """A model whose parameters are still to be written, of one number format or of one by name (float32 where a name is
     missing); those whose names begin with one of `cls.wide`, where it has some, are float32.
     """
-    # No storage and no random numbers for parameters at first: a large model's are gigabytes, and seconds.
+    # At first without storage and random numbers, which are gigabytes and seconds of a large model.
     without_storage = register_module_parameter_registration_hook(
         lambda module, name, parameter: None if parameter is None else nn.Parameter(parameter.to("meta"))
     )
@@ -95,7 +86,7 @@ def read_report(path: Path | str) -> dict[str, Any]:
 
 
 def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:
-    """Copies weights into a model, as `copy_tensors` does; puts it into evaluation mode."""
+    """A model with the weights of a file, in evaluation mode; errors are those of `copy_tensors`."""
     copy_tensors(state, model.state_dict(), path)
     return model.eval()
 
@@ -107,11 +98,10 @@ def copy_tensors(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.T
         ValueError: a tensor of another shape, a missing or a foreign one, or one that holds no floating-point numbers.
     """
     shapes = {name: tuple(place.shape) for name, place in places.items()}
-    missing = [name for name in places if name not in state]
-    foreign = [name for name in state if name not in places]
+    missing, foreign = [name for name in places if name not in state], [name for name in state if name not in places]
     for name in [name for name in places if name in state]:
         if (found := tuple(state[name].shape)) != shapes[name]:
-            raise ValueError(f"{path}: tensor {name} should have shape {shapes[name]}, found {found}; {_OTHER_MODEL}")
+            raise ValueError(f"{path}: tensor {name} should have shape {shapes[name]}, found {found}; {_OTHER}")
         if places[name].is_floating_point() and not state[name].is_floating_point():
             raise ValueError(
                 f"{path}: tensor {name} should hold floating-point numbers, found {state[name].dtype}; "
@@ -121,7 +111,7 @@ def copy_tensors(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.T
     parts += [f"holds the foreign tensor {foreign[0]} ({len(foreign)} such)"] if foreign else []
     if parts:
         counts = f"expected {len(places)} tensors, found {len(state)}"
-        raise ValueError(f"{path} {' and '.join(parts)}; {counts}; {_OTHER_MODEL}")
+        raise ValueError(f"{path} {' and '.join(parts)}; {counts}; {_OTHER}")
     with torch.no_grad():
         for name, place in places.items():
             place.copy_(state[name])

@@ -28,8 +28,7 @@ from lantern.sampling import guide
 class TargetModel(nn.Module):
     """Decoder-only transformer over caption rows and image tokens.
 
-    Source: LlamaGen autoregressive/models/gpt.py; weights of its checkpoints load through
-    `lantern.checkpoints.llamagen`.
+    Source: LlamaGen autoregressive/models/gpt.py; `lantern.checkpoints.target` reads its checkpoints.
     """
 
     kind = "target_model"  # of its checkpoints

@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import DATA
 from families import draw_emu3_tokenizer
-from lantern.checkpoints.emu3 import own_name
-from lantern.checkpoints.llamagen import read_vq16
+from lantern.checkpoints.names import EMU3_TOKENIZER, rename
 from lantern.checkpoints.native import save_model
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern_pipeline.world.tokenizer import load_tokenizer, read_tokenizer
@@ -28,21 +27,15 @@ def file(tmp_path_factory):
 
 
 @torch.inference_mode()
-def test_pixels_and_codes(file):
+def test_pixels_codes_and_our_own_layout(file, tmp_path):
     """Of images of three lines of four codes. A few weights are drawn anew with another rounding to half precision."""
-    model = read_vq16(file, 8, (64, 4)).vqvae
-    torch.testing.assert_close(model.decode(STORED["codes"].long()), STORED["decoded"], atol=1e-3, rtol=0)
-    found = torch.stack(model.encode(STORED["image"], torch.tensor([[6, 8]] * 2)).image_tokens)
+    model = read_tokenizer(file, image_size=8, grid=4, codebook_size=64, code_dim=4)
+    torch.testing.assert_close(model.vqvae.decode(STORED["codes"].long()), STORED["decoded"], atol=1e-3, rtol=0)
+    found = torch.stack(model.vqvae.encode(STORED["image"], torch.tensor([[6, 8]] * 2)).image_tokens)
     is_clear = STORED["nn_margin"] > 1e-3
     assert torch.equal(found[is_clear], STORED["encoder_codes"].long()[is_clear]) and is_clear.any()
-
-
-def test_our_own_layout(file, tmp_path):
-    """Square images, through the file that a run keeps."""
-    model = read_tokenizer(file, image_size=8, grid=4, codebook_size=64, code_dim=4)
     save_model(tmp_path / "model.safetensors", model)
-    again = load_tokenizer(tmp_path / "model.safetensors")
-    codes = torch.arange(32).view(2, 16)
+    again, codes = load_tokenizer(tmp_path / "model.safetensors"), torch.arange(32).view(2, 16)
     images = again.decode(codes)
     assert isinstance(again, Emu3Tokenizer) and images.shape == (2, 3, 8, 8) and images.abs().max() <= 1
     assert torch.equal(images, model.decode(codes)) and again.encode(images).shape == (2, 16)
@@ -51,19 +44,18 @@ def test_our_own_layout(file, tmp_path):
 
 def test_the_defaults_are_the_published_sizes():
     """Every tensor of the published list has its place, but for one by one convolutions that are matrices here."""
-    published = json.loads((DATA / "emu3" / "keys.json").read_text())
+    published = rename(json.loads((DATA / "emu3" / "keys.json").read_text()), EMU3_TOKENIZER)
     with torch.device("meta"):
         model = Emu3Tokenizer(Emu3TokenizerConfig())
     places = {name.removeprefix("vqvae."): list(value.shape) for name, value in model.state_dict().items()}
-    found = {own_name(name): shape[:2] if "_proj" in own_name(name) else shape for name, shape in published.items()}
-    assert found == places and model.config.image_size == 720
+    assert {name: shape[:2] if "_proj" in name else shape for name, shape in published.items()} == places
+    assert model.config.image_size == 720
 
 
 def test_what_does_not_fit_is_one_sentence(file, tmp_path):
     assert "codebook_size should be 32 as tokenizer" in refusal(lambda: read_tokenizer(file, 8, 4, 32, 4))
     assert "data.image_size should be a multiple of 2" in refusal(lambda: read_tokenizer(file, 9, 4, 64, 4))
-    cut = {name: tensor for name, tensor in load_file(file).items() if name != "encoder.conv_in.weight"}
-    save_file(cut, tmp_path / "cut.safetensors")
-    assert "lacks the tensor encoder.conv_in.weight" in refusal(
-        lambda: read_tokenizer(tmp_path / "cut.safetensors", 8, 4, 64, 4)
-    )
+    cut, path = load_file(file), tmp_path / "cut.safetensors"
+    cut.pop("encoder.conv_in.weight")
+    save_file(cut, path)
+    assert "lacks the tensor encoder.conv_in.weight" in refusal(lambda: read_tokenizer(path, 8, 4, 64, 4))

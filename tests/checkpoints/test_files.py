@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from lantern.checkpoints.files import read_weights
-from published_layouts import FOLDER, as_hugging_face, read_original, refusal
+from published_layouts import FOLDER, as_hugging_face, read_original, refusal, write_hugging_face
 
 STATE = {"a.weight": torch.arange(40000.0), "b.weight": torch.ones(3, 2)}
 
@@ -48,11 +48,9 @@ def test_a_zip_without_checksums_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_numbers_that_are_not_finite_are_refused(tmp_path, name, value):
-    state = {**STATE, "b.weight": torch.tensor([[1, value], [1, 1], [value, 1]])}
+def test_numbers_that_are_not_finite_are_refused(tmp_path, name):
     save = save_file if name.endswith(".safetensors") else torch.save
-    save(state, tmp_path / name)
+    save({**STATE, "b.weight": torch.tensor([[1, torch.nan], [1, 1], [-torch.inf, 1]])}, tmp_path / name)
     sentence = refusal(lambda: read_weights(tmp_path / name))
     assert f"{name}: tensor b.weight should hold finite numbers, found 2 of 6 that are nan or infinite" in sentence
 
@@ -68,8 +66,9 @@ def test_names_of_a_parallel_wrapper_and_tables_of_positions(tmp_path, caplog):
     assert "module.c" in read_weights(tmp_path / "mixed.pt").tensors
 
 
+@pytest.mark.parametrize("key", ["model", "module", "state_dict"])
 @pytest.mark.parametrize("is_new_format", [True, False], ids=["zip", "legacy"])
-def test_what_training_keeps_beside_the_weights_is_no_obstacle(tmp_path, is_new_format):
+def test_what_training_keeps_beside_the_weights_is_no_obstacle(tmp_path, key, is_new_format):
     args = argparse.Namespace(
         image_size=256, lr=np.float64(1e-4), out=Path("runs") / "one", seen=np.arange(3), names=np.array(["a"])
     )
@@ -85,15 +84,28 @@ def test_what_training_keeps_beside_the_weights_is_no_obstacle(tmp_path, is_new_
         "rng": np.random.RandomState(0).get_state(),
     }
     path = tmp_path / "weights.pt"
-    torch.save({"model": STATE, **extras}, path, _use_new_zipfile_serialization=is_new_format)
+    torch.save({**extras, key: STATE}, path, _use_new_zipfile_serialization=is_new_format)
     weights = read_weights(path)
     assert same(weights.tensors)
     assert weights.args == {"image_size": 256}
 
 
-def test_numbers_of_numpy_are_no_weights(tmp_path):
-    torch.save({"model": {"a.weight": np.ones(3)}}, tmp_path / "weights.pt")
-    assert "found something else under 'a.weight'" in refusal(lambda: read_weights(tmp_path / "weights.pt"))
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"wrong": STATE, "ema": STATE}, "top-level key should be one of model, module, state_dict, found wrong, ema"),
+        (
+            {"model": {"a.weight": np.ones(3)}},
+            "model should hold tensors by name, found something else under 'a.weight'",
+        ),
+        ({"model": {}}, "top-level key model should hold tensors by name, found {}"),
+        ([STATE], "should hold tensors by name, found a list"),
+    ],
+    ids=["keys", "numpy", "empty", "list"],
+)
+def test_pickles_of_something_else_than_weights(tmp_path, value, words):
+    torch.save(value, tmp_path / "weights.pt")
+    assert words in refusal(lambda: read_weights(tmp_path / "weights.pt"))
 
 
 class Malice:
@@ -127,42 +139,60 @@ def test_bare_pickles_are_not_run(tmp_path):
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("kept", [0, 3, 100, 0.3, 0.98])
 @pytest.mark.parametrize("name", ["target_llamagen.pt", "drafter_pytorch_model.bin", "model.safetensors", "legacy.pt"])
-def test_truncated_files(tmp_path, name, kept):
-    whole = tmp_path / "whole"
-    if name == "model.safetensors":
-        save_file(as_hugging_face(read_original()), whole)
-    elif name == "legacy.pt":
-        torch.save({"model": read_original()}, whole, _use_new_zipfile_serialization=False)
-    else:
-        whole.write_bytes((FOLDER / name).read_bytes())
-    content = whole.read_bytes()
+def test_truncated_files(tmp_path, name):
     path = tmp_path / name
-    path.write_bytes(content[: int(kept if kept >= 1 or kept == 0 else kept * len(content))])
-    sentence = refusal(lambda: read_weights(path))
-    assert str(path) in sentence
-    assert "fetch it again" in sentence
+    if name == "model.safetensors":
+        save_file(as_hugging_face(read_original()), path)
+    elif name == "legacy.pt":
+        torch.save({"model": read_original()}, path, _use_new_zipfile_serialization=False)
+    else:
+        path.write_bytes((FOLDER / name).read_bytes())
+    content = path.read_bytes()
+    for kept in (0, 3, 100, int(0.3 * len(content)), int(0.98 * len(content))):
+        path.write_bytes(content[:kept])
+        sentence = refusal(lambda: read_weights(path))
+        assert str(path) in sentence and "fetch it again" in sentence
 
 
 @pytest.mark.parametrize(
     ("content", "hint"),
-    [
-        (b"<!DOCTYPE html><html>sign in</html>", "looks like a web page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer to a file"),
-    ],
+    [(b"<!DOCTYPE html><html>", "looks like a web page"), (b"version https://git-lfs.gi", "a pointer to a file")],
 )
 def test_what_was_fetched_is_no_weight_file(tmp_path, content, hint):
+    (tmp_path / "t2i.pt").write_bytes(content)
+    assert hint in refusal(lambda: read_weights(tmp_path / "t2i.pt"))
+
+
+def test_the_weights_of_a_folder(tmp_path):
     path = tmp_path / "t2i_XL_stage1_256.pt"
-    path.write_bytes(content)
-    assert hint in refusal(lambda: read_weights(path))
-
-
-def test_missing_files_and_empty_folders(tmp_path):
-    sentence = refusal(lambda: read_weights(tmp_path / "t2i_XL_stage1_256.pt"), FileNotFoundError)
-    assert "there is no file or folder" in sentence
+    assert "there is no file or folder" in refusal(lambda: read_weights(path), FileNotFoundError)
     (tmp_path / "README.md").write_text("")
     assert "found README.md" in refusal(lambda: read_weights(tmp_path), FileNotFoundError)
+    torch.save(STATE, path)
+    assert same(read_weights(tmp_path).tensors)
+    torch.save(STATE, tmp_path / "other.pt")
+    assert "should hold one weight file, found other.pt, t2i_XL_stage1_256.pt" in refusal(
+        lambda: read_weights(tmp_path)
+    )
+    torch.save(STATE, tmp_path / "pytorch_model.bin")
+    assert read_weights(tmp_path).path.name == "pytorch_model.bin"
+    save_file(STATE, tmp_path / "model.safetensors")
+    assert read_weights(tmp_path).path.name == "model.safetensors"
+
+
+def test_damaged_shards(tmp_path):
+    folder = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), "sharded")
+    shard = folder / "two.safetensors"
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    assert "two.safetensors is truncated" in refusal(lambda: read_weights(folder))
+    save_file({"other": torch.zeros(1)}, shard)
+    assert "two.safetensors lacks the tensor" in refusal(lambda: read_weights(folder))
+    shard.unlink()
+    sentence = refusal(lambda: read_weights(folder), FileNotFoundError)
+    assert "two.safetensors, which model.safetensors.index.json names" in sentence
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "should hold the key weight_map" in refusal(lambda: read_weights(folder))
 
 
 @pytest.mark.parametrize("is_new_format", [True, False], ids=["zip", "legacy"])

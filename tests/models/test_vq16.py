@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from conftest import DATA
 from families import chameleon_name
-from lantern.checkpoints.chameleon import image_tokenizer
+from lantern.checkpoints.names import chameleon_tokenizer
 from lantern.checkpoints.native import load_model, load_weights, save_model
 from lantern.codebook import nearest_codes
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -187,7 +187,7 @@ def test_chameleons_tokenizer_encodes_and_decodes_as_the_public_code(name, tmp_p
         model = tokenizer.read_tokenizer(tmp_path / "vqgan.ckpt", image_size=12, grid=6, codebook_size=64, code_dim=16)
         assert model.config == config
     else:
-        model = load_weights(VQ16(config), image_tokenizer(state), tmp_path)
+        model = load_weights(VQ16(config), chameleon_tokenizer(state), tmp_path)
     stored, close = load_file(FOLDER / f"chameleon_{name}_io.safetensors"), {"atol": 1e-4, "rtol": 0}
     codes = stored["codes"].long()
     with torch.no_grad():

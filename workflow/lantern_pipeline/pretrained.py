@@ -11,8 +11,8 @@ import torch
 
 from lantern.api import Model
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import read_report
+from lantern.checkpoints.target import read_target
 from lantern.decoding import DecodingModels
 from lantern.io import read_json
 from lantern.models.config import FFN_MULTIPLE, pick

@@ -2,8 +2,8 @@
 
 import torch
 
-from lantern.checkpoints.llamagen import read_target
 from lantern.checkpoints.native import save_model
+from lantern.checkpoints.target import read_target
 from lantern.io import write_json
 from lantern.models.config import FFN_MULTIPLE, pick
 from lantern.models.target import TargetConfig

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from lantern.checkpoints.llamagen import read_target
+from lantern.checkpoints.target import read_target
 from lantern_pipeline.downloads.manifest import describe_conversion, read_manifest, resource_path, resource_sha256
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 from published_layouts import CONFIG, ORIGINAL

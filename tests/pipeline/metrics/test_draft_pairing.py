@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from families import LLAMA, anole_drafter, draw_anole
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.llamagen import read_target
+from lantern.checkpoints.target import read_target
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig

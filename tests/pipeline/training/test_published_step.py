@@ -13,8 +13,8 @@ from tiny_codes import make_recipe
 
 from conftest import DATA
 from lantern.checkpoints.drafter import fill_draft
-from lantern.checkpoints.llamagen import target_places
 from lantern.checkpoints.native import copy_tensors
+from lantern.checkpoints.target import target_places
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.training.drafter import make_optimiser

@@ -121,8 +121,8 @@ def test_vq16_and_own_tokenizers(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"codebook_size": 16384}, ["quantize.embedding.weight", "(16384, 8)", "codebook_size", "found (16, 8)"]),
-        ({"code_dim": 4}, ["should have shape (16, 4)", "tokenizer.code_dim", "found (16, 8)"]),
+        ({"codebook_size": 16384}, ["codebook_size should be 16384 as tokenizer.codebook_size says, found 16"]),
+        ({"code_dim": 4}, ["code_dim should be 4 as tokenizer.code_dim says, found 8"]),
         ({"image_size": 16}, ["grid should be 4", "tokenizer.grid", "found 8"]),
         ({"image_size": 9}, ["data.image_size should be a multiple of 2, got 9"]),
     ],
@@ -143,4 +143,4 @@ def test_wrong_image_tokenizers(tmp_path):
     torch.save({"model": state}, path)
     assert "lacks the tensor decoder.conv_out.bias of shape (3,)" in refusal(lambda: read_tokenizer(path, **VQ_SIZES))
     sentence = refusal(lambda: read_tokenizer(ORIGINAL, **VQ_SIZES))
-    assert "lacks the tensor quantize.embedding.weight; found 20 tensors of no VQ-16" in sentence
+    assert "lacks the tensor quantize.embedding.weight" in sentence

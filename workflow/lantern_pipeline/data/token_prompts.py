@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lantern.checkpoints.llama import FIRST_CODE
+from lantern.checkpoints.target import FIRST_CODE
 from lantern_pipeline.downloads.manifest import resource_path
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")

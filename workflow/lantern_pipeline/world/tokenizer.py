@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lantern.checkpoints.files import check_equal, find_weights
-from lantern.checkpoints.llamagen import read_vq16
 from lantern.checkpoints.native import load_model, read_metadata
+from lantern.checkpoints.tokenizers import read_image_tokenizer
 from lantern.models.emu3 import Emu3Tokenizer
 from lantern.models.vq16 import VQ16, check_codes, check_images
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
@@ -188,7 +188,7 @@ def read_tokenizer(
     """
     file = find_weights(path)
     is_own = read_metadata(file) is not None
-    model = load_tokenizer(file) if is_own else read_vq16(file, image_size, (codebook_size, code_dim))
+    model = load_tokenizer(file) if is_own else read_image_tokenizer(file, image_size)
     check_equal(file, "image_size", image_size, model.config.image_size, "data.image_size")
     for name, value in {"grid": grid, "codebook_size": codebook_size, "code_dim": code_dim}.items():
         check_equal(file, name, value, getattr(model.config, name), f"tokenizer.{name}")

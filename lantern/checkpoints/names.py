@@ -1,0 +1,115 @@
+"""What published files call their tensors, and where a layer's go in our models.
+
+Source: key lists of FoundationVision/LlamaGen@ce98ec4, jadohu/LANTERN@3a56e45, GAIR/Anole-7b-v0.1,
+Alpha-VLLM/Lumina-mGPT-7B-768, deepseek-ai/Janus-Pro-1B and -7B, BAAI/Emu3-Gen and Emu3-VisionTokenizer;
+facebookresearch/chameleon, chameleon/inference/vqgan.py; transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+# The parts of a layer: our name, and the published ones that ours holds below each other.
+ORIGINAL_LAYER = {
+    "qkv": ("attention.wqkv",),
+    "attention_out": ("attention.wo",),
+    "gate_up": ("feed_forward.w1", "feed_forward.w3"),
+    "down": ("feed_forward.w2",),
+    "attention_norm": ("attention_norm",),
+    "ffn_norm": ("ffn_norm",),
+}
+LLAMA_LAYER = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "qk_norm": ("self_attn.q_norm", "self_attn.k_norm"),
+    "attention_out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+    "attention_norm": ("input_layernorm",),
+    "ffn_norm": ("post_attention_layernorm",),
+}
+
+# Patterns of names, and what stands in their place, applied one after the other.
+META_CHAMELEON = {  # Hugging Face's names of the same model
+    r"^(layers|norm)\.": r"model.\1.",
+    r"^tok_embeddings\.": "model.embed_tokens.",
+    r"^output\.": "lm_head.",
+    r"\.attention_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+    r"\.attention\.w([qkvo])\.": r".self_attn.\1_proj.",
+    r"\.attention\.([qk])_normalization\.": r".self_attn.\1_norm.",
+    r"\.feed_forward\.w1\.": ".mlp.gate_proj.",
+    r"\.feed_forward\.w2\.": ".mlp.down_proj.",
+    r"\.feed_forward\.w3\.": ".mlp.up_proj.",
+}
+_VQ16_BLOCKS = {  # of other image tokenizers, VQ-16's names
+    r"(conv_blocks\.\d+)\.block\.": r"\1.res.",
+    r"\.mid\.block_1\.": ".mid.0.",
+    r"\.mid\.attn_1\.": ".mid.1.",
+    r"\.mid\.block_2\.": ".mid.2.",
+}
+TRANSFORMERS_JANUS = {  # the authors' names, but VQ-16's of the image tokenizer
+    r"^model\.language_model\.": "language_model.model.",
+    r"^model\.generation_embeddings\.": "gen_embed.",
+    r"^model\.generation_aligner\.fc1\.": "gen_aligner.layers.0.",
+    r"^model\.generation_aligner\.hidden_layers\.0\.": "gen_aligner.layers.2.",
+    r"^model\.generation_head\.proj_out\.": "gen_head.output_mlp_projector.",
+    r"^model\.generation_head\.": "gen_head.",
+    r"^model\.vqmodel\.": "gen_vision_model.",
+    r"^(gen_vision_model\..*)\.(?:down|up)\.(\d+)\.": r"\1.conv_blocks.\2.",
+    **_VQ16_BLOCKS,
+}
+EMU3_TOKENIZER = {  # transformers' names
+    r"^encoder\.down\.": "encoder.down_block.down.",
+    r"^decoder\.up\.": "decoder.up_block.up.",
+    r"\.mid\.attn_1\.norm\.": ".middle_block.attn_norm.",
+    r"\.mid\.": ".middle_block.",
+    r"\.attn\.(\d+)\.norm\.": r".attn_norms.\1.",
+    r"(\.attn[._]\d+)\.([qkv])\.": r"\1.\2_proj.",
+    r"(\.attn[._]\d+)\.proj_out\.": r"\1.out_proj.",
+}
+
+
+def is_janus(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether tensors by name are Janus', in either layout."""
+    return any(f"{head}.vision_head.weight" in tensors for head in ("gen_head", "model.generation_head"))
+
+
+def janus_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Janus' tensors by the authors' names, whichever layout they have."""
+    return rename(tensors, {} if "gen_head.vision_head.weight" in tensors else TRANSFORMERS_JANUS)
+
+
+def chameleon_tokenizer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of Chameleon's image tokenizer by VQ-16's names, without the losses, which only training needs.
+
+    The levels of its decoder are numbered from the highest resolution, VQ-16's from the lowest.
+    """
+    levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
+    up = {rf"^decoder\.up\.{level}\.": f"decoder.conv_blocks.{len(levels) - 1 - int(level)}." for level in levels}
+    own = {name: value for name, value in tensors.items() if not name.startswith("loss.")}
+    return rename(own, {**up, r"^encoder\.down\.": "encoder.conv_blocks.", **_VQ16_BLOCKS})
+
+
+def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Tensors by other names: each pattern of `names` gives way to what stands beside it."""
+    found = dict(tensors)
+    for pattern, name in names.items():
+        found = {re.sub(pattern, name, key): value for key, value in found.items()}
+    return found
+
+
+def layer_places(layer: torch.nn.Module, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
+    """Where each tensor of a published layer goes, by published name; `names` as in LLAMA_LAYER."""
+    places: dict[str, torch.Tensor] = {}
+    for name, weight in layer.state_dict().items():
+        stem, _, kind = name.rpartition(".")
+        parts = names[stem]
+        sizes = [len(weight) // len(parts)] * len(parts)
+        if stem == "qkv" and len(parts) == 3:  # keys and values may have fewer heads than queries
+            kv_rows = layer.num_kv_heads * layer.head_dim
+            sizes = [len(weight) - 2 * kv_rows, kv_rows, kv_rows]
+        places |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.split(sizes), strict=True)
+    return places
