@@ -36,7 +36,7 @@ from lantern.generation import synchronise
 from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, TargetConfig
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, cast_target
+from lantern.models.target import TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
@@ -80,7 +80,7 @@ def make_models(sizes: dict[str, int], device: torch.device, dtype: torch.dtype,
                 parameter.mul_(scale)
     codes = torch.arange(sizes["vocab_size"], device=device)
     table = (codes[:, None] + codes[1 : LANTERN_K + 2]) % len(codes)
-    cast_target(target, dtype)
+    cast_weights(target, dtype)
     models = DecodingModels(target, cast_weights(draft, dtype), table.to(code_dtype(len(table))))
     models.target.prepare_for_decoding()
     models.draft.prepare_for_decoding()

@@ -11,7 +11,6 @@ from lantern.decoding import DecodingModels, make_decoder
 from lantern.decoding_state import Generation
 from lantern.draft_tree import longest_path, static_tree
 from lantern.methods import MethodSpec
-from lantern.models.target import cast_target
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
@@ -62,7 +61,7 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, sa
 def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
     """Forwards over one and over several nodes round differently; guidance, filters and the head stay float32."""
     models = make_models(seed=5)
-    cast_target(models.target, torch.bfloat16).prepare_for_decoding()
+    cast_weights(models.target, torch.bfloat16).prepare_for_decoding()
     cast_weights(models.draft, torch.bfloat16).prepare_for_decoding()
     assert models.target.read_logits(torch.zeros(1, models.target.config.dim)).dtype == torch.float32
     spec, (features, mask) = method(tree=tree, drafts=drafts), make_prompts(models, 5)

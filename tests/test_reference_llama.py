@@ -23,7 +23,8 @@ from lantern.checkpoints.target import read_target
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
-from lantern.models.target import TargetConfig, TargetModel, cast_target
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.data.token_prompts import TokenPromptEncoder
@@ -212,7 +213,7 @@ def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family)
     assert load_model(tmp_path / "model.safetensors", TargetModel).config == target.config
     assert sum(part.numel() for part in target.parameters()) == target_parameters(target.config)
     (ids, mask), wide = prompts_of(family, range(1)), {"head.weight", "head.bias", "head_in.weight", "head_in.bias"}
-    lower = cast_target(target, torch.bfloat16)
+    lower = cast_weights(target, torch.bfloat16)
     assert {name for name, part in lower.named_parameters() if part.dtype == torch.float32} <= wide
     logits = lower.guided_logits(lower(ids, mask, torch.zeros(1, 1, dtype=torch.int64))[None], 1.0)
     assert logits.dtype == torch.float32 and logits.isfinite().all()

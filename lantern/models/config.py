@@ -1,7 +1,4 @@
-"""Sizes of a target and of its draft model: their numbers, LlamaGen's names for them, and the parameters they make.
-
-Read while Snakemake builds the workflow: no torch here.
-"""
+"""Sizes of a target and of its draft model, and the parameters that they make. Read while Snakemake plans: no torch."""
 
 from __future__ import annotations
 
@@ -30,11 +27,6 @@ def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
     """Builds a settings dataclass from settings that may hold keys of other dataclasses as well, and from `more`."""
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
-
-
-def find_multiple(n: int, k: int) -> int:
-    """Smallest multiple of k that is >= n."""
-    return -(-n // k) * k
 
 
 class CommonSizes:
@@ -73,27 +65,22 @@ class CommonSizes:
         return self.grid * self.line_width
 
     def ends_line(self, positions: Any) -> Any:
-        """Whether the tokens at these positions of the image end a line: numbers or tensors of them."""
+        """Whether the tokens at these positions of the image, numbers or tensors of them, end a line."""
         return positions % self.line_width == (self.columns or self.grid)
 
 
 @dataclass(frozen=True)
 class TargetConfig(CommonSizes):
-    """Sizes of a target model; the defaults are those of the embedded world.
-
-    LlamaGen's XL: dim 1280, num_layers 36, num_heads 20, vocab_size 16384, grid 16 (stage 1) or 32 (stage 2),
-    num_text_tokens 120, caption_dim 2048, ffn_multiple 256; for classes num_text_tokens 1, num_prompt_ids 1001,
-    null_ids (1000,).
+    """Sizes of a target; the defaults are those of the embedded data set.
 
     `num_prompt_ids`: rows of the table that prompts of ids are looked up in; 0 where prompts are caption features.
     `null_ids`: the prompt of no caption, where prompts are ids; pads stand in front of it. `null_filler`: where set, it
     has the prompt's length instead, and this id between its first and its last.
     `ffn_width`: of the feed-forward part, where it is not 8 / 3 of dim, rounded up to `ffn_multiple`. `num_kv_heads`:
     heads of keys and values, each for as many of queries; 0 for one each.
-    `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by their place.
+    `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by position.
     `columns`: codes of a line where the image is no square of `grid`. `line_end`: id, in the prompts' vocabulary, of
-    the token that ends every line of codes; None for no such token. It is the last of the `vocab_size` tokens, and
-    drawn at the ends of lines alone.
+    the token that ends every line of codes, the last of the `vocab_size` tokens; None for no such token.
     `has_qk_norm`: each head's queries and keys are normalised. `has_mlp_head`: the head has a hidden layer.
     """
 
@@ -129,16 +116,15 @@ class TargetConfig(CommonSizes):
     @property
     def ffn_hidden(self) -> int:
         """Channels inside the feed-forward part."""
-        return self.ffn_width or find_multiple(int(8 * self.dim / 3), self.ffn_multiple)
+        return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
 
 
 @dataclass(frozen=True)
 class DraftConfig(CommonSizes):
     """Sizes of a draft model; they follow the target's.
 
-    `masks_text_padding`: LlamaGen's published drafters attend to padded caption rows, ours do not.
-    `num_embedded_ids`: rows of a table in which Chameleon's look up the prompt's ids; 0 for zero tokens in their place.
-    Their layer has a norm in front and one of queries and keys.
+    `masks_text_padding`: LlamaGen's published drafters attend to padded caption rows, ours do not. `num_embedded_ids`:
+    rows of a table in which Chameleon's look up the prompt's ids; 0 for zero tokens in their place.
     """
 
     dim: int

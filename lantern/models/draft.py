@@ -18,12 +18,9 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, rota
 
 class DraftModel(nn.Module):
     """fc(cat(token embedding, target hidden)) -> one decoder layer without input norm; the target's head reads the
-    result.
+    result. The fc layer is kept in two, `from_token` (with the bias) and `from_hidden`.
 
-    The fc layer is kept in two, `from_token` (with the bias) and `from_hidden`.
-
-    Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py, convention of their
-    weights.
+    Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py.
     """
 
     kind = "draft_model"  # of its checkpoints
@@ -47,10 +44,8 @@ class DraftModel(nn.Module):
 
     @classmethod
     def from_target(cls, target: TargetModel, seed: int) -> DraftModel:
-        """A draft model to be trained for a target, on the target's device.
-
-        It has the target's token embedding, and its fc layer starts by passing the hidden state through; the other
-        weights are normal numbers of the seed.
+        """A draft model to be trained for a target, on its device: it has the target's token embedding, its fc layer
+        passes the hidden state through, and the other weights are normal numbers of the seed.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -72,8 +67,8 @@ class DraftModel(nn.Module):
         return self.from_token(self.token_embedding(tokens))
 
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced pass over a whole image: tokens int64 (rows, n), zeros for the num_text_tokens - 1 caption
-        rows; the target's hidden states that predicted them, (rows, n, dim); additive mask (rows, 1, n, n) ->
+        """Teacher-forced pass over whole images: tokens int64 (rows, n), zeros for the num_text_tokens - 1 rows of the
+        prompt, the target's hidden states that predicted them, (rows, n, dim), and an additive mask (rows, 1, n, n) ->
         predicted next hidden states, (rows, n, dim).
         """
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
@@ -81,7 +76,7 @@ class DraftModel(nn.Module):
     def prefill(
         self, hidden: torch.Tensor, mask: torch.Tensor, num_slots: int, ids: torch.Tensor | None = None
     ) -> KVCache:
-        """Runs the captions of a batch; `extend` goes on from there.
+        """Runs the prompts of a batch; `extend` goes on from there.
 
         `hidden`: the target's, (captions, batch, num_text_tokens - 1, dim). `mask`: bool, without dim, True where a
         token of the prompt is. `ids`: of the prompts' tokens behind these, read with `num_embedded_ids`.
@@ -97,7 +92,7 @@ class DraftModel(nn.Module):
         return cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """An empty cache for this model; arguments as of `KVCache`."""
+        """An empty cache for this model."""
         head_shape = (self.layer.num_kv_heads, self.layer.head_dim)
         return KVCache(visible, 1, num_slots, head_shape, self.token_embedding.weight.dtype)
 
@@ -125,9 +120,7 @@ class DraftModel(nn.Module):
         return x
 
     def prepare_for_decoding(self) -> DraftModel:
-        """As the target's: faster to decode with, no longer to be trained, saved, moved or cast. Tabulates `from_token`
-        on any device.
-        """
+        """As the target's; `from_token` becomes a table on any device."""
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)
         if self.token_table.device.type == "cpu" and self.token_table.dtype == torch.float32:

@@ -71,10 +71,8 @@ class Emu3Tokenizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Images of codes, (images, grid * grid) -> (images, 3, size, size) float32, clamped to [-1, 1].
-
-        Raises:
-            ValueError: wrong number of codes an image, or a code out of range.
+        """Images of codes, (images, grid * grid) -> (images, 3, size, size) float32, clamped to [-1, 1]; a ValueError
+        for another number of codes or one out of range.
         """
         check_codes(codes, self.config.grid, self.config.codebook_size)
         return self.vqvae.decode(codes.unflatten(1, (self.config.grid, -1))).float().clamp(-1, 1)

@@ -1,7 +1,5 @@
-"""The target model: LlamaGen's transformer for captions or classes, at any width.
-
-Sequence: `num_text_tokens` rows of the prompt (left-padded; a class is one), then the image tokens in raster order. The
-hidden state of row `num_text_tokens - 1 + i` predicts image token i.
+"""The target model: a transformer over `num_text_tokens` rows of the prompt, left-padded, then the image tokens in
+raster order. The hidden state of row `num_text_tokens - 1 + i` predicts image token i.
 """
 
 from __future__ import annotations
@@ -13,22 +11,14 @@ from torch import nn
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import TargetConfig
-from lantern.models.transformer import (
-    DecodingLayer,
-    Layer,
-    RMSNorm,
-    cast_weights,
-    gather_rotary,
-    rotary_table,
-    store_column_major,
-)
+from lantern.models.transformer import DecodingLayer, Layer, RMSNorm, gather_rotary, rotary_table, store_column_major
 from lantern.sampling import guide
 
 
 class TargetModel(nn.Module):
-    """Decoder-only transformer over caption rows and image tokens.
+    """Decoder-only transformer over prompts and image tokens.
 
-    Source: LlamaGen autoregressive/models/gpt.py; `lantern.checkpoints.target` reads its checkpoints.
+    Source: LlamaGen autoregressive/models/gpt.py; options of `TargetConfig` make it a language model.
     """
 
     kind = "target_model"  # of its checkpoints
@@ -73,7 +63,7 @@ class TargetModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of weights, cache and hidden states; the head's may be wider, see `cast_target`."""
+        """Number format of weights, cache and hidden states, all but the `wide` ones."""
         return self.token_embedding.weight.dtype
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -90,7 +80,7 @@ class TargetModel(nn.Module):
         along. Guidance and a linear head commute; in front of the head it halves its rows.
 
         `positions`, int64 broadcastable to (...), are those of the image that the states predict: tokens that may not
-        stand there get -inf; None for the logits as the head gives them.
+        stand there get -inf.
         """
         if len(hidden) == 1:
             logits = self.read_logits(hidden[0])
@@ -103,18 +93,15 @@ class TargetModel(nn.Module):
         return logits.masked_fill(F.embedding(self.config.ends_line(positions).long(), self.forbidden), -torch.inf)
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Caption features (..., num_text_tokens, caption_dim), or ids int64 (..., num_text_tokens) -> (...,
-        num_text_tokens, dim).
-        """
+        """Caption features (..., rows, caption_dim), or ids int64 (..., rows) -> (..., rows, dim)."""
         if self.config.num_prompt_ids:
             return self.prompt_embedding(features)
         return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prompt of no caption beside prompts of a mask: bool (..., num_text_tokens) -> (features or ids, mask).
-
-        It is the learned null caption under the prompts' masks, `null_ids` behind pads that are hidden, or, with a
-        `null_filler`, pads that are seen, as many as the prompt has tokens, between the first and the last of them.
+        """The prompt of no caption beside those of a mask, bool (..., num_text_tokens) -> (features or ids, mask): the
+        learned null caption under the prompts' masks, `null_ids` behind pads that are hidden, or, with a `null_filler`,
+        pads that are seen, as many as the prompt has tokens, between the first and the last of them.
         """
         ids = self.config.null_ids
         if not ids:
@@ -134,13 +121,11 @@ class TargetModel(nn.Module):
         return torch.stack([features, null.to(features.dtype)]), torch.stack([mask, null_mask])
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced pass over a whole image: hidden states after the final norm of all rows, (rows,
-        num_text_tokens + n, dim). Row num_text_tokens - 1 + i predicts code i; `head` turns hidden states into
-        logits.
+        """Teacher-forced pass over whole images: hidden states after the final norm of all rows, (images,
+        num_text_tokens + n, dim).
 
-        `features`: of prompts, left-padded: caption features (rows, num_text_tokens, caption_dim), or ids int64 (rows,
-        num_text_tokens), `null_prompt` for no caption; `mask`: bool, True where a token of the prompt is. `codes`:
-        int64, (rows, n); token n - 1 may be left out, since nothing is predicted from it.
+        `features`: caption features (images, num_text_tokens, caption_dim), or ids int64 (images, num_text_tokens);
+        `mask`: bool, True where a token of the prompt is; `codes`: int64 (images, n), of which the last predicts none.
         """
         x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
         rotary = self.rotary[: x.shape[1], None]
@@ -156,8 +141,8 @@ class TargetModel(nn.Module):
 
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
         """Runs the prompts of a batch, `features` and `mask` as in `forward`, but (captions, batch, ...), captions = 1,
-        or 2 under guidance, see `with_null`; `extend` goes on from there. Returns the hidden states after the final
-        norm, (captions, batch, num_text_tokens, dim), and the cache.
+        or 2 under guidance, see `with_null`: hidden states after the final norm, (captions, batch, num_text_tokens,
+        dim), and the cache, from which `extend` goes on.
         """
         cache = self.make_cache(mask, num_slots)
         rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
@@ -165,20 +150,15 @@ class TargetModel(nn.Module):
         return self._run(x, rows, rows, cache.text_mask(mask), cache), cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """An empty cache for this model; arguments as of `KVCache`."""
+        """An empty cache for this model."""
         layer = self.layers[0]
         return KVCache(visible, len(self.layers), num_slots, (layer.num_kv_heads, layer.head_dim), self.dtype)
 
     def extend(
-        self,
-        cache: KVCache,
-        tokens: torch.Tensor,
-        slots: torch.Tensor,
-        rotary_rows: torch.Tensor,
-        mask: torch.Tensor,
+        self, cache: KVCache, tokens: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Runs new nodes behind what the cache holds, which takes their keys and values; not to be differentiated.
-        Returns hidden states after the final norm, (captions, batch, nodes, dim).
+        """Runs new nodes behind what the cache holds, which takes their keys and values: hidden states after the final
+        norm, (captions, batch, nodes, dim); not to be differentiated.
 
         `tokens`, `slots` of their keys and values, and `rotary_rows` of the rotary table: int64, (batch, nodes).
         `mask`: additive, (rows, 1, nodes, slots), see `KVCache.mask`.
@@ -196,10 +176,8 @@ class TargetModel(nn.Module):
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:
-        """Makes the model faster to decode with, in place; it can no longer be trained, saved, moved or cast.
-
-        On a CPU in float32 norm weights are folded and weights stored column-major, which changes outputs by rounding
-        only; the kernels of other devices and dtypes want the weights as they are.
+        """Makes the model faster to decode with, in place; it can no longer be trained, saved, moved or cast. Outputs
+        change by rounding, on a CPU in float32 alone: other kernels want the weights as they are.
         """
         if self.device.type == "cpu" and self.dtype == torch.float32:
             for layer in self.layers:
@@ -207,11 +185,3 @@ class TargetModel(nn.Module):
             store_column_major(self)
         self.decoding_layers = [DecodingLayer(layer) for layer in self.layers]
         return self
-
-
-def cast_target(model: TargetModel, dtype: torch.dtype) -> TargetModel:
-    """Casts a target in place, all but its `wide` weights.
-
-    In bfloat16 the best two of 16384 logits are often equal; a float32 head costs dim x vocab x 2 bytes more.
-    """
-    return cast_weights(model, dtype, kept=TargetModel.wide)

@@ -1,14 +1,13 @@
-"""Transformer parts that the target model and the draft model share: norm, rotary table, attention layer.
+"""The layer of target and draft model, LlamaGen's and Llama's: pre-norm attention with a rotary table, SwiGLU.
 
-The layer is LlamaGen's (pre-norm attention with a rotary table, SwiGLU), which is Llama's. It runs in two ways with the
-same weights: `Layer` over whole sequences, differentiably; `DecodingLayer` over a few new nodes against a `KVCache`, in
-place.
+It runs in two ways with the same weights: `Layer` over whole sequences, differentiably; `DecodingLayer` over a few new
+nodes against a `KVCache`, in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,20 +20,20 @@ from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
 def rotary_table(
     num_text_tokens: int, lines: tuple[int, int], head_dim: int, base: float, kind: str = "2d"
 ) -> torch.Tensor:
-    """Rotary table over a text prefix and the (height, width) lines of an image, of pairs of neighbouring channels:
-    complex64 (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2).
+    """Rotary table of pairs of neighbouring channels over a prompt and the (height, width) lines of an image: complex64
+    (num_text_tokens + image tokens + OVERSHOOT, head_dim / 2).
 
-    Of kind "2d", LlamaGen's, the first half of the channels turns with the grid row, the second with the column, and
-    text rows are zeros, which zero queries and keys, so that attention over text is uniform; of "1d", that of language
-    models, all channels turn with the place in the sequence, the prompt's rows too.
+    Of kind "2d" the first half of the channels turns with the image's row, the second with the column, and the prompt's
+    rows are zeros, which zero queries and keys, so that attention over text is uniform; of "1d", that of language
+    models, all channels turn with the position in the sequence, the prompt's too.
 
-    Source: LlamaGen autoregressive/models/gpt.py (precompute_freqs_cis_2d), convention needed by its checkpoints.
+    Source: LlamaGen autoregressive/models/gpt.py, precompute_freqs_cis_2d.
     """
     half, (height, width) = head_dim // 2, lines
     if kind == "1d":
         frequencies = base ** (-torch.arange(half, dtype=torch.float32) / half)
-        places = torch.arange(num_text_tokens + height * width + OVERSHOOT, dtype=torch.float32)
-        return torch.polar(torch.ones(()), torch.outer(places, frequencies))
+        positions = torch.arange(num_text_tokens + height * width + OVERSHOOT, dtype=torch.float32)
+        return torch.polar(torch.ones(()), torch.outer(positions, frequencies))
     frequencies = base ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)  # (head_dim / 4)
     angles = torch.outer(torch.arange(max(lines), dtype=torch.float32), frequencies)  # (..., head_dim / 4)
     by_row = angles[:height, None, :].expand(height, width, -1)
@@ -45,9 +44,8 @@ def rotary_table(
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm computed in float32 and cast back before the weight, as LlamaGen does.
-
-    `weight` is None once `prepare_for_decoding` has folded it into the linear map that follows.
+    """Root-mean-square norm of the last axis, in float32 and cast back before the weight, as in LlamaGen; `weight` is
+    None once `fold_into` has moved it.
     """
 
     def __init__(self, dim: int, eps: float) -> None:
@@ -57,14 +55,14 @@ class RMSNorm(nn.Module):
         self.register_buffer("floor", torch.tensor((dim * eps) ** 0.5), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises the last axis of (..., dim)."""
+        """Normalises (..., dim)."""
         if self.weight is None:
-            return FoldedNorm(self.floor)(x)
+            return divide_by_norm(x, self.floor)
         return F.rms_norm(x.float(), (self.dim,), None, self.eps).to(x.dtype) * self.weight
 
     def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """This norm as it stands, without the lookups of a module."""
-        return self.forward if self.weight is not None else FoldedNorm(self.floor)
+        return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
         """Moves this norm's weight into the columns of the linear map that reads its output, in place."""
@@ -72,25 +70,15 @@ class RMSNorm(nn.Module):
         self.weight = None
 
 
-class FoldedNorm:
-    """Divides (..., dim) by hypot(its norm, floor = sqrt(dim eps)); the factor sqrt(dim) sits in the folded weight.
-
-    On a CPU F.rms_norm is not one kernel but eight, and takes twice as long.
+def divide_by_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Divides (..., dim) by hypot(its norm, floor = sqrt(dim eps)): an RMS norm but for sqrt(dim), which sits in the
+    folded weight. On a CPU F.rms_norm is not one kernel but eight, and takes twice as long.
     """
-
-    def __init__(self, floor: torch.Tensor) -> None:
-        self.floor = floor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises the last axis."""
-        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)
 
 
 class HeadNorm(nn.Module):
-    """Layer norm of each head's queries and keys, before they are turned.
-
-    Source: Chameleon, whose heads have weights of their own; eps as there.
-    """
+    """Layer norm of each head's queries and keys, before they are turned, with weights and eps as in Chameleon."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -102,17 +90,8 @@ class HeadNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], eps=1e-5) * self.weight + self.bias
 
 
-class GrowingCache(Protocol):
-    """What collects keys and values over several differentiable passes of a layer."""
-
-    def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes new keys and values, gives all so far; each (rows, nodes, heads, head_dim)."""
-
-
 class Layer(nn.Module):
-    """One decoder layer; dim / num_heads is divisible by 4. EAGLE's draft layer has no attention norm: its input is not
-    normalised.
-    """
+    """A decoder layer; dim / num_heads is divisible by 4. EAGLE's draft layer has no attention norm."""
 
     def __init__(self, config: TargetConfig | DraftConfig, *, has_attention_norm: bool = True) -> None:
         super().__init__()
@@ -128,13 +107,17 @@ class Layer(nn.Module):
         self.down = nn.Linear(ffn_hidden, dim, bias=False)
 
     def forward(
-        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor | None, cache: GrowingCache | None = None
+        self,
+        x: torch.Tensor,
+        rotary: torch.Tensor,
+        mask: torch.Tensor | None,
+        append: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> torch.Tensor:
         """Runs the layer over whole sequences (rows, nodes, dim), differentiably.
 
         `rotary`: complex64, broadcastable to (rows, nodes, heads of queries and keys, head_dim / 2). `mask`: additive,
-        (rows or 1, 1, nodes, keys). `cache` takes the keys and values of x and gives all those that x attends to; None
-        attends within x alone.
+        (rows or 1, 1, nodes, keys). `append` takes the keys and values of x, (rows, nodes, heads, head_dim), and gives
+        all those that x attends to; None attends within x alone.
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)
@@ -144,8 +127,8 @@ class Layer(nn.Module):
             both = self.qk_norm(both)
         turned = torch.view_as_complex(both.float().unflatten(-1, (-1, 2))) * rotary
         query, key = torch.view_as_real(turned).to(x.dtype).flatten(-2).tensor_split([heads], dim=2)
-        if cache is not None:
-            key, value = cache.append(key, value)
+        if append is not None:
+            key, value = append(key, value)
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=heads != kv_heads)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(rows, nodes, dim))
@@ -153,17 +136,15 @@ class Layer(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
     def fold_norms(self) -> None:
-        """Folds both norms' weights into the linear maps behind them, in place; see `prepare_for_decoding`."""
+        """Folds both norms' weights into the linear maps behind them, in place."""
         if self.attention_norm is not None:
             self.attention_norm.fold_into(self.qkv)
         self.ffn_norm.fold_into(self.gate_up)
 
 
 class DecodingLayer:
-    """A `Layer` as decoding runs it: over a few new nodes behind what a cache holds, in place, in few kernels, and
-    without the lookups of modules, which would be a quarter of a short pass.
-
-    It reads the layer's weights as they stand: make it anew once they are cast, moved or folded.
+    """A `Layer` as decoding runs it, in few kernels and without the lookups of modules, a quarter of a short pass. It
+    reads the layer's weights as they stand: make it anew once they are cast, moved or folded.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -201,9 +182,7 @@ class DecodingLayer:
 
 
 def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:
-    """Turns pairs of channels in place: x (..., head_dim / 2, 2), rotary complex64, broadcastable to (...,
-    head_dim / 2).
-    """
+    """Turns pairs of channels x, (..., head_dim / 2, 2), in place; rotary complex64, broadcastable to its pairs."""
     if x.dtype == torch.float32:
         torch.view_as_complex(x).mul_(rotary)
     else:
@@ -211,27 +190,24 @@ def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:
 
 
 def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor) -> torch.Tensor:
-    """Rotary factors of nodes, as `DecodingLayer` wants them: table (n, head_dim / 2), rotary_rows int64 (batch, nodes)
-    -> (batch * nodes, 1, head_dim / 2).
-    """
+    """Rows int64 (batch, nodes) of a rotary table (n, head_dim / 2) -> (batch * nodes, 1, head_dim / 2)."""
     return table.index_select(0, rotary_rows.flatten())[:, None]
 
 
 def store_column_major(module: nn.Module) -> None:
-    """Stores every linear weight column-major, in place; values and shapes stay.
-
-    With few rows a CPU matrix product reads such weights up to twice as fast as row-major ones.
+    """Stores every linear weight column-major, in place: with few rows a CPU matrix product reads such weights up to
+    twice as fast.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear):
             part.weight.data = part.weight.data.t().contiguous().t()
 
 
-def cast_weights(module: nn.Module, dtype: torch.dtype, kept: tuple[str, ...] = ()) -> nn.Module:
-    """Casts parameters and real buffers in place, but for those whose names begin with one of `kept`; the rotary table
-    is complex and stays, which `Module.to` would not let it.
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Casts parameters and real buffers in place, all but those whose names begin with one of `module.wide`, where it
+    has some; the rotary table is complex and stays, which `Module.to` would not let it.
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if tensor.is_floating_point() and not name.startswith(kept):
+        if tensor.is_floating_point() and not name.startswith(getattr(module, "wide", ())):
             tensor.data = tensor.data.to(dtype)
     return module

@@ -1,12 +1,11 @@
-"""VQ-16, LlamaGen's published image tokenizer: a convolutional autoencoder with an l2-normalised codebook.
-
-Images of grid * 16 pixels a side become grid * grid codes and back; Janus has the same model. Parameters keep their
-published names, so that a published file needs no translation. Chameleon's has other numbers and other names.
+"""VQ-16, the image tokenizer of LlamaGen and Janus, and, with other options, Chameleon's: a convolutional autoencoder
+with a codebook. Parameters keep the names of LlamaGen's file.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -20,17 +19,10 @@ _PIXELS = 8 * 256 * 256  # of the images that run together; more would need giga
 class VQ16Config:
     """Sizes of the tokenizer; the defaults are those of `vq_ds16_t2i.pt` at 256 pixels.
 
-    Attributes:
-        grid: tokens a side; 16 for images of 256 pixels, 32 for 512. The weights are the same.
-        codebook_size: number of codes.
-        code_dim: length of a code.
-        channels: at full resolution, a multiple of 32.
-        channel_multipliers: of the channels at each resolution, full resolution first; each but the last
-            shrinks the image to half.
-        num_blocks: residual blocks of the encoder at each resolution; the decoder has one more.
-        latent_channels: between autoencoder and codebook.
-        has_attention: behind the residual blocks at the lowest resolution too, not in the middle alone as Chameleon's.
-        is_normalised: vectors and codes have unit length where they meet; Chameleon's are taken as they are.
+    `grid` is the image's side in tokens, 32 for 512 pixels with the same weights. `channel_multipliers` of `channels`
+    are the widths, from the full resolution on, each the half of the one before, with `num_blocks` residual blocks in
+    the encoder and one more in the decoder. Chameleon's has attention in the middle alone (`has_attention`), and its
+    vectors and codes are not brought to unit length (`is_normalised`).
     """
 
     grid: int = 16
@@ -57,9 +49,6 @@ class VQ16Config:
 class VQ16(nn.Module):
     """Images to codes and back.
 
-    With `is_normalised`, encoder output and codebook rows are normalised to unit length, both when encoding and when
-    decoding; the stored rows need not be.
-
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: architecture and what is
     normalised where; facebookresearch/chameleon, chameleon/inference/vqgan.py, for Chameleon's.
     """
@@ -78,11 +67,7 @@ class VQ16(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes as stored, (codebook_size, code_dim), not normalised.
-
-        The LANTERN authors' table of nearest codes is made from these rows (neighbours "l2"); what a VQ-16 decodes are
-        the normalised rows (neighbours "l2_normalised").
-        """
+        """The codes as stored, (codebook_size, code_dim), of which the LANTERN authors make their nearest codes."""
         return self.quantize["embedding"].weight
 
     @property
@@ -91,11 +76,11 @@ class VQ16(nn.Module):
         return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:
-        """Return vectors before normalisation and quantisation, (images, grid * grid, code_dim), row by row."""
+        """Vectors before normalisation and quantisation, (images, grid * grid, code_dim)."""
         return self.quant_conv(self.encoder(images)).flatten(2).transpose(1, 2)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Return images (images, 3, size, size), not clamped, from vectors (images, grid * grid, code_dim)."""
+        """Images (images, 3, size, size), not clamped, of vectors (images, grid * grid, code_dim)."""
         grid = self.config.grid
         return self.decoder(self.post_quant_conv(latents.transpose(1, 2).unflatten(2, (grid, grid))))
 
@@ -138,24 +123,14 @@ class Encoder(nn.Module):
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
         widths = [config.channels * multiplier for multiplier in config.channel_multipliers]
-        last = len(widths) - 1
         self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
-        self.conv_blocks = nn.ModuleList(
-            Level(
-                before,
-                width,
-                config.num_blocks,
-                has_attention=config.has_attention and index == last,
-                resize="down" if index < last else None,
-            )
-            for index, (before, width) in enumerate(zip([config.channels, *widths], widths, strict=False))
-        )
+        self.conv_blocks = levels([config.channels, *widths], config.num_blocks, "down", config.has_attention)
         self.mid = middle(widths[-1])
         self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode images."""
+        """Encodes images."""
         x = self.conv_in(x)
         for part in [*self.conv_blocks, *self.mid]:
             x = part(x)
@@ -168,37 +143,36 @@ class Decoder(nn.Module):
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
         widths = [config.channels * multiplier for multiplier in reversed(config.channel_multipliers)]
-        last = len(widths) - 1
         self.conv_in = nn.Conv2d(config.latent_channels, widths[0], 3, padding=1)
         self.mid = middle(widths[0])
-        self.conv_blocks = nn.ModuleList(
-            Level(
-                before,
-                width,
-                config.num_blocks + 1,
-                has_attention=config.has_attention and index == 0,
-                resize="up" if index < last else None,
-            )
-            for index, (before, width) in enumerate(zip([widths[0], *widths], widths, strict=False))
-        )
+        self.conv_blocks = levels([widths[0], *widths], config.num_blocks + 1, "up", config.has_attention)
         self.norm_out = nn.GroupNorm(_GROUPS, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Decode latents."""
+        """Decodes latents."""
         x = self.conv_in(x)
         for part in [*self.mid, *self.conv_blocks]:
             x = part(x)
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
-class Level(nn.Module):
-    """Residual blocks of one resolution, attention behind each where there is any, then a change of resolution.
+def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool) -> nn.ModuleList:
+    """Levels from each width to the next, all but the last resized behind; attention at the lowest resolution."""
+    last = len(widths) - 2
+    lowest = last if resize == "down" else 0
+    return nn.ModuleList(
+        Level(before, width, num_blocks, has_attention and index == lowest, resize if index < last else None)
+        for index, (before, width) in enumerate(pairwise(widths))
+    )
 
-    `resize` is "down" (half the side), "up" (twice) or None.
+
+class Level(nn.Module):
+    """Residual blocks of one resolution, (n, before, side, side) to (n, width, side, side), attention behind each where
+    there is any, then half the side (`resize` "down"), twice ("up") or no change.
     """
 
-    def __init__(self, before: int, width: int, num_blocks: int, *, has_attention: bool, resize: str | None) -> None:
+    def __init__(self, before: int, width: int, num_blocks: int, has_attention: bool, resize: str | None) -> None:
         super().__init__()
         self.res = nn.ModuleList(ResidualBlock(before if index == 0 else width, width) for index in range(num_blocks))
         self.attn = nn.ModuleList(AttentionBlock(width) for _ in range(num_blocks * has_attention))
@@ -209,7 +183,7 @@ class Level(nn.Module):
         self.resize = resize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, width, side, side), or half or twice the side."""
+        """Runs the blocks."""
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
@@ -233,7 +207,7 @@ class ResidualBlock(nn.Module):
         self.nin_shortcut = nn.Conv2d(before, width, 1) if before != width else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, width, side, side)."""
+        """(n, before, side, side) to (n, width, side, side)."""
         hidden = self.conv1(F.silu(self.norm1(x)))
         hidden = self.conv2(F.silu(self.norm2(hidden)))
         return (x if self.nin_shortcut is None else self.nin_shortcut(x)) + hidden
@@ -248,9 +222,9 @@ class AttentionBlock(nn.Module):
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, width, side, side) to the same shape."""
+        """(n, width, side, side) to the same shape."""
         normed = self.norm(x)
-        rows = [part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v)]  # each (n, places, width)
+        rows = [part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v)]  # (n, side * side, width)
         attended = F.scaled_dot_product_attention(*rows)
         return x + self.proj_out(attended.transpose(1, 2).reshape(x.shape))
 
@@ -261,21 +235,13 @@ def middle(width: int) -> nn.ModuleList:
 
 
 def check_images(images: Tensor, size: int) -> None:
-    """Checks that images are (n, 3, size, size).
-
-    Raises:
-        ValueError: they have another shape.
-    """
+    """A ValueError where images are not (n, 3, size, size)."""
     if images.ndim != 4 or images.shape[1:] != (3, size, size):
         raise ValueError(f"images must have shape (n, 3, {size}, {size}), got {tuple(images.shape)}; resize them")
 
 
 def check_codes(codes: Tensor, grid: int, codebook_size: int) -> None:
-    """Checks that codes are (n, grid * grid) integers in [0, codebook_size).
-
-    Raises:
-        ValueError: wrong number of codes an image, or a code out of range.
-    """
+    """A ValueError where codes are not (n, grid * grid) numbers in [0, codebook_size)."""
     if codes.ndim != 2 or codes.shape[1] != grid**2:
         raise ValueError(f"codes must have shape (n, {grid**2}), got {tuple(codes.shape)}")
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < codebook_size:

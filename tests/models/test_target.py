@@ -13,6 +13,9 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, cast_weights, rotary_table
 
+MASK = torch.tensor([[False, True, True], [True, True, True]])
+CLOSE = {"atol": 2e-5, "rtol": 1e-5}
+
 
 @pytest.fixture(scope="module")
 def model() -> TargetModel:
@@ -24,108 +27,98 @@ def model() -> TargetModel:
     return model
 
 
-def run_stepwise(model: TargetModel, features, mask, codes) -> torch.Tensor:
-    """The caption in one pass, then token by token against the cache."""
-    n, total = CONFIG.num_text_tokens, CONFIG.num_text_tokens + codes.shape[1]
-    (hidden,), cache = model.prefill(features[None], mask[None], total)
-    steps = [hidden]
-    window = window_table(torch.ones(1, 1, 1, dtype=torch.bool), torch.float32)
-    for i in range(codes.shape[1]):
-        slots = torch.full((len(codes), 1), n + i)
-        steps += model.extend(cache, codes[:, i : i + 1], slots, slots, cache.mask(window, slots[:, 0]))
-    return torch.cat(steps, dim=1)
+@pytest.fixture
+def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of two prompts and codes of their images."""
+    return torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
+
+
+def window(nodes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Of nodes in a row, each of which sees those before it."""
+    return window_table(torch.ones(1, nodes, nodes, dtype=torch.bool).tril(), dtype)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_cached_passes_equal_the_whole_pass(model, is_prepared):
-    features, codes = torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
-    mask = torch.tensor([[False, True, True], [True, True, True]])
-    with torch.inference_mode():
-        expected = model(features, mask, codes)
+@torch.inference_mode()
+def test_cached_passes_equal_the_whole_pass(model, prompts, is_prepared):
+    """The caption in one pass, then token by token against the cache."""
+    features, codes = prompts
+    expected = model(features, MASK, codes)
     other = copy.deepcopy(model)
-    with torch.inference_mode():
-        found = run_stepwise(other.prepare_for_decoding() if is_prepared else other, features, mask, codes)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    other = other.prepare_for_decoding() if is_prepared else other
+    (hidden,), cache = other.prefill(features[None], MASK[None], 3 + 4)
+    steps = [hidden]
+    for i in range(4):
+        slots = torch.full((2, 1), 3 + i)
+        steps += other.extend(cache, codes[:, i : i + 1], slots, slots, cache.mask(window(1), slots[:, 0]))
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, **CLOSE)
 
 
-def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model):
+@torch.inference_mode()
+def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model, prompts):
     """All four codes behind the caption, each seeing those before it."""
-    features, codes = torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
-    mask = torch.tensor([[False, True, True], [True, True, True]])
-    with torch.inference_mode():
-        expected = torch.cat([model(part, mask, codes) for part in (features, model.null_prompt(mask)[0])])
-        assert torch.equal(model.forward_with_null(features, mask, codes), expected)
-        hidden, cache = model.prefill(*model.with_null(features, mask), 7)
-        slots = torch.arange(3, 7).expand(2, 4)
-        window = window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), torch.float32)
-        mask = cache.mask(window, torch.tensor([3, 3]))
-        hidden = torch.cat([hidden, model.extend(cache, codes, slots, slots, mask)], dim=2)
-        logits = model.guided_logits(hidden, 3.0)
-        captioned, null = model.read_logits(hidden)
+    features, codes = prompts
+    expected = torch.cat([model(part, MASK, codes) for part in (features, model.null_prompt(MASK)[0])])
+    assert torch.equal(model.forward_with_null(features, MASK, codes), expected)
+    hidden, cache = model.prefill(*model.with_null(features, MASK), 7)
+    slots = torch.arange(3, 7).expand(2, 4)
+    mask = cache.mask(window(4), torch.tensor([3, 3]))
+    hidden = torch.cat([hidden, model.extend(cache, codes, slots, slots, mask)], dim=2)
+    captioned, null = model.read_logits(hidden)
     assert hidden.shape[:2] == (2, 2)
-    torch.testing.assert_close(hidden.flatten(0, 1), expected, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(logits, null + 3 * (captioned - null), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(hidden.flatten(0, 1), expected, **CLOSE)
+    guided = model.guided_logits(hidden, 3.0)
+    torch.testing.assert_close(guided, null + 3 * (captioned - null), atol=1e-4, rtol=1e-5)
 
 
-def test_images_prefilled_in_a_small_cache_go_on_in_a_row_of_a_larger_one(model):
+@torch.inference_mode()
+def test_images_prefilled_in_a_small_cache_go_on_in_a_row_of_a_larger_one(model, prompts):
     """The rows held other images before, whose keys stay behind the captions."""
-    features, codes = torch.randn(2, 3, 16), torch.randint(0, 8, (2, 4))
-    mask = torch.tensor([[False, True, True], [True, True, True]])
-    rows = torch.tensor([2, 0])
-    with torch.inference_mode():
-        expected = torch.stack([model(part, mask, codes)[:, 3:] for part in (features, model.null_prompt(mask)[0])])
-        cache = model.make_cache(torch.tensor([[True, False, True]]).expand(2, 3, 3), 8)
-        cache.entries.normal_(std=30)
-        cache.copy_rows(rows, model.prefill(*model.with_null(features, mask), 3)[1])
-        slots = torch.arange(3, 7).expand(3, 4)
-        seen = cache.mask(window_table(torch.ones(1, 4, 4, dtype=torch.bool).tril(), torch.float32), slots[:, 0])
-        tokens = torch.zeros(3, 4, dtype=torch.int64).index_copy(0, rows, codes)
-        found = model.extend(cache, tokens, slots, slots, seen)
-    torch.testing.assert_close(found[:, rows], expected, atol=2e-5, rtol=1e-5)
+    (features, codes), rows = prompts, torch.tensor([2, 0])
+    expected = torch.stack([model(part, MASK, codes)[:, 3:] for part in (features, model.null_prompt(MASK)[0])])
+    cache = model.make_cache(torch.tensor([[True, False, True]]).expand(2, 3, 3), 8)
+    cache.entries.normal_(std=30)
+    cache.copy_rows(rows, model.prefill(*model.with_null(features, MASK), 3)[1])
+    slots = torch.arange(3, 7).expand(3, 4)
+    tokens = torch.zeros(3, 4, dtype=torch.int64).index_copy(0, rows, codes)
+    found = model.extend(cache, tokens, slots, slots, cache.mask(window(4), slots[:, 0]))
+    torch.testing.assert_close(found[:, rows], expected, **CLOSE)
     assert found.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
 def test_cached_passes_can_be_traced_whole_and_give_the_same(model, dtype):
     """No break in the graph: nothing is read back to the host, no shape depends on data."""
-    target = cast_weights(copy.deepcopy(model), dtype)
+    target = cast_weights(copy.deepcopy(model), dtype).prepare_for_decoding()
     draft = cast_weights(DraftModel.from_target(model, 0), dtype).prepare_for_decoding()
-    target.prepare_for_decoding()
-    window = window_table(torch.ones(1, 2, 2, dtype=torch.bool).tril(), dtype)
-    mask = torch.tensor([[False, True, True], [True, True, True]])
 
     def run(cache, draft_cache, begin, tokens):
         slots = begin[:, None] + torch.arange(2)
-        hidden = target.extend(cache, tokens, slots, slots, cache.mask(window, begin))
-        return draft.extend(draft_cache, tokens, hidden, slots, slots, draft_cache.mask(window, begin))
+        hidden = target.extend(cache, tokens, slots, slots, cache.mask(window(2, dtype), begin))
+        return draft.extend(draft_cache, tokens, hidden, slots, slots, draft_cache.mask(window(2, dtype), begin))
 
-    with torch.inference_mode():
-        features, mask = target.with_null(torch.randn(2, 3, 16, dtype=dtype), mask)
-        hidden, cache = target.prefill(features, mask, 8)
-        draft_cache = draft.prefill(hidden[:, :, :2], mask[:, :, :2], 8)
-        given = cache, draft_cache, torch.tensor([3, 4]), torch.tensor([[1, 2]] * 2)
-        expected = run(*given)
-        traced = torch.compile(run, backend="eager", fullgraph=True)
-        assert torch.equal(traced(*given), expected)
+    features, mask = target.with_null(torch.randn(2, 3, 16, dtype=dtype), MASK)
+    hidden, cache = target.prefill(features, mask, 8)
+    draft_cache = draft.prefill(hidden[:, :, :2], mask[:, :, :2], 8)
+    given = cache, draft_cache, torch.tensor([3, 4]), torch.tensor([[1, 2]] * 2)
+    expected = run(*given)
+    traced = torch.compile(run, backend="eager", fullgraph=True)
+    assert torch.equal(traced(*given), expected)
     assert expected.dtype == dtype and expected.isfinite().all()
+    assert target.head.weight.dtype == torch.float32
 
 
-def test_padded_caption_columns_have_no_say(model):
-    features, codes = torch.randn(1, 3, 16), torch.randint(0, 8, (1, 4))
-    mask = torch.tensor([[False, True, True]])
+@torch.inference_mode()
+def test_pads_and_later_tokens_have_no_say(model, prompts):
+    features, codes = prompts
     changed = features.clone()
-    changed[:, 0] = 7.0
-    with torch.inference_mode():
-        torch.testing.assert_close(model(features, mask, codes)[:, 1:], model(changed, mask, codes)[:, 1:])
-
-
-def test_later_tokens_have_no_say(model):
-    features, mask = torch.randn(1, 3, 16), torch.ones(1, 3, dtype=torch.bool)
-    with torch.inference_mode():
-        one = model(features, mask, torch.tensor([[1, 2, 3, 4]]))
-        other = model(features, mask, torch.tensor([[1, 2, 3, 7]]))
-    torch.testing.assert_close(one[:, :-1], other[:, :-1])
-    assert not torch.allclose(one[:, -1], other[:, -1])
+    changed[0, 0] = 7.0
+    hidden = model(features, MASK, codes)
+    torch.testing.assert_close(model(changed, MASK, codes)[0, 1:], hidden[0, 1:])
+    other = torch.cat([codes[:, :-1], (codes[:, -1:] + 1) % 8], dim=1)
+    torch.testing.assert_close(model(features, MASK, other)[:, :-1], hidden[:, :-1])
+    assert not torch.allclose(model(features, MASK, other)[:, -1], hidden[:, -1])
 
 
 def test_rotary_table_by_eye():
@@ -133,8 +126,7 @@ def test_rotary_table_by_eye():
     table = rotary_table(num_text_tokens=1, lines=(2, 2), head_dim=4, base=100.0)
     angle = torch.angle(table[1:5])
     torch.testing.assert_close(angle, torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]))
-    assert (table[0] == 0).all()
-    assert (table[5:] == 0).all()
+    assert (table[0] == 0).all() and (table[5:] == 0).all()
 
 
 def test_folded_norm_equals_norm_then_linear():
@@ -145,3 +137,4 @@ def test_folded_norm_equals_norm_then_linear():
         expected = linear(norm(x))
         norm.fold_into(linear)
         torch.testing.assert_close(linear(norm(x)), expected)
+        torch.testing.assert_close(linear(norm.function()(x)), expected)

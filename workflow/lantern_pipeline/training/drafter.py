@@ -13,7 +13,8 @@ import torch
 from accelerate import Accelerator
 
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel, cast_target
+from lantern.models.target import TargetModel
+from lantern.models.transformer import cast_weights
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
 from lantern_pipeline.training.distributed import share
 from lantern_pipeline.training.drafter_loss import DraftLoss, run_target
@@ -94,7 +95,7 @@ def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
 
 def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
     """Freezes a target in place and casts it; its head, which losses and probabilities read, stays float32."""
-    return cast_target(target, dtype).eval().requires_grad_(False)
+    return cast_weights(target, dtype).eval().requires_grad_(False)
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:

@@ -109,7 +109,7 @@ def unroll(
     attention = prefix_mask(text_mask, num_text + n, hidden.dtype)
     rotary = draft.rotary[: num_text + n, None]
     embedded = draft.embed(tokens)
-    out = draft.layer(embedded + draft.from_hidden(hidden[:, :-1]), rotary, attention, cache)[:, num_text:]
+    out = draft.layer(embedded + draft.from_hidden(hidden[:, :-1]), rotary, attention, cache.append)[:, num_text:]
     predictions = [out]
     step = torch.arange(n, device=hidden.device)
     for depth in range(1, passes):
@@ -118,7 +118,7 @@ def unroll(
         masks += [_band(step, depth - between, depth - between, hidden.dtype) for between in range(1, depth + 1)]
         joined = torch.cat([part.expand(rows, -1, -1, -1) for part in masks], dim=-1)
         x = embedded[:, num_text:] + draft.from_hidden(shifted)
-        out = draft.layer(x, rotary[num_text:], joined, cache)
+        out = draft.layer(x, rotary[num_text:], joined, cache.append)
         predictions.append(out)
     return predictions
 
