@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from conftest import DATA
+from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
+from lantern.models.vq16 import VQ16, VQ16Config
+
+if TYPE_CHECKING:
+    from hub_server import HubServer
 
 LLAMA = DATA / "llama"
 
 
-def draw_normal(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+def draw_normal(name: str, shape: tuple[int, ...], seed: int = 1234) -> torch.Tensor:
     """Normal numbers of a published name, float64."""
     key = (zlib.crc32(name.encode()) ^ (seed * 2654435761)) & 0xFFFFFFFF
     return torch.from_numpy(np.random.RandomState(key).standard_normal(shape))
 
 
-def draw(name: str, shape: tuple[int, ...], seed: int, gain: float = 0.8) -> torch.Tensor:
+def draw(name: str, shape: tuple[int, ...], gain: float = 0.8) -> torch.Tensor:
     """The weight of a published name: norms are near 1, embeddings unit normal, a head's rows 3 long, others `gain`."""
-    normal = draw_normal(name, shape, seed)
+    normal = draw_normal(name, shape)
     if len(shape) == 1:
         return (1 + 0.1 * normal).float()
     if "embed" in name:
         return normal.float()
     scale = 3 if name in ("output.weight", "lm_head.weight") else gain
     return (scale * normal / shape[1] ** 0.5).float()
+
+
+def draw_all(
+    shapes: dict[str, tuple[int, ...]], layer: dict[str, tuple[int, ...]], prefix: str = "", gain: float = 0.8
+) -> dict[str, torch.Tensor]:
+    """Weights of some names, and those of three layers behind a prefix."""
+    shapes = shapes | {f"{prefix}layers.{i}.{name}": shape for i in range(3) for name, shape in layer.items()}
+    return {f"{name}.weight": draw(f"{name}.weight", shape, gain=gain) for name, shape in shapes.items()}
 
 
 def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
@@ -43,8 +62,7 @@ def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
         "ffn_norm": (64,),
     }
     shapes = {"cls_embedding.embedding_table": (11, 64), "tok_embeddings": (64, 64), "norm": (64,), "output": (64, 64)}
-    shapes |= {f"layers.{number}.{name}": shape for number in range(3) for name, shape in layer.items()}
-    return {f"{name}.weight": draw(f"{name}.weight", shape, seed=1234) for name, shape in shapes.items()}
+    return draw_all(shapes, layer)
 
 
 def draw_llama(
@@ -59,9 +77,13 @@ def draw_llama(
         **{f"mlp.{name}_proj": (ffn_hidden, 64) for name in ("gate", "up")},
         "mlp.down_proj": (64, ffn_hidden),
     }
-    shapes = {f"{prefix}embed_tokens": (vocabulary, 64), f"{prefix}norm": (64,)}
-    shapes |= {f"{prefix}layers.{number}.{name}": shape for number in range(3) for name, shape in layer.items()}
-    return {f"{name}.weight": draw(f"{name}.weight", shape, seed=1234, gain=gain) for name, shape in shapes.items()}
+    return draw_all({f"{prefix}embed_tokens": (vocabulary, 64), f"{prefix}norm": (64,)}, layer, prefix, gain)
+
+
+def draw_emu3() -> dict[str, torch.Tensor]:
+    """Emu3 for 64 codes and 112 ids, with fewer heads of keys and values."""
+    state = draw_llama("model.", 112, gain=0.9, kv_dim=32, ffn_hidden=160)
+    return state | {"lm_head.weight": draw("lm_head.weight", (112, 64))}
 
 
 def draw_janus() -> dict[str, torch.Tensor]:
@@ -77,15 +99,15 @@ def draw_janus() -> dict[str, torch.Tensor]:
     gains = {"gen_aligner.layers.2": 1.8, "gen_head.vision_head": 3.0, "language_model.lm_head": 3.0}
     state = draw_llama("language_model.model.", 96, gain=0.9)
     for name, shape in shapes.items():
-        state[f"{name}.weight"] = draw(f"{name}.weight", shape, seed=1234, gain=gains.get(name, 0.9))
+        state[f"{name}.weight"] = draw(f"{name}.weight", shape, gain=gains.get(name, 0.9))
         if name.startswith(("gen_aligner", "gen_head")):
-            state[f"{name}.bias"] = draw(f"{name}.bias", (64,), seed=1234) - 1
+            state[f"{name}.bias"] = draw(f"{name}.bias", (64,)) - 1
     return state
 
 
 def draw_anole() -> dict[str, torch.Tensor]:
     """Anole for 64 codes and 160 ids, by Hugging Face's names."""
-    state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64), 1234)}
+    state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64))}
     stored = load_file(LLAMA / "target_io.safetensors")
     norms = {name.removeprefix("anole."): value for name, value in stored.items() if "_norm." in name}
     return state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}
@@ -99,8 +121,7 @@ def anole_drafter() -> dict[str, torch.Tensor]:
 
 def one_row_of_norms(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same weights as Lumina-mGPT has them: norms of queries and keys have one row for all heads."""
-    norms = {name: value[:1].clone() for name, value in state.items() if re.search("[.][qk]_norm[.]", name)}
-    return {name: value.contiguous() for name, value in (state | norms).items() if "vqmodel" not in name}
+    return {name: value[:1].clone() if "_norm." in name and value.dim() > 1 else value for name, value in state.items()}
 
 
 def as_meta(state: dict[str, torch.Tensor], head_dim: int = 16) -> dict[str, torch.Tensor]:
@@ -140,8 +161,6 @@ def chameleon_name(name: str, last: int) -> str:
 
 def draw_emu3_tokenizer(multipliers: tuple[int, ...] = (1, 2)) -> dict[str, torch.Tensor]:
     """Emu3's image tokenizer for 64 codes, of 32 channels, by its published names, in half precision."""
-    from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
-
     names = {r"(down|up)_block\.\1\.": r"\1.", r"middle_block\.attn_norm\.": "mid.attn_1.norm.", "middle_block": "mid"}
     names |= {r"attn_norms\.(\d+)\.": r"attn.\1.norm.", "out_proj": "proj_out", r"\.([qkv])_proj\.": r".\1."}
     state = {}
@@ -150,15 +169,57 @@ def draw_emu3_tokenizer(multipliers: tuple[int, ...] = (1, 2)) -> dict[str, torc
         for pattern, published in names.items():
             name = re.sub(pattern, published, name)
         shape = (*tensor.shape, 1, 1) if tensor.dim() == 2 and "attn" in name else tuple(tensor.shape)
-        state[name] = tensor.half() if "running" in name or "tracked" in name else _draw_of_tokenizer(name, shape)
+        gain = 3.0 if ".time_" in name else 1.5 if name.startswith("quant_conv") else 1.0
+        is_statistic = "running" in name or "tracked" in name
+        state[name] = (tensor if is_statistic else draw_of_tokenizer(name, shape, gain=gain)).half()
     return state
 
 
-def _draw_of_tokenizer(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    normal = draw_normal(name, shape, seed=1234)
+def draw_of_tokenizer(name: str, shape: tuple[int, ...], seed: int = 1234, gain: float = 1.0) -> torch.Tensor:
+    """The weight of a tokenizer's published name: norms are near 1, codes unit normal, others `gain`, biases small."""
+    normal = draw_normal(name, shape, seed)
     if len(shape) == 1:
-        normal = 1 + 0.1 * normal if "norm" in name and name.endswith("weight") else 0.05 * normal
-    elif "embed" not in name:
-        gain = 3.0 if ".time_" in name else 1.5 if name.startswith("quant_conv") else 1.0
-        normal = normal * (gain / np.prod(shape[1:]) ** 0.5)
-    return normal.float().half()
+        return (1 + 0.1 * normal if "norm" in name and name.endswith("weight") else 0.05 * normal).float()
+    return (normal if "embed" in name else normal * (gain / np.prod(shape[1:]) ** 0.5)).float()
+
+
+def tiny_vq16(is_chameleon: bool = False) -> dict[str, torch.Tensor]:
+    """Random weights of VQ-16 for 64 codes of images of 64 pixels, by the published names, or of Chameleon's."""
+    torch.manual_seed(0)
+    options = {"has_attention": not is_chameleon, "is_normalised": not is_chameleon}
+    state = VQ16(VQ16Config(4, 64, 8, 32, (1, 1, 1, 1, 1), 1, 32, **options)).state_dict()
+    if is_chameleon:
+        return {chameleon_name(name, 4): value for name, value in state.items()}
+    return state | {"quantize.codebook_used": torch.zeros(65536)}
+
+
+def save_tokenizer(path: Path, specials: Mapping[str, int], words: Sequence[str], first_word: int = 100) -> Path:
+    """A tokenizer in the published format: special tokens and their ids; the words, and <unk> before them, have the
+    ids from `first_word` on.
+    """
+    vocabulary = {**specials, **{word: first_word + i for i, word in enumerate(["<unk>", *words])}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
+    tokenizer.save(str(path))
+    return path
+
+
+def pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def publish(hub: HubServer, repositories: dict[str, dict[str, bytes]], captions: list[str]) -> dict[str, dict]:
+    """Puts the files of repositories, and captions, on a mock hub; returns the config's section `resources`."""
+    url = hub.add("captions.json", json.dumps(captions).encode())
+    entries: dict[str, dict] = {"captions": {"url": url, "files": {"captions.json": None}}}
+    for name, files in repositories.items():
+        commit = hub.add_repository(f"someone/{name}", files)
+        entries[name] = {"repo": f"someone/{name}", "revision": commit, "files": dict.fromkeys(files)}
+    return entries
+
+
+def environment_of(hub: HubServer) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost"}

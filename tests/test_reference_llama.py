@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import DATA
-from families import anole_drafter, as_meta, draw, draw_anole, draw_janus, draw_llama
+from families import anole_drafter, as_meta, draw_anole, draw_emu3, draw_janus, one_row_of_norms, save_tokenizer
 from lantern.attention_mask import window_table
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.native import load_model, save_model
@@ -29,7 +29,6 @@ from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.data.token_prompts import TokenPromptEncoder
 from published_layouts import refusal
-from tiny_tokenizers import save_tokenizer
 
 STORED = load_file(DATA / "llama" / "target_io.safetensors")
 ACCEPTED = json.loads((DATA / "llama" / "anole_accepted.json").read_text())
@@ -61,15 +60,13 @@ def folder(tmp_path_factory):
     settings = {"num_attention_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     (folder / "janus" / "config.json").write_text(json.dumps({"language_config": settings}))
     anole = draw_anole()
-    lumina = {name: value[:1].clone() if "_norm." in name else value for name, value in anole.items()}
     save_file(anole, folder / "anole" / "model.safetensors")
     torch.save(as_meta(anole), folder / "consolidated.pth")
     (folder / "drafter").mkdir()
     save_file(anole_drafter(), folder / "drafter" / "model.safetensors")
     shutil.copy(DATA / "llama" / "anole_drafter.json", folder / "drafter" / "config.json")
-    save_file(lumina, folder / "lumina" / "model.safetensors")
-    emu3 = draw_llama("model.", 112, gain=0.9, kv_dim=32, ffn_hidden=160)
-    save_file(emu3 | {"lm_head.weight": draw("lm_head.weight", (112, 64), 1234)}, folder / "emu3" / "model.safetensors")
+    save_file(one_row_of_norms(anole), folder / "lumina" / "model.safetensors")
+    save_file(draw_emu3(), folder / "emu3" / "model.safetensors")
     torch.save(draw_janus() | {"vision_model.norm.weight": torch.zeros(1)}, folder / "janus" / "pytorch_model.bin")
     return folder
 
@@ -190,8 +187,7 @@ def test_metas_layout_is_the_same_model(folder):
 def test_accepted_lengths_where_lines_end_in_a_token(folder, tmp_path, scale):
     """Lumina-mGPT's drafter is Anole's, but for one row of norms for all heads."""
     target, drafter = read(folder, "lumina"), load_file(folder / "drafter" / "model.safetensors")
-    norms = {name: value[:1].clone() for name, value in drafter.items() if "self_attn" in name and "_norm." in name}
-    save_file(drafter | norms, tmp_path / "model.safetensors")
+    save_file(one_row_of_norms(drafter), tmp_path / "model.safetensors")
     shutil.copy(DATA / "llama" / "anole_drafter.json", tmp_path / "config.json")
     draft = read_draft(tmp_path, target.config)
     spec = MethodSpec.of(name="exact", tree="dynamic", tree_shape=DynamicTreeOptions(58, 5, 10), drafts="top")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from conftest import DATA
-from families import chameleon_name, draw_normal
+from families import chameleon_name, draw_of_tokenizer
 from lantern.checkpoints.names import chameleon_tokenizer
 from lantern.checkpoints.native import load_model, load_weights, save_model
 from lantern.codebook import nearest_codes
@@ -24,16 +24,6 @@ CHAMELEON = {
     "chameleon_fullsize": (VQ16Config(3, 8192, 256, has_attention=False, is_normalised=False), 4321),
 }
 SETS = ["vq_small", "vq_ds16_ch32", "vq16_fullsize", *CHAMELEON]
-
-
-def recipe_tensor(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Weight of a state-dict key, the same on every machine: keyed normal noise, scaled by what the key is."""
-    noise = draw_normal(name, shape, seed).numpy()
-    if len(shape) == 1:
-        values = 1 + 0.1 * noise if "norm" in name and name.endswith("weight") else 0.05 * noise
-    else:
-        values = noise if name == "quantize.embedding.weight" else noise / np.sqrt(np.prod(shape[1:]))
-    return torch.from_numpy(values.astype(np.float32))
 
 
 def recipe_config(name: str) -> tuple[VQ16Config, int]:
@@ -52,7 +42,7 @@ def recipe_state(name: str) -> dict[str, torch.Tensor]:
         shapes = {key: tuple(tensor.shape) for key, tensor in VQ16(config).state_dict().items()}
     if name in CHAMELEON:
         shapes = {chameleon_name(key, len(config.channel_multipliers) - 1): shape for key, shape in shapes.items()}
-    state = {key: recipe_tensor(key, shape, seed) for key, shape in shapes.items()}
+    state = {key: draw_of_tokenizer(key, shape, seed) for key, shape in shapes.items()}
     return {key: value.half().float() for key, value in state.items()} if name == "vq_small" else state
 
 

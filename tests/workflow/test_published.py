@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,9 +12,8 @@ import yaml
 from safetensors.torch import load_file, save
 from typer.testing import CliRunner
 
-from families import draw_c2i
+from families import draw_c2i, environment_of, pickled, publish, tiny_vq16
 from hub_server import HubServer
-from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.records import load_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.validate import load_yaml
@@ -27,36 +24,33 @@ from tiny_t5 import save_t5
 REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]
 CAPTIONS += ["the blue dog", "a dog on a cat", "a red dog", "a bird"]
-
-
 METHODS = {"autoregressive", "eagle1", "eagle2", "coupled", "lantern", "lantern_pp", "proximity"}
 # Columns of metrics whose weights the overlay does not name.
 OFF = ["fid", "kid", "frechet_distance", "kernel_distance", "precision", "recall", "prompt_accuracy"]
 OFF += ["target_cross_entropy"]
+# 16 tokens of 64 codes, few neighbours.
+TINY = {
+    "experiment": "tiny",
+    "data": {"image_size": 64},
+    "tokenizer": {"grid": 4, "codebook_size": 64, "code_dim": 8},
+    "target": {"size": None, "dim": 64, "num_layers": 3, "num_heads": 4},
+    "codebook": {"num_neighbours": 21},
+    "total_variation": {"k": 10, "aggregated": [1, 4]},
+}
 
 
-def pickled(value) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+def merged(**sections):
+    """TINY with more keys in its sections."""
+    old = {name: TINY[name] for name in TINY.keys() & sections.keys()}
+    return {**TINY, **sections, **{name: {**section, **sections[name]} for name, section in old.items()}}
 
 
-def tiny_tokenizer() -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    state = VQ16(VQ16Config(4, 64, 8, 32, (1, 1, 1, 1, 1), 1, 32)).state_dict()
-    return state | {"quantize.codebook_used": torch.zeros(65536)}
-
-
-def fill_hub(hub: HubServer, t5) -> dict[str, dict]:
-    """Puts the files on the mock hub; returns the config section `resources`."""
+def repositories(t5) -> dict[str, dict[str, bytes]]:
     save_t5(t5, dim=24)
-    tokenizer = tiny_tokenizer()
     drafter_config = json.loads((REFERENCE / "config.json").read_text())["drafter_config"]
-    repositories = {
-        "llamagen": {
-            "t2i.pt": pickled({"model": load_file(REFERENCE / "target_llamagen.safetensors")}),
-            "vq.pt": pickled({"model": tokenizer}),
-        },
+    return {
+        "t2i": {"t2i.pt": pickled({"model": load_file(REFERENCE / "target_llamagen.safetensors")})},
+        "vq": {"vq.pt": pickled({"model": tiny_vq16()})},
         "drafter": {
             "config.json": json.dumps(drafter_config).encode(),
             "pytorch_model.bin": pickled(load_file(REFERENCE / "drafter.safetensors")),
@@ -64,58 +58,37 @@ def fill_hub(hub: HubServer, t5) -> dict[str, dict]:
         "t5": {path.name: path.read_bytes() for path in t5.iterdir()},
         "clip": {"open_clip_model.safetensors": save(tiny_clip().state_dict())},
     }
-    entries = {}
-    for name, files in repositories.items():
-        commit = hub.add_repository(f"someone/{name}", files)
-        entries[name] = {"repo": f"someone/{name}", "revision": commit, "files": dict.fromkeys(files)}
-    tokenizer = {**entries["llamagen"], "files": {"vq.pt": None}}
-    target = {**entries.pop("llamagen"), "files": {"t2i.pt": None}}
-    captions = hub.add("captions.json", json.dumps(CAPTIONS).encode())
-    captions = {"url": captions, "files": {"captions.json": None}}
-    return {"tiny_target": target, "tiny_tokenizer": tokenizer, "tiny_captions": captions, **entries}
-
-
-def write_overlay(folder, resources: dict) -> Path:
-    """Brings llamagen_quick down to tiny models: 16 tokens of 64 codes, ten captions, few neighbours."""
-    (folder / "clip.json").write_text(json.dumps(TINY_CLIP))
-    methods = load_yaml(ROOT / "experiments" / "llamagen_quick.yaml")["methods"]
-    for entry in methods:
-        entry.update({key: value for key, value in (("k", 20), ("delta", 0.1)) if key in entry})
-    of_tiny = load_yaml(ROOT / "tests" / "workflow" / "tiny.yaml")["ablations"]["grids"]
-    overlay = {
-        "experiment": "tiny",
-        "ablations": {"grids": dict.fromkeys(of_tiny)},
-        "data": {"image_size": 64},
-        "resources": resources,
-        "repeats": {"training_seeds": [0], "noise_seeds": [0]},
-        "prompts": {"coco": {"file": "tiny_captions", "num": 10}},
-        "text": {"checkpoint": "t5", "caption_dim": 24, "max_tokens": 8, "num_shards": 2},
-        "tokenizer": {"checkpoint": "tiny_tokenizer", "grid": 4, "codebook_size": 64, "code_dim": 8},
-        "target": {"checkpoint": "tiny_target", "size": None, "dim": 64, "num_layers": 3, "num_heads": 4},
-        "drafter": {"checkpoint": "drafter"},
-        "codebook": {"num_neighbours": 21},
-        "methods": methods,
-        "total_variation": {"k": 10, "aggregated": [1, 4]},
-        "latency": {"num_images": 2, "num_warmup": 1},
-        "metrics": {
-            "kid_subset_size": 4,
-            "published": {"clip": "clip", "clip_architecture": "clip.json", "preprocessing": "centre_lanczos_32"},
-        },
-    }
-    (folder / "published.yaml").write_text(yaml.safe_dump(overlay))
-    return folder / "published.yaml"
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run of llamagen_quick on tiny files, with what it printed, and the hub."""
+    """A finished run of llamagen_quick on tiny files, with what it printed, and the environment of the hub."""
     folder, hub = tmp_path_factory.mktemp("published"), HubServer()
-    tiny = write_overlay(folder, fill_hub(hub, tmp_path_factory.mktemp("t5")))
-    workflow = Workflow(folder, (*overlays_of("llamagen_stage1", "llamagen_quick"), tiny))
-    environment = {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost"}
-    code, output = workflow.run(env=environment, timeout=900)
-    assert code == 0, output + workflow.logs()
-    workflow.output, workflow.environment = output, environment
+    (folder / "clip.json").write_text(json.dumps(TINY_CLIP))
+    methods = load_yaml(ROOT / "experiments" / "llamagen_quick.yaml")["methods"]
+    for entry in methods:
+        entry.update({key: value for key, value in (("k", 20), ("delta", 0.1)) if key in entry})
+    overlay = merged(
+        ablations={"grids": dict.fromkeys(load_yaml(ROOT / "tests" / "workflow" / "tiny.yaml")["ablations"]["grids"])},
+        resources=publish(hub, repositories(tmp_path_factory.mktemp("t5")), CAPTIONS),
+        repeats={"training_seeds": [0], "noise_seeds": [0]},
+        prompts={"coco": {"file": "captions", "num": 10}},
+        text={"checkpoint": "t5", "caption_dim": 24, "max_tokens": 8, "num_shards": 2},
+        tokenizer={"checkpoint": "vq"},
+        target={"checkpoint": "t2i"},
+        drafter={"checkpoint": "drafter"},
+        methods=methods,
+        latency={"num_images": 2, "num_warmup": 1},
+        metrics={
+            "kid_subset_size": 4,
+            "published": {"clip": "clip", "clip_architecture": "clip.json", "preprocessing": "centre_lanczos_32"},
+        },
+    )
+    (folder / "published.yaml").write_text(yaml.safe_dump(overlay))
+    workflow = Workflow(folder, (*overlays_of("llamagen_stage1", "llamagen_quick"), folder / "published.yaml"))
+    workflow.environment = environment_of(hub)
+    code, workflow.output = workflow.run(env=workflow.environment)
+    assert code == 0, workflow.output + workflow.logs()
     yield workflow
     hub.close()
 
@@ -135,42 +108,36 @@ def test_the_run_converts_its_models_and_says_what_it_measured(finished):
     quality = pd.read_csv(finished.result("quality") / "coco.T1.s0n0.csv")
     assert quality["clip_weights_sha256"].str.fullmatch("[0-9a-f]{64}").all()
     assert quality["prompts_sha256"].nunique() == 1
-
-
-def test_published_numbers_of_this_model_stand_beside_the_measured_ones(finished):
+    # Published numbers of this model stand beside the measured ones.
     table = pd.read_csv(finished.result("published.csv"), dtype={"arxiv": str})
     same = table[table["is_same_model"]]
     assert set(same["model"]) == {"LlamaGen-XL stage I"} and same["speedup"].notna().any()
     assert "2410.03355" in set(table["arxiv"])
+    # The provenance names the published weights by their hashes.
+    provenance = json.loads(finished.result("provenance.json").read_text())
+    assert set(provenance["resources"]) >= {"t2i", "vq", "captions", "drafter", "t5"}
+    files = [entry for files in provenance["resources"].values() for entry in files.values()]
+    assert files and all(len(entry["sha256"]) == 64 for entry in files)
+    assert str(finished.folder) not in json.dumps(provenance)
 
 
 def test_a_drafter_is_trained_on_images_that_the_target_draws_from_captions(finished):
     """The two overlays of drafter training over the same run: captions, features, samples, training, on tiny files."""
     tiny = finished.folder / "drafter.yaml"
-    captions = {"file": "tiny_captions", "member": None, "num": 10}
+    captions = {"file": "captions", "member": None, "num": 10}
     drafter = {"checkpoint": None, "num_epochs": 3, "batch_size": 2, "num_eval": 1, "eval_every": 5, "passes": 2}
     overlay = {"experiment": "drafted", "data": {"captions": captions, "num_shards": 1}}
     overlay |= {"drafter": drafter, "target": {"num_eval": 1}}
     tiny.write_text(yaml.safe_dump(overlay))
-    quick, *drafting = overlays_of("llamagen_quick", "llamagen_drafter", "llamagen_drafter_captions")
-    training = Workflow(
-        finished.folder, (*overlays_of("llamagen_stage1"), quick, *drafting, finished.overlays[-1], tiny)
-    )
-    code, output = training.run("results/drafted/drafter/s0/report.json", env=finished.environment, timeout=600)
+    names = ("llamagen_stage1", "llamagen_quick", "llamagen_drafter", "llamagen_drafter_captions")
+    training = Workflow(finished.folder, (*overlays_of(*names), finished.overlays[-1], tiny))
+    code, output = training.run("results/drafted/drafter/s0/report.json", env=finished.environment)
     assert code == 0, output + training.logs()
     jobs = planned(output)
     assert jobs["encode_captions"] == 2 and jobs["sample_codes"] == jobs["train_drafter"] == 1
     report = json.loads((finished.folder / "results" / "drafted" / "drafter" / "s0" / "report.json").read_text())
     assert report["num_steps"] == 14 and 0 < report["val_acceptance_1"] <= 1
     assert [entry["step"] for entry in report["history"] if "val_loss" in entry] == [4, 9, 13]
-
-
-def test_the_provenance_names_the_published_weights_by_their_hashes(finished):
-    provenance = json.loads(finished.result("provenance.json").read_text())
-    assert set(provenance["resources"]) >= {"tiny_target", "tiny_tokenizer", "tiny_captions", "drafter", "t5"}
-    files = [entry for files in provenance["resources"].values() for entry in files.values()]
-    assert files and all(len(entry["sha256"]) == 64 for entry in files)
-    assert str(finished.folder) not in json.dumps(provenance)
 
 
 def test_the_archive_of_published_models_leaves_them_out_and_is_verified_with_them_at_hand(finished, tmp_path):
@@ -196,23 +163,20 @@ def test_a_second_run_and_the_report_need_no_network(finished):
 def test_a_target_for_classes_draws_and_teaches_a_drafter(tmp_path):
     """From its file to the drafter's report and the records of a method that drafts with it."""
     torch.save({"model": draw_c2i(ffn_hidden=256)}, tmp_path / "c2i.pt")
-    torch.save({"model": tiny_tokenizer()}, tmp_path / "vq.pt")
+    torch.save({"model": tiny_vq16()}, tmp_path / "vq.pt")
     (tmp_path / "classes.txt").write_text("\n".join(map(str, range(10))))
-    overlay = {
-        "experiment": "tiny",
-        "device": "cpu",
-        "data": {"image_size": 64, "captions": {"file": "classes.txt", "copies": 2}, "num_shards": 1},
-        "prompts": {"imagenet": {"file": "classes.txt", "num": 4, "copies": 2}},
-        "text": {"num_classes": 10},
-        "tokenizer": {"checkpoint": "vq.pt", "grid": 4, "codebook_size": 64, "code_dim": 8},
-        "target": {"checkpoint": "c2i.pt", "size": None, "dim": 64, "num_layers": 3, "num_heads": 4, "num_eval": 2},
-        "drafter": {"num_epochs": 2, "batch_size": 4, "num_eval": 2, "eval_every": 4},
-        "codebook": {"num_neighbours": 21},
-        "methods": [{"preset": ["autoregressive", "eagle1"]}],
-        "generation": {"num_shards": 1, "dtype": "float32"},
-        "total_variation": {"k": 10, "aggregated": [1, 4]},
-        "metrics": {"kid_subset_size": 4, "prc_neighbours": 3},
-    }
+    overlay = merged(
+        device="cpu",
+        data={"captions": {"file": "classes.txt", "copies": 2}, "num_shards": 1},
+        prompts={"imagenet": {"file": "classes.txt", "num": 4, "copies": 2}},
+        text={"num_classes": 10},
+        tokenizer={"checkpoint": "vq.pt"},
+        target={"checkpoint": "c2i.pt", "num_eval": 2},
+        drafter={"num_epochs": 2, "batch_size": 4, "num_eval": 2, "eval_every": 4},
+        methods=[{"preset": ["autoregressive", "eagle1"]}],
+        generation={"num_shards": 1, "dtype": "float32"},
+        metrics={"kid_subset_size": 4, "prc_neighbours": 3},
+    )
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(overlay))
     workflow = Workflow(tmp_path, (*overlays_of("llamagen_c2i"), tmp_path / "tiny.yaml"), config=())
     report = workflow.result("drafter/s0/report.json")

@@ -8,11 +8,11 @@ import logging
 import pytest
 import torch
 
+from families import save_tokenizer
 from lantern_pipeline.config.validate import SCHEMA_PATH, load_yaml
 from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.data.token_prompts import FORMS
-from tiny_tokenizers import save_tokenizer
 
 WORDS = ["a", "red", "cat", "dog", ":", "Generate", ".", "90", "*"]  # ids from 101
 IDS = {word: 101 + i for i, word in enumerate(WORDS)}
