@@ -16,7 +16,11 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from conftest import DATA
+from lantern.checkpoints.names import LLAMA_LAYER, layer_places
+from lantern.checkpoints.target import target_places
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
+from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.transformer import Layer
 from lantern.models.vq16 import VQ16, VQ16Config
 
 if TYPE_CHECKING:
@@ -42,47 +46,32 @@ def draw(name: str, shape: tuple[int, ...], gain: float = 0.8) -> torch.Tensor:
     return (scale * normal / shape[1] ** 0.5).float()
 
 
-def draw_all(
-    shapes: dict[str, tuple[int, ...]], layer: dict[str, tuple[int, ...]], prefix: str = "", gain: float = 0.8
-) -> dict[str, torch.Tensor]:
-    """Weights of some names, and those of three layers behind a prefix."""
-    shapes = shapes | {f"{prefix}layers.{i}.{name}": shape for i in range(3) for name, shape in layer.items()}
-    return {f"{name}.weight": draw(f"{name}.weight", shape, gain=gain) for name, shape in shapes.items()}
+def draw_all(shapes: Mapping[str, torch.Tensor], gain: float = 0.8) -> dict[str, torch.Tensor]:
+    return {name: draw(name, tuple(part.shape), gain) for name, part in shapes.items()}
 
 
 def draw_c2i(ffn_hidden: int = 192) -> dict[str, torch.Tensor]:
     """LlamaGen for ten classes and 64 codes, of width 64 and depth 3, by the names of its original layout."""
-    layer = {
-        "attention.wqkv": (192, 64),
-        "attention.wo": (64, 64),
-        "feed_forward.w1": (ffn_hidden, 64),
-        "feed_forward.w3": (ffn_hidden, 64),
-        "feed_forward.w2": (64, ffn_hidden),
-        "attention_norm": (64,),
-        "ffn_norm": (64,),
-    }
-    shapes = {"cls_embedding.embedding_table": (11, 64), "tok_embeddings": (64, 64), "norm": (64,), "output": (64, 64)}
-    return draw_all(shapes, layer)
+    with torch.device("meta"):
+        config = TargetConfig(64, 3, 4, vocab_size=64, num_prompt_ids=11, null_ids=(10,), ffn_width=ffn_hidden)
+        return draw_all(target_places(TargetModel(config), is_hugging_face=False))
 
 
 def draw_llama(
-    prefix: str, vocabulary: int, gain: float, kv_dim: int = 64, ffn_hidden: int = 176
+    prefix: str, vocabulary: int, gain: float, num_kv_heads: int = 4, ffn_hidden: int = 176
 ) -> dict[str, torch.Tensor]:
     """A language model of width 64 and depth 3 by Hugging Face's names, without its head."""
-    layer = {
-        "input_layernorm": (64,),
-        "post_attention_layernorm": (64,),
-        **{f"self_attn.{name}_proj": (64, 64) for name in "qo"},
-        **{f"self_attn.{name}_proj": (kv_dim, 64) for name in "kv"},
-        **{f"mlp.{name}_proj": (ffn_hidden, 64) for name in ("gate", "up")},
-        "mlp.down_proj": (64, ffn_hidden),
-    }
-    return draw_all({f"{prefix}embed_tokens": (vocabulary, 64), f"{prefix}norm": (64,)}, layer, prefix, gain)
+    with torch.device("meta"):
+        shapes = {f"{prefix}embed_tokens.weight": torch.empty(vocabulary, 64), f"{prefix}norm.weight": torch.empty(64)}
+        layer = Layer(TargetConfig(64, 3, 4, num_kv_heads=num_kv_heads, ffn_width=ffn_hidden))
+        for index in range(3):
+            shapes |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
+    return draw_all(shapes, gain)
 
 
 def draw_emu3() -> dict[str, torch.Tensor]:
     """Emu3 for 64 codes and 112 ids, with fewer heads of keys and values."""
-    state = draw_llama("model.", 112, gain=0.9, kv_dim=32, ffn_hidden=160)
+    state = draw_llama("model.", 112, gain=0.9, num_kv_heads=2, ffn_hidden=160)
     return state | {"lm_head.weight": draw("lm_head.weight", (112, 64))}
 
 

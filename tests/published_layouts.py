@@ -61,8 +61,7 @@ def write_hugging_face(
 ) -> Path:
     """A folder as on the hub: weights as `kind` says, and config.json with some values changed (None removes)."""
     folder.mkdir(exist_ok=True)
-    settings = {**STORED[name], **changes}
-    settings = {key: value for key, value in settings.items() if value is not None or key == "rope_scaling"}
+    settings = {key: value for key, value in {**STORED[name], **changes}.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(settings))
     if kind == "bin":
         torch.save(state, folder / "pytorch_model.bin")

@@ -44,23 +44,6 @@ META_CHAMELEON = {  # Hugging Face's names of the same model
     r"\.feed_forward\.w2\.": ".mlp.down_proj.",
     r"\.feed_forward\.w3\.": ".mlp.up_proj.",
 }
-_VQ16_BLOCKS = {  # of other image tokenizers, VQ-16's names
-    r"(conv_blocks\.\d+)\.block\.": r"\1.res.",
-    r"\.mid\.block_1\.": ".mid.0.",
-    r"\.mid\.attn_1\.": ".mid.1.",
-    r"\.mid\.block_2\.": ".mid.2.",
-}
-TRANSFORMERS_JANUS = {  # the authors' names, but VQ-16's of the image tokenizer
-    r"^model\.language_model\.": "language_model.model.",
-    r"^model\.generation_embeddings\.": "gen_embed.",
-    r"^model\.generation_aligner\.fc1\.": "gen_aligner.layers.0.",
-    r"^model\.generation_aligner\.hidden_layers\.0\.": "gen_aligner.layers.2.",
-    r"^model\.generation_head\.proj_out\.": "gen_head.output_mlp_projector.",
-    r"^model\.generation_head\.": "gen_head.",
-    r"^model\.vqmodel\.": "gen_vision_model.",
-    r"^(gen_vision_model\..*)\.(?:down|up)\.(\d+)\.": r"\1.conv_blocks.\2.",
-    **_VQ16_BLOCKS,
-}
 EMU3_TOKENIZER = {  # transformers' names
     r"^encoder\.down\.": "encoder.down_block.down.",
     r"^decoder\.up\.": "decoder.up_block.up.",
@@ -72,16 +55,6 @@ EMU3_TOKENIZER = {  # transformers' names
 }
 
 
-def is_janus(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether tensors by name are Janus', in either layout."""
-    return any(f"{head}.vision_head.weight" in tensors for head in ("gen_head", "model.generation_head"))
-
-
-def janus_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Janus' tensors by the authors' names, whichever layout they have."""
-    return rename(tensors, {} if "gen_head.vision_head.weight" in tensors else TRANSFORMERS_JANUS)
-
-
 def chameleon_tokenizer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of Chameleon's image tokenizer by VQ-16's names, without the losses, which only training needs.
 
@@ -89,8 +62,15 @@ def chameleon_tokenizer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
     """
     levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
     up = {rf"^decoder\.up\.{level}\.": f"decoder.conv_blocks.{len(levels) - 1 - int(level)}." for level in levels}
-    own = {name: value for name, value in tensors.items() if not name.startswith("loss.")}
-    return rename(own, {**up, r"^encoder\.down\.": "encoder.conv_blocks.", **_VQ16_BLOCKS})
+    names = {
+        **up,
+        r"^encoder\.down\.": "encoder.conv_blocks.",
+        r"(conv_blocks\.\d+)\.block\.": r"\1.res.",
+        r"\.mid\.block_1\.": ".mid.0.",
+        r"\.mid\.attn_1\.": ".mid.1.",
+        r"\.mid\.block_2\.": ".mid.2.",
+    }
+    return rename({name: value for name, value in tensors.items() if not name.startswith("loss.")}, names)
 
 
 def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:

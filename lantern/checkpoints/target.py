@@ -17,15 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
-from lantern.checkpoints.names import (
-    LLAMA_LAYER,
-    META_CHAMELEON,
-    ORIGINAL_LAYER,
-    is_janus,
-    janus_names,
-    layer_places,
-    rename,
-)
+from lantern.checkpoints.names import LLAMA_LAYER, META_CHAMELEON, ORIGINAL_LAYER, layer_places, rename
 from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, read_metadata
 from lantern.models.config import LLAMAGEN_SIZES, DraftConfig, TargetConfig
 from lantern.models.target import TargetModel
@@ -43,6 +35,7 @@ CONFIG_KEYS = {
 FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
 _CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
 _NULL_CAPTION_ROWS = 120  # of LlamaGen's, whatever the model's number of caption rows
+JANUS_HEAD = "gen_head.vision_head.weight"  # tells Janus' files
 _JANUS_ALIGNER = [f"gen_aligner.layers.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
 _JANUS_HEAD = {  # the authors' names, and ours
     f"gen_head.{theirs}.{kind}": f"{own}.{kind}"
@@ -66,7 +59,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
     if read_metadata(file) is not None:
         return load_own(file, TargetModel, expected, dtype)
     weights = read_weights(file)
-    if is_janus(weights.tensors):
+    if JANUS_HEAD in weights.tensors:
         return _read_janus(weights, expected, dtype)
     if is_chameleon(weights) or "layers.0.attention.q_normalization.weight" in weights.tensors:
         return _read_chameleon(weights, expected, dtype)
@@ -209,7 +202,7 @@ def _read_janus(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype)
     """Reads what draws of Janus-Pro. What its transformer reads of a code, two layers over the code's embedding, is the
     same in every pass, and becomes a table.
     """
-    weights.tensors, prefix = janus_names(weights.tensors), "language_model.model."
+    prefix = "language_model.model."
     weights.require("gen_embed.weight", f"{prefix}embed_tokens.weight", *_JANUS_ALIGNER, *_JANUS_HEAD)
     tensors = {name: value for name, value in weights.tensors.items() if name.startswith(prefix)}
     tensors |= {own: weights.tensors[theirs] for theirs, own in _JANUS_HEAD.items()}
@@ -231,8 +224,7 @@ def _fill(
 ) -> TargetModel:
     """The model of a language model's tensors; `is_paired`: they need no `pair_neighbours`."""
     settings = weights.settings or {}
-    for part in ("language_config", "text_config"):  # Janus' has those of its parts below each other
-        settings = settings.get(part, settings)
+    settings = settings.get("language_config", settings)  # Janus' has those of its parts below each other
     settings = {**settings, **(settings.get("rope_parameters") or {})}  # where newer transformers keep rope_theta
     found = settings.get("num_attention_heads", config.num_heads)
     check_equal(weights.settings_path, "num_attention_heads", config.num_heads, found, "target.num_heads")

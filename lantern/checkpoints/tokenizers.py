@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lantern.checkpoints.files import WeightFile, read_weights
-from lantern.checkpoints.names import EMU3_TOKENIZER, chameleon_tokenizer, is_janus, janus_names, rename
+from lantern.checkpoints.names import EMU3_TOKENIZER, chameleon_tokenizer, rename
 from lantern.checkpoints.native import load_weights
+from lantern.checkpoints.target import JANUS_HEAD
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern.models.vq16 import VQ16, VQ16Config
 
@@ -23,8 +24,8 @@ def read_image_tokenizer(path: Path, image_size: int) -> VQ16 | Emu3Tokenizer:
     weights = read_weights(path)
     if "encoder.time_conv.0.conv.conv.weight" in weights.tensors:  # of image tokenizers Emu3's alone has time
         return _read_emu3(weights, image_size)
-    if is_janus(weights.tensors):
-        prefix, found = "gen_vision_model.", janus_names(weights.tensors)
+    if JANUS_HEAD in weights.tensors:
+        prefix, found = "gen_vision_model.", weights.tensors
         weights.tensors = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
     if is_chameleon := "encoder.mid.attn_1.q.weight" in weights.tensors:
         weights.tensors = chameleon_tokenizer(weights.tensors)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import load_model, save_model
@@ -46,17 +45,6 @@ def test_a_drafter_from_a_folder_from_a_file_and_from_our_own_layout(tmp_path):
         again = read_draft(folder / name, CONFIG)
         assert again.config == model.config
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
-def test_a_drafter_in_safetensors_alone_and_beside_a_pickle(tmp_path):
-    state = read_drafter_state()
-    alone = write_hugging_face(tmp_path / "alone", state, "single", "drafter_config")
-    assert torch.equal(read_draft(alone, CONFIG).token_embedding.weight, state[EMBEDDING])
-    both = write_drafter(tmp_path / "both")
-    save_file({**state, EMBEDDING: state[EMBEDDING] + 1}, both / "model.safetensors")
-    assert torch.equal(read_draft(both, CONFIG).token_embedding.weight, state[EMBEDDING] + 1)
-    given = read_draft(both / "pytorch_model.bin", CONFIG)
-    assert torch.equal(given.token_embedding.weight, state[EMBEDDING])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -14,6 +14,7 @@ from conftest import DATA
 from families import chameleon_name, draw_of_tokenizer
 from lantern.checkpoints.names import chameleon_tokenizer
 from lantern.checkpoints.native import load_model, load_weights, save_model
+from lantern.checkpoints.tokenizers import read_image_tokenizer
 from lantern.codebook import nearest_codes
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern_pipeline.world import tokenizer
@@ -99,14 +100,17 @@ def test_full_sizes_have_the_published_tensors():
         assert len(found) == number and sum(int(np.prod(shape)) for shape in found.values()) == size
 
 
-def test_chameleons_tokenizer_from_its_file(tmp_path):
-    """Behind the losses that its training keeps beside it."""
+def test_tokenizers_among_other_weights(tmp_path):
+    """Chameleon's behind the losses that its training keeps beside it, VQ-16 in Janus' file."""
     state = recipe_state("chameleon_small") | {"loss.discriminator.weight": torch.zeros(1)}
     torch.save({"state_dict": state}, tmp_path / "vqgan.ckpt")
-    model = tokenizer.read_tokenizer(tmp_path / "vqgan.ckpt", image_size=12, grid=6, codebook_size=64, code_dim=16)
-    expected = make_vq16("chameleon_small")
-    assert model.config == expected.config
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+    state = {f"gen_vision_model.{name}": value for name, value in recipe_state("vq_small").items()}
+    torch.save(state | {"gen_head.vision_head.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    for file, name in (("vqgan.ckpt", "chameleon_small"), ("pytorch_model.bin", "vq_small")):
+        expected = make_vq16(name)
+        model = read_image_tokenizer(tmp_path / file, expected.config.image_size)
+        assert model.config == expected.config and not model.training
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
 def test_codebook_is_the_stored_one_and_decoding_normalises_it(small):

@@ -115,7 +115,8 @@ def lumina_mgpt(folder: Path) -> Files:
 
 def emu3(folder: Path) -> Files:
     """Fewer heads of keys and values, and transformers' image tokenizer."""
-    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-4}
+    config["rope_parameters"] = {"rope_theta": 5e5}
     specials = {"<|extra_203|>": 43, "<|image start|>": 46, "<|image token|>": 45}
     return {
         "tiny": {"config.json": json.dumps(config).encode(), "model.safetensors": save(draw_emu3())},
@@ -166,7 +167,7 @@ FAMILIES = {
             "target": {"num_kv_heads": 2, "line_end": 41},
             "methods": [{"preset": ["autoregressive", "jacobi"]}, {"preset": "zipar", "window": 2}],
         },
-        {"num_kv_heads": 2, "line_end": 41},
+        {"num_kv_heads": 2, "line_end": 41, "norm_eps": 1e-4, "rope_base": 5e5},
     ),
 }
 
