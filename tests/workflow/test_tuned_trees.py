@@ -6,7 +6,7 @@ from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.prompt_files import read_prompts
 from tiny_run import TINY, with_overlay
 
-SETTINGS = {"num_prompts": 3, "num_ranks": 3, "measured_depth": 2, "windows": [2, 4], "max_nodes": 6, "num_steps": 2}
+SETTINGS = {"num_prompts": 3, "jacobi": ["chain2", "chain4"], "draft_model": ["chain2", "small6"]}
 
 
 def test_the_run_chooses_trees_and_decodes_with_them(copy_of_finished, tmp_path):

@@ -138,7 +138,6 @@ rule write_provenance:
             *PLAN.quality_tables("images.csv"),
             *PLAN.latency_tables("csv"),
             *PLAN.latency_tables("images.safetensors"),
-            *PLAN.prediction_tables(),
             *PLAN.ablation_tables("csv", "images.csv"),
         ],
         figures=[*figure_files(), *rules.build_race.output],

@@ -1,4 +1,4 @@
-"""Trees tuned to the run's models and machine, on prompts that no table reports."""
+"""Trees chosen for the run's models and machine, on prompts that no table reports."""
 
 
 # Captions of the validation split (then of training) that no table reports; without those, what a prompt file holds more.
@@ -47,8 +47,7 @@ rule tune_tree:
         drafter=lambda wildcards: drafter_for(PLAN.tuned_specs, wildcards.training_seed),
         nearest_codes=lambda wildcards: tables_of(PLAN.tuned_specs, wildcards.training_seed),
     output:
-        trees="<results>/trees/s{training_seed}.json",
-        predicted="<results>/trees/s{training_seed}.predicted.csv",
+        "<results>/trees/s{training_seed}.json",
     log:
         "<logs>/tune_tree.s{training_seed}.log",
     conda:
@@ -57,19 +56,16 @@ rule tune_tree:
     resources:
         mem_mb=SIZES.decoding_mb(),
         runtime=SIZES.decoding_minutes(
-            len(PLAN.tuned_params()) * len(config["tree_tuning"]["windows"]) * config["tree_tuning"]["num_prompts"],
-            config["generation"]["batch_size"],
+            sum(len(trees) for _, _, trees in PLAN.tuned_params()) * config["tree_tuning"]["num_prompts"], 1
         ),
         gpu=GPU,
     params:
         **DECODING_PARAMS,
         code=code("tune_tree.py"),
         runs=PLAN.tuned_params(),
-        settings=config["tree_tuning"],
-        batch_size=config["generation"]["batch_size"],
         timed_threads=config["latency"]["threads"],
         training_seed=lambda wildcards: int(wildcards.training_seed),
     message:
-        "Tuning trees, alone on the machine"
+        "Timing trees, alone on the machine"
     script:
         "../scripts/tune_tree.py"

@@ -15,6 +15,7 @@ DYNAMIC = {"num_nodes": 6, "depth": 1, "top_k": 4}
 BASE = {
     "draft_tree": {"static": "chain3", "dynamic": DYNAMIC},
     "trees": {"mine": [[0]]},
+    "tree_tuning": {"jacobi": ["chain9"], "hybrid": ["chain9+chain3"], "draft_model": ["chain3"]},
     "codebook": {"neighbours": "l2_normalised"},
 }
 SAMPLING = {"cfg_scale": 3.0, "top_k": 100, "top_p": 1.0}

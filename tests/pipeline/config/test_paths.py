@@ -116,7 +116,7 @@ def test_a_run_of_jacobi_drafts_has_no_draft_model():
 
 def test_tuned_trees_are_read_by_those_who_take_them():
     named = plan(methods=[{"preset": ["autoregressive", "coupled"], "temperatures": [0, 1]}])
-    assert trees_of(named.specs.values(), 0) == [] and named.prediction_tables() == []
+    assert trees_of(named.specs.values(), 0) == []
     assert not any("/trees/" in file for file in named.model_files())
     tuned = plan(
         methods=[
@@ -127,9 +127,7 @@ def test_tuned_trees_are_read_by_those_who_take_them():
     )
     assert trees_of([tuned.specs["coupled"]], 2) == []
     assert trees_of(tuned.specs.values(), 2) == "<results>/trees/s2.json"
-    assert [(method["method_id"], temperature) for method, temperature in tuned.tuned_params()] == [
-        ("jacobi-tuned", 0.0),
-        ("jacobi-tuned", 1.0),
-    ]
-    assert tuned.prediction_tables() == [f"<results>/trees/s{seed}.predicted.csv" for seed in (0, 2)]
+    runs = tuned.tuned_params()
+    assert [run[:2] for run in runs] == [("jacobi-tuned", 0.0), ("jacobi-tuned", 1.0)]
+    assert [(method["tree"], len(method["tree_shape"])) for method in runs[0][2]][:2] == [("chain5", 5), ("chain7", 7)]
     assert {"<results>/trees/s0.json", "<results>/trees/s2.json"} <= set(tuned.model_files())

@@ -19,7 +19,7 @@ from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
-from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps, relative_step_times
+from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
 from lantern_pipeline.metrics.speed import pair_latency
 from lantern_pipeline.metrics.timed_images import accepted_drafts, load_timed_images, save_timed_images
 
@@ -253,32 +253,3 @@ def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends
     assert drafts([2, 0, 2]) == "tddttddt"
     assert drafts([3, 3]) == "tdddtddd"
     assert drafts([3, 2]) == "tdddtddt"
-
-
-def test_steps_are_timed_in_turn_and_the_fastest_counts(monkeypatch):
-    base = [50.0, 3.0, 4.0, 2.0, 9.0, 6.0, 5.0, 7.0]
-    seconds = {"slow": [90.0, 7.0, 6.0, 8.0], "quick": [80.0, 3.0, 1.0, 2.0], "autoregressive": base}
-    coming = {name: iter(values) for name, values in seconds.items()}
-    clock, turns = SimpleNamespace(now=0.0), []
-
-    def decoder(name):
-        def step(one, state):
-            assert one.name == name and state.fields == [(3, prompt.id) for prompt in PROMPTS]
-            clock.now += next(coming[name])
-            turns.append(name)
-
-        noise = SimpleNamespace(advance=lambda lengths, most: None)
-        return SimpleNamespace(
-            name=name,
-            max_depth=2,
-            device="cpu",
-            make_noise=lambda run_seed, prompt_id: (run_seed, prompt_id),
-            start=lambda features, mask, fields: SimpleNamespace(noise=noise, lengths=None, fields=fields),
-            runner=SimpleNamespace(step=step),
-        )
-
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    slow, quick, baseline = map(decoder, seconds)
-    ratios = relative_step_times([slow, quick], baseline, PROMPTS, ENCODER, run_seed=3, num_steps=3)
-    assert ratios == [6.0 / 2.0, 1.0 / 5.0]
-    assert turns == ["slow", "autoregressive"] * 4 + ["quick", "autoregressive"] * 4

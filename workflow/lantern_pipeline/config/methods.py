@@ -121,6 +121,8 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
         shape = _tree_shape(parts.get("tree"), parts.get("drafts"), config)
         spec = MethodSpec.of(entry.get("name", preset), tree_shape=shape, **parts)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
+        if spec.tree == "tuned":
+            candidates_of(spec, config)  # which checks them
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
 
@@ -132,6 +134,22 @@ def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) ->
     if drafts == "hybrid":
         return joint_choices(str(tree), config["trees"])
     return config["draft_tree"]["dynamic"] if tree == "dynamic" else tree_choices(str(tree), config["trees"])
+
+
+def candidates_of(spec: MethodSpec, config: dict[str, Any]) -> list[MethodSpec]:
+    """The trees that a tuned method may take, as methods that are named after them.
+
+    Raises:
+        ValueError: a tree that the method cannot take; names the config key.
+    """
+    key = spec.drafts if spec.drafts in ("jacobi", "hybrid") else "draft_model"
+    try:
+        return [
+            replace(spec, tree=tree, method_id=tree, tree_shape=_tree_shape(tree, spec.drafts, config))
+            for tree in config["tree_tuning"][key]
+        ]
+    except ValueError as error:
+        raise ValueError(f"config key tree_tuning.{key}: {error}") from error
 
 
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:

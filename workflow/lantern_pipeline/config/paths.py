@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
+from lantern_pipeline.config.methods import candidates_of, expand_ablations, expand_methods, table_file
 from lantern_pipeline.data.model_sizes import FROM_FILES
 from lantern_pipeline.downloads.entries import Resource, resource_of
 from lantern_pipeline.metrics.registry import TRAINED, metric_files, published_files, trained_models
@@ -81,11 +81,6 @@ def trees_of(specs: Iterable[MethodSpec], training_seed: int | str) -> str | lis
     return f"<results>/trees/s{training_seed}.json" if any(spec.tree == "tuned" for spec in specs) else []
 
 
-def predicted_of(training_seed: int | str) -> str:
-    """Table of the speed-ups that are predicted for trees."""
-    return f"<results>/trees/s{training_seed}.predicted.csv"
-
-
 class RunPlan:
     """What a checked config runs.
 
@@ -132,8 +127,12 @@ class RunPlan:
         return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
 
     def tuned_params(self) -> list[tuple]:
-        """(Fields of the method, temperature) of all runs whose tree is tuned."""
-        return [params for params in self.run_params() if params[0]["tree"] == "tuned"]
+        """(Method id, temperature, fields of the method with each tree it may take) of all runs whose tree is tuned."""
+        return [
+            (spec.method_id, float(temperature), [asdict(found) for found in candidates_of(spec, self.config)])
+            for spec, temperature in self.runs
+            if spec.tree == "tuned"
+        ]
 
     def targets_of(self, ablation: str) -> list[int | None]:
         """Numbers of training steps of the targets that an ablation needs; None is the run's own."""
@@ -170,11 +169,6 @@ class RunPlan:
     def latency_tables(self, ending: str) -> list[str]:
         """Tables of latency, one a repeat: "csv"; or the images behind them, "images.safetensors"."""
         return [f"<results>/latency/{repeat}.{ending}" for repeat in self.repeats]
-
-    def prediction_tables(self) -> list[str]:
-        """Tables of the speed-ups that are predicted for trees, one a training seed; none where no tree is tuned."""
-        seeds = self.config["repeats"]["training_seeds"] if self.tuned_specs else []
-        return [predicted_of(seed) for seed in seeds]
 
     def ablation_tables(self, *endings: str) -> list[str]:
         """Tables of all ablations: "csv" (one row a point), "images.csv"."""

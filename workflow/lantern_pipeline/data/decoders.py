@@ -42,9 +42,9 @@ def load_decoders(
     return decoders
 
 
-def tuned_name(spec: MethodSpec, temperature: float) -> str:
+def tuned_name(method_id: str, temperature: float) -> str:
     """How the file of tuned trees calls a method at a temperature."""
-    return f"{spec.method_id} T{temperature:g}"
+    return f"{method_id} T{temperature:g}"
 
 
 def resolve_tree(spec: MethodSpec, temperature: float, trees: Path | str | None) -> MethodSpec:
@@ -53,7 +53,7 @@ def resolve_tree(spec: MethodSpec, temperature: float, trees: Path | str | None)
     """
     if spec.tree != "tuned":
         return spec
-    name = tuned_name(spec, temperature)
+    name = tuned_name(spec.method_id, temperature)
     found = read_json(Path(trees))["methods"] if trees else {}
     if name not in found:
         raise ValueError(

@@ -103,44 +103,6 @@ def _both_ways(decoder: Decoder) -> list[Decoder]:
     return [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
 
 
-@torch.inference_mode()
-def relative_step_times(
-    decoders: Sequence[Decoder],
-    baseline: Decoder,
-    prompts: Sequence[Prompt],
-    encoder: TextEncoder,
-    *,
-    run_seed: int,
-    num_steps: int,
-) -> list[float]:
-    """Times of decoders' steps in steps of `baseline`, all on one batch of the prompts: for each decoder the ratio of
-    the fastest of `num_steps` steps that both take in turn, so that a drift of the machine hits both alike. First steps
-    do not count. No more than two batches are held at once.
-    """
-    captions = encoder.encode([prompt.text for prompt in prompts])
-
-    def start(decoder: Decoder) -> DecodingState:
-        return decoder.start(*captions, [decoder.make_noise(run_seed, prompt.id) for prompt in prompts])
-
-    base_state, ratios = start(baseline), []
-    for decoder in decoders:
-        pairs = ((decoder, start(decoder)), (baseline, base_state))
-        turns = [[_time_step(*pair) for pair in pairs] for _ in range(num_steps + 1)]
-        own, other = np.min(turns[1:], axis=0)
-        ratios.append(float(own / other))
-    return ratios
-
-
-def _time_step(decoder: Decoder, state: DecodingState) -> float:
-    """Seconds of a step; those of a complete batch take as long as others."""
-    state.noise.advance(state.lengths, decoder.max_depth + 1)
-    synchronise(decoder.device)
-    begun = time.perf_counter()
-    decoder.runner.step(decoder, state)
-    synchronise(decoder.device)
-    return time.perf_counter() - begun
-
-
 def profile_steps(
     decoders: Sequence[Decoder],
     prompts: Sequence[Prompt],
