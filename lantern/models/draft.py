@@ -13,7 +13,7 @@ from torch import nn
 from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
 from lantern.models.target import TargetModel
-from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, rotary_table, store_column_major
+from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, prepare_layers, rotary_table
 
 
 class DraftModel(nn.Module):
@@ -120,11 +120,8 @@ class DraftModel(nn.Module):
         return x
 
     def prepare_for_decoding(self) -> DraftModel:
-        """As the target's; `from_token` becomes a table on any device."""
+        """As the target's; `from_token` becomes a table."""
         with torch.no_grad():
             self.token_table = self.from_token(self.token_embedding.weight)
-        if self.token_table.device.type == "cpu" and self.token_table.dtype == torch.float32:
-            self.layer.fold_norms()
-            store_column_major(self)
-        self.decoding_layer = DecodingLayer(self.layer)
+        (self.decoding_layer,) = prepare_layers(self, [self.layer])
         return self

@@ -11,7 +11,7 @@ from torch import nn
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import TargetConfig
-from lantern.models.transformer import DecodingLayer, Layer, RMSNorm, gather_rotary, rotary_table, store_column_major
+from lantern.models.transformer import DecodingLayer, Layer, RMSNorm, gather_rotary, prepare_layers, rotary_table
 from lantern.sampling import guide
 
 
@@ -176,12 +176,6 @@ class TargetModel(nn.Module):
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:
-        """Makes the model faster to decode with, in place; it can no longer be trained, saved, moved or cast. Outputs
-        change by rounding, on a CPU in float32 alone: other kernels want the weights as they are.
-        """
-        if self.device.type == "cpu" and self.dtype == torch.float32:
-            for layer in self.layers:
-                layer.fold_norms()
-            store_column_major(self)
-        self.decoding_layers = [DecodingLayer(layer) for layer in self.layers]
+        """Makes the model faster to decode with, in place, see `prepare_layers`."""
+        self.decoding_layers = prepare_layers(self, self.layers)
         return self
