@@ -20,8 +20,8 @@ class VQ16Config:
     """Sizes of the tokenizer; the defaults are those of `vq_ds16_t2i.pt` at 256 pixels.
 
     `grid` is the image's side in tokens, 32 for 512 pixels with the same weights. `channel_multipliers` of `channels`
-    are the widths, from the full resolution on, each the half of the one before, with `num_blocks` residual blocks in
-    the encoder and one more in the decoder. Chameleon's has attention in the middle alone (`has_attention`), and its
+    are the widths of its levels, whose sides halve from the full resolution on; a level has `num_blocks` residual
+    blocks in the encoder and one more in the decoder. Chameleon's has attention in the middle alone (`has_attention`), and its
     vectors and codes are not brought to unit length (`is_normalised`).
     """
 

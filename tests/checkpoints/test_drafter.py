@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from families import LLAMA, anole_drafter
 from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import load_model, save_model
 from lantern.checkpoints.target import read_target
 from lantern.models.draft import DraftModel
+from lantern.models.target import TargetConfig
 from published_layouts import (
     CONFIG,
     ORIGINAL,
@@ -105,6 +109,20 @@ def test_wrong_drafters(tmp_path, changes, words):
     folder = write_drafter(tmp_path / "drafter", **changes)
     sentence = refusal(lambda: read_draft(folder, CONFIG))
     assert str(folder) in sentence and words in sentence, sentence
+
+
+def test_a_drafter_for_chameleon(tmp_path):
+    """Its numbers are in tests/test_reference_llama.py; here what config.json says."""
+    settings = json.loads((LLAMA / "anole_drafter.json").read_text())
+    target = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14, num_prompt_ids=160, null_ids=(0, 69))
+    save_file(anole_drafter(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"rope_theta": 500, "rms_norm_eps": 1e-3}))
+    config = read_draft(tmp_path, target).config
+    assert (config.rope_base, config.norm_eps, config.num_embedded_ids) == (500, 1e-3, 160)
+    for key in ("hidden_size", "num_attention_heads"):
+        (tmp_path / "config.json").write_text(json.dumps(settings | {key: 2}))
+        expected = f"{key} should be {settings[key]} to draft for this target, found 2"
+        assert expected in refusal(lambda: read_draft(tmp_path, target))
 
 
 def test_drafters_of_another_target_and_files_that_are_none(tmp_path):
