@@ -21,8 +21,8 @@ class VQ16Config:
 
     `grid` is the image's side in tokens, 32 for 512 pixels with the same weights. `channel_multipliers` of `channels`
     are the widths of its levels, whose sides halve from the full resolution on; a level has `num_blocks` residual
-    blocks in the encoder and one more in the decoder. Chameleon's has attention in the middle alone (`has_attention`), and its
-    vectors and codes are not brought to unit length (`is_normalised`).
+    blocks in the encoder and one more in the decoder. Chameleon's has attention in the middle alone (`has_attention`)
+    and does not bring vectors and codes to unit length (`is_normalised`).
     """
 
     grid: int = 16
