@@ -23,7 +23,7 @@ from lantern.models.config import LLAMAGEN_SIZES, DraftConfig, TargetConfig
 from lantern.models.target import TargetModel
 
 # Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
-CONFIG_KEYS = {
+_CONFIG_KEYS = {
     "dim": ("target.dim", "hidden_size"),
     "num_layers": ("target.num_layers", "num_hidden_layers"),
     "num_heads": ("target.num_heads", "num_attention_heads"),
@@ -72,7 +72,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dtype) -> Model:
     """Reads a target or a drafter in our own layout; a ValueError where its sizes are not the target's."""
     model = load_model(file, cls, dtype)
-    for name, (config_key, _) in {**CONFIG_KEYS, "num_prompt_ids": ("text.num_classes", "num_classes")}.items():
+    for name, (config_key, _) in {**_CONFIG_KEYS, "num_prompt_ids": ("text.num_classes", "num_classes")}.items():
         if hasattr(model.config, name):
             check_equal(file, name, getattr(target, name), getattr(model.config, name), config_key)
     return model
@@ -121,7 +121,7 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
         raise ValueError(
             f"{weights.settings_path}: input_type should be t2i (a target that reads captions), found {input_type}"
         )
-    for name, (config_key, key) in CONFIG_KEYS.items():
+    for name, (config_key, key) in _CONFIG_KEYS.items():
         wanted = expected.grid**2 if name == "grid" else getattr(expected, name)
         check_equal(weights.settings_path, key, wanted, weights.setting(key), config_key)
     hidden = weights.setting("intermediate_size")

@@ -60,6 +60,10 @@ def test_wrong_files_and_weights_are_named(model, tmp_path):
         ({"head.weight": head, "extra": head}, "foreign tensor extra"),
     ):
         assert words in refusal(lambda changes=changes: load_weights(model, state | changes, path))
+    broken = TargetModel(CONFIG)
+    torch.nn.init.constant_(broken.final_norm.weight, torch.nan)
+    save_model(path, broken)
+    assert "final_norm.weight should hold finite numbers, found 32" in refusal(lambda: load_model(path, TargetModel))
 
 
 def test_a_file_in_half_precision_is_read_in_float32_unless_asked_otherwise(tmp_path):

@@ -1,7 +1,6 @@
 """Measures total variation from the target, per method and per rule, and what aggregation does to acceptance."""
 
 import pandas as pd
-import torch.nn.functional as F
 
 from lantern.checkpoints.native import load_model
 from lantern.generation import load_nearest_codes
@@ -45,14 +44,10 @@ with job_log(snakemake):
     write_table(snakemake.output.methods, study.measure_methods(decoders, records).assign(**params.place))
     curves, acceptance = pd.DataFrame(columns=["rule", "delta"]), pd.DataFrame(columns=["drafts"])
     if files.drafter:
-        nodes = study.common_nodes(decoders[0])
-        tables = {params.neighbours: files.nearest, "random": files.random}
-        tables = {name: load_nearest_codes(file, device) for name, file in tables.items()}
-        # A row for the token that ends lines, where there is one: it is no code, and has no mass within a line.
-        num_more = nodes.target_probs.shape[1] - len(tables["random"])
-        tables = {name: F.pad(table, (0, 0, 0, num_more)) for name, table in tables.items()}
+        nodes, nearest = study.common_nodes(decoders[0]), load_nearest_codes(files.nearest, device)
         wanted = {name: settings[name] for name in ("k", "deltas", "num_children")}
-        curves = tv_curves(nodes, tables[params.neighbours], **wanted, options=options)
+        curves = tv_curves(nodes, nearest, **wanted, options=options)
+        tables = {params.neighbours: nearest, "random": load_nearest_codes(files.random, device)}
         wanted = {"counts": settings["aggregated"], "deltas": settings["aggregated_deltas"]}
         acceptance = acceptance_table(nodes, tables, **wanted, options=options)
     write_table(snakemake.output.curves, curves)
