@@ -158,29 +158,29 @@ class DraftConfig(CommonSizes):
 
 
 def target_parameters(config: TargetConfig) -> int:
-    """Parameters of a target: L (2 d^2 + 2 d k + 3 d f + 2 d) + 2 V d + p + d.
-
-    L layers of width d, of keys k, of the feed-forward part f; V codes. The prompt's part p is d^2 + (d + t) c for t
-    caption rows of c channels, null caption included, and i d for i ids. A norm of queries and keys has 2 (d + k) more
-    a layer, an MLP head d^2 + d + V.
+    """Parameters of a target of width d: its layers, V d of the codes' table, the head, d of the last norm, and of the
+    prompts i d for a table of i ids, or d^2 + (d + t) c for t rows of c channels, null caption included.
     """
     c = config
-    norms = 2 * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm
-    layer = 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + norms
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    return c.num_layers * layer + c.vocab_size * c.dim + head_parameters(c) + prompt + c.dim
+    return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
 
 
 def head_parameters(config: TargetConfig) -> int:
-    """Those of a target's parameters that are its head, which is float32 whatever the others are."""
+    """Those of a target's parameters that are its head, V d or with a hidden layer d^2 + d + V more."""
     return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
 
 
 def draft_parameters(config: DraftConfig) -> int:
-    """Parameters of a draft model: (V + i) d + 2 d^2 + d + 2 d^2 + 2 d k + 3 d f + d, letters as in
-    `target_parameters`; a norm in front has d more, one of queries and keys 2 (d + k).
+    """Parameters of a draft model: (V + i) d of its tables, 2 d^2 + d of the fc layer, and its layer."""
+    c = config
+    return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
+
+
+def _layer_parameters(config: TargetConfig | DraftConfig, num_norms: int) -> int:
+    """2 d^2 + 2 d k + 3 d f for keys of width k and a feed-forward part of width f, d a norm, and 2 (d + k) of the
+    norm of queries and keys.
     """
     c = config
-    norms = c.dim * c.has_attention_norm + 2 * (c.dim + c.kv_dim) * c.has_qk_norm
-    layer = 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + c.dim + norms
-    return (c.vocab_size + c.num_embedded_ids) * c.dim + 2 * c.dim**2 + c.dim + layer
+    norms = num_norms * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm
+    return 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + norms
