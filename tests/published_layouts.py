@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import DATA
-from lantern.models.target import TargetConfig
+from lantern.checkpoints.native import copy_tensors
+from lantern.checkpoints.target import target_places
+from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
 
 FOLDER = DATA / "full_len"
@@ -30,26 +32,10 @@ CONFIG = TargetConfig(
 
 
 def as_hugging_face(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights under the LANTERN authors' names: rows of wqkv split in three, no permutation."""
-    names = {
-        "attention.wo": "self_attn.o_proj",
-        "feed_forward.w1": "mlp.gate_proj",
-        "feed_forward.w3": "mlp.up_proj",
-        "feed_forward.w2": "mlp.down_proj",
-        "attention_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "tok_embeddings": "embed_tokens",
-    }
-    renamed = {}
-    for key, tensor in state.items():
-        if key.endswith("attention.wqkv.weight"):
-            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
-                renamed["model." + key.replace("attention.wqkv", f"self_attn.{letter}_proj")] = part.contiguous()
-            continue
-        for old, new in names.items():
-            key = key.replace(old + ".weight", new + ".weight")
-        renamed["lm_head.weight" if key == "output.weight" else "model." + key] = tensor
-    return renamed
+    """The same weights under the LANTERN authors' names; a test compares them with the authors' own file."""
+    model = TargetModel(CONFIG)
+    copy_tensors(state, target_places(model, is_hugging_face=False), ORIGINAL)
+    return {name: part.clone() for name, part in target_places(model, is_hugging_face=True).items()}
 
 
 def read_original() -> dict[str, torch.Tensor]:
