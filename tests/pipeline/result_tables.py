@@ -13,45 +13,20 @@ NUM = 20
 SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}
 FIXED = {"frechet_distance": 9.0, "kernel_distance": 0.1, "precision": 0.8, "recall": 0.7}
 CROSS_ENTROPY = {0: 3.9, 1: 4.1}
+
+
+def _lantern(delta, method_id):
+    parts = {"tree": "chain5", "drafts": "sampled", "acceptance": "additive", "residual": "paper"}
+    return MethodSpec.of("lantern", **parts, neighbours="l2_normalised", k=20, delta=delta, method_id=method_id)
+
+
 # spec, forwards per image of 64 tokens, NLL added, accuracy lost on the first five prompts, seconds
 METHODS = {
     "autoregressive": (MethodSpec.of("autoregressive", method_id="autoregressive"), 64, 0.0, 0.0, 1.0),
     "eagle1": (MethodSpec.of("eagle1", tree="chain5", drafts="sampled", method_id="eagle1"), 32, 0.0, 0.0, 0.8),
     "coupled": (MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="coupled"), 32, 0.0, 0.0, 0.7),
-    "lantern-a": (
-        MethodSpec.of(
-            "lantern",
-            tree="chain5",
-            drafts="sampled",
-            acceptance="additive",
-            residual="paper",
-            neighbours="l2_normalised",
-            k=20,
-            delta=0.1,
-            method_id="lantern-a",
-        ),
-        20,
-        0.5,
-        0.04,
-        0.6,
-    ),
-    "lantern-b": (
-        MethodSpec.of(
-            "lantern",
-            tree="chain5",
-            drafts="sampled",
-            acceptance="additive",
-            residual="paper",
-            neighbours="l2_normalised",
-            k=20,
-            delta=0.4,
-            method_id="lantern-b",
-        ),
-        16,
-        1.0,
-        0.2,
-        0.4,
-    ),
+    "lantern-a": (_lantern(0.1, "lantern-a"), 20, 0.5, 0.04, 0.6),
+    "lantern-b": (_lantern(0.4, "lantern-b"), 16, 1.0, 0.2, 0.4),
 }
 
 
@@ -76,13 +51,8 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
             timed = {**head, "stepping": "eager"}
             latency += [{**timed, "prompt_id": i, "seconds": seconds * (1 + 0.01 * j)} for j, i in enumerate(ids[:6])]
             if not spec.is_exact:
-                values = {
-                    "tv_mean": 0.2 + drift,
-                    "tv_mean_low": 0.1 + drift,
-                    "tv_mean_high": 0.3 + drift,
-                    "tv_max": 0.5,
-                }
-                distances.append({**head, **values})
+                tv = {"tv_mean": 0.2 + drift, "tv_mean_low": 0.1 + drift, "tv_mean_high": 0.3 + drift, "tv_max": 0.5}
+                distances.append({**head, **tv})
         head = {"method_id": "real", **place}
         quality.append({**head, "method": "real", "cfg_scale": 3.0, "num_images": NUM, **fixed})
         columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97, "is_all_correct": 0.0}
