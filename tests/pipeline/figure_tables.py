@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from torch import nn
 
 from lantern.methods import MethodSpec
@@ -37,16 +36,21 @@ PROXIMITY = MethodSpec.of(
     method_id="proximity-k5",
 )
 SPECS = (AUTOREGRESSIVE, COUPLED, SAMPLED, PROXIMITY)
-MEASURES = ("speedup", "mean_accepted_length", "nll")
+MEASURES = ("speedup", "mean_accepted_length", "nll", "prompt_accuracy")
+FACTORS = {"bounded": 0.5, "top_children": 2.0, "sampled_paper": 1.5}
+MASSES = {"base": 0.80, "chameleon": 0.79, "janus": 0.79, "codes_4096": 0.5}
 
 
 def make_summary(temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame:
-    """The four methods; measures are 1, 2, 3, 4 with intervals of a quarter below and a half above."""
+    """The four methods; measures are 1, 2, 3, 4 with intervals of a quarter below and a half above; coupled drafts are
+    at distance 0 by their substitutions, LANTERN and proximity above.
+    """
     rows = []
     for place, spec in enumerate(SPECS, start=1):
         row = method_columns(spec.to_dict())
         row |= {"prompt_set": "seen", "temperature": temperature, "repeat": repeat}
         row |= {"target_cross_entropy": 3.25, "target_prompt_accuracy": 0.75}
+        row |= {"tv_mean": {3: 0.3, 4: 0.1}.get(place), "substitution_rate": {2: 0.0, 4: 0.2}.get(place)}
         for name in MEASURES:
             row |= {name: float(place), f"{name}_low": place - 0.25, f"{name}_high": place + 0.5}
         rows.append(row)
@@ -56,6 +60,91 @@ def make_summary(temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame
 def with_interval(name: str, value: float, below: float = 0.1, above: float = 0.2) -> dict[str, float]:
     """The three columns of a measured value."""
     return {name: value, f"{name}_low": value - below, f"{name}_high": value + above}
+
+
+def ablation_table() -> pd.DataFrame:
+    """Four ablations of one method or two, and an autoregressive row; a variant's NLL change is its length less 1."""
+
+    def variant(ablation: str, spec: MethodSpec, value: float, **changes: object) -> dict[str, object]:
+        row = method_columns(spec.to_dict()) | {"ablation": ablation, "temperature": 1.0, "cfg_scale": 3.0}
+        row |= {"top_k": 100, "drafter_steps": np.nan, "target_steps": np.nan}
+        return row | with_interval("mean_accepted_length", 1 + value) | with_interval("nll_change", value) | changes
+
+    rows = [variant("k", PROXIMITY, 0.1 * k, k=k) for k in (1, 3)]
+    rows += [variant("tree", COUPLED, 0.5, tree=tree) for tree in ("chain3", "naive_extend_57")]
+    rows += [variant("guidance", spec, 0.5, cfg_scale=s) for s in (1, 3) for spec in (COUPLED, PROXIMITY)]
+    rows += [variant("drafter_steps", COUPLED, 0.5, drafter_steps=steps) for steps in (40, np.nan)]
+    return pd.DataFrame([*rows, variant("guidance", AUTOREGRESSIVE, 0.0)])
+
+
+def acceptance_table() -> pd.DataFrame:
+    """total_variation/acceptance.csv: 50 % (sampled) and 10 % (top) before, 1 % or 0.1 % a code more after."""
+    rows = [
+        {"drafts": drafts, "neighbours": kind, "k": k, "delta": delta}
+        | with_interval("acceptance", start + slope * k, 0.01, 0.02)
+        for drafts, start in (("sampled", 0.5), ("top", 0.1))
+        for kind, slope in (("l2_normalised", 0.01), ("random", 0.001))
+        for delta in (0.1, np.nan)
+        for k in (10, 0, 1)
+    ]
+    return pd.DataFrame(rows)
+
+
+def ambiguity_table() -> pd.DataFrame:
+    """quality/ambiguity.csv of two guidance scales."""
+    generator = np.random.default_rng(0)
+    masses = {scale: {"top1": generator.beta(1, 5, 99), "top10": generator.beta(3, 3, 99)} for scale in (1, 3)}
+    return pd.concat([pd.DataFrame({"cfg_scale": scale, **values}) for scale, values in masses.items()])
+
+
+def generality_table() -> pd.DataFrame:
+    """generality.csv of the four methods on the four targets of MASSES, three of which are alike."""
+    gain = {"gain": np.nan, "gain_low": np.nan, "gain_high": np.nan}
+    rows = [
+        {"target": name, "top10": mass, **method_columns(spec.to_dict())}
+        | with_interval("mean_accepted_length", place + 1 - mass)
+        | (gain if spec.is_exact else with_interval("gain", 1.5 - mass))
+        for name, mass in MASSES.items()
+        for place, spec in enumerate(SPECS, 1)
+    ]
+    return pd.DataFrame(rows)
+
+
+def step_table() -> pd.DataFrame:
+    """latency/steps.csv: autoregressive decoding takes 5 ms a step, coupled drafts 10."""
+    times = {"autoregressive": {"target": 4.0, "other": 1.0}, "coupled": {"draft": 3.0, "target": 6.0, "verify": 1.0}}
+    rows = [
+        {"method_id": method, "part": part, "num_steps": 9, **with_interval("milliseconds", value)}
+        for method, parts in times.items()
+        for part, value in parts.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def curve_table() -> pd.DataFrame:
+    """total_variation/curves.csv: of each rule FACTORS times delta."""
+    rows = [
+        {"rule": rule, "label": f"rule {rule}", "delta": delta, "tv_p95": min(1.0, 2 * factor * delta)}
+        | with_interval("tv_mean", factor * delta, 0.0, 0.0)
+        for rule, factor in FACTORS.items()
+        for delta in (0.4, 0.1, 0.2)
+    ]
+    return pd.DataFrame(rows)
+
+
+def method_table() -> pd.DataFrame:
+    """total_variation/methods.csv: LANTERN's distance is 0.3, of coupled drafts substitutions alone are known."""
+    known = {
+        "autoregressive": ("none", np.nan, np.nan),
+        "coupled": ("coupling", np.nan, 0.0),
+        "lantern-k20": ("enumeration", 0.3, np.nan),
+        "proximity-k5": ("coupling", np.nan, 0.2),
+    }
+    rows = [
+        {"method_id": method_id, "kind": kind} | with_interval("tv_mean", tv) | with_interval("substitution_rate", rate)
+        for method_id, (kind, tv, rate) in known.items()
+    ]
+    return pd.DataFrame(rows).assign(prompt_set="seen", temperature=1.0, repeat="s0n0")
 
 
 def make_records(spec: MethodSpec, codes: torch.Tensor, **tensors: torch.Tensor) -> GenerationRecords:
@@ -79,13 +168,3 @@ class Mosaic(nn.Module):
         side = int(codes.shape[1] ** 0.5)
         grey = (codes.float() / 4 - 1).unflatten(1, (side, side))
         return grey.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, None].expand(-1, 3, -1, -1)
-
-
-def assert_legible(figure: Figure) -> None:
-    """Every text has at least seven points, and lies within the figure."""
-    figure.draw_without_rendering()
-    texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
-    assert texts
-    assert min(text.get_fontsize() for text in texts) >= 7
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()  # inches
-    assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, f"something leaves the figure: {box}"

@@ -22,7 +22,7 @@ from lantern_pipeline.data.image_sources import FolderSource
 from lantern_pipeline.data.prompt_files import load_prompts, read_prompts, write_prompts
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.downloads.entries import parse_entry
-from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures, wrap_prompt
+from lantern_pipeline.figures.image_grid import draw_pictures, wrap_prompt
 from lantern_pipeline.figures.style import save_figure
 
 # --- what the code may call and import ------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_scene_in_a_prompt_file_is_not_believed(tmp_path):
 def test_prompts_in_figures_are_text_and_no_formulas(tmp_path):
     texts = [*HOSTILE, "control \x00 nul \x1b[31m esc", "y" * MAX_TEXT_LENGTH, "a\nb\tc"]
     images = np.zeros((len(texts), 1, 8, 8, 3), np.uint8)
-    figure = draw_pictures(PictureGrid(images, texts, ["one"], [[""]] * len(texts), ""))
+    figure = draw_pictures(images, texts, ["one"], [[""]] * len(texts), "")
     drawn = [text for text in figure.texts if text.get_text()]
     num_lines = sum(len(wrap_prompt(text).splitlines()) for text in texts)
     assert len(drawn) == num_lines and not any(text.get_parse_math() for text in drawn)

@@ -1,197 +1,304 @@
-"""Figures: what they show, and that their files are reproducible."""
+"""Figures of tables: each is legible, fits its page and is the same every time; what each shows stands below."""
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from matplotlib.colors import to_rgb
-from torch import nn
+from matplotlib.text import Text
 
+import figure_tables as tables
+import lantern_pipeline.analysis
+from figure_tables import AUTOREGRESSIVE, COUPLED, MASSES, PROXIMITY, SAMPLED, SETTINGS, make_records, make_summary
 from lantern.methods import PRESETS, MethodSpec
-from lantern.prompts import Prompt
-from lantern.records import GenerationRecords
-from lantern_pipeline.analysis.method_labels import method_colour
-from lantern_pipeline.data.tables import method_columns
-from lantern_pipeline.figures.ambiguity import draw_ambiguity
-from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
-from lantern_pipeline.figures.samples import select_samples
-from lantern_pipeline.figures.style import save_figure
-from lantern_pipeline.figures.tradeoff import draw_tradeoff, split_curves
+from lantern_pipeline.analysis.method_labels import METHODS, method_colour
+from lantern_pipeline.data.tables import method_columns, read_table
+from lantern_pipeline.figures.step_time import PARTS
+from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, save_figure
+from lantern_pipeline.figures.tradeoff import split_curves
+from lantern_pipeline.metrics import latency
 
-SETTINGS = {"headline_prompt_set": "seen", "headline_temperature": 1.0}
-
-
-def lantern(k, delta):
-    return MethodSpec.of(
-        "lantern",
-        tree="chain5",
-        drafts="sampled",
-        acceptance="additive",
-        residual="paper",
-        neighbours="l2_normalised",
-        k=k,
-        delta=delta,
-        method_id=f"lantern-{k}-{delta}",
-    )
+PUBLISHED = read_table(Path(lantern_pipeline.analysis.__file__).parent / "published_results.csv")
+GREEDY = make_summary(0.0).iloc[:2]
+OF_SUMMARY = {"summary": make_summary(), "settings": SETTINGS}
+ARGUMENTS = {
+    "ablations": {"table": tables.ablation_table()},
+    "aggregation": {"acceptance": tables.acceptance_table()},
+    "ambiguity": {"ambiguity": tables.ambiguity_table()},
+    "frontier": OF_SUMMARY,
+    "generality": {"table": tables.generality_table()},
+    "published": {"published": PUBLISHED, **OF_SUMMARY},
+    "speed_bars": {**OF_SUMMARY, "summary": pd.concat([make_summary(), GREEDY])},
+    "step_time": {"steps": tables.step_table(), **OF_SUMMARY},
+    "total_variation": {"curves": tables.curve_table(), "methods": tables.method_table(), **OF_SUMMARY},
+    "tradeoff": OF_SUMMARY,
+}
 
 
-def make_summary(specs):
-    generator = np.random.default_rng(0)
-    rows = []
-    for spec in specs:
-        row = method_columns(spec.to_dict())
-        row |= {"prompt_set": "seen", "temperature": 1.0, "cfg_scale": 3.0, "num_images": 8}
-        row |= {"repeat": "s0n0", "num_repeats": 1}
-        for name in ("speedup", "mean_accepted_length", "nll", "prompt_accuracy"):
-            value = generator.uniform(0.8, 1.0)
-            row |= {name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.05}
-        rows.append(row)
-    return pd.DataFrame(rows)
+def draw(name, **changes):
+    return getattr(import_module(f"lantern_pipeline.figures.{name}"), f"draw_{name}")(**ARGUMENTS[name] | changes)
 
 
-@pytest.fixture
-def summary():
-    exact = [
-        MethodSpec.of("autoregressive", method_id="autoregressive"),
-        MethodSpec.of("coupled", tree="chain3", drafts="coupled", method_id="c"),
-    ]
-    grid = [lantern(k, delta) for k in (10, 20) for delta in (0.4, 0.1, 0.03)]
-    return make_summary([*exact, *grid])
+def texts(labels):
+    return [label.get_text() for label in labels]
 
 
-@pytest.fixture
-def grid():
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 8, 8, 3), dtype=np.uint8)
-    titles = ["autoregressive", "coupled", "LANTERN\nk 20, δ 0.1"]
-    notes = [["1.00", "1.90", "2.50"]] * 2
-    return PictureGrid(pixels, ["a small red ring on grass", "b"], titles, notes, "tokens / forward")
+def points(axes):
+    """Coordinates of the first point of each line with error bars."""
+    return [container.lines[0].get_xydata()[0].tolist() for container in axes.containers]
 
 
-@pytest.fixture
-def ambiguity():
-    generator = np.random.default_rng(0)
-    parts = [
-        pd.DataFrame({"cfg_scale": s, "top1": generator.beta(1, 5, 99), "top10": generator.beta(3, 3, 99)})
-        for s in (1, 3)
-    ]
-    return pd.concat(parts)
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_figure_is_legible_within_its_page_and_the_same_every_time(name, tmp_path):
+    for run in ("one", "two"):
+        figure = draw(name)
+        save_figure(figure, [tmp_path / f"{run}.png", tmp_path / f"{run}.pdf"], dpi=60)
+    for ending in ("png", "pdf"):
+        first, second = ((tmp_path / f"{run}.{ending}").read_bytes() for run in ("one", "two"))
+        assert first == second and len(first) > 2000
+    shown = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+    assert shown and min(text.get_fontsize() for text in shown) >= 7
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()  # inches
+    assert width <= 7 and min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, box
+    for legend in figure.legends:
+        assert len(set(texts(legend.get_texts()))) == len(legend.get_texts())
 
 
-def test_files_are_the_same_every_time(summary, grid, ambiguity, tmp_path):
-    draws = {
-        "a": lambda: draw_pictures(grid),
-        "b": lambda: draw_tradeoff(summary, SETTINGS),
-        "c": lambda: draw_ambiguity(ambiguity),
-    }
-    for name, draw in draws.items():
-        for run in ("one", "two"):
-            save_figure(draw(), [tmp_path / f"{run}_{name}.png", tmp_path / f"{run}_{name}.pdf"], dpi=60)
-        for suffix in ("png", "pdf"):
-            first, second = ((tmp_path / f"{run}_{name}.{suffix}").read_bytes() for run in ("one", "two"))
-            assert first == second
-            assert len(first) > 2000
-
-
-def test_text_is_large_enough_to_read(summary, grid, ambiguity):
-    for figure in (draw_pictures(grid), draw_tradeoff(summary, SETTINGS), draw_ambiguity(ambiguity)):
-        texts = [text for text in figure.findobj(lambda o: hasattr(o, "get_fontsize")) if text.get_text()]
-        assert texts
-        assert min(text.get_fontsize() for text in texts) >= 8
-        assert figure.get_figwidth() <= 7.0
-
-
-def test_every_preset_has_a_colour_of_its_own():
-    colours = [to_rgb(method_colour(name)) for name in PRESETS]
-    assert len(set(colours)) == len(PRESETS)
-
-
-def test_only_png_and_pdf(grid, tmp_path):
+def test_only_png_and_pdf(tmp_path):
     with pytest.raises(ValueError, match=r"\.png or \.pdf"):
-        save_figure(draw_pictures(grid), [tmp_path / "figure.jpg"])
+        save_figure(draw("ambiguity"), [tmp_path / "figure.jpg"])
     assert not list(tmp_path.iterdir())
 
 
-def test_one_curve_per_method_and_k_along_delta(summary):
-    curves = split_curves(summary.reset_index(drop=True))
-    assert [curve.label for curve in curves] == [
-        "autoregressive",
-        "coupled",
-        "LANTERN chain: k 10, δ 0.03–0.4",
-        "LANTERN chain: k 20, δ 0.03–0.4",
-    ]
-    assert curves[2].rows["delta"].tolist() == [0.03, 0.1, 0.4]
-    assert [curve.place for curve in curves] == [0, 0, 0, 1]
-    assert sum(len(curve.rows) for curve in curves) == len(summary)
+def test_every_preset_has_a_colour_of_its_own():
+    assert len({to_rgb(method_colour(name)) for name in PRESETS}) == len(PRESETS)
 
 
-def test_curves_of_different_trees_are_not_joined():
-    trees = [MethodSpec.of("coupled", tree=tree, drafts="coupled", method_id=tree) for tree in ("chain3", "chain5")]
-    rows = make_summary([MethodSpec.of("autoregressive", method_id="autoregressive"), *trees])
-    assert [curve.label for curve in split_curves(rows)] == ["autoregressive", "coupled", "coupled (chain5)"]
+def test_half_widths_are_zero_without_an_interval():
+    rows = pd.DataFrame({"x": [1.0, 2.0], "x_low": [0.5, np.nan], "x_high": [1.25, np.nan]})
+    assert half_widths(rows, "x", factor=100).tolist() == [[50, 0], [25, 0]]
 
 
-def test_tradeoff_shows_the_values_and_their_intervals(summary):
-    figure = draw_tradeoff(summary, SETTINGS)
-    axes = next(a for a in figure.axes if "prompt accuracy" in a.get_ylabel())
-    container = next(c for c in axes.containers if c.get_label() == "coupled")
-    row = summary[summary.method == "coupled"].iloc[0]
-    line, _, bars = container.lines
-    assert line.get_xydata().tolist() == [pytest.approx([row["speedup"], 100 * row["prompt_accuracy"]])]
-    ends = np.concatenate([bar.get_segments()[0] for bar in bars])
-    assert ends[:, 0].min() == pytest.approx(row["speedup_low"])
-    assert ends[:, 1].max() == pytest.approx(100 * row["prompt_accuracy_high"])
+def test_first_of_each_preset_and_titles():
+    codes = torch.zeros(1, 4, dtype=torch.int32)
+    records = {spec.method_id: make_records(spec, codes) for spec in (COUPLED, PROXIMITY, SAMPLED, AUTOREGRESSIVE)}
+    ids = first_of_each_preset(records)
+    assert ids == ["autoregressive", "coupled", "proximity-k5", "lantern-k20"]
+    titles = column_titles([records[i] for i in ids])
+    assert titles == ["auto-\nregressive", "coupled", "proximity\nk 5", "LANTERN\nchain\nk 20, δ 0.1"]
 
 
-def test_tradeoff_says_what_is_missing(summary):
-    untimed = summary.assign(speedup=np.nan, speedup_low=np.nan, speedup_high=np.nan)
-    texts = [text.get_text() for axes in draw_tradeoff(untimed, SETTINGS).axes for text in axes.texts]
-    assert texts.count("not timed on these prompts") == 2
+# --- (b) ------------------------------------------------------------------------------------------
 
 
-def test_ambiguity_states_the_means(ambiguity):
-    titles = [axes.get_title(loc="left") for axes in draw_ambiguity(ambiguity).axes]
-    means = ambiguity.groupby("cfg_scale").top1.mean()
-    assert titles[0] == f"means {means[1]:.2f} (guidance 1), {means[3]:.2f} (guidance 3)"
-
-
-def test_ambiguity_names_what_it_lacks(ambiguity):
-    with pytest.raises(ValueError, match="top10"):
-        draw_ambiguity(ambiguity.drop(columns="top10"))
-
-
-class Painter(nn.Module):
-    """Decodes codes to flat images: a pixel is the first code."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def decode(self, codes):
-        return (codes[:, 0].float() / 127.5 - 1)[:, None, None, None].expand(-1, 3, 4, 4)
-
-
-def make_records(spec, codes, forwards):
-    n = len(codes)
-    ids, metadata = [f"p{i}" for i in range(n)], {"method": spec.to_dict()}
-    empty = torch.zeros(n, 0)
-    return GenerationRecords(ids, codes, torch.tensor(forwards), empty, empty, empty, empty, empty, metadata)
-
-
-def test_samples_pair_prompts_methods_and_lengths():
-    prompts = [Prompt(f"p{i}", f"prompt {i}") for i in range(3)]
-    codes = torch.tensor([[0, 1, 1, 1], [5, 1, 1, 1], [10, 1, 1, 1]])
-    records = {
-        "lantern-10-0.1": make_records(lantern(10, 0.1), codes + 1, [2, 2, 1]),
-        "lantern-20-0.1": make_records(lantern(20, 0.1), codes, [1, 1, 1]),
-        "autoregressive": make_records(MethodSpec.of("autoregressive", method_id="autoregressive"), codes, [4, 4, 4]),
+def curves_of(*specs):
+    curves = split_curves(pd.DataFrame([method_columns(spec.to_dict()) for spec in specs]))
+    return {
+        label: (rows["delta"].tolist(), rows["place"].iloc[0]) for label, rows in curves.groupby("curve", sort=False)
     }
-    grid = select_samples(records, prompts, Painter(), settings={"sample_prompts": 2, "sample_methods": None})
-    assert list(grid.row_titles) == ["prompt 0", "prompt 1"]
-    assert grid.column_titles == ["auto-\nregressive", "LANTERN\nchain\nk 10, δ 0.1"]
-    assert grid.notes == [["1.00", "2.00"], ["1.00", "2.00"]]
-    assert grid.images.shape == (2, 2, 4, 4, 3)
-    assert grid.images[:, :, 0, 0, 0].tolist() == [[0, 1], [5, 6]]
-    chosen = {"sample_prompts": 3, "sample_methods": ["lantern-20-0.1"]}
-    assert select_samples(records, prompts, Painter(), settings=chosen).notes == [["4.00"]] * 3
-    with pytest.raises(ValueError, match="no records of 'eagle9'"):
-        select_samples(records, prompts, Painter(), settings={"sample_prompts": 1, "sample_methods": ["eagle9"]})
+
+
+def test_one_curve_per_method_and_k_along_delta():
+    grid = [
+        replace(SAMPLED, parameters={**SAMPLED.parameters, "k": k, "delta": delta}, method_id=f"{k}-{delta}")
+        for k in (10, 20)
+        for delta in (0.4, 0.1, 0.03)
+    ]
+    assert curves_of(*grid) == {
+        "LANTERN chain: k 10, δ 0.03–0.4": ([0.03, 0.1, 0.4], 0),
+        "LANTERN chain: k 20, δ 0.03–0.4": ([0.03, 0.1, 0.4], 1),
+    }
+    trees = [MethodSpec.of("coupled", tree=tree, drafts="coupled", method_id=tree) for tree in ("chain3", "chain5")]
+    assert list(curves_of(*trees)) == ["coupled", "coupled (chain5)"]  # never joined
+
+
+def test_tradeoff_shows_values_and_intervals_and_says_what_is_missing():
+    axes = next(a for a in draw("tradeoff").axes if "prompt accuracy" in a.get_ylabel())
+    line, _, bars = next(c for c in axes.containers if c.get_label() == "coupled").lines
+    assert line.get_xydata().tolist() == [[2, 200]]
+    ends = np.concatenate([bar.get_segments()[0] for bar in bars])
+    assert ends.min(0).tolist() == [1.75, 175] and ends.max(0).tolist() == [2.5, 250]
+    untimed = draw("tradeoff", summary=make_summary().assign(speedup=np.nan))
+    assert sum(texts(axes.texts) == ["not timed on these prompts"] for axes in untimed.axes) == 2
+
+
+def test_the_legend_names_what_some_panel_shows():
+    summary = make_summary()
+    summary.loc[1, ["nll", "prompt_accuracy"]] = np.nan
+    summary.loc[2, "prompt_accuracy"] = np.nan
+    (legend,) = draw("tradeoff", summary=summary).legends
+    shown = ["within 2 points of autoregressive", "autoregressive", "LANTERN chain: k 20, δ 0.1", "proximity: k 5"]
+    assert texts(legend.get_texts()) == shown
+
+
+# --- (c), (d) -------------------------------------------------------------------------------------
+
+
+def test_ambiguity_states_the_means():
+    means = tables.ambiguity_table().groupby("cfg_scale").top1.mean()
+    title = draw("ambiguity").axes[0].get_title(loc="left")
+    assert title == f"means {means[1]:.2f} (guidance 1), {means[3]:.2f} (guidance 3)"
+
+
+def test_curves_of_acceptance_begin_at_the_value_before():
+    sampled, top = draw("aggregation").axes
+    assert sampled.get_title(loc="left") == "drafts sampled (50.0 % at k = 0)"
+    curves = {line.get_label(): line for line in top.lines}
+    assert list(curves["before"].get_ydata()) == pytest.approx([10, 10])
+    nearest, bounded = curves["l2_normalised, no bound"], curves["random, mass ≤ δ = 0.1"]
+    assert nearest.get_xdata().tolist() == [0, 1, 10]
+    assert nearest.get_ydata().tolist() == pytest.approx([10, 11, 20])
+    assert bounded.get_linestyle() == "--"
+    assert nearest.get_color() == curves["random, no bound"].get_color() != bounded.get_color()
+    assert len(top.collections) == 4
+    acceptance = tables.acceptance_table()
+    assert len(draw("aggregation", acceptance=acceptance[acceptance["drafts"] == "top"]).axes) == 1
+
+
+# --- (f), (j) -------------------------------------------------------------------------------------
+
+
+def test_bars_and_intervals_per_temperature():
+    figure = draw("speed_bars")
+    axes = figure.axes[2]  # temperature 1, speed-up
+    title = "temperature 1; target: cross-entropy 3.25 nats / token, prompt accuracy 75 %"
+    assert len(figure.axes) == 4 and axes.get_title(loc="left") == title
+    assert [bar.get_width() for bar in axes.patches] == [1, 2, 3, 4]
+    assert to_rgb(axes.patches[1].get_facecolor()[:3]) == pytest.approx(to_rgb(METHODS["coupled"].colour))
+    bars = next(container.lines[2][0] for container in axes.containers if hasattr(container, "lines"))
+    assert bars.get_segments()[1][:, 0].tolist() == [1.75, 2.5]
+    labels = ["autoregressive", "coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
+    assert texts(axes.get_yticklabels()) == labels
+    assert len(figure.axes[0].patches) == 2
+
+
+def test_pooled_rows_are_preferred_and_gaps_are_told():
+    pooled = make_summary(repeat="pooled").assign(speedup=[1.0, 9.0, np.nan, 9.0], target_prompt_accuracy=np.nan)
+    axes = draw("speed_bars", summary=pd.concat([make_summary(), pooled])).axes[0]
+    assert texts(axes.texts) == ["1.00", "9.00", "not timed", "9.00"] and len(axes.patches) == 4
+    assert axes.get_title(loc="left").endswith("cross-entropy 3.25 nats / token")
+
+
+def test_parts_of_a_step_are_stacked_and_sums_compared():
+    (axes,) = draw("step_time").axes
+    bars = {c.get_label(): [(p.get_x(), p.get_width()) for p in c] for c in axes.containers if len(c) == 2}
+    assert bars["drafting"] == [(0, 0), (0, 3)]
+    assert bars["target forward"] == [(0, 4), (3, 6)]
+    assert bars["verification"] == [(4, 0), (9, 1)]
+    assert "commit" not in bars and list(PARTS) == [*latency.PARTS, "other"]
+    assert texts(axes.texts) == ["5.00 ms = 1.00 ×", "10.0 ms = 2.00 ×"]
+    assert texts(axes.get_yticklabels()) == ["autoregressive", "coupled"]
+
+
+# --- (h) ------------------------------------------------------------------------------------------
+
+
+def test_bounded_lies_below_the_line_and_the_others_above():
+    sampled, top, _ = draw("total_variation").axes
+    lines = {line.get_label(): line for axes in (sampled, top) for line in axes.lines}
+    assert lines["TV = δ"].get_xdata().tolist() == lines["TV = δ"].get_ydata().tolist() == [0.1, 0.2, 0.4]
+    for rule, factor in tables.FACTORS.items():
+        x, y = lines[f"rule {rule}"].get_data()
+        assert x.tolist() == [0.1, 0.2, 0.4] and list(y) == pytest.approx(factor * x)
+    here = {line.get_label() for line in sampled.lines if line.get_label()[0] != "_"}
+    assert here == {"TV = δ", "95th percentile over nodes", "rule sampled_paper"}
+
+
+def test_methods_show_tv_or_the_rate_of_substitutions():
+    methods = tables.method_table()
+    axes = draw("total_variation").axes[2]
+    assert texts(axes.get_yticklabels()) == ["LANTERN chain k 20, δ 0.1", "proximity k 5"]
+    assert points(axes) == [[0.3, 0], [0.2, 1]]
+    assert axes.containers[1].lines[0].get_markerfacecolor() == "white"
+    deltas = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "|"]
+    assert [0.1] in deltas
+    pooled = pd.concat([methods, methods.assign(repeat="pooled", tv_mean=0.5)])  # preferred
+    assert points(draw("total_variation", methods=pooled).axes[2])[0] == [0.5, 0]
+
+
+# --- (l) ------------------------------------------------------------------------------------------
+
+
+def test_every_published_number_names_its_source_and_its_grade():
+    assert set(PUBLISHED["grade"]) == {"P", "R", "S", "T"}
+    assert PUBLISHED[["source", "arxiv"]].notna().all(axis=None)
+    assert set(PUBLISHED["method"]) <= {*PRESETS, "pjd"}  # PJD is not run here
+    found = PUBLISHED[(PUBLISHED["source"] == "VVS") & (PUBLISHED["model"] == "LlamaGen-XL stage I")]
+    assert found["speedup"].tolist() == [1.0, 0.87, 1.45]
+    assert found["mean_accepted_length"].tolist() == [1.0, 1.22, 2.1]
+
+
+def test_published_and_own_numbers_stay_in_their_panels():
+    left, right = draw("published").axes
+    dots = {container.get_label(): container.lines[0] for container in left.containers}
+    assert dots["EAGLE-1"].get_xdata().tolist() == [2.03, 2.37]
+    assert all(line.get_linestyle() == "None" for line in dots.values())
+    labels = texts(left.get_yticklabels())
+    assert labels[0] == "LANTERN, RTX 3090\nLlamaGen-XL stage I, T 0"
+    assert "LANTERN++, best case\nmodel not given" in labels
+    assert points(right) == [[2, 0], [3, 1], [4, 2]]
+    assert texts(right.get_yticklabels()) == ["coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
+
+
+# --- (n) ------------------------------------------------------------------------------------------
+
+
+def test_labels_of_ablations_say_what_differs():
+    figure = draw("ablations")
+    lefts, rights = figure.axes[::2], figure.axes[1::2]
+    assert [axes.get_title(loc="left") for axes in lefts] == [
+        "k (proximity)",
+        "tree (coupled)",
+        "guidance",
+        "drafter steps (coupled)",
+    ]
+    assert [texts(axes.get_yticklabels()) for axes in lefts] == [
+        ["k 1", "k 3"],
+        ["chain3", "naive extend 57"],
+        ["coupled, guidance 1", "coupled, guidance 3", "proximity, guidance 1", "proximity, guidance 3"],
+        ["40 steps", "as trained"],
+    ]
+    assert np.ravel(points(lefts[0])).tolist() == pytest.approx([1.1, 0, 1.3, 1])
+    assert np.ravel(points(rights[0])).tolist() == pytest.approx([0.1, 0, 0.3, 1])
+    assert len({axes.get_xlim() for axes in lefts}) == 1  # scales are shared
+    low, high = lefts[0].get_xlim()
+    assert low < 1 < 1.7 < high
+    table = tables.ablation_table()
+    assert len(draw("ablations", table=table[table["ablation"] == "k"]).axes) == 2
+
+
+# --- (q), (r) -------------------------------------------------------------------------------------
+
+
+def test_rows_stand_at_their_speed_and_distance():
+    figure = draw("frontier")
+    for above, exact in (figure.axes[::2], figure.axes[1::2]):
+        assert points(above) == [[3, 0.3], [4, 0.1]] and points(exact) == [[1, 0], [2, 1]]
+        faces = [container.lines[0].get_markerfacecolor() for container in (*exact.containers, *above.containers)]
+        assert faces[0] == "white" and "white" not in faces[1:]  # all others have a draft model
+
+
+def test_what_is_not_known_stands_apart():
+    figure = draw("frontier", summary=make_summary().assign(tv_mean=[np.nan, np.nan, np.nan, 0.1]))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["", "", "total variation 0", "", "total variation not known", ""]
+    assert texts(figure.axes[4].get_yticklabels()) == ["LANTERN chain: k 20, δ 0.1"]
+    assert [len(axes.containers) for axes in figure.axes] == [1, 1, 2, 2, 1, 1]
+    figure = draw("frontier", summary=make_summary().assign(tv_mean=np.nan, substitution_rate=np.nan))
+    assert [len(axes.containers) for axes in figure.axes[:2]] == [0, 0]
+
+
+def test_a_marker_per_method_and_target_and_the_names_apart():
+    left, right = draw("generality").axes
+    assert [len(axes.containers) for axes in (left, right)] == [3, 2]
+    x = left.containers[0].lines[0].get_xdata()
+    assert list(x) == pytest.approx([1 - mass for mass in MASSES.values()])
+    faces = [container.lines[0].get_markerfacecolor() for container in left.containers]
+    assert faces[0] == "white" and "white" not in faces[1:]
+    for axes in (left, right):
+        places = sorted(text.get_position()[0] for text in axes.texts)
+        assert set(texts(axes.texts)) == set(MASSES) and np.diff(places).min() > 0.05

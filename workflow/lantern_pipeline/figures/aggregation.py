@@ -12,6 +12,7 @@ from lantern_pipeline.figures.style import (
     BLUE,
     GREEN,
     GREY,
+    MARKERS,
     ORANGE,
     PAGE_WIDTH,
     PURPLE,
@@ -20,16 +21,12 @@ from lantern_pipeline.figures.style import (
     draw_band,
     new_figure,
     paper_style,
-    require_columns,
 )
 
-COLUMNS = ("drafts", "neighbours", "k", "delta", "acceptance", "acceptance_low", "acceptance_high")
 PANELS = {"sampled": "drafts sampled", "top": "most probable drafts"}
-LINES = {"l2_normalised": "-", "random": "--"}
+KINDS = {"l2_normalised": ("-", "nearest codes"), "random": ("--", "random codes")}
 COLOURS = (SKY_BLUE, BLUE, GREEN, ORANGE, PURPLE, GREY)  # of the bounds in rising order; no bound is vermillion
-MARKERS = ("o", "s", "^", "D", "v", "P")  # alike
 UNBOUNDED = float("inf")
-Look = tuple[str, str]  # colour and marker
 
 
 def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
@@ -39,37 +36,40 @@ def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
     grey line is the acceptance before aggregation. `acceptance`: total_variation/acceptance.csv; k = 0 is the
     acceptance before aggregation, an empty delta is no bound.
     """
-    require_columns(acceptance, COLUMNS, "total_variation/acceptance.csv")
     rows = acceptance.assign(delta=acceptance["delta"].fillna(UNBOUNDED))
-    bounds = sorted(rows.loc[rows["k"] > 0, "delta"].unique())
     looks = {
-        bound: (VERMILLION if bound == UNBOUNDED else COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
-        for i, bound in enumerate(bounds)
+        bound: {
+            "color": VERMILLION if bound == UNBOUNDED else COLOURS[place % len(COLOURS)],
+            "marker": MARKERS[place % len(MARKERS)],
+        }
+        for place, bound in enumerate(sorted(rows.loc[rows["k"] > 0, "delta"].unique()))
     }
     panels = [drafts for drafts in PANELS if (rows["drafts"] == drafts).any()]
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 3.0)
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, drafts in zip(grid, panels, strict=True):
-            axes.set_title(PANELS[drafts], loc="left")
             _draw_panel(axes, rows[rows["drafts"] == drafts], looks)
         grid[0].set_ylabel("acceptance of one draft (%)")
-        figure.legend(handles=_handles(looks, set(rows["neighbours"])), loc="outside right center")
+        handles = [Line2D([], [], label=_bound(bound), **look) for bound, look in looks.items()]
+        shown = [KINDS[kind] for kind in KINDS if (rows["neighbours"] == kind).any()]
+        handles += [Line2D([], [], color=BLACK, linestyle=line, label=label) for line, label in shown]
+        handles.append(Line2D([], [], color=GREY, label="before (k = 0)"))
+        figure.legend(handles=handles, loc="outside right center")
         return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: dict[float, Look]) -> None:
-    is_start, drafts = rows["k"] == 0, str(rows["drafts"].iloc[0])
-    if is_start.any():
-        before = 100 * float(rows.loc[is_start, "acceptance"].iloc[0])
-        axes.axhline(before, color=GREY, linewidth=1.2, zorder=1, label="before")
-        axes.set_title(f"{PANELS[drafts]} ({before:.1f} % at k = 0)", loc="left")
+def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: dict[float, dict[str, str]]) -> None:
+    is_start = rows["k"] == 0
+    before = 100 * float(rows.loc[is_start, "acceptance"].iloc[0])
+    axes.axhline(before, color=GREY, linewidth=1.2, zorder=1, label="before")
+    axes.set_title(f"{PANELS[rows['drafts'].iloc[0]]} ({before:.1f} % at k = 0)", loc="left")
     for (kind, bound), curve in rows[~is_start].groupby(["neighbours", "delta"]):
         curve = pd.concat([rows[is_start].head(1), curve.sort_values("k")])
-        x, line, (colour, marker) = curve["k"].to_numpy(float), LINES.get(str(kind), ":"), looks[bound]
+        x, look = curve["k"].to_numpy(float), {"linestyle": KINDS[str(kind)][0], "markersize": 4, **looks[bound]}
         value, low, high = (100 * curve[f"acceptance{end}"].to_numpy(float) for end in ("", "_low", "_high"))
-        draw_band(axes, x, low, high, colour)
-        axes.plot(x, value, color=colour, linestyle=line, marker=marker, markersize=4, label=f"{kind}, {_bound(bound)}")
+        draw_band(axes, x, low, high, look["color"])
+        axes.plot(x, value, label=f"{kind}, {_bound(bound)}", **look)
     ticks = sorted(rows["k"].unique())
     axes.set_xscale("symlog", linthresh=min([k for k in ticks if k > 0], default=1), linscale=0.5)
     axes.set_xticks(ticks, _thin(ticks))
@@ -89,13 +89,3 @@ def _thin(ticks: list[float]) -> list[str]:
 
 def _bound(bound: float) -> str:
     return "no bound" if bound == UNBOUNDED else f"mass ≤ δ = {bound:g}"
-
-
-def _handles(looks: dict[float, Look], kinds: set[str]) -> list[Line2D]:
-    handles = [
-        Line2D([], [], color=colour, marker=marker, label=_bound(bound)) for bound, (colour, marker) in looks.items()
-    ]
-    names = {"l2_normalised": "nearest codes", "random": "random codes"}
-    shown = [kind for kind in LINES if kind in kinds]
-    handles += [Line2D([], [], color=BLACK, linestyle=LINES[kind], label=names[kind]) for kind in shown]
-    return [*handles, Line2D([], [], color=GREY, label="before (k = 0)")]

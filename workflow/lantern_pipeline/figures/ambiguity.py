@@ -9,21 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.figures.style import (
-    BLUE,
-    COLUMN_WIDTH,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures.style import COLUMN_WIDTH, PALETTE, new_figure, paper_style
 
 NUM_BINS = 40
 COLUMNS = {"top1": "probability of the best token", "top10": "probability of the ten best tokens"}
-COLOURS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE)
 LINES = ("-", "--", "-.", ":")
 
 
@@ -33,11 +22,6 @@ def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
     A figure of column width; vertical lines and the line above each panel give the means. `ambiguity`: columns
     cfg_scale, top1, top10 (probabilities), one row per guidance scale x image x position.
     """
-    missing = [name for name in ("cfg_scale", *COLUMNS) if name not in ambiguity.columns]
-    if missing or ambiguity.empty:
-        raise ValueError(
-            f"the ambiguity table needs rows and the columns cfg_scale, top1, top10; lacks {missing or 'rows'}"
-        )
     with paper_style():
         figure = new_figure(COLUMN_WIDTH, 3.7)
         panels = figure.subplots(2, 1, sharex=True)
@@ -55,7 +39,7 @@ def _draw_panel(axes: Axes, ambiguity: pd.DataFrame, name: str) -> None:
     for place, (cfg_scale, rows) in enumerate(ambiguity.groupby("cfg_scale")):
         values = rows[name].to_numpy()
         shares = 100 * np.histogram(values, edges)[0] / len(values)
-        colour, line = COLOURS[place % len(COLOURS)], LINES[place % len(LINES)]
+        colour, line = PALETTE[place % len(PALETTE)], LINES[place % len(LINES)]
         axes.stairs(shares, edges, color=colour, fill=True, alpha=0.18)
         axes.stairs(shares, edges, color=colour, linestyle=line, linewidth=1.3, label=f"guidance {cfg_scale:g}")
         axes.axvline(values.mean(), color=colour, linestyle=line, linewidth=0.9)

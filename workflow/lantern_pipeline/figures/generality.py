@@ -7,18 +7,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.generality import COLUMNS, LENGTH, with_labels
-from lantern_pipeline.analysis.method_labels import method_colour, method_marker
+from lantern_pipeline.analysis.generality import LENGTH, with_labels
 from lantern_pipeline.figures.style import (
     BLACK,
     GREY,
     PAGE_WIDTH,
     fitting_columns,
     half_widths,
+    method_look,
     new_figure,
     paper_style,
-    require_columns,
-    spread,
 )
 from lantern_pipeline.metrics.speed import BASELINE
 
@@ -32,9 +30,7 @@ def draw_generality(table: pd.DataFrame) -> Figure:
 
     A figure of page width; targets are named on top. Bars are 95 % intervals. `table`: generality.csv.
     """
-    require_columns(table, COLUMNS, "generality.csv")
-    rows = with_labels(table)
-    rows = rows[rows["method_id"] != BASELINE].assign(ambiguity=1 - table["top10"])
+    rows = with_labels(table[table["method_id"] != BASELINE].assign(ambiguity=1 - table["top10"]))
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 4.6)
         panels = figure.subplots(1, 2)
@@ -52,21 +48,13 @@ def draw_generality(table: pd.DataFrame) -> Figure:
 
 
 def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
-    method, x = line["method"].iloc[0], line["ambiguity"].to_numpy(float)
-    colour = method_colour(method)
-    look = {
-        "color": colour,
-        "ecolor": (colour, 0.45),
-        "elinewidth": 0.9,
-        "marker": method_marker(method),
-        "markerfacecolor": "white" if line["is_exact"].eq(True).iloc[0] else colour,
-        "label": line["label"].iloc[0],
-    }
-    axes.errorbar(x, line[name], yerr=half_widths(line, name), linestyle="none", **look)
+    x, look = line["ambiguity"].to_numpy(float), method_look(line["method"].iloc[0], bool(line["is_exact"].iloc[0]))
+    bars, label = half_widths(line, name), line["label"].iloc[0]
+    axes.errorbar(x, line[name], yerr=bars, linestyle="none", label=label, **look)
     if len(set(x)) > 1:
         ends = np.array([x.min(), x.max()])
         fit = np.polynomial.Polynomial.fit(x, line[name].to_numpy(float), 1)
-        axes.plot(ends, fit(ends), color=colour, linestyle="--", linewidth=0.9, alpha=0.6)
+        axes.plot(ends, fit(ends), color=look["color"], linestyle="--", linewidth=0.9, alpha=0.6)
 
 
 def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
@@ -74,6 +62,11 @@ def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
     targets = rows.drop_duplicates("target").sort_values("ambiguity")
     low, high = axes.get_xlim()
     places = (targets["ambiguity"].to_numpy(float) - low) / (high - low)
-    for name, place, moved in zip(targets["target"], places, spread(places, LABEL_WIDTH), strict=True):
+    apart = places.copy()
+    for _ in range(500):
+        push = (LABEL_WIDTH - np.diff(apart)).clip(min=0) / 2
+        apart[1:] += push
+        apart[:-1] -= push
+    for name, place, moved in zip(targets["target"], places, apart, strict=True):
         axes.plot([place, moved], [1, 1.05], color=GREY, linewidth=0.7, transform=axes.transAxes, clip_on=False)
         axes.text(moved, 1.06, name, rotation=60, fontsize=7, color=GREY, transform=axes.transAxes)

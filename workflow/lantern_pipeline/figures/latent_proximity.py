@@ -14,7 +14,7 @@ from lantern.codebook import drop_line_ends
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
+from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.metrics.speed import BASELINE
 
 RANKS = (1, 10, 100)
@@ -32,7 +32,7 @@ def draw_latent_proximity(
 ) -> Figure:
     """Draws what `select_proximity` makes of autoregressive images."""
     codes, num_rows = records[BASELINE].codes, settings["proximity_prompts"]
-    return draw_pictures(select_proximity(codes, prompts, tokenizer, nearest_codes, num_rows=num_rows, seed=seed))
+    return draw_pictures(**select_proximity(codes, prompts, tokenizer, nearest_codes, num_rows=num_rows, seed=seed))
 
 
 def select_proximity(
@@ -43,14 +43,13 @@ def select_proximity(
     *,
     num_rows: int,
     seed: int,
-) -> PictureGrid:
-    """Replaces every token of autoregressive images and decodes them.
+) -> dict[str, Any]:
+    """Replaces every token of autoregressive images and decodes them: what `draw_pictures` takes.
 
-    A grid: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table has),
-    every token replaced by a random other code. The last line's notes are the mean PSNR to the original over the images
-    used, in dB. `codes`: (images, tokens), autoregressive decoding's, in the order of `prompts`; the first ones,
-    MOST_TOKENS in all, are used. `tokenizer`: image tokenizer with `decode`. `nearest_codes`: (vocab, columns), nearest
-    first. `num_rows`: rows shown, the first so many prompts (not a choice). `seed`: of the random codes.
+    Columns: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table
+    has), every token replaced by a random other code. The last line's notes are the mean PSNR to the original over the
+    images used, in dB. `codes`: (images, tokens), in the order of `prompts`; the first ones, MOST_TOKENS in all, are
+    used. `nearest_codes`: (vocab, columns), nearest first. `num_rows`: rows shown. `seed`: of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape
     codes = drop_line_ends(codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long())
@@ -70,13 +69,13 @@ def select_proximity(
         errors = ((images - original) / 2).square().mean((1, 2, 3)).clamp(min=SMALLEST_ERROR)  # (images,)
         shown.append(to_pixels(images[:num_rows]))
         quality.append(f"{float((-10 * errors.log10()).mean()):.1f} dB")
-    return PictureGrid(
-        images=np.stack(shown, axis=1),
-        row_titles=[prompt.text for prompt in prompts[:num_rows]],
-        column_titles=["original", *(f"{_ordinal(rank)} nearest\ncode" for rank in ranks), "random\ncode"],
-        notes=[[""] * len(quality)] * (num_rows - 1) + [quality],
-        note_title=f"PSNR, {len(codes)} images",
-    )
+    return {
+        "images": np.stack(shown, axis=1),
+        "row_titles": [prompt.text for prompt in prompts[:num_rows]],
+        "column_titles": ["original", *(f"{_ordinal(rank)} nearest\ncode" for rank in ranks), "random\ncode"],
+        "notes": [[""] * len(quality)] * (num_rows - 1) + [quality],
+        "note_title": f"PSNR, {len(codes)} images",
+    }
 
 
 def _ordinal(number: int) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import PictureGrid, draw_pictures
+from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset
 
 
@@ -23,20 +23,18 @@ def draw_samples(
     settings: Mapping[str, Any],
 ) -> Figure:
     """Draws the images that `select_samples` chooses."""
-    return draw_pictures(select_samples(records, prompts, tokenizer, settings=settings))
+    return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
 
 
 def select_samples(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
     tokenizer: nn.Module,
-    *,
     settings: Mapping[str, Any],
-) -> PictureGrid:
-    """Decodes the first prompts' images of some methods.
+) -> dict[str, Any]:
+    """Decodes the first prompts' images of some methods, with tokens per target forward: what `draw_pictures` takes.
 
-    A grid of images; the notes are tokens per target forward. `records`: method_id -> records of one prompt set and
-    temperature, in the order of `prompts`. `tokenizer`: image tokenizer with `decode`.
+    `records`: method_id -> records of one prompt set and temperature, in the order of `prompts`.
     """
     num_prompts = settings["sample_prompts"]
     chosen = settings["sample_methods"] or first_of_each_preset(records)
@@ -46,10 +44,10 @@ def select_samples(
     shown = [records[method_id] for method_id in chosen]
     images = torch.stack([decode_images(tokenizer, found.codes[:num_prompts]) for found in shown], dim=1)
     accepted = [found.codes.shape[1] / found.target_forwards[:num_prompts].double() for found in shown]
-    return PictureGrid(
-        images=to_pixels(images),
-        row_titles=[prompt.text for prompt in prompts[:num_prompts]],
-        column_titles=column_titles(shown),
-        notes=[[f"{column[row]:.2f}" for column in accepted] for row in range(len(images))],
-        note_title="tokens / forward",
-    )
+    return {
+        "images": to_pixels(images),
+        "row_titles": [prompt.text for prompt in prompts[:num_prompts]],
+        "column_titles": column_titles(shown),
+        "notes": [[f"{column[row]:.2f}" for column in accepted] for row in range(len(images))],
+        "note_title": "tokens / forward",
+    }

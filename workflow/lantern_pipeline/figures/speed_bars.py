@@ -10,34 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from lantern_pipeline.analysis.method_labels import PARTS, label_rows, method_colour
+from lantern_pipeline.analysis.method_labels import label_rows, method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
 from lantern_pipeline.figures.style import (
+    AT_BASELINE,
     BLACK,
-    GREY,
     PAGE_WIDTH,
+    SPEEDS,
     half_widths,
+    name_rows,
     new_figure,
     paper_style,
-    require_columns,
 )
 from lantern_pipeline.metrics.speed import BASELINE
 
-MEASURES = {
-    "speedup": "speed-up over autoregressive (times)",
-    "mean_accepted_length": "tokens per forward of the target",
-}
-QUALITY = ("target_cross_entropy", "target_prompt_accuracy")
-COLUMNS = (
-    "method_id",
-    "method",
-    "prompt_set",
-    "temperature",
-    "repeat",
-    *PARTS,
-    *QUALITY,
-    *(name + end for name in MEASURES for end in ("", "_low", "_high")),
-)
 ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.175, 0.55, 0.2  # inches
 
 
@@ -46,23 +32,18 @@ def draw_speed_bars(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figur
 
     A figure of page width. Bars start at 0; thin lines are 95 % intervals; the dashed line is autoregressive decoding.
     """
-    require_columns(summary, COLUMNS, "summary.csv")
     rows = summary[summary["prompt_set"] == settings["headline_prompt_set"]]
-    require_columns(rows, COLUMNS, f"summary.csv (prompt set {settings['headline_prompt_set']})")
     groups = [(value, preferred_rows(group)) for value, group in rows.groupby("temperature")]
-    heights = [TITLE_HEIGHT + ROW_HEIGHT * len(group) for _, group in groups]
+    sizes = [len(group) for _, group in groups]
     with paper_style():
-        figure = new_figure(PAGE_WIDTH, sum(heights) + FOOT_HEIGHT)
-        panels = figure.subplots(
-            len(groups), 2, sharex="col", sharey="row", squeeze=False, height_ratios=[len(group) for _, group in groups]
-        )
+        figure = new_figure(PAGE_WIDTH, TITLE_HEIGHT * len(groups) + ROW_HEIGHT * sum(sizes) + FOOT_HEIGHT)
+        panels = figure.subplots(len(groups), 2, sharex="col", sharey="row", squeeze=False, height_ratios=sizes)
         for line, (temperature, group) in zip(panels, groups, strict=True):
-            for axes, name in zip(line, MEASURES, strict=True):
+            for axes, name in zip(line, SPEEDS, strict=True):
                 _draw_panel(axes, group, name)
             line[0].set_title(_title(temperature, group), loc="left", fontsize=8)
-            line[0].set_yticks(range(len(group)), label_rows(group))
-            line[0].set_ylim(len(group) - 0.4, -0.6)
-        for axes, title in zip(panels[-1], MEASURES.values(), strict=True):
+            name_rows(line[0], label_rows(group))
+        for axes, title in zip(panels[-1], SPEEDS.values(), strict=True):
             axes.set_xlabel(title)
             axes.set_xlim(0, axes.get_xlim()[1] * 1.12)  # room for the numbers
         return figure
@@ -73,7 +54,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
     colours = [method_colour(str(method)) for method in rows["method"]]
     axes.barh(places, values, height=0.72, color=colours, alpha=0.85)
     axes.errorbar(values, places, xerr=ends, fmt="none", ecolor=BLACK, elinewidth=0.9, capsize=1.8)
-    axes.axvline(1, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
+    axes.axvline(1, **{**AT_BASELINE, "zorder": 3})
     axes.tick_params(labelbottom=True)
     axes.grid(visible=False, axis="y")
     for place, value, end in zip(places, values, ends[1], strict=True):
@@ -85,8 +66,8 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
 
 def _title(temperature: float, rows: pd.DataFrame) -> str:
     """Temperature, and how good the target is: an undertrained target makes every method look fast."""
-    target = rows[rows["method_id"] == BASELINE] if (rows["method_id"] == BASELINE).any() else rows
-    cross_entropy, accuracy = (float(target[name].iloc[0]) for name in QUALITY)
+    target = rows[rows["method_id"] == BASELINE].iloc[0]
+    cross_entropy, accuracy = target["target_cross_entropy"], target["target_prompt_accuracy"]
     parts = [] if pd.isna(cross_entropy) else [f"cross-entropy {cross_entropy:.2f} nats / token"]
     parts += [] if pd.isna(accuracy) else [f"prompt accuracy {100 * accuracy:.0f} %"]
     return f"temperature {temperature:g}; target: {', '.join(parts) or 'quality unknown'}"

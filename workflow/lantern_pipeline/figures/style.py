@@ -1,13 +1,11 @@
-"""What figures share: one look (colours for colour-blind readers, sizes of a column, reproducible files), checks
-of their tables, which rows to draw, intervals and titles.
-"""
+"""What figures share: colours for colour-blind readers, sizes of a column, reproducible files, intervals, titles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -16,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern.io import atomic_path
-from lantern_pipeline.analysis.method_labels import describe_parameters, label_families
+from lantern_pipeline.analysis.method_labels import describe_parameters, label_families, method_colour, method_marker
 from lantern_pipeline.metrics.speed import BASELINE
 
 if TYPE_CHECKING:
@@ -36,6 +34,14 @@ BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#CC79A7",
     "#7F7F7F",
 )
+PALETTE, MARKERS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE), ("o", "s", "^", "D", "v", "P")
+SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
+AT_BASELINE = {
+    "color": GREY,
+    "linewidth": 0.9,
+    "linestyle": (0, (4, 3)),
+    "zorder": 1,
+}  # a line
 _STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same glyphs on every machine
@@ -93,15 +99,6 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
                 figure.savefig(temporary, dpi=dpi, metadata=metadata[path.suffix])
 
 
-def require_columns(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
-    """Checks that a table can be drawn."""
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise ValueError(f"the table {name} lacks the columns {', '.join(missing)}; delete it and run its rule again")
-    if table.empty:
-        raise ValueError(f"the table {name} has no rows to draw; delete it and run its rule again")
-
-
 def fitting_columns(labels: Sequence[str]) -> int:
     """As many columns as a legend of these labels may have below a figure of page width, four at most."""
     return max(1, min(4, int(PAGE_WIDTH / (LEGEND_MARK + LEGEND_LETTER * max(map(len, labels))))))
@@ -113,14 +110,27 @@ def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarra
     return np.nan_to_num(np.stack([value - low, high - value])).clip(min=0)
 
 
-def spread(places: np.ndarray, apart: float) -> np.ndarray:
-    """Moves rising places of labels, shares of a panel, until none is closer to the next than `apart`."""
-    moved = places.copy()
-    for _ in range(500):
-        push = (apart - np.diff(moved)).clip(min=0) / 2
-        moved[1:] += push
-        moved[:-1] -= push
-    return moved
+def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
+    """Colour and marker of a method, the same in every figure, as options of `Axes.errorbar`."""
+    colour = method_colour(method)
+    look = {"color": colour, "marker": method_marker(method), "markerfacecolor": "white" if is_open else colour}
+    return {**look, "markeredgecolor": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}
+
+
+def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
+    """Names the lines of a panel, the first on top."""
+    labels = list(labels)
+    axes.set_yticks(range(len(labels)), labels, **options)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+
+
+def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
+    """One line per row, the first on top: its value with its interval, in its method's colour and marker."""
+    bars = half_widths(rows, name)
+    for place, (_, row) in enumerate(rows.iterrows()):
+        options = {"xerr": bars[:, [place]], "linestyle": "none", **method_look(row["method"]), **look}
+        axes.errorbar([row[name]], [place], **options)
+    name_rows(axes, rows["label"])
 
 
 def draw_band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str) -> None:

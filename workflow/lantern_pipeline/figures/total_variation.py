@@ -1,4 +1,4 @@
-"""Figure (h): how far the emitted law is from the target's, against the bound delta that the user asked for."""
+"""Figure (h): how far the output distribution is from the target's, against the bound delta that was asked for."""
 
 from __future__ import annotations
 
@@ -20,26 +20,18 @@ from lantern_pipeline.figures.style import (
     BLUE,
     GREEN,
     GREY,
+    MARKERS,
     ORANGE,
     PAGE_WIDTH,
     PURPLE,
     VERMILLION,
     draw_band,
     half_widths,
+    name_rows,
     new_figure,
     paper_style,
-    require_columns,
 )
 
-CURVE_COLUMNS = ("rule", "label", "delta", "tv_mean", "tv_mean_low", "tv_mean_high", "tv_p95")
-METHOD_COLUMNS = (
-    "method_id",
-    "prompt_set",
-    "temperature",
-    "repeat",
-    "kind",
-    *(name + end for name in ("tv_mean", "substitution_rate") for end in ("", "_low", "_high")),
-)
 COLOURS = {
     "bounded": PURPLE,
     "top_one_child": GREEN,
@@ -50,7 +42,6 @@ COLOURS = {
     "sampled_official_lumina": BLUE,
     "sampled_js": ORANGE,
 }
-MARKERS = ("o", "s", "^", "D", "v", "P")
 UPPER_HEIGHT = 3.75  # inches
 LOWEST = 1e-3  # a smaller distance is drawn on the axis
 PANELS = ("sampled drafts", "deterministic (top) drafts")
@@ -66,8 +57,6 @@ def draw_total_variation(
     total_variation/curves.csv: every rule and delta at the same nodes. `methods`: total_variation/methods.csv: one row
     per method, prompt set, temperature and repeat.
     """
-    require_columns(curves, CURVE_COLUMNS, "total_variation/curves.csv")
-    require_columns(methods, METHOD_COLUMNS, "total_variation/methods.csv")
     relaxed = _select_relaxed(methods, select_headline(summary, settings))
     positive = curves[curves["delta"] > 0]
     lower_height = 0.85 + 0.17 * len(relaxed)  # inches
@@ -124,21 +113,14 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
 def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
     """One line per method of this run: its distance, and the bound that it was given."""
     axes.set_title("this run's relaxed methods, over the tokens that they met", loc="left")
-    axes.set(xlabel="TV from the target, per token (mean)", ylim=(len(methods) - 0.4, -0.6))
-    axes.set_yticks(range(len(methods)), methods["label"])
+    axes.set_xlabel("TV from the target, per token (mean)")
+    name_rows(axes, methods["label"])
     axes.grid(visible=False, axis="y")
     for place, (_, row) in enumerate(methods.iterrows()):
         is_coupling = row["kind"] == "coupling"
         name, colour = "substitution_rate" if is_coupling else "tv_mean", method_colour(row["method"])
-        axes.errorbar(
-            [row[name]],
-            [place],
-            xerr=half_widths(row.to_frame().T, name),
-            fmt="o",
-            color=colour,
-            markerfacecolor="white" if is_coupling else colour,
-            elinewidth=1.0,
-        )
+        look = {"color": colour, "markerfacecolor": "white" if is_coupling else colour, "elinewidth": 1.0}
+        axes.errorbar([row[name]], [place], xerr=half_widths(row.to_frame().T, name), fmt="o", **look)
         if not pd.isna(row["delta"]):
             axes.plot([row["delta"]], [place], marker="|", color=BLACK, markersize=10, markeredgewidth=1.6)
     axes.set_xlim(left=0)

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.claims import ACCURACY_TOLERANCE
-from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families, method_colour, method_marker
+from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families
 from lantern_pipeline.analysis.summary import select_headline
-from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, fitting_columns, half_widths, new_figure, paper_style
+from lantern_pipeline.figures.style import (
+    AT_BASELINE,
+    GREY,
+    PAGE_WIDTH,
+    SPEEDS,
+    fitting_columns,
+    half_widths,
+    method_look,
+    new_figure,
+    paper_style,
+)
 from lantern_pipeline.metrics.speed import BASELINE
 
-SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
-QUALITIES = {"nll": "NLL under the target\n(nats / token; lower is closer)", "prompt_accuracy": "prompt accuracy (%)"}
-FACTORS = {"prompt_accuracy": 100.0}
+# measure -> its name, the factor to its unit
+QUALITIES = {
+    "nll": ("NLL under the target\n(nats / token; lower is closer)", 1.0),
+    "prompt_accuracy": ("prompt accuracy (%)", 100.0),
+}
 GRID_ORDER = ("delta", "lambda_", "omega", "threshold", "h", "window", "k")  # the first that varies runs along a curve
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "open", "bottom", "left")  # of the markers of a method's curves
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One method over its grid.
-
-    Attributes:
-        label: family and grid, for the legend.
-        method: preset, which decides colour and marker.
-        place: number among the curves of the same method, which decides line style and filling of the markers.
-        rows: its rows of the table, in the order of the grid.
-    """
-
-    label: str
-    method: str
-    place: int
-    rows: pd.DataFrame
 
 
 def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
@@ -52,49 +45,47 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
-    baseline = rows[rows["method_id"] == BASELINE].iloc[0]
-    # the band of prompt accuracy has an entry too
-    num_columns = fitting_columns([BAND_LABEL, *(curve.label for curve in curves)])
-    legend_rows = -(-(len(curves) + 1) // num_columns)
+    num_columns = fitting_columns([BAND_LABEL, *curves["curve"]])
     with paper_style():
-        figure = new_figure(PAGE_WIDTH, 4.6 + 0.17 * legend_rows)
+        figure = new_figure(PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 1) // num_columns))
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
-        for y, (quality, quality_title) in enumerate(QUALITIES.items()):
+        named = {}  # entries of the legend that some panel shows
+        for y, (quality, (quality_title, factor)) in enumerate(QUALITIES.items()):
             for x, (speed, speed_title) in enumerate(SPEEDS.items()):
                 axes = panels[y, x]
-                _draw_baseline(axes, baseline, quality)
-                for curve in curves:
-                    _draw_curve(axes, curve, speed, quality)
+                _draw_baseline(axes, rows, quality, factor)
+                for _, curve in curves.groupby(["method", "place"], sort=False):
+                    _draw_curve(axes, curve.dropna(subset=[speed, quality]), speed, quality, factor)
                 _note_missing(axes, rows, speed, quality)
                 axes.set(xlabel=speed_title if y == 1 else None, ylabel=quality_title if x == 0 else None)
-        handles, labels = panels[1, 1].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=num_columns, columnspacing=1.2, handlelength=2.2
-        )
+                handles, labels = axes.get_legend_handles_labels()
+                named |= dict(zip(labels, handles, strict=True))
+        order = [label for label in (BAND_LABEL, *curves["curve"].unique()) if label in named]
+        look = {"ncols": num_columns, "columnspacing": 1.2, "handlelength": 2.2}
+        figure.legend([named[label] for label in order], order, loc="outside lower center", **look)
         return figure
 
 
-def split_curves(rows: pd.DataFrame) -> list[Curve]:
-    """Splits the headline rows into curves.
+def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Sorts the headline rows by curves, with columns `curve`, its name ("LANTERN: k 20, δ 0.03–0.4"), and `place`, its
+    number among the curves of the same method.
 
     A curve holds the rows of one family along the first parameter of GRID_ORDER that varies in it; further varying
     parameters (k beside delta, say) make further curves of the same colour.
     """
     rows = rows.assign(family=label_families(rows))
-    keys = ["method", *PARTS]
     curves, counts = [], Counter()
-    for _, family in rows.groupby(keys, sort=False, dropna=False):
+    for _, family in rows.groupby(["method", *PARTS], sort=False, dropna=False):
         along = next((name for name in GRID_ORDER if family[name].nunique() > 1), None)
         others = [name for name in SYMBOLS if name != along]
         for _, curve in family.groupby(others, sort=True, dropna=False):
             curve, method = curve.sort_values(along) if along else curve, str(curve["method"].iloc[0])
-            curves.append(Curve(_label(curve, along), method, counts[method], curve))
+            curves.append(curve.assign(curve=_label(curve, along), place=counts[method]))
             counts[method] += 1
-    return curves
+    return pd.concat(curves)
 
 
 def _label(curve: pd.DataFrame, along: str | None) -> str:
-    """E.g. "LANTERN: k 20, δ 0.03–0.4"."""
     first, parts = curve.iloc[0], []
     for name, symbol in SYMBOLS.items():
         if name == along:
@@ -104,39 +95,34 @@ def _label(curve: pd.DataFrame, along: str | None) -> str:
     return f"{first['family']}: {', '.join(parts)}" if parts else str(first["family"])
 
 
-def _draw_curve(axes: Axes, curve: Curve, speed: str, quality: str) -> None:
-    colour, fill = method_colour(curve.method), FILLS[curve.place % len(FILLS)]
-    x, y = (_values(curve.rows, name) for name in (speed, quality))
-    bars = [half_widths(curve.rows, name, FACTORS.get(name, 1.0)) for name in (speed, quality)]
-    axes.errorbar(
-        x,
-        y,
-        xerr=bars[0],
-        yerr=bars[1],
-        fmt=method_marker(curve.method),
-        linestyle=LINES[curve.place % len(LINES)] if len(x) > 1 else "none",
-        color=colour,
-        ecolor=(colour, 0.45),
-        elinewidth=0.9,
-        markersize=11 if curve.method == BASELINE else 6,
-        fillstyle="full" if fill == "open" else fill,
-        markerfacecolor="white" if fill == "open" else colour,
-        markerfacecoloralt="white",
-        markeredgecolor="white" if fill == "full" else colour,
-        markeredgewidth=0.5 if fill == "full" else 1.0,
-        label=curve.label,
-        zorder=4 if curve.method == BASELINE else 3,
-    )
-
-
-def _draw_baseline(axes: Axes, baseline: pd.Series, quality: str) -> None:
-    """Marks autoregressive decoding's quality, and the band of prompt accuracy that counts as kept."""
-    level = _values(baseline.to_frame().T, quality)[0]
-    if np.isnan(level):
+def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
+    """Line and filling of the markers tell a method's curves apart."""
+    if curve.empty:
         return
-    axes.axhline(level, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    method, place = curve["method"].iloc[0], curve["place"].iloc[0]
+    fill, is_baseline = FILLS[place % len(FILLS)], method == BASELINE
+    look = method_look(method, is_open=fill == "open") | {
+        "linestyle": LINES[place % len(LINES)] if len(curve) > 1 else "none",
+        "markersize": 11 if is_baseline else 6,
+        "fillstyle": "full" if fill == "open" else fill,
+        "markerfacecoloralt": "white",
+        "zorder": 4 if is_baseline else 3,
+    }
+    if fill == "full":
+        look |= {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    bars = {"xerr": half_widths(curve, speed), "yerr": half_widths(curve, quality, factor)}
+    axes.errorbar(curve[speed], factor * curve[quality], **bars, label=curve["curve"].iloc[0], **look)
+
+
+def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) -> None:
+    """Marks autoregressive decoding's quality, and the band of prompt accuracy that counts as kept."""
+    level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
+    if pd.isna(level):
+        return
+    axes.axhline(level, **AT_BASELINE)
     if quality == "prompt_accuracy":
-        axes.axhspan(level - 100 * ACCURACY_TOLERANCE, level, color="#EEEEEE", zorder=0, linewidth=0, label=BAND_LABEL)
+        kept = (level - factor * ACCURACY_TOLERANCE, level)
+        axes.axhspan(*kept, color="#EEEEEE", zorder=0, linewidth=0, label=BAND_LABEL)
 
 
 def _note_missing(axes: Axes, rows: pd.DataFrame, speed: str, quality: str) -> None:
@@ -144,8 +130,3 @@ def _note_missing(axes: Axes, rows: pd.DataFrame, speed: str, quality: str) -> N
         if rows[name].isna().all():
             axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", color=GREY)
             return
-
-
-def _values(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """A column in the unit of the axis: (rows,)."""
-    return FACTORS.get(name, 1.0) * rows[name].to_numpy(float)

@@ -1,0 +1,112 @@
+"""Figures of images: grids of what methods drew (a), of near codes (e), and maps of acceptance (i)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, Mosaic, make_records
+from lantern.prompts import Prompt
+from lantern_pipeline.figures import latent_proximity
+from lantern_pipeline.figures.acceptance_map import draw_acceptance_map, draw_maps
+from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.latent_proximity import select_proximity
+from lantern_pipeline.figures.samples import select_samples
+from lantern_pipeline.figures.style import save_figure
+from lantern_pipeline.metrics.acceptance_map import AcceptanceMap
+
+PROMPTS = [Prompt(f"p{i}", f"prompt {i}") for i in range(3)]
+VOCAB = 8
+
+
+@pytest.mark.parametrize(("side", "interpolation"), [(48, "nearest"), (256, "antialiased")])
+def test_titles_notes_and_images_are_drawn_the_same_every_time(side, interpolation, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, side, side, 3), np.uint8)
+    notes = [["", "", ""], ["", "1 dB", "2 dB"]]
+    for run in ("one", "two"):
+        figure = draw_pictures(images, ["a red ring", "b"], ["original", "near\ncode", "far"], notes, "PSNR")
+        save_figure(figure, [tmp_path / f"{run}.png", tmp_path / f"{run}.pdf"], dpi=60)
+    assert [axes.get_title() for axes in figure.axes] == ["original", "near\ncode", "far", "", "", ""]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "", "", "1 dB", "2 dB"]
+    assert [text.get_text() for text in figure.texts] == ["a red ring", "b", "PSNR"] and figure.get_figwidth() <= 7
+    assert {axes.images[0].get_interpolation() for axes in figure.axes} == {interpolation}  # larger than a cell
+    assert np.array_equal(figure.axes[5].images[0].get_array(), images[1, 2])
+    for ending in ("png", "pdf"):
+        assert (tmp_path / f"one.{ending}").read_bytes() == (tmp_path / f"two.{ending}").read_bytes()
+
+
+def test_samples_pair_prompts_methods_and_lengths():
+    codes = torch.tensor([0, 1, 4])[:, None].expand(3, 4)
+    records = {
+        "lantern-k20": make_records(SAMPLED, codes + 1, target_forwards=torch.tensor([2, 2, 1])),
+        "again": make_records(SAMPLED, codes, target_forwards=torch.tensor([1, 1, 1])),
+        "autoregressive": make_records(AUTOREGRESSIVE, codes, target_forwards=torch.tensor([4, 4, 4])),
+    }
+    grid = select_samples(records, PROMPTS, Mosaic(), {"sample_prompts": 2, "sample_methods": None})
+    assert grid["row_titles"] == ["prompt 0", "prompt 1"]
+    assert grid["column_titles"] == ["auto-\nregressive", "LANTERN\nchain\nk 20, δ 0.1"]
+    assert grid["notes"] == [["1.00", "2.00"], ["1.00", "2.00"]]
+    assert grid["images"].shape == (2, 2, 4, 4, 3)
+    assert grid["images"][:, :, 0, 0, 0].tolist() == [[0, 32], [32, 64]]  # a code is an eighth of 255
+    chosen = select_samples(records, PROMPTS, Mosaic(), {"sample_prompts": 3, "sample_methods": ["again"]})
+    assert chosen["notes"] == [["4.00"]] * 3
+    with pytest.raises(ValueError, match="no records of 'eagle9'"):
+        select_samples(records, PROMPTS, Mosaic(), {"sample_prompts": 1, "sample_methods": ["eagle9"]})
+
+
+def select(codes, columns, seed=0):
+    # the n-th nearest code of c is c + n, modulo the vocabulary
+    table = (torch.arange(VOCAB)[:, None] + torch.arange(1, columns + 1)) % VOCAB
+    return select_proximity(codes, PROMPTS, Mosaic(), table, num_rows=2, seed=seed)
+
+
+def test_every_token_is_replaced_and_psnr_is_over_all_images():
+    grid = select(torch.zeros(3, 4, dtype=torch.int32), columns=7)
+    assert grid["column_titles"] == ["original", "1st nearest\ncode", "7th nearest\ncode", "random\ncode"]
+    assert grid["row_titles"] == ["prompt 0", "prompt 1"]
+    assert (grid["images"][:, 0] == 0).all() and (grid["images"][:, 1] == 32).all()
+    assert grid["notes"][0] == [""] * 4
+    assert grid["notes"][1][:3] == ["", f"{-20 * math.log10(1 / 8):.1f} dB", f"{-20 * math.log10(7 / 8):.1f} dB"]
+    assert grid["note_title"] == "PSNR, 3 images"
+
+
+def test_random_codes_are_others_and_follow_the_seed():
+    codes = torch.arange(12, dtype=torch.int32).reshape(3, 4) % VOCAB
+    first, again, other = (select(codes, columns=1, seed=seed)["images"] for seed in (3, 3, 4))
+    assert (first[:, -1] == again[:, -1]).all() and (first[:, -1] != other[:, -1]).any()
+    assert (first[:, -1] != first[:, 0]).all()
+
+
+def test_no_more_images_are_decoded_than_allowed_and_foreign_codes_are_rejected(monkeypatch):
+    codes = torch.tensor([[0] * 4, [1] * 4, [7] * 4])
+    for allowed in (11, 1):  # never fewer than the rows that are shown
+        monkeypatch.setattr(latent_proximity, "MOST_TOKENS", allowed)
+        assert select(codes, columns=1)["note_title"] == "PSNR, 2 images"
+    with pytest.raises(ValueError, match="codes must be below 8"):
+        select(torch.full((3, 4), 8), columns=2)
+
+
+def test_maps_have_one_scale_a_row_and_hide_the_ends():
+    share, length = np.array([[0.0, 0.2], [0.4, 0.0]]), np.array([[1.0, 2.0], [np.nan, 1.0]])
+    maps = [AcceptanceMap(share * scale, length * scale, 7) for scale in (1, 2)]
+    figure = draw_maps(maps, ["coupled", "proximity\nk 5"])
+    panels = [axes for axes in figure.axes if axes.images]
+    shown = panels[1].images[0].get_array().filled(np.nan)
+    assert len(panels) == 4 and shown[0, 1] == pytest.approx(40) and np.isnan(shown[[0, 1], [0, 1]]).all()
+    assert panels[1].images[0].get_clim() == panels[0].images[0].get_clim() == pytest.approx((20, 80))
+    assert [axes.get_xlabel() for axes in panels] == ["mean 30.0", "mean 60.0", "mean 2.00", "mean 4.00"]
+    titles = [row.get_suptitle() for row in figure.subfigs]
+    assert "accepted drafts (%); 7 images" in titles[0] and "tokens per step" in titles[1]
+    assert maps[0].step_length[0, 0] == 1  # what was measured stays
+
+
+def test_the_first_method_of_every_speculative_preset_has_a_map():
+    lengths = torch.tensor([[1, 2, 1]], dtype=torch.int16)
+    specs = (COUPLED, AUTOREGRESSIVE, PROXIMITY)
+    codes = torch.zeros(1, 4, dtype=torch.int32)
+    records = {spec.method_id: make_records(spec, codes, step_lengths=lengths) for spec in specs}
+    panels = [axes for axes in draw_acceptance_map(records, PROMPTS, 2).axes if axes.images]
+    assert [axes.get_title() for axes in panels] == ["coupled", "proximity\nk 5", "", ""]
+    with pytest.raises(ValueError, match="needs a speculative method, got autoregressive"):
+        draw_acceptance_map({"autoregressive": records["autoregressive"]}, PROMPTS, 2)
