@@ -122,13 +122,13 @@ def test_the_archive_of_a_run_is_verified_and_draws_the_same_codes(finished, tmp
     assert verified.exit_code == 0, verified.output
     for method in METHODS:
         assert f"equal: {method} seen T1 " in verified.output
-    assert f"{len(METHODS)} equal, token by token" in verified.output
+    assert f"images drawn again: {len(METHODS)} equal" in verified.output
 
     content = bytearray(archive.read_bytes())
     content[len(content) // 2] ^= 1
     archive.write_bytes(content)
     verified = CliRunner().invoke(app, ["verify", str(archive)])
-    assert verified.exit_code == 1 and "damaged: results/tiny/" in verified.output
+    assert verified.exit_code == 1 and "is damaged" in verified.output
 
 
 def test_a_table_edited_by_hand_is_not_packed_and_is_made_again_once_it_is_deleted(copy_of_finished, tmp_path):
@@ -140,7 +140,7 @@ def test_a_table_edited_by_hand_is_not_packed_and_is_made_again_once_it_is_delet
     text = table.read_text()
     table.write_text(text.replace("1", "7"))
     refused = pack()
-    assert refused.exit_code == 1 and "published.csv has changed" in refused.output and "delete it" in refused.output
+    assert refused.exit_code == 1 and "published.csv has changed" in refused.output
     table.unlink()
     code, output = copy_of_finished.run()
     assert code == 0 and table.read_text() == text, output
@@ -172,6 +172,6 @@ def test_the_commands_work_from_a_wheel(finished, wheel, tmp_path):
 
     results = finished.folder / "results"
     lantern("pack", "--results", results)
-    assert "1 equal, token by token" in lantern("verify", "tiny.zip", "--images", 1)
+    assert "images drawn again: 1 equal" in lantern("verify", "tiny.zip", "--images", 1)
     assert "wrote sample.png" in lantern("sample", "a red circle on grass", "--results", results)
     assert (tmp_path / "sample.png").read_bytes().startswith(b"\x89PNG")

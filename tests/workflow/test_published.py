@@ -148,7 +148,7 @@ def test_the_archive_of_published_models_leaves_them_out_and_is_verified_with_th
     assert alone.exit_code == 1 and "leaves out target/s0/model.safetensors" in alone.output
     verified = CliRunner().invoke(app, ["verify", str(archive), "--images", "3", "--models", str(results / "tiny")])
     assert verified.exit_code == 0, verified.output
-    assert re.search(r"verified: hashes; images drawn again: \d", verified.output)
+    assert re.search(r"verified: sums; images drawn again: \d", verified.output)
 
 
 def test_a_second_run_and_the_report_need_no_network(finished):

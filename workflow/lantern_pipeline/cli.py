@@ -15,7 +15,6 @@ except ModuleNotFoundError:
     sys.exit("lantern: the command needs more than the core: pip install 'lantern[pipeline]'")
 
 if TYPE_CHECKING:
-    from lantern_pipeline.archive.archive import Archive
     from lantern_pipeline.cli_sample import FinishedRun
 
 RESULTS = Path("results")
@@ -80,75 +79,52 @@ def pack(
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
 ) -> None:
     """Packs a finished experiment into one archive that others can verify: tables, figures, models, codes, config."""
-    from lantern_pipeline.archive.packing import pack_experiment
+    from lantern_pipeline.archive.archive import pack_experiment
 
     with _one_sentence():
         folder = _finished_experiment(results, experiment)
         output = output or Path(f"{folder.name}.zip")
         num_files, sha256 = pack_experiment(folder, output)
         typer.echo(f"wrote {output}: {num_files} files, {output.stat().st_size / 1e6:.1f} MB")
-        typer.echo(f"sha256 of its manifest, to be published beside it: {sha256}")
+        typer.echo(f"sha256 of its SHA256SUMS, to be published beside it: {sha256}")
 
 
 @app.command()
 def verify(
     archive: Annotated[Path, typer.Argument(help="Archive that `lantern pack` wrote.")],
-    images: Annotated[int, typer.Option(help="Images to draw again; 0 checks the hashes only.", min=0)] = 4,
+    images: Annotated[int, typer.Option(help="Images to draw again; 0 checks the sums only.", min=0)] = 4,
     seed: Annotated[int, typer.Option(help="Of the choice of these images.")] = 0,
     models: Annotated[
         Path | None, typer.Option(help="results/<experiment>/ with converted models that the archive leaves out.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to draw: auto, cpu or cuda.")] = "cpu",
 ) -> None:
-    """Checks every hash of an archive, draws a sample of its images again and compares their codes."""
-    from lantern_pipeline.archive.archive import Archive
-
-    with _one_sentence(), Archive(archive) as opened:
-        report = opened.check_hashes()
-        for kind in ("damaged", "missing", "foreign"):
-            if found := getattr(report, kind):
-                more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-                typer.echo(f"{kind}: {found[0]}{more}")
-        if not report.is_clean:
-            raise ValueError(f"{archive} is not what was packed; have it sent again")
-        typer.echo(f"hashes: {report.num_files} files are as the manifest says (its sha256: {opened.manifest_sha256})")
-        outcomes = _draw_again(opened, images, seed, models, device)
-        if outcomes["differs"]:
-            raise ValueError(f"{outcomes['differs']} of {images} images drawn again differ from those of {archive}")
-    typer.echo(_conclusion(outcomes))
-
-
-def _draw_again(archive: Archive, num_images: int, seed: int, models: Path | None, device: str) -> Counter:
-    """Prints a line per image; returns how many came out how."""
+    """Checks every sum of an archive, draws a sample of its images again and compares their codes."""
     from tempfile import TemporaryDirectory
 
-    from lantern_pipeline.archive.archive import read_provenance
+    from lantern_pipeline.archive.archive import find_experiment, unpack
     from lantern_pipeline.archive.provenance import compare_code
-    from lantern_pipeline.archive.regenerate import Regenerator
+    from lantern_pipeline.archive.redraw import Redrawing
     from lantern_pipeline.runtime.job import resolve_device
 
-    folder, provenance = read_provenance(archive)
-    typer.echo(f"code: {compare_code(provenance, 'generate_images.py')}")
     outcomes: Counter = Counter()
-    with TemporaryDirectory(prefix="lantern-") as workplace:
-        again = Regenerator(archive, folder, provenance, Path(workplace), models, resolve_device(device))
-        for image in again.compare(num_images, seed):
+    with _one_sentence(), TemporaryDirectory(prefix="lantern-") as workplace:
+        num_files, sha256 = unpack(archive, Path(workplace))
+        typer.echo(f"sums: {num_files} files are as packed (sha256 of SHA256SUMS: {sha256})")
+        folder, provenance = find_experiment(Path(workplace), archive)
+        typer.echo(f"code: {compare_code(provenance, 'generate_images.py')}")
+        for image in Redrawing(folder, provenance, models, resolve_device(device)).compare(images, seed):
             outcomes[image.outcome] += 1
-            where = "" if image.outcome == "equal" else f", the first difference at token {image.first_difference}"
-            typer.echo(
-                f"{image.outcome}: {_printable(image.image)}: {image.num_same} of {image.num_tokens} tokens{where}"
+            num_tokens, num_same = len(image.same), int(image.same.sum())
+            where = f", the first difference at token {int(image.same.int().argmin())}" * (num_same < num_tokens)
+            typer.echo(f"{image.outcome}: {_printable(image.image)}: {num_same} of {num_tokens} tokens{where}")
+        if outcomes["differs"]:
+            raise ValueError(
+                f"{outcomes['differs']} of {images} images drawn again differ from those of {archive}; where another "
+                "kind of CPU or GPU drew them, a near-tie of two tokens may fall the other way"
             )
-    return outcomes
-
-
-def _conclusion(outcomes: Counter) -> str:
-    words = {
-        "equal": "equal, token by token",
-        "rounding": "equal up to a near-tie that rounding on another device decides",
-        "not comparable": "in bfloat16, which rounds differently on each device: not comparable",
-    }
-    found = [f"{outcomes[name]} {text}" for name, text in words.items() if outcomes[name]]
-    return f"verified: hashes; images drawn again: {'; '.join(found) or 'none'}"
+    found = ", ".join(f"{num} {outcome}" for outcome, num in outcomes.items())
+    typer.echo(f"verified: sums; images drawn again: {found or 'none'}")
 
 
 @contextmanager

@@ -1,196 +1,194 @@
-"""Reading what `lantern_pipeline.archive.packing` packs, without trust:
-names, kinds, sizes and hashes are checked.
+"""One zip file of a finished experiment, with the sum of every file: written here, and unpacked without trust.
+
+Members are stored as they are, in the order of their names and with one date, so that the same results make the same
+archive on every machine. The last, SHA256SUMS, has a line for every other one, as `sha256sum --check` reads it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import stat
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from lantern.io import atomic_path, read_json
 from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND
 
-MANIFEST = "MANIFEST.sha256"
-CONFIG = "config.json"
+SUMS = "SHA256SUMS"
+# Of results/<experiment>/ stay out: training data, logs, readers' answers, what is made again, what was set aside.
+_LEFT_OUT = re.compile(r"(codes|captions|samples|logs|study|weights|reference)/.*|trees/features.*|.*\.damaged")
+BESIDE = ("summary.csv", "paired.csv", "report.html")  # of results/, where they are the experiment's
 MAX_MEMBERS = 100_000
-MAX_TEXT_BYTES = 64 * 2**20  # of the manifest, the config and the provenance
 MAX_NAME = 300  # characters
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _NAME = re.compile(rf"{_PART}(/{_PART})*")
 _LINE = re.compile(rf"([0-9a-f]{{64}})  ({_NAME.pattern})")
-PIECE = 2**20  # bytes read at once
+_DATE = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
+
+
+def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
+    """Packs results/<experiment> into a zip file: (packed files, SHA-256 of their sums).
+
+    What is missing or differs from the provenance is refused, and so is an output that exists and is no archive.
+    """
+    folder, output = Path(folder), Path(output)
+    if not (folder / FILE_NAME).is_file():
+        raise FileNotFoundError(f"there is no {folder / FILE_NAME}: run `make reproduce` to the end first")
+    if output.exists() and not _is_archive(output):
+        raise ValueError(f"{output} exists and is no archive of `lantern pack`; choose another --output or remove it")
+    provenance = read_json(folder / FILE_NAME)
+    expected = {f"results/{folder.name}/{name}": sha256 for name, sha256 in _sums_of(provenance).items()}
+    files = _files_to_pack(folder, provenance["config"])
+    if lost := sorted(name for name in expected if not (folder.parent.parent / name).is_file()):
+        raise ValueError(f"{lost[0]} is named in {folder / FILE_NAME} but missing; run `make reproduce` again")
+    lines = []
+    with atomic_path(output) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for name, source in sorted(files.items()):
+            with open(source, "rb") as file, archive.open(_new_member(name, source.stat().st_size), "w") as member:
+                sha256 = copy_hashed(file, member)
+            if sha256 != expected.get(name, sha256):
+                raise ValueError(
+                    f"{source} has changed since {folder / FILE_NAME} was written; run `make reproduce`, which makes "
+                    "it again"
+                )
+            lines.append(f"{sha256}  {name}\n")
+        sums = "".join(lines).encode()
+        archive.writestr(_new_member(SUMS, len(sums)), sums)
+    return len(lines), hashlib.sha256(sums).hexdigest()
+
+
+def unpack(path: Path | str, folder: Path) -> tuple[int, str]:
+    """Unpacks an archive into an empty folder: (files, SHA-256 of their sums).
+
+    Nothing is believed before it has been looked at: names are relative and of letters, digits, ".", "_" and "-";
+    members are plain files, stored uncompressed, so that together they are no larger than the archive.
+
+    Raises:
+        ValueError: it is no archive of `pack_experiment`, or a file is damaged, missing or foreign; names one.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_members(Path(path), archive.infolist())
+            found = {name: _extract(archive, name, folder / name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        raise ValueError(
+            f"{path} is damaged, truncated or no archive of `lantern pack` ({error}); have it sent again"
+        ) from error
+    if (folder / SUMS).is_dir() or SUMS not in found:
+        raise ValueError(f"{path} holds no {SUMS}: it is no archive of `lantern pack`, or of an earlier version's")
+    expected, of_sums = _read_sums(folder / SUMS, path), found.pop(SUMS)
+    damaged = [name for name in found if name in expected and found[name] != expected[name]]
+    kinds = {"damaged": damaged, "missing": expected.keys() - found.keys(), "foreign": found.keys() - expected.keys()}
+    said = [f"{kind}: {min(names)}" + _and_more(names) for kind, names in kinds.items() if names]
+    if said:
+        raise ValueError(f"{path} is not what was packed ({'; '.join(said)}); have it sent again")
+    return len(found), of_sums
+
+
+def find_experiment(folder: Path, archive: Path | str) -> tuple[Path, dict[str, Any]]:
+    """results/<experiment> of an unpacked archive, and its provenance, whose sums are compared with the files."""
+    found = sorted(folder.glob(f"results/*/{FILE_NAME}"))
+    if len(found) != 1:
+        raise ValueError(f"{archive} must hold one results/<experiment>/{FILE_NAME}, found {len(found)}")
+    try:
+        provenance = read_json(found[0])
+        sums, code = _sums_of(provenance), provenance["code"]
+        is_ours = (
+            provenance["kind"] == KIND
+            and isinstance(provenance["config"], dict)
+            and isinstance(code["fingerprints"], dict)
+            and re.fullmatch(r"[\w.+-]{1,40}", code["version"]) is not None
+            and (code["commit"] is None or re.fullmatch(r"[0-9a-f]{40,64}", code["commit"]) is not None)
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError, ValueError):
+        is_ours = False
+    if not is_ours:
+        raise ValueError(f"{archive}: {FILE_NAME} is no provenance of Lantern; pack the experiment again")
+    for name, sha256 in sums.items():
+        if (file := found[0].parent / name).is_file() and file_sum(file) != sha256:
+            raise ValueError(f"{archive}: {name} is not the file of {FILE_NAME}; have it packed again")
+    return found[0].parent, provenance
 
 
 def copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
     """Copies a file in pieces, so that a large one is never in memory, and returns its SHA-256."""
     digest = hashlib.sha256()
-    while piece := source.read(PIECE):
+    while piece := source.read(2**20):
         digest.update(piece)
         copy.write(piece)
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class HashReport:
-    """What comparing an archive with its manifest found: `num_files` are whole; names of the others, in order."""
-
-    num_files: int
-    damaged: list[str]
-    missing: list[str]
-    foreign: list[str]
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing is damaged, missing or foreign."""
-        return not (self.damaged or self.missing or self.foreign)
+def file_sum(path: Path) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Archive:
-    """An archive opened for reading; use it in a `with` block.
-
-    Nothing of it is believed before it has been looked at. Names are relative and of letters, digits, ".", "_" and "-";
-    members are plain files, stored uncompressed, so that together they are no larger than the archive. `manifest` is
-    name -> SHA-256 of every other file; whoever has `manifest_sha256` from the author knows who made the archive.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise FileNotFoundError(f"there is no file {path}")
-        try:
-            self._zip = zipfile.ZipFile(self.path)
-        except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
-            raise ValueError(f"{path} is truncated or is no archive of `lantern pack` ({error})") from error
-        try:
-            _check_members(self.path, self._zip.infolist())
-            self._sizes = {member.filename: member.file_size for member in self._zip.infolist()}
-            text = self._read_text(MANIFEST)
-            self.manifest = self._parse_manifest(text)
-            self.manifest_sha256 = hashlib.sha256(text.encode()).hexdigest()
-        except BaseException:
-            self._zip.close()
-            raise
-
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._zip.close()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._sizes
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all members, in order."""
-        return sorted(self._sizes)
-
-    def check_hashes(self) -> HashReport:
-        """Reads every file and compares it with the manifest."""
-        present = self._sizes.keys() - {MANIFEST}
-        damaged = [name for name in sorted(present & self.manifest.keys()) if not self._is_whole(name)]
-        return HashReport(
-            num_files=len(present & self.manifest.keys()) - len(damaged),
-            damaged=damaged,
-            missing=sorted(self.manifest.keys() - present),
-            foreign=sorted(present - self.manifest.keys()),
-        )
-
-    def read_json(self, name: str) -> Any:
-        """Reads a JSON file of at most MAX_TEXT_BYTES bytes."""
-        try:
-            return json.loads(self._read_text(name))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{self.path}: {name} is not valid JSON ({error})") from error
-
-    def extract(self, name: str, folder: Path) -> Path:
-        """Writes one file below a folder, under its own name, and returns its path."""
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self._open(name) as member, open(path, "wb") as file:
-            sha256 = copy_hashed(member, file)
-        if sha256 != self.manifest.get(name):
-            raise ValueError(f"{self.path}: {name} is damaged; have the archive sent again")
-        return path
-
-    def _open(self, name: str) -> IO[bytes]:
-        if name not in self._sizes:
-            raise ValueError(f"{self.path} lacks the file {name}; pack the experiment again")
-        try:
-            return self._zip.open(name)
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"{self.path}: {name} is damaged ({error}); have the archive sent again") from error
-
-    def _is_whole(self, name: str) -> bool:
-        try:
-            with self._open(name) as member:
-                return hashlib.file_digest(member, "sha256").hexdigest() == self.manifest[name]
-        except (zipfile.BadZipFile, ValueError, OSError, EOFError):  # the zip file's own checks
-            return False
-
-    def _read_text(self, name: str) -> str:
-        if self._sizes.get(name, 0) > MAX_TEXT_BYTES:
-            raise ValueError(f"{self.path}: {name} may have {MAX_TEXT_BYTES} bytes, found {self._sizes[name]}")
-        try:
-            with self._open(name) as member:
-                return member.read().decode()
-        except (zipfile.BadZipFile, UnicodeDecodeError, EOFError) as error:
-            raise ValueError(f"{self.path}: {name} is damaged ({error}); have the archive sent again") from error
-
-    def _parse_manifest(self, text: str) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            match = _LINE.fullmatch(line)
-            if match is None or match[2] in found:
-                raise ValueError(
-                    f"{self.path}: line {number} of {MANIFEST} must be a new SHA-256, two spaces and a name, got "
-                    f"{line!r:.100}"
-                )
-            found[match[2]] = match[1]
-        return found
+def _sums_of(provenance: Mapping[str, Any]) -> dict[str, str]:
+    return {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
 
 
-def read_provenance(archive: Archive) -> tuple[str, dict[str, Any]]:
-    """Folder of the experiment in the archive, and its provenance, compared with the manifest and the config."""
-    found = [name for name in archive.names if re.fullmatch(rf"results/{_PART}/{re.escape(FILE_NAME)}", name)]
-    if len(found) != 1:
-        raise ValueError(f"{archive.path} must hold one results/<experiment>/{FILE_NAME}, found {len(found)}")
-    folder, provenance = found[0].rpartition("/")[0], archive.read_json(found[0])
-    if not _is_provenance(provenance):
-        raise ValueError(f"{archive.path}: {found[0]} is no provenance of Lantern; pack the experiment again")
-    for part in FILE_PARTS:
-        for name, entry in provenance[part].items():
-            packed = archive.manifest.get(f"{folder}/{name}", entry["sha256"])
-            if packed != entry["sha256"]:
-                raise ValueError(
-                    f"{archive.path}: {folder}/{name} is not the file of {FILE_NAME}: expected sha256 "
-                    f"{entry['sha256']}, found {packed}"
-                )
-    if archive.read_json(CONFIG) != provenance["config"]:
-        raise ValueError(f"{archive.path}: {CONFIG} is not the config of {found[0]}; pack the experiment again")
-    return folder, provenance
+def _and_more(names: Collection[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def _is_provenance(value: Any) -> bool:
-    """Whether a value has the parts that are used here, so that none is looked for in vain."""
-    try:
-        code, files = value["code"], [entry for part in FILE_PARTS for entry in value[part].values()]
-        hashes = [entry["sha256"] for entry in files]
-        return (
-            value["kind"] == KIND
-            and isinstance(value["config"], dict)
-            and isinstance(code["fingerprints"], dict)
-            and all(isinstance(sha256, str) for sha256 in hashes)
-            and re.fullmatch(r"[\w.+-]{1,40}", code["version"]) is not None
-            and (code["commit"] is None or re.fullmatch(r"[0-9a-f]{40,64}", code["commit"]) is not None)
-        )
-    except (KeyError, TypeError, AttributeError):
+def _is_archive(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
         return False
+    with zipfile.ZipFile(path) as earlier:
+        return SUMS in earlier.namelist()
+
+
+def _files_to_pack(folder: Path, config: Mapping[str, Any]) -> dict[str, Path]:
+    """Name in the archive -> file, those of variants included; models converted from foreign weights stay out."""
+    checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
+    foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]
+    models = rf"({'|'.join(foreign)})/(s\d+/)?model\.safetensors" if foreign else "(?!)"
+    files = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        inner = re.sub(r"^variants/[^/]+/", "", name)
+        is_hidden = any(part.startswith(".") for part in name.split("/"))
+        if path.is_file() and not is_hidden and not _LEFT_OUT.fullmatch(inner) and not re.fullmatch(models, inner):
+            files[f"results/{folder.name}/{name}"] = path
+    beside = {f"results/{name}": folder.parent / name for name in BESIDE}
+    own, shared = folder / "summary.csv", folder.parent / "summary.csv"
+    if own.is_file() and shared.is_file() and own.read_bytes() == shared.read_bytes():  # not another experiment's
+        files |= {name: path for name, path in beside.items() if path.is_file()}
+    for name in files:
+        _check_name(name)
+    return files
+
+
+def _new_member(name: str, size: int) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, _DATE)
+    member.create_system, member.external_attr, member.file_size = 3, (stat.S_IFREG | 0o644) << 16, size
+    return member
+
+
+def _extract(archive: zipfile.ZipFile, name: str, path: Path) -> str:
+    """Writes a member and returns its SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(name) as member, open(path, "wb") as file:
+        return copy_hashed(member, file)
+
+
+def _read_sums(file: Path, path: Path | str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+        match = _LINE.fullmatch(line)
+        if match is None or match[2] in found:
+            raise ValueError(
+                f"{path}: line {number} of {SUMS} must be a new SHA-256, two spaces and a name, got {line!r:.100}"
+            )
+        found[match[2]] = match[1]
+    return found
 
 
 def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
@@ -199,27 +197,23 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
     seen: set[str] = set()
     for member in members:
         name = member.orig_filename  # as written: zipfile cuts it at a null character
-        check_name(name, path)
+        _check_name(name, f"{path}: ")
         if name.lower() in seen:  # one file on some systems
             raise ValueError(f"{path} holds {name} twice")
         seen.add(name.lower())
         if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
             raise ValueError(f"{path}: {name} must be a plain file, not a link, a folder or a device")
-        if (
-            member.flag_bits & 1
-            or member.compress_type != zipfile.ZIP_STORED
-            or member.compress_size != member.file_size
-        ):
+        is_stored = member.compress_type == zipfile.ZIP_STORED and member.compress_size == member.file_size
+        if not is_stored or member.flag_bits & 1:
             raise ValueError(f"{path}: {name} must be stored plainly, not compressed or encrypted")
     total, size = sum(member.file_size for member in members), path.stat().st_size
     if total > size:
         raise ValueError(f"{path}: its files claim {total} bytes in an archive of {size}")
 
 
-def check_name(name: str, path: Path | None = None) -> None:
+def _check_name(name: str, where: str = "") -> None:
     """Raises ValueError for a name that could leave a folder, or that some system cannot have."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        where = f"{path}: " if path else ""
         raise ValueError(
             f"{where}a file's name must be relative and of letters, digits, '.', '_' and '-', at most {MAX_NAME}, got "
             f"{name!r:.100}"

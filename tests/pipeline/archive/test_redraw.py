@@ -1,6 +1,7 @@
-"""Images of an archive drawn again: what counts as equal, what as rounding, what is found, what is refused."""
+"""Images of an archive drawn again: what counts as equal, what is found, what is refused."""
 
 import json
+import random
 import shutil
 
 import pytest
@@ -12,14 +13,15 @@ from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records, load_decoding_models
 from lantern.io import load_tensors, save_tensors, write_json
+from lantern.models.config import target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.archive.packing import pack_experiment
+from lantern_pipeline.archive.archive import pack_experiment
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
-from lantern_pipeline.archive.regenerate import RecordFile, explains_by_rounding, spread
+from lantern_pipeline.archive.redraw import Redrawing, check_model_size
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.data.decoders import resolve_tree
@@ -44,20 +46,18 @@ def experiment(tmp_path, config):
     return make_experiment(tmp_path / "results" / "tiny", config)
 
 
-def make_target(config, twins=False):
+def make_target(config):
     torch.manual_seed(0)
     text = config["text"]
     sizes = TargetConfig(32, 2, 2, 32, 4, text["max_tokens"], text["caption_dim"], ffn_multiple=16)
     target = TargetModel(sizes)
     with torch.no_grad():
         target.head.weight.mul_(50)
-        if twins:  # codes 2 n and 2 n + 1 are as likely as each other
-            target.head.weight[1::2] = target.head.weight[::2]
     return target
 
 
-def make_experiment(folder, config, *, dtype="float32", twins=False):
-    target = make_target(config, twins)
+def make_experiment(folder, config, *, dtype="float32"):
+    target = make_target(config)
     sizes = target.config
     save_model(folder / "target/s0/model.safetensors", target)
     draft = DraftModel(DraftConfig.of(sizes))
@@ -103,11 +103,11 @@ def change(path, edit, metadata=None):
 def test_an_untouched_archive_is_verified(experiment):
     code, output = verify(experiment, "--images", "3")
     assert code == 0, output
-    assert "hashes: 7 files are as the manifest says" in output
+    assert "sums: 6 files are as packed" in output
     assert "what generate_images.py runs is the same as behind the archive" in output
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
     assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
-    assert "3 equal, token by token" in output
+    assert "verified: sums; images drawn again: 3 equal" in output
 
 
 def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
@@ -122,11 +122,6 @@ def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
     assert code != 0 and "s0.json holds no tree of eagle1-tuned T1" in output
 
 
-def test_hashes_alone_can_be_checked(experiment):
-    code, output = verify(experiment, "--images", "0")
-    assert code == 0 and output.strip().endswith("images drawn again: none")
-
-
 def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(experiment, config):
     def edit(tensors):
         tensors["codes"][:, 5] = (tensors["codes"][:, 5] + 1) % 32
@@ -136,25 +131,6 @@ def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(exper
     code, output = verify(experiment, "--images", "2")
     assert code == 1 and "differs: coupled" in output and "15 of 16 tokens, the first difference at token 5" in output
     assert "1 of 2 images drawn again differ" in output and "equal: autoregressive" in output
-
-
-def test_near_ties_that_rounding_decides_are_told_from_differences(tmp_path, config):
-    config["methods"] = [{"preset": "autoregressive", "temperatures": [0]}]
-    target = make_target(config, twins=True).eval().prepare_for_decoding()
-    models = type("Models", (), {"target": target, "draft": None, "nearest_codes": None})()
-    decoder = make_decoder(models, expand_methods(config)[0].spec, SamplingConfig(temperature=0, **config["sampling"]))
-    encoder = make_text_encoder(config["text"], "scenes")
-    weight = decoder.target.head.weight.data.clone()
-
-    def draw():
-        return generate_records(decoder, PROMPTS[:1], encoder, run_seed=0, batch_size=1).codes[0].long()
-
-    codes = draw()
-    twin, other = codes.clone(), codes.clone()
-    twin[0], other[0] = codes[0] ^ 1, (codes[0] + 8) % 32
-    assert explains_by_rounding(decoder, draw, twin[:1])
-    assert not explains_by_rounding(decoder, draw, other[:1])
-    assert torch.equal(decoder.target.head.weight.data, weight) and torch.equal(draw(), codes)
 
 
 def test_bfloat16_is_not_compared_across_devices(tmp_path, config):
@@ -168,7 +144,7 @@ def test_bfloat16_is_not_compared_across_devices(tmp_path, config):
     code, output = verify(folder, "--images", "2")
     assert code == 0, output
     assert "not comparable: coupled" in output and "15 of 16 tokens, the first difference at token 9" in output
-    assert "in bfloat16, which rounds differently on each device" in output
+    assert "images drawn again: 1 not comparable, 1 equal" in output or "1 equal, 1 not comparable" in output
 
 
 def test_models_that_the_archive_leaves_out_are_taken_from_a_folder_if_they_are_the_same(experiment, config, tmp_path):
@@ -216,19 +192,37 @@ def test_a_pickle_in_place_of_a_model_is_not_loaded(experiment, config):
     assert code == 1 and "is truncated or is not a safetensors file" in output
 
 
-def test_a_sample_has_as_many_methods_sets_and_temperatures_as_it_can():
-    files = [
-        RecordFile(f"{method}{prompt_set}{temperature}{seed}", method, prompt_set, temperature, 0, seed)
-        for method in "abc"
-        for prompt_set in ("seen", "unseen")
-        for temperature in ("0", "1")
-        for seed in (0, 1)
-    ]
+def test_a_sample_has_as_many_methods_as_it_can(tmp_path, config):
+    for method in "abc":
+        for seed in (0, 1):
+            path = tmp_path / f"generation/{method}/seen/T1/s0n{seed}/1-of-1.safetensors"
+            path.parent.mkdir(parents=True)
+            path.touch()
+    again = Redrawing(tmp_path, {"config": config})
     for seed in range(5):
-        chosen = spread(files, 6, seed)
-        assert sorted(file.method_id for file in chosen) == ["a", "a", "b", "b", "c", "c"]
-        for trait in ("prompt_set", "temperature", "noise_seed"):
-            assert len({getattr(file, trait) for file in chosen}) == 2
-        assert len({file.name for file in chosen}) == 6
-    assert spread(files, 6, 0) == spread(files, 6, 0) != spread(files, 6, 1)
-    assert spread([], 4, 0) == [] and len(spread(files[:1], 3, 0)) == 3
+        chosen = again.choose(5, random.Random(seed))
+        assert len(set(chosen)) == 5 and {name.split("/")[1] for name in chosen[:3]} == set("abc")
+    assert len(again.choose(8, random.Random(0))) == 8 and again.choose(0, random.Random(0)) == []
+    assert Redrawing(tmp_path / "none", {"config": config}).choose(4, random.Random(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"dim": 2**16}, "asks for .* bytes of weights"),
+        ({"num_layers": 10**9}, "must hold positive numbers"),
+        ({"num_layers": -1}, "must hold positive numbers"),
+        ({"num_heads": "2"}, "must hold positive numbers"),
+        ({"foreign": 1}, "must hold positive numbers"),
+        ({"grid": 400}, "grid should be 4"),
+        (None, "must hold positive numbers"),
+    ],
+)
+def test_a_model_that_asks_for_more_than_its_file_holds_is_not_built(tmp_path, config, sizes, words):
+    path = tmp_path / "model.safetensors"
+    save_model(path, make_target(config))
+    check_model_size(path, TargetConfig, target_parameters, 4)
+    tensors, metadata = load_tensors(path)
+    save_tensors(path, tensors, {**metadata, "config": sizes and {**metadata["config"], **sizes}})
+    with pytest.raises(ValueError, match=words):
+        check_model_size(path, TargetConfig, target_parameters, 4)

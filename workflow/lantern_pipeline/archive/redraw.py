@@ -1,0 +1,194 @@
+"""Draws a sample of an unpacked experiment's images again, from its models, prompts and config; compares the codes."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.checkpoints.native import read_metadata
+from lantern.generation import decode_timed
+from lantern.methods import MethodSpec
+from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
+from lantern.records import GenerationRecords, load_records
+from lantern_pipeline.archive.archive import file_sum
+from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.config.resources import target_sizes
+from lantern_pipeline.config.validate import check_keys
+from lantern_pipeline.data.decoders import load_decoders
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.text_encoders import make_text_encoder
+
+_RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
+MAX_SIZE = 2**17  # of any number in a model's config
+MAX_IDS = 16  # of a null prompt
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One image drawn again: `same` says of each token, bool (tokens,), whether it is the archive's."""
+
+    image: str
+    dtype: str
+    same: torch.Tensor
+
+    @property
+    def outcome(self) -> str:
+        """Equal, differs or, in bfloat16, which rounds differently on each device, not comparable."""
+        if self.same.all():
+            return "equal"
+        return "differs" if self.dtype == "float32" else "not comparable"
+
+
+class Redrawing:
+    """Draws images of results/<experiment> again.
+
+    Args:
+        folder: of the experiment, its sums checked.
+        provenance: of it.
+        models: results/<experiment>/ of a run that converted the models that `folder` lacks.
+        device: where to draw.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        provenance: Mapping[str, Any],
+        models: Path | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.folder, self.provenance, self.models, self.device = folder, provenance, models, device
+        self.config = provenance["config"]
+        check_keys(self.config)  # not the rules between keys: they look for the user's own files
+        self.specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(self.config)}
+
+    def compare(self, num_images: int, seed: int = 0) -> Iterator[Comparison]:
+        """Draws images chosen by `seed`, of as many methods as possible."""
+        draw = random.Random(seed)
+        for name in self.choose(num_images, draw):
+            records = load_records(self.folder / name)
+            try:
+                yield self._compare(name, records.select([draw.randrange(len(records))]))
+            except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+                raise ValueError(f"{name} cannot be drawn again ({type(error).__name__}: {error})") from error
+
+    def choose(self, num: int, draw: random.Random) -> list[str]:
+        """`num` files of records: one of every method before a second of any."""
+        files = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.glob("generation/*/*/*/*/*"))
+        files = [name for name in files if _RECORDS.fullmatch(name)]
+        draw.shuffle(files)
+        turns: Counter = Counter()
+        order = []
+        for name in files:
+            method = name.split("/")[1]
+            order.append((turns[method], name))
+            turns[method] += 1
+        ranked = [name for _, name in sorted(order, key=lambda one: one[0])]
+        return [ranked[place % len(ranked)] for place in range(num if ranked else 0)]
+
+    def _compare(self, name: str, record: GenerationRecords) -> Comparison:
+        method_id, prompt_set, temperature, training_seed, noise_seed = _RECORDS.fullmatch(name).groups()
+        spec = self.specs.get((method_id, temperature))
+        if spec is None:
+            raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
+        self._check_record(name, record, spec, float(temperature), int(noise_seed))
+        config, seed = self.config, int(training_seed)
+        features = sorted(map(str, self.folder.glob(f"text/{prompt_set}/*.safetensors")))
+        (decoder,) = load_decoders(
+            [(asdict(spec), float(temperature))],
+            config["sampling"],
+            target=self._model(f"target/s{seed}/model.safetensors", TargetConfig, target_parameters),
+            drafter=self._model(f"drafter/s{seed}/model.safetensors", DraftConfig, draft_parameters)
+            if spec.needs_draft_model
+            else None,
+            nearest_codes=[self._find(f"codebook/{table_file(spec.neighbours, seed)}")] if spec.neighbours else [],
+            device=self.device,
+            dtype=config["generation"]["dtype"],
+            trees=self._find(f"trees/s{seed}.json") if spec.tree == "tuned" else None,
+        )
+        prompts = {prompt.id: prompt for prompt in read_prompts(self.folder / f"prompts/{prompt_set}.jsonl")}
+        (prompt_id,) = record.prompt_ids
+        if prompt_id not in prompts:
+            raise ValueError(f"prompts/{prompt_set}.jsonl has no prompt {prompt_id!r:.100}, which {name} has")
+        encoder = make_text_encoder(config["text"], config["data"]["source"], features)
+        codes = decode_timed(decoder, [prompts[prompt_id]], encoder, int(noise_seed))[0].codes[0].cpu()
+        image = f"{method_id} {prompt_set} T{temperature} s{training_seed}n{noise_seed} {prompt_id}"
+        return Comparison(image, config["generation"]["dtype"], codes == record.codes[0].long())
+
+    def _check_record(
+        self, name: str, record: GenerationRecords, spec: MethodSpec, temperature: float, run_seed: int
+    ) -> None:
+        """Makes sure that a file is what its path and the config say."""
+        expected = {
+            "method": spec.to_dict(),
+            "temperature": temperature,
+            "cfg_scale": self.config["sampling"]["cfg_scale"],
+            "run_seed": run_seed,
+            "dtype": self.config["generation"]["dtype"],
+        }
+        for key, value in expected.items():
+            if record.metadata.get(key) != value:
+                raise ValueError(
+                    f"{name} should have {key} {value} as its path and the config say, found "
+                    f"{record.metadata.get(key)!r:.100}"
+                )
+        num_tokens = target_sizes(self.config).num_image_tokens
+        if record.codes.shape[1] != num_tokens:
+            raise ValueError(f"{name} should have {num_tokens} codes an image, found {record.codes.shape[1]}")
+
+    def _model(self, name: str, config_class: type, count: Callable[[Any], int]) -> Path:
+        path = self._find(name)
+        check_model_size(path, config_class, count, self.config["tokenizer"]["grid"])
+        return path
+
+    def _find(self, name: str) -> Path:
+        """A file of the experiment, or the one of the same sum among the caller's."""
+        if (self.folder / name).is_file():
+            return self.folder / name
+        sha256 = self.provenance["models"].get(name, {}).get("sha256")
+        path = self.models / name if self.models else None
+        if path is None or not path.is_file():
+            raise ValueError(
+                f"the archive leaves out {name} (sha256 {sha256}), converted from published weights; let rules "
+                "convert_target, convert_drafter and convert_tokenizer make it and name its experiment's folder with "
+                "--models"
+            )
+        if file_sum(path) != sha256:
+            raise ValueError(f"{path} should have sha256 {sha256} as in the archive, found {file_sum(path)}")
+        return path
+
+
+def check_model_size(path: Path, config_class: type, count: Callable[[Any], int], grid: int) -> None:
+    """Makes sure, before a model is built, that the sizes in our checkpoint are plain numbers, `grid` tokens a side,
+    and ask for no more parameters (`count` of them) than the file holds.
+    """
+    metadata = read_metadata(path)
+    if metadata is None:
+        raise ValueError(f"{path} is truncated or is not a safetensors file of ours")
+    sizes = metadata.get("config")
+    defaults = {field.name: field.default for field in fields(config_class)}
+    if (
+        not isinstance(sizes, dict)
+        or set(sizes) - set(defaults)
+        or not all(value == defaults[name] or _is_size(value) for name, value in sizes.items())
+    ):
+        raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(defaults))}")
+    config = config_class(**sizes)
+    if config.grid != grid:
+        raise ValueError(f"{path}: grid should be {grid} as config key tokenizer.grid says, found {config.grid}")
+    needed = 2 * count(config)  # bytes in the narrowest format
+    if needed > path.stat().st_size:
+        raise ValueError(f"{path}: its config asks for {needed} bytes of weights, the file has {path.stat().st_size}")
+
+
+def _is_size(value: Any) -> bool:
+    """Whether this is a switch, a number of fair size, a few of them, or the name of a rotary table."""
+    if isinstance(value, list):
+        return len(value) <= MAX_IDS and all(_is_size(part) for part in value)
+    return isinstance(value, bool) or value == "1d" or (isinstance(value, int | float) and 0 < value < MAX_SIZE)
