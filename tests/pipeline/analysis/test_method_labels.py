@@ -16,7 +16,6 @@ from lantern_pipeline.analysis.method_labels import (
     SYMBOLS,
     label_family,
     label_method,
-    label_methods,
     label_rows,
     method_colour,
     method_name,
@@ -100,7 +99,7 @@ def test_tables_and_pages_agree():
     methods = [spec.to_dict() for spec in specs]
     table = pd.DataFrame([method_columns(method) for method in methods], index=[7, 3, 5])
     expected = ["autoregressive", "LANTERN k 20, δ 0.1", "ZipAR w 2"]
-    assert label_rows(table).tolist() == label_methods(methods) == expected
+    assert label_rows(table).tolist() == [label_method(method) for method in methods] == expected
     assert list(label_rows(table).index) == [7, 3, 5]
     assert label_rows(pd.DataFrame({"method": ["real", "reconstruction"]})).tolist() == [
         "real images",

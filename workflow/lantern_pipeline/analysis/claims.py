@@ -54,9 +54,9 @@ def find_claims(
     rows = select_headline(summary, settings)
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     equal_length = {}
-    for name, (column, first, others) in OF_ABLATIONS.items():
+    for name, asked in OF_ABLATIONS.items():
         if name in ablations:
-            equal_length |= compare_curves(dict(list(ablations[name].groupby(column))), first, others, options)
+            equal_length |= _compare_curves(ablations[name], *asked, options)
     place = {name: rows[name].iloc[0] for name in ("prompt_set", "temperature")} | {"repeat": images["repeat"].iloc[0]}
     images = images[(images[list(place)] == pd.Series(place)).all(axis=1)]
     for first, others in OF_ACCEPTANCE.items():
@@ -73,15 +73,19 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
-    """Those claims that need the headline rows alone."""
-    baseline, exact, relaxed = fastest_rows(rows)
-    alone = _fastest(rows[is_lossless(rows) & (rows["drafts"] == "jacobi")])
-    is_slow = ~rows["is_exact"].eq(True) & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
+    """Those claims that need the headline rows alone.
+
+    A relaxed row counts as fastest if it keeps its prompt accuracy; prompts of free text, without one, rule none out.
+    """
+    baseline = rows[rows["method_id"] == BASELINE].iloc[0]
+    lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
+    loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
+    is_slow = is_relaxed & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
     return {
         "baseline": _numbers_of_row(baseline),
-        "exact": _numbers_of_row(exact),
-        "exact_without_draft_model": _numbers_of_row(alone),
-        "relaxed": _numbers_of_row(relaxed),
+        "exact": _fastest(lossless),
+        "exact_without_draft_model": _fastest(lossless[lossless["drafts"] == "jacobi"]),
+        "relaxed": _fastest(rows[is_relaxed & ~loses]),
         "relaxed_and_slow": list(rows.loc[is_slow, "label"]),
         "distribution": _judge_distributions(rows),
         "frontier": _frontier(rows),
@@ -124,26 +128,18 @@ def speed_measure(rows: pd.DataFrame) -> str:
     return "speedup" if rows["speedup"].notna().any() else "mean_accepted_length"
 
 
-def fastest_rows(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series | None, pd.Series | None]:
-    """Autoregressive decoding's row, the fastest exact one, and the fastest relaxed one that keeps prompt accuracy."""
-    baseline = rows[rows["method_id"] == BASELINE].iloc[0]
-    lost = baseline["prompt_accuracy"] - rows["prompt_accuracy"]  # nan (prompts of free text) rules no row out
-    keeps_accuracy = ~(lost > ACCURACY_TOLERANCE + 1e-9)
-    return baseline, _fastest(rows[is_lossless(rows)]), _fastest(rows[~rows["is_exact"].eq(True) & keeps_accuracy])
-
-
-def is_lossless(rows: pd.DataFrame) -> pd.Series:
+def _is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Tells which rows are exact: by its proof, and tokens equal to autoregressive decoding's where they must be.
 
     Verification by rejection without relaxation keeps the distribution, not the tokens; it counts by its proof. In
     bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
     candidates are closer than that. Autoregressive decoding itself does not count.
     """
-    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~must_be_equal(rows)
+    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
-def must_be_equal(rows: pd.DataFrame) -> pd.Series:
+def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
     """Tells which rows must hold autoregressive decoding's tokens, one for one."""
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
@@ -152,21 +148,18 @@ def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Adds to headline rows `has_draft_model`, and `distance`: total variation at nodes, or its upper bound, the share
     of substitutions; 0 for autoregressive decoding and within rounding, nan where neither is known.
     """
-    has_draft_model = rows["drafts"].notna() & rows["drafts"].map(_needs_draft_model)
+    has_draft_model = [isinstance(name, str) and drafts_of(name).needs_draft_model for name in rows["drafts"]]
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0), has_draft_model=has_draft_model)
 
 
-def _needs_draft_model(drafts: str | float) -> bool:
-    return isinstance(drafts, str) and drafts_of(drafts).needs_draft_model
-
-
-def compare_curves(
-    curves: Mapping[str, pd.DataFrame], first: str, others: tuple[str, ...], options: Mapping[str, int]
+def _compare_curves(
+    images: pd.DataFrame, column: str, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, Any]:
     """Compares a curve with others at equal accepted length: its name -> other's name -> numbers, None where no length
-    is common. `curves` are rows of images by name; nothing where none of the others was run.
+    is common. `column` of the rows of images names the curves; nothing where none of the others was run.
     """
+    curves = dict(list(images.groupby(column)))
     known = [other for other in others if first in curves and other in curves]
     found = {other: compare_at_equal_length(curves[first], curves[other], **options) for other in known}
     return {first: found} if found else {}
@@ -177,16 +170,14 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
     return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
 
 
-def _fastest(rows: pd.DataFrame) -> pd.Series | None:
+def _fastest(rows: pd.DataFrame) -> dict[str, Any] | None:
     measure = speed_measure(rows)
     known = rows[rows[measure].notna()]
-    return None if known.empty else known.loc[known[measure].idxmax()]
+    return None if known.empty else _numbers_of_row(known.loc[known[measure].idxmax()])
 
 
-def _numbers_of_row(row: pd.Series | None) -> dict[str, Any] | None:
+def _numbers_of_row(row: pd.Series) -> dict[str, Any]:
     """OF_A_ROW of a row, None where a cell is empty."""
-    if row is None:
-        return None
     cells = ((name, row[name]) for name in OF_A_ROW)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
@@ -197,8 +188,7 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, Any]:
     """
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
-    must = kept[kept["dtype"] == "float32"]
-    rounded = kept[kept["dtype"] != "float32"]
+    must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
     counts = {
         "num_rows": len(must),
         "num_equal": int((must["tokens_equal_autoregressive"] == 1).sum()),
@@ -219,7 +209,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
         return {}
     level = LEVEL / tested.sum()
     is_refuted = (others["law_p"] < level) | (others["tv_mean"] > ROUNDING)
-    is_refuted |= must_be_equal(others) & (others["tokens_equal_autoregressive"] < 1)
+    is_refuted |= _must_be_equal(others) & (others["tokens_equal_autoregressive"] < 1)
     refuted, open_ = others[is_claimed & is_refuted], others[is_claimed & ~is_refuted & ~tested]
     relaxed = others[tested & ~is_claimed]
     alike = relaxed[relaxed["law_p"] >= level]
@@ -246,17 +236,12 @@ def _frontier(rows: pd.DataFrame) -> dict[str, Any]:
     known = placed[placed["distance"].notna()]
     if (known["method_id"] != BASELINE).sum() < 2:
         return {}
-    parts = {"all": known, "without_draft_model": known[~known["has_draft_model"]]}
-    columns = ["label", measure, "distance"]
-    best = {name: undominated(part, measure)[columns].to_dict("records") for name, part in parts.items()}
+    columns, best = ["label", measure, "distance"], {}
+    for name, part in {"all": known, "without_draft_model": known[~known["has_draft_model"]]}.items():
+        rows = part.sort_values([measure, "distance"], ascending=[False, True], kind="stable")
+        closest_before = rows["distance"].cummin().shift(fill_value=float("inf"))
+        best[name] = rows.loc[rows["distance"] < closest_before, columns].to_dict("records")
     return {**best, "num_rows": len(known), "not_measured": list(placed.loc[placed["distance"].isna(), "label"])}
-
-
-def undominated(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Rows closer to the target than all faster ones, the fastest first."""
-    rows = rows.sort_values([measure, "distance"], ascending=[False, True], kind="stable")
-    closest_before = rows["distance"].cummin().shift(fill_value=float("inf"))
-    return rows[rows["distance"] < closest_before]
 
 
 def _bound(curves: pd.DataFrame) -> dict[str, Any]:
@@ -288,7 +273,7 @@ def _compare_acceptance(
     is_same = (rows[["drafts", "tree"]] == asked[["drafts", "tree"]].iloc[0]).all(axis=1)
     rows = rows[is_same & rows["acceptance"].isin((first, *others))]
     drawn = images.merge(rows[["method_id", "acceptance"]], on="method_id")
-    found = compare_curves(dict(list(drawn.groupby("acceptance"))), first, others, options)
+    found = _compare_curves(drawn, "acceptance", first, others, options)
     known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
     for other, numbers in found.get(first, {}).items():
         if numbers:

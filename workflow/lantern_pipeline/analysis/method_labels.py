@@ -6,7 +6,7 @@ departs from that preset, then its parameters, as in "LANTERN (chain9, sjd) k 20
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -122,11 +122,6 @@ def label_families(table: pd.DataFrame) -> pd.Series:
 def label_rows(table: pd.DataFrame) -> pd.Series:
     """`label_method` of each row, on the table's index."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
-
-
-def label_methods(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`label_method` of each of several methods."""
-    return [label_method(method) for method in methods]
 
 
 def _base_of(method: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern.methods import draws_target_tokens
 from lantern.prompts import Prompt
-from lantern_pipeline.analysis.method_labels import label_methods
+from lantern_pipeline.analysis.method_labels import label_method
 from lantern_pipeline.data.html_page import data_uri, fill_page, to_json
 from lantern_pipeline.metrics.speed import BASELINE
 from lantern_pipeline.metrics.timed_images import TimedImages
@@ -74,7 +74,7 @@ def _describe_methods(timed: TimedImages) -> list[dict[str, Any]]:
     kinds = [_kind(method, metadata["temperature"]) for method in methods]
     return [
         {"id": method["method_id"], "label": label, "kind": kind, "seconds": round(seconds[method["method_id"]], 3)}
-        for method, label, kind in zip(methods, label_methods(methods), kinds, strict=True)
+        for method, label, kind in zip(methods, map(label_method, methods), kinds, strict=True)
     ]
 
 

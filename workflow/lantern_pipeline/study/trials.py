@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.analysis.method_labels import label_methods
+from lantern_pipeline.analysis.method_labels import label_method
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.metrics.speed import BASELINE
 from lantern_pipeline.study.page import CHECK, PAIR, Trial
@@ -49,7 +49,7 @@ def select_trials(
     """
     _check_counts(settings, len(prompts))
     compared = _choose_methods(records, settings["methods"])
-    labels = label_methods([records[method_id].metadata["method"] for method_id in compared])
+    labels = [label_method(records[method_id].metadata["method"]) for method_id in compared]
     trials, methods, used = [], [], set()
     baseline = records[BASELINE].codes
     for number, (method_id, label) in enumerate(zip(compared, labels, strict=True)):
