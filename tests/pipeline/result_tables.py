@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.analysis.summary import TV_COLUMNS, Measurements
+from lantern_pipeline.analysis.summary import TV_COLUMNS
 from lantern_pipeline.data.tables import method_columns
 
 NUM = 20
 SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}
 FIXED = {"frechet_distance": 9.0, "kernel_distance": 0.1, "precision": 0.8, "recall": 0.7}
 CROSS_ENTROPY = {0: 3.9, 1: 4.1}
+
+
+class Tables(NamedTuple):
+    """Arguments of `build_summary`."""
+
+    quality: pd.DataFrame
+    images: pd.DataFrame
+    latency: pd.DataFrame
+    total_variation: pd.DataFrame
+    cross_entropy: dict[int, float]
 
 
 def _lantern(delta, method_id):
@@ -58,16 +70,15 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
         columns = {"nll": np.nan, "clip_score": 0.95, "prompt_accuracy": 0.97, "is_all_correct": 0.0}
         images.append(pd.DataFrame({**head, "prompt_id": ids, **columns}))
     distances = pd.DataFrame(distances).reindex(columns=["method_id", *place, *TV_COLUMNS])
-    return Measurements(
+    return Tables(
         pd.DataFrame(quality), pd.concat(images, ignore_index=True), pd.DataFrame(latency), distances, CROSS_ENTROPY
     )
 
 
 def join(*parts):
     """One set of tables from those of several repeats."""
-    names = ("quality", "images", "latency", "total_variation")
-    tables = [pd.concat([getattr(part, name) for part in parts], ignore_index=True) for name in names]
-    return Measurements(*tables, CROSS_ENTROPY)
+    tables = zip(*(part[:-1] for part in parts), strict=True)
+    return Tables(*(pd.concat(same, ignore_index=True) for same in tables), CROSS_ENTROPY)
 
 
 def with_changes(**changes):

@@ -7,7 +7,7 @@ from lantern.io import read_json, write_json, write_text
 from lantern_pipeline.analysis.claims import describe_run, find_claims
 from lantern_pipeline.analysis.comparisons import build_paired
 from lantern_pipeline.analysis.markdown import claim_cells, html_page, method_cells, results_table
-from lantern_pipeline.analysis.summary import Measurements, build_summary
+from lantern_pipeline.analysis.summary import build_summary
 from lantern_pipeline.data.tables import read_table, read_tables, write_table
 from lantern_pipeline.runtime.job import job_log
 
@@ -18,8 +18,8 @@ with job_log(snakemake):
     targets = [read_json(path) for path in files.target]
     entropies = [report.get("val_cross_entropy", math.nan) for report in targets]  # a published target has none
     cross_entropy = dict(zip(params.training_seeds, entropies, strict=True))
-    tables = Measurements(read_tables(files.quality), images, latency, read_table(files.total_variation), cross_entropy)
-    summary = build_summary(tables, **options)
+    quality, total_variation = read_tables(files.quality), read_table(files.total_variation)
+    summary = build_summary(quality, images, latency, total_variation, cross_entropy, **options)
     write_table(snakemake.output.summary, summary)
     write_table(snakemake.output.paired, build_paired(images, latency, **options))
     reports = {name: read_json(files[name]) for name in ("tokenizer", *params.trained)}

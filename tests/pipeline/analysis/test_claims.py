@@ -23,7 +23,7 @@ def table():
 
 
 def summarise(methods=METHODS, **options):
-    return build_summary(make_tables(methods, **options), settings=SETTINGS, seed=0)
+    return build_summary(*make_tables(methods, **options), settings=SETTINGS, seed=0)
 
 
 def change(table, method_id, **values):
@@ -78,7 +78,7 @@ def test_an_exact_method_without_a_draft_model_stands_apart(seconds, fastest):
 
 
 def test_rows_of_single_repeats_are_counted_once_each():
-    repeated = build_summary(join(make_tables(), make_tables(repeat="s1n0")), settings=SETTINGS, seed=0)
+    repeated = build_summary(*join(make_tables(), make_tables(repeat="s1n0")), settings=SETTINGS, seed=0)
     found = find(repeated)
     assert found["tokens"]["num_rows"] == 2
     assert describe_run(found["setting"]).startswith("20 prompts in 2 repeats of the set seen, 6 of them timed, temp")
@@ -179,7 +179,7 @@ def make_peers(costs):
             methods[spec.method_id] = (spec, forwards, cost, 0.0, 0.5)
     methods["sjd_pp"] = (make_method("sjd_pp", tree="chain9", method_id="sjd_pp"), 25, 0.1, 0.0, 0.6)
     tables = make_tables(methods)
-    summary = build_summary(tables, settings=SETTINGS, seed=0).assign(law_p=0.5)
+    summary = build_summary(*tables, settings=SETTINGS, seed=0).assign(law_p=0.5)
     summary.loc[summary["method"] == "eagle1", "tv_mean"] = 1e-8
     summary.loc[summary["method"] == "coupled", "substitution_rate"] = 0.0
     summary.loc[summary["method"] == "sjd_pp", "tv_mean"] = np.nan

@@ -94,12 +94,6 @@ def test_repeats_are_pooled():
     assert table.loc[("nll", "s1n0"), "conclusion"] == "worse at n = 40"
 
 
-def test_a_method_without_its_baseline_is_named():
-    images = make_images()
-    with pytest.raises(ValueError, match="m on seen at temperature 1 has no autoregressive rows"):
-        compare(images[images.method_id != "autoregressive"])
-
-
 def curve(name: str, forwards: list[list[int]], nll: list[list[float]]) -> pd.DataFrame:
     """One row per method (outer lists) and prompt, images of 12 tokens."""
     rows = [

@@ -17,7 +17,7 @@ from lantern_pipeline.analysis.summary import build_summary, select_headline
 
 
 def describe(methods=None, **changed):
-    summary = build_summary(make_tables(methods) if methods else make_tables(), settings=SETTINGS, seed=0)
+    summary = build_summary(*(make_tables(methods) if methods else make_tables()), settings=SETTINGS, seed=0)
     rows = select_headline(summary.assign(**changed), SETTINGS)
     front = describe_front({"setting": describe_setting(rows), **claims_of_rows(rows)})
     assert json.dumps(front, allow_nan=False)

@@ -30,7 +30,7 @@ def make_rows(forwards):
     """A target's rows: EAGLE-1 takes 32 forwards an image, LANTERN so many."""
     tables = make_tables(with_changes(eagle1=(32, 0.0, 0.0, 0.8), lantern_a=(forwards, 0.5, 0.04, 0.6)))
     options = {"settings": SETTINGS, "seed": 0}
-    summary, paired = build_summary(tables, **options), build_paired(tables.images, tables.latency, **options)
+    summary, paired = build_summary(*tables, **options), build_paired(tables.images, tables.latency, **options)
     decoded = tables.images[tables.images["method_id"] != "real"]
     return target_rows(summary, paired, decoded, SETTINGS, 0)
 

@@ -24,7 +24,7 @@ from lantern_pipeline.analysis.summary import build_summary
 
 
 def shown(tables=None):
-    return results_table(build_summary(tables or make_tables(), settings=SETTINGS, seed=0), SETTINGS)
+    return results_table(build_summary(*(tables or make_tables()), settings=SETTINGS, seed=0), SETTINGS)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from lantern.checkpoints.native import load_model, save_model
 from lantern.prompts import Prompt
 from lantern_pipeline.analysis.comparisons import build_paired
 from lantern_pipeline.analysis.markdown import markdown_table, method_cells, results_table
-from lantern_pipeline.analysis.summary import TV_COLUMNS, Measurements, build_summary
+from lantern_pipeline.analysis.summary import TV_COLUMNS, build_summary
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.metrics import fidelity as of_sets
 from lantern_pipeline.metrics.clip_score import ClipScore, load_open_clip
@@ -130,9 +130,8 @@ def summarise(quality):
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
     total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *TV_COLUMNS])
-    summary = build_summary(
-        Measurements(quality.rows, quality.images, latency, total_variation, {0: 3.9}), settings=SETTINGS, seed=0
-    )
+    tables = quality.rows, quality.images, latency, total_variation
+    summary = build_summary(*tables, {0: 3.9}, settings=SETTINGS, seed=0)
     paired = build_paired(quality.images, latency, settings=SETTINGS, seed=0)
     return summary.set_index("method_id"), paired, markdown_table(method_cells(results_table(summary, SETTINGS)))
 

@@ -5,8 +5,7 @@ Where the run was repeated with other seeds, the rows of all repeats together, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -66,29 +65,22 @@ SUMMARY_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """What the table of results is made of.
-
-    Attributes:
-        quality: `Quality.rows` of all prompt sets, temperatures and repeats.
-        images: `Quality.images` of the same.
-        latency: method_id, prompt_set, temperature, repeat, prompt_id, seconds, stepping.
-        total_variation: KEYS and TV_COLUMNS.
-        cross_entropy: training seed -> the target's cross-entropy on held-out images, nats per token.
-
-    What was not timed, and rows that `total_variation` lacks, have empty cells.
-    """
-
-    quality: pd.DataFrame
-    images: pd.DataFrame
-    latency: pd.DataFrame
-    total_variation: pd.DataFrame
-    cross_entropy: Mapping[int, float]
-
-
-def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], seed: int) -> pd.DataFrame:
+def build_summary(
+    quality: pd.DataFrame,
+    images: pd.DataFrame,
+    latency: pd.DataFrame,
+    total_variation: pd.DataFrame,
+    cross_entropy: Mapping[int, float],
+    *,
+    settings: Mapping[str, Any],
+    seed: int,
+) -> pd.DataFrame:
     """Assembles the table of results, SUMMARY_COLUMNS, pooled rows first; `settings` is config section `metrics`.
+
+    `quality` and `images` are `Quality.rows` and `Quality.images` of all prompt sets, temperatures and repeats,
+    `latency` has PLACE, repeat, prompt_id, seconds and stepping, `total_variation` KEYS and TV_COLUMNS; what was not
+    timed, or is not in the latter, has empty cells. `cross_entropy` is the target's on held-out images by training
+    seed, nats per token.
 
     `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise, and
     `target_prompt_accuracy` that decoding's accuracy in the same place. `stepping` is how the timed steps ran; where
@@ -97,20 +89,23 @@ def build_summary(measurements: Measurements, *, settings: Mapping[str, Any], se
     and repeat, with an empty temperature.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
-    images = {key: rows for key, rows in repeat_groups(measurements.images)}
+    images_of = dict(repeat_groups(images))
     summary = []
-    for key, rows in repeat_groups(measurements.quality):
-        if key not in images:
-            raise ValueError(f"there is no table of images for {key[0]} on {key[1]} at temperature {key[2]:g}")
+    for key, rows in repeat_groups(quality):
         values = {**dict(zip(KEYS, key, strict=True)), **_combine_quality(rows)}
-        values |= _measure_images(images[key], options)
+        values |= _measure_images(images_of[key], options)
         if key[0] not in CEILINGS:
-            values |= _measure_decoding(images[key], images[BASELINE, *key[1:]], options)
-            values["target_cross_entropy"] = _cross_entropy(rows, measurements.cross_entropy)
+            values |= _measure_decoding(images_of[key], images_of[BASELINE, *key[1:]], options)
+            entropies = [cross_entropy[training_seed(repeat)] for repeat in rows["repeat"]]
+            values["target_cross_entropy"] = float(np.mean(entropies))
         summary.append(values)
-    table, latency = _keep_ceilings_once(pd.DataFrame(summary)), measurements.latency
-    timed, tv = summarise_latency(latency, **options), _combine_tv(measurements.total_variation)
-    for part in (timed, tv, *_summarise_eager(latency, options)):
+    table = _keep_ceilings_once(pd.DataFrame(summary))
+    parts = [summarise_latency(latency, **options), _combine_tv(total_variation)]
+    is_eager, columns = latency["stepping"] == "eager", with_ends("speedup")
+    if is_eager.nunique() > 1:  # eager steps over eager steps, beside captured ones
+        eager = summarise_latency(latency[is_eager], **options)[[*KEYS, *columns]]
+        parts.append(eager.rename(columns=dict(zip(columns, with_ends("speedup_eager"), strict=True))))
+    for part in parts:
         table = table.merge(part, on=list(KEYS), how="left", validate="many_to_one")
     table = table.merge(_steppings(latency), on=list(PLACE), how="left", validate="many_to_one")
     return table.reindex(columns=[*SUMMARY_COLUMNS, *own_parameters(table)])
@@ -120,14 +115,6 @@ def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
     """How the steps of each method ran whose times count: PLACE and `stepping`."""
     modes = latency.groupby(list(PLACE))["stepping"]
     return modes.agg(lambda found: next((mode for mode in found if mode != "eager"), "eager")).reset_index()
-
-
-def _summarise_eager(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[pd.DataFrame]:
-    """Speed-ups of eager steps over eager steps, KEYS and `speedup_eager`; nothing where all steps were eager."""
-    is_eager, columns = latency["stepping"] == "eager", with_ends("speedup")
-    if is_eager.nunique() > 1:
-        found = summarise_latency(latency[is_eager], **options)[[*KEYS, *columns]]
-        yield found.rename(columns=dict(zip(columns, with_ends("speedup_eager"), strict=True)))
 
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
@@ -142,11 +129,6 @@ def select_headline(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Da
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
     rows = rows[(rows["prompt_set"] == prompt_set) & (rows["temperature"] == temperature)]
-    if BASELINE not in set(rows["method_id"]):
-        raise ValueError(
-            f"the table has no {BASELINE} row for metrics.headline_prompt_set {prompt_set} at "
-            f"metrics.headline_temperature {temperature:g}"
-        )
     rows = rows.reset_index(drop=True)
     return rows.assign(label=label_rows(rows))
 
@@ -161,10 +143,6 @@ def select_ceilings(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Da
 def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
     """The method's parts and its metrics of whole sets of images, over one or more repeats."""
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
-    wanted = with_ends(*(metric.column for metric in over_sets))
-    missing = [name for name in ("method", "cfg_scale", "num_images", *wanted) if name not in rows]
-    if missing:
-        raise ValueError(f"the quality tables lack the column {missing[0]}; measure quality again")
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *own_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
     for metric in over_sets:
@@ -191,14 +169,6 @@ def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
         values["law_p"] = combine_pvalues(p_values).pvalue if len(p_values) else np.nan
         combined.append(values)
     return pd.DataFrame(combined, columns=[*KEYS, *TV_COLUMNS])
-
-
-def _cross_entropy(rows: pd.DataFrame, cross_entropy: Mapping[int, float]) -> float:
-    seeds = [training_seed(repeat) for repeat in rows["repeat"]]
-    missing = [seed for seed in seeds if seed not in cross_entropy]
-    if missing:
-        raise ValueError(f"there is no report of the target of training seed {missing[0]}; train it again")
-    return float(np.mean([cross_entropy[seed] for seed in seeds]))
 
 
 def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
