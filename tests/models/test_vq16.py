@@ -150,6 +150,7 @@ def test_images_and_codes_in_several_chunks_or_none_are_the_same(small, monkeypa
         (lambda model: model.encode(torch.zeros(1, 3, 16, 8)), r"images must have shape \(n, 3, 8, 8\)"),
         (lambda model: model.decode(torch.zeros(1, 15)), r"codes must have shape \(n, 16\), got \(1, 15\)"),
         (lambda model: model.decode(torch.full((1, 16), 64)), r"codes must be in \[0, 64\), got 64 to 64"),
+        (lambda model: model.decode(-torch.ones(1, 16)), r"codes must be in \[0, 64\), got -1 to -1"),
         (lambda model: VQ16Config(channels=40), "channels of a VQ-16 must be a multiple of 32, got 40"),
     ],
 )
