@@ -18,13 +18,11 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 from torch_fidelity.feature_extractor_vgg16 import FeatureExtractorVGG16
 
 from lantern_pipeline.downloads.manifest import describe_file, make_manifest
-from lantern_pipeline.metrics import kid, precision_recall
+from lantern_pipeline.metrics import distances
+from lantern_pipeline.metrics.distances import Gaussian, measure_fid, measure_kid, measure_precision_recall
 from lantern_pipeline.metrics.feature_extractors import classifier_features, load_extractor
-from lantern_pipeline.metrics.fid import Gaussian, measure_fid
 from lantern_pipeline.metrics.fidelity import OF_CLASSIFIER, ClassifierFidelity, Reference, feature_scale
 from lantern_pipeline.metrics.intervals import draw_parts, jackknife_error
-from lantern_pipeline.metrics.kid import measure_kid
-from lantern_pipeline.metrics.precision_recall import measure_precision_recall
 from lantern_pipeline.metrics.reference_statistics import measure_reference
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
@@ -181,8 +179,8 @@ def test_too_few_images_have_no_interval():
 
 def test_the_size_of_blocks_does_not_matter(monkeypatch):
     expected = measure_kid(*SETS, **KID), measure_precision_recall(*SETS, **PRC)
-    for module in (kid, precision_recall):
-        monkeypatch.setattr(module, "BLOCK", 7)
+    for name in ("KERNEL_BLOCK", "DISTANCE_BLOCK"):
+        monkeypatch.setattr(distances, name, 7)
     assert measure_kid(*SETS, **KID) == pytest.approx(expected[0], rel=1e-9)
     for found, other in zip(measure_precision_recall(*SETS, **PRC), expected[1], strict=True):
         assert found == pytest.approx(other, rel=1e-9)

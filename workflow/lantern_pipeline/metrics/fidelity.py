@@ -17,6 +17,13 @@ from torch import Tensor
 from lantern.checkpoints.native import load_model
 from lantern_pipeline.data.image_files import Preprocessing
 from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
+from lantern_pipeline.metrics.distances import (
+    Gaussian,
+    measure_fid,
+    measure_kid,
+    measure_precision_recall,
+    subset_size_of,
+)
 from lantern_pipeline.metrics.feature_extractors import (
     INCEPTION,
     VGG16,
@@ -25,9 +32,6 @@ from lantern_pipeline.metrics.feature_extractors import (
     describe_weights,
     load_extractors,
 )
-from lantern_pipeline.metrics.fid import Gaussian, measure_fid
-from lantern_pipeline.metrics.kid import measure_kid, subset_size_of
-from lantern_pipeline.metrics.precision_recall import measure_precision_recall
 from lantern_pipeline.metrics.reference_statistics import ReferenceSet, check_images, load_reference
 from lantern_pipeline.metrics.registry import MetricFiles
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
@@ -58,9 +62,8 @@ class Reference:
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
-        """Compares a set of images, raw features (n, width): the columns of what is known of the reference. Methods
-        that made the same images are measured once. `settings` are config section `metrics`; `seed` is of subsets and
-        intervals.
+        """Compares a set of images, raw features (n, width), by what is known of the reference: columns of a row.
+        Methods that made the same images are measured once. `settings` are config section `metrics`.
         """
         key = hashlib.sha256(features.numpy()).digest()
         if key not in self._measured:
@@ -147,12 +150,9 @@ class PublishedFidelity:
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (width,) by which features (n, width) are standardised before any distance is taken;
-    a feature that is constant over the reference gets std 1.
-
-    KID's cubic kernel and the distances behind precision and recall depend on the scale of the features; a net's raw
-    features have none that means anything, and a few loud ones would decide. Standardised by the reference set, all
-    count alike.
+    """Mean and standard deviation (width,) by which features (n, width) are standardised, so that all count alike in
+    KID's cubic kernel and in distances: a net's raw features have no scale that means anything. A feature that is
+    constant over the reference gets std 1.
     """
     if len(reference) < 2:
         raise ValueError(f"standardising features needs at least 2 reference images, got {len(reference)}")
