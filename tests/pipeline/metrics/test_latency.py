@@ -19,28 +19,26 @@ from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import latency
-from lantern_pipeline.metrics.latency import PARTS, measure_latency, profile_steps
+from lantern_pipeline.metrics.latency import (
+    COLUMNS,
+    PARTS,
+    accepted_drafts,
+    load_timed_images,
+    measure_latency,
+    profile_steps,
+    save_timed_images,
+)
 from lantern_pipeline.metrics.speed import pair_latency
-from lantern_pipeline.metrics.timed_images import accepted_drafts, load_timed_images, save_timed_images
 
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
+RELAXED = {"acceptance": "additive", "residual": "paper", "neighbours": "l2", "k": 3, "delta": 0.3}
+DYNAMIC = DynamicTreeOptions(num_nodes=6, depth=2, top_k=3)
 SPECS = {
     "autoregressive": MethodSpec.of("autoregressive", method_id="autoregressive"),
     "exact": MethodSpec.of("exact", tree="chain3", drafts="coupled", method_id="exact"),
     "rejected": MethodSpec.of("rejected", tree="chain3", drafts="sampled", method_id="rejected"),
-    "near": MethodSpec.of(
-        "near",
-        tree="dynamic",
-        drafts="top",
-        acceptance="additive",
-        residual="paper",
-        neighbours="l2",
-        k=3,
-        delta=0.3,
-        method_id="near",
-        tree_shape=DynamicTreeOptions(num_nodes=6, depth=2, top_k=3),
-    ),
+    "near": MethodSpec.of("near", tree="dynamic", drafts="top", **RELAXED, method_id="near", tree_shape=DYNAMIC),
 }
 
 
@@ -54,56 +52,37 @@ def time_images(decoders, num_warmup=0):
     return measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=num_warmup)[0]
 
 
-@pytest.fixture
-def ticking(monkeypatch):
-    """A clock of which every look takes a second."""
-    clock = count()
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-
-
 def is_as_made(decoder: Decoder) -> bool:
     """Whether no clock is left on the decoder."""
-    return decoder.timer is nullcontext and isinstance(decoder.runner, stepping.StepRunner)
+    return decoder.timer is nullcontext and not {"borrow", "step"} & set(vars(decoder.runner))
 
 
-def test_every_part_of_every_step_is_counted_once(ticking):
+def test_every_part_of_every_step_is_counted_once(monkeypatch):
+    clock = count()  # every look takes a second
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     table = profile_steps(make_decoders(), PROMPTS, ENCODER, run_seed=0)
-    assert list(table.columns) == [
-        "method_id",
-        "part",
-        "milliseconds",
-        "milliseconds_low",
-        "milliseconds_high",
-        "num_steps",
-    ]
-    assert not table.duplicated(["method_id", "part"]).any()
+    ends = ["milliseconds", "milliseconds_low", "milliseconds_high"]
+    assert list(table.columns) == ["method_id", "part", *ends, "num_steps"]
+    assert not table.duplicated(["method_id", "part"]).any() and set(table["method_id"]) == set(SPECS)
     for method_id, rows in table.groupby("method_id"):
-        milliseconds = dict(zip(rows["part"], rows["milliseconds"], strict=True))
-        # n parts: 2 n + 1 seconds, n of them the parts'
-        assert milliseconds == {**dict.fromkeys(PARTS, 1000), "other": 6000}, method_id
-        assert (rows["milliseconds_low"] == rows["milliseconds"]).all()
-        assert (rows["milliseconds_high"] == rows["milliseconds"]).all()
+        for name in ends:  # n parts: 2 n + 1 seconds, n of them the parts'
+            assert dict(zip(rows["part"], rows[name], strict=True)) == {**dict.fromkeys(PARTS, 1000), "other": 6000}, (
+                method_id
+            )
 
 
-def test_steps_are_those_after_the_prefill_of_the_images_that_count():
-    decoders = make_decoders()
-    profiled = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0)
-    assert (profiled["milliseconds"] >= 0).all()  # what no part took is no negative rest
-    table = profiled.groupby("method_id")["num_steps"]
-    forwards = time_images(decoders).groupby("method_id")
-    assert (table.nunique() == 1).all()
-    assert table.first().to_dict() == (forwards["target_forwards"].sum() - len(PROMPTS)).to_dict()
-    assert table.first()["autoregressive"] == 15 * len(PROMPTS)
-    assert table.first()["exact"] < 15 * len(PROMPTS)  # not won by never accepting a draft
-
-
-def test_decoders_are_left_as_they_were():
+def test_steps_are_those_after_the_prefill_and_decoders_are_left_as_they_were():
     decoders = make_decoders()
     before = time_images(decoders).drop(columns="seconds")
-    profile_steps(decoders, PROMPTS[:1], ENCODER, run_seed=0)
+    profiled = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0)
     assert all(is_as_made(decoder) for decoder in decoders)
-    after = time_images(decoders).drop(columns="seconds")
-    assert after.equals(before)
+    assert time_images(decoders).drop(columns="seconds").equals(before)
+    assert (profiled["milliseconds"] >= 0).all()  # what no part took is no negative rest
+    steps = profiled.groupby("method_id")["num_steps"]
+    assert (steps.nunique() == 1).all()
+    forwards = before.groupby("method_id")["target_forwards"].sum()
+    assert steps.first().to_dict() == (forwards - len(PROMPTS)).to_dict()
+    assert steps.first()["autoregressive"] == 15 * len(PROMPTS) > steps.first()["exact"]
 
 
 @pytest.mark.parametrize("place", ["step", "_score", "_run_target"])
@@ -114,14 +93,15 @@ def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
         raise FloatingPointError("logits are not finite")
 
     monkeypatch.setattr(Decoder, place, fail)
-    with pytest.raises(FloatingPointError, match="not finite"):
-        profile_steps([decoder], PROMPTS, ENCODER, run_seed=0)
-    assert is_as_made(decoder)
+    for measure in (profile_steps, lambda *arguments, **options: measure_latency(*arguments, **options, num_warmup=0)):
+        with pytest.raises(FloatingPointError, match="not finite"):
+            measure([decoder], PROMPTS, ENCODER, run_seed=0)
+        assert is_as_made(decoder)
 
 
 def test_every_method_is_timed_on_every_prompt():
     table = time_images(make_decoders(0.0), num_warmup=1)
-    assert list(table.columns) == ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
+    assert list(table.columns) == COLUMNS
     pairs = {(method_id, prompt.id) for method_id in SPECS for prompt in PROMPTS}
     assert set(zip(table["method_id"], table["prompt_id"], strict=True)) == pairs and len(table) == len(pairs)
     assert (table["temperature"] == 0).all() and (table["seconds"] > 0).all() and (table["stepping"] == "eager").all()
@@ -137,10 +117,16 @@ def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
         return SimpleNamespace(target_forwards=torch.tensor([4])), 0.5
 
     monkeypatch.setattr(latency, "decode_timed", decode)
-    runner = SimpleNamespace(mode="eager", borrow=lambda decoder, num_rows: None)
-    parts = {"sampling": SimpleNamespace(temperature=1.0), "runner": runner, "device": torch.device("cpu")}
-    specs = [SimpleNamespace(to_dict=lambda name=name: {"method_id": name}, method_id=name) for name in "abc"]
-    stubs = [SimpleNamespace(spec=spec, **parts) for spec in specs]
+    monkeypatch.setattr(stepping.StepRunner, "borrow", lambda *arguments: None)
+    stubs = [
+        SimpleNamespace(
+            spec=SimpleNamespace(to_dict=lambda name=name: {"method_id": name}, method_id=name),
+            sampling=SimpleNamespace(temperature=1.0),
+            runner=stepping.StepRunner("eager", torch.device("cpu")),
+            device=torch.device("cpu"),
+        )
+        for name in "abc"
+    ]
     table, images = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1)
     assert order == [
         *(("c", "p1", 7), ("a", "p1", 7), ("b", "p1", 7)),  # warm-up
@@ -163,15 +149,12 @@ def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
         decoder.runner = stepping.StepRunner("auto", torch.device("cuda"))
     table, images = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=1)
     assert (table.groupby(["method_id", "prompt_id"])["stepping"].agg(set) == {"eager", "graph"}).all()
-    assert len(table) == 2 * len(decoders) * len(PROMPTS) and len(images) == len(decoders) * len(PROMPTS)
+    assert len(table) == 2 * len(images) == 2 * len(decoders) * len(PROMPTS)
     replayed = table[table["stepping"] == "graph"].set_index(["method_id", "prompt_id"])["seconds"]
     for image in images:
         assert sum(image.step_seconds) == pytest.approx(replayed[image.method["method_id"], image.prompt_id])
-
-    paired = pair_latency(table.assign(prompt_set="seen", repeat=0))
-    graphs = table[table["stepping"] == "graph"].set_index(["method_id", "prompt_id"])["seconds"]
-    assert len(paired) == len(graphs)
-    assert paired.set_index(["method_id", "prompt_id"])["seconds"].to_dict() == graphs.to_dict()
+    paired = pair_latency(table.assign(prompt_set="seen", repeat=0)).set_index(["method_id", "prompt_id"])
+    assert paired["seconds"].to_dict() == replayed.to_dict()
 
 
 def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monkeypatch):
@@ -189,8 +172,8 @@ def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monke
     monkeypatch.setattr(latency, "decode_timed", decode)
     monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     decoder = make_decoders()[0]
-    monkeypatch.setattr(stepping.StepRunner, "borrow", lambda *arguments: None)
-    monkeypatch.setattr(stepping.StepRunner, "step", lambda *arguments: None)
+    for name in ("borrow", "step"):
+        monkeypatch.setattr(stepping.StepRunner, name, lambda *arguments: None)
     _, (image,) = measure_latency([decoder], PROMPTS[:1], ENCODER, run_seed=0, num_warmup=0)
     assert image.step_seconds == take and is_as_made(decoder)
 
@@ -223,13 +206,13 @@ def test_timed_images_are_written_with_their_seconds_and_what_was_drafted_and_su
     save_timed_images(tmp_path / "images.safetensors", images)
     timed = load_timed_images(tmp_path / "images.safetensors")
     assert timed.prompt_ids == [image.prompt_id for image in images]
+    assert timed.method_ids == [image.method["method_id"] for image in images]
     assert timed.metadata["temperature"] == 1.0 and timed.metadata["gpu"] is None
     assert timed.metadata["methods"] == {name: spec.to_dict() for name, spec in SPECS.items()}
     for row, image in enumerate(images):
         forwards, timing = len(image.step_seconds), rows.loc[(image.method["method_id"], image.prompt_id)]
         assert forwards == timing["target_forwards"] and min(image.step_seconds) > 0
         assert sum(image.step_seconds) == pytest.approx(timing["seconds"])
-        assert timed.method_ids[row] == image.method["method_id"]
         assert torch.equal(timed.codes[row], image.generation.codes[0].int())
         assert timed.step_lengths[row].sum() == 16 and (timed.step_lengths[row] > 0).sum() == forwards
         assert timed.step_seconds[row, :forwards].tolist() == pytest.approx(list(image.step_seconds))
@@ -244,12 +227,10 @@ def test_timed_images_are_written_with_their_seconds_and_what_was_drafted_and_su
         load_timed_images(tmp_path / "other.safetensors")
 
 
-def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends_before():
-    def drafts(accepted):
-        codes = torch.zeros(1, 8, dtype=torch.int64)
-        found = accepted_drafts(SimpleNamespace(codes=codes, accepted_lengths=torch.tensor([accepted])))
-        return "".join("d" if is_draft else "t" for is_draft in found[0])
-
-    assert drafts([2, 0, 2]) == "tddttddt"
-    assert drafts([3, 3]) == "tdddtddd"
-    assert drafts([3, 2]) == "tdddtddt"
+@pytest.mark.parametrize(
+    ("accepted", "expected"), [([2, 0, 2], "tddttddt"), ([3, 3], "tdddtddd"), ([3, 2], "tdddtddt")]
+)
+def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends_before(accepted, expected):
+    codes = torch.zeros(1, 8, dtype=torch.int64)
+    found = accepted_drafts(SimpleNamespace(codes=codes, accepted_lengths=torch.tensor([accepted])))
+    assert "".join("d" if is_draft else "t" for is_draft in found[0]) == expected

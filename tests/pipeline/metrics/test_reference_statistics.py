@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lantern.io import load_tensors
-from lantern_pipeline.metrics.feature_extractors import Extractor
 from lantern_pipeline.metrics.distances import Gaussian
+from lantern_pipeline.metrics.feature_extractors import Extractor
 from lantern_pipeline.metrics.reference_statistics import load_reference, measure_reference, save_reference
 from published_stand_ins import write_pictures
 

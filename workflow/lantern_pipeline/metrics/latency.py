@@ -1,4 +1,6 @@
-"""Latency at batch 1: every method draws the same prompts in turn, so that a drift of the machine hits all alike."""
+"""Latency at batch 1: every method draws the same prompts in turn, so that a drift of the machine hits all alike; and
+the images that were drawn by the clock, with the seconds of each of the target's forwards, for the demo page.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,38 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
-from lantern.decoding_state import DecodingState
+from lantern.decoding_state import Generation
 from lantern.generation import decode_timed, synchronise
+from lantern.io import load_tensors, save_tensors
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
-from lantern.stepping import StepRunner
 from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_statistic
-from lantern_pipeline.metrics.timed_images import TimedImage
 
 PARTS = ("draft", "target", "score", "verify", "commit")  # of a step, as `Decoder.timer` is told them
 COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
+KIND = "timed_images"
+
+
+@dataclass(frozen=True)
+class TimedImage:
+    """One image as it was decoded at batch 1: its method as `MethodSpec.to_dict`, and the seconds of its forwards."""
+
+    method: dict[str, Any]
+    temperature: float
+    prompt_id: str
+    generation: Generation
+    step_seconds: Sequence[float]
 
 
 def measure_latency(
@@ -36,7 +52,9 @@ def measure_latency(
     The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
     first `num_warmup` images of each decoder are not counted.
     """
-    timed = [stepped for decoder in decoders for stepped in _both_ways(decoder)]
+    timed = []
+    for decoder in decoders:
+        timed += [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
     rows, images = [], []
     for turn in tqdm(range(-num_warmup, len(prompts)), desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
@@ -56,31 +74,24 @@ def measure_latency(
 
 @contextmanager
 def _marks(decoder: Decoder) -> Iterator[list[float | torch.cuda.Event]]:
-    """Moments at which the forwards of an image begin, prefill first; the decoder is left as it was."""
+    """Moments at which the forwards of an image begin, prefill first; the decoder is left as it was.
+
+    Not by `Decoder.timer`, which makes steps eager: the runner marks its calls.
+    """
     marks, runner = [], decoder.runner
-    decoder.runner = _MarkingRunner(runner, lambda: marks.append(_now(decoder.device)))
+
+    def marking(call: Callable) -> Callable:
+        def run(*arguments: Any) -> Any:
+            marks.append(_now(decoder.device))
+            return call(*arguments)
+
+        return run
+
+    runner.borrow, runner.step = marking(runner.borrow), marking(runner.step)
     try:
         yield marks
     finally:
-        decoder.runner = runner
-
-
-class _MarkingRunner:
-    """A decoder's runner that says when an image begins, and when each of its steps does."""
-
-    def __init__(self, runner: StepRunner, mark: Callable[[], None]) -> None:
-        self._runner, self._mark = runner, mark
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def borrow(self, decoder: Decoder, num_rows: int) -> DecodingState:
-        self._mark()
-        return self._runner.borrow(decoder, num_rows)
-
-    def step(self, decoder: Decoder, state: DecodingState) -> None:
-        self._mark()
-        self._runner.step(decoder, state)
+        del runner.borrow, runner.step  # the class's own are seen again
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:
@@ -97,10 +108,6 @@ def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> 
     is_clock = isinstance(marks[0], float)
     begun = [mark - marks[0] if is_clock else marks[0].elapsed_time(mark) / 1000 for mark in marks]
     return np.diff([*begun, max(seconds, begun[-1])]).tolist()
-
-
-def _both_ways(decoder: Decoder) -> list[Decoder]:
-    return [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
 
 
 def profile_steps(
@@ -157,3 +164,72 @@ def _clocks(decoder: Decoder) -> Iterator[dict[str, float]]:
         yield seconds
     finally:
         decoder.timer = timer
+
+
+@dataclass
+class TimedImages:
+    """Images of many methods at one temperature; one per method and prompt.
+
+    Attributes:
+        prompt_ids: one per image.
+        method_ids: one per image.
+        codes: int32, (images, tokens).
+        step_lengths: int16, (images, tokens): tokens emitted by each target forward, prefill first; zero-padded.
+        step_seconds: float32, (images, tokens): of each of these forwards, drafting and checking included; zero-padded,
+            each row sums to the image's seconds in the table of latency.
+        is_draft: bool, (images, tokens): an accepted draft; the others are the target's own.
+        is_substituted: bool, (images, tokens), as in `GenerationRecords`.
+        metadata: methods (method id -> `MethodSpec.to_dict`), temperature, gpu (its name, or None), num_threads.
+    """
+
+    prompt_ids: list[str]
+    method_ids: list[str]
+    codes: torch.Tensor
+    step_lengths: torch.Tensor
+    step_seconds: torch.Tensor
+    is_draft: torch.Tensor
+    is_substituted: torch.Tensor
+    metadata: dict[str, Any]
+
+
+def accepted_drafts(generation: Generation) -> torch.Tensor:
+    """Which tokens of an image that was decoded alone are accepted drafts: bool, (1, tokens).
+
+    A forward emits the drafts that it accepts and then one token of the target's own, unless the image ends before.
+    """
+    emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forwards), the end of the image notwithstanding
+    own = emitted.cumsum(1) - 1
+    is_draft = torch.ones_like(generation.codes, dtype=torch.bool)
+    is_draft[0, own[own < is_draft.shape[1]]] = False
+    return is_draft
+
+
+def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
+    """Writes images of one temperature into one safetensors file, which `load_timed_images` reads."""
+    num_tokens = images[0].generation.codes.shape[1]
+    seconds = [torch.tensor(image.step_seconds) for image in images]
+    tensors = {
+        "codes": torch.cat([image.generation.codes.int() for image in images]),
+        "step_lengths": torch.cat([image.generation.step_lengths.short() for image in images]),
+        "step_seconds": torch.stack([F.pad(found, (0, num_tokens - len(found))) for found in seconds]),
+        "is_draft": torch.cat([accepted_drafts(image.generation) for image in images]),
+        "is_substituted": torch.cat([image.generation.is_substituted for image in images]),
+    }
+    device = images[0].generation.codes.device
+    metadata = {
+        "prompt_ids": [image.prompt_id for image in images],
+        "method_ids": [image.method["method_id"] for image in images],
+        "methods": {image.method["method_id"]: image.method for image in images},
+        "temperature": images[0].temperature,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "num_threads": torch.get_num_threads(),
+    }
+    save_tensors(path, tensors, {"kind": KIND, **metadata})
+
+
+def load_timed_images(path: Path | str) -> TimedImages:
+    """Reads images that `save_timed_images` wrote."""
+    tensors, metadata = load_tensors(path)
+    if metadata.pop("kind", None) != KIND:
+        raise ValueError(f"{path} holds no timed images; delete it and run rule measure_latency again")
+    return TimedImages(metadata.pop("prompt_ids"), metadata.pop("method_ids"), **tensors, metadata=metadata)

@@ -21,8 +21,8 @@ from tqdm import tqdm
 from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.data.image_files import NONE, Preprocessing, read_images
 from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
-from lantern_pipeline.metrics.feature_extractors import INCEPTION, Extractor
 from lantern_pipeline.metrics.distances import Gaussian
+from lantern_pipeline.metrics.feature_extractors import INCEPTION, Extractor
 
 KIND = "reference_set"
 

@@ -14,8 +14,8 @@ from lantern.methods import draws_target_tokens
 from lantern.prompts import Prompt
 from lantern_pipeline.analysis.method_labels import label_method
 from lantern_pipeline.data.html_page import data_uri, fill_page, to_json
+from lantern_pipeline.metrics.latency import TimedImages
 from lantern_pipeline.metrics.speed import BASELINE
-from lantern_pipeline.metrics.timed_images import TimedImages
 
 TEMPLATE = Path(__file__).with_name("page.html")
 # Snakemake's report opens the page as a data URI, of which Chromium takes 2 MiB and base64 makes four bytes of three.
