@@ -161,6 +161,11 @@ def result_table(path, caption, title):
     return report(path, caption=f"../report/{caption}.rst", category="Results", labels={"table": title})
 
 
+def page_templates(page):
+    """Files of a page that are no Python, which alone the fingerprint of the code sees."""
+    return [(PIPELINE / file).resolve().as_posix() for file in (f"{page}/page.html", "data/page_shell.html")]
+
+
 def claim_numbers(wildcards, input):
     """Numbers that the captions interpolate: name -> text. Snakemake shows TBD while the file is still to be made."""
     return json.loads(Path(input.claims).read_text())["setting"]

@@ -31,8 +31,7 @@ rule build_race:
         images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",
         prompts=[f"<results>/prompts/{name}.jsonl" for name in config["latency"]["prompt_sets"]],
         tokenizer=TOKENIZER,
-        # The fingerprint of the code sees Python only.
-        template=(PIPELINE / "race" / "page.html").resolve().as_posix(),
+        template=page_templates("race"),
     output:
         report(
             "<results>/race.html",

@@ -6,8 +6,7 @@ rule build_study:
         records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
         prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,
-        # The fingerprint of the code sees Python only.
-        template=workflow.source_path("../lantern_pipeline/study/page.html"),
+        template=page_templates("study"),
     output:
         page="<results>/study/study.html",
         key="<results>/study/key.json",

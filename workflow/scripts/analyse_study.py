@@ -3,17 +3,16 @@
 from lantern.io import write_text
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.study.analysis import analyse_answers, render_conclusion
-from lantern_pipeline.study.answers import read_key
+from lantern_pipeline.study.analysis import analyse_answers, read_key, render_conclusion
 
 with job_log(snakemake):
     params = snakemake.params
-    preferences = analyse_answers(
+    table, about = analyse_answers(
         snakemake.input.answers,
         read_key(snakemake.input.key),
         min_checks=params.min_checks,
         num_resamples=params.num_resamples,
         seed=params.seed,
     )
-    write_table(snakemake.output.table, preferences.table)
-    write_text(snakemake.output.conclusion, render_conclusion(preferences))
+    write_table(snakemake.output.table, table)
+    write_text(snakemake.output.conclusion, render_conclusion(table, about))

@@ -4,16 +4,15 @@ from lantern.io import write_json, write_text
 from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.study.page import build_page
-from lantern_pipeline.study.trials import select_trials
+from lantern_pipeline.study.page import build_page, select_trials
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log:
     settings = snakemake.params.settings
     prompts = read_prompts(snakemake.input.prompts)
     records = load_shards(snakemake.input.records, [prompt.id for prompt in prompts])
-    selection = select_trials(records, prompts, load_tokenizer(snakemake.input.tokenizer), settings=settings)
-    html, key = build_page(selection.trials, selection.methods, question=settings["question"], seed=settings["seed"])
+    trials, methods = select_trials(records, prompts, load_tokenizer(snakemake.input.tokenizer), settings)
+    html, key = build_page(trials, methods, question=settings["question"], seed=settings["seed"])
     write_json(snakemake.output.key, key)
     write_text(snakemake.output.page, html)
     log.info("study %s: %d pairs and checks", key["study"], len(key["trials"]))

@@ -236,6 +236,13 @@ def test_every_control_has_a_name(visit):
     assert len(names) >= 15 and all(re.search(r"\w", name) for name in names)
 
 
+def test_images_stand_in_one_line_however_long_the_texts_above_them_are(visit):
+    page = visit(viewport={"width": 1110, "height": 900})
+    assert len({text.bounding_box()["height"] for text in page.locator(".about").all()}) == 1
+    page.evaluate("race.lanes[1].about.textContent = 'long '.repeat(40)")
+    assert len({image.bounding_box()["y"] for image in page.locator(".lane canvas").all()}) == 1
+
+
 @pytest.mark.parametrize("width", [360, 390])
 def test_a_phone_shows_two_lanes_side_by_side_without_scrolling_sideways(visit, width):
     page = visit(viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True)

@@ -7,8 +7,13 @@ import pytest
 
 from lantern_pipeline.config.paths import answer_files
 from lantern_pipeline.metrics.intervals import share_interval
-from lantern_pipeline.study.analysis import analyse_answers, preference_interval, render_conclusion
-from lantern_pipeline.study.answers import read_answers, read_key
+from lantern_pipeline.study.analysis import (
+    analyse_answers,
+    preference_interval,
+    read_answers,
+    read_key,
+    render_conclusion,
+)
 from lantern_pipeline.study.page import CHECK, PAIR
 
 METHODS = ("near", "far")
@@ -64,8 +69,8 @@ def write_readers(folder, key, number, chance, seed=0):
 def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     key = make_key()
     paths = write_readers(tmp_path, key, 12, {"near": 0.5, "far": 0.7})
-    result = analyse_answers(paths, key, min_checks=0.8)
-    near, far = (row for _, row in result.table.iterrows())
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    near, far = (row for _, row in table.iterrows())
     assert (near["preferred"], far["preferred"]) == ("none", "autoregressive")
     # 192 judgements: the share's standard error is 0.033.
     assert abs(far["share_autoregressive"] - 0.7) < 0.1
@@ -74,7 +79,7 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     assert far["share_relaxed_low"] == pytest.approx(1 - far["share_autoregressive_high"])
     assert (far["num_pairs"], far["num_ties"], far["num_shown"]) == (18, 2, 16)
     assert (far["num_readers"], far["num_judgements"], far["interval"]) == (12, 192, "crossed_bootstrap")
-    text = render_conclusion(result)
+    text = render_conclusion(table, about)
     assert "no detectable preference at n = 192 judgements" in text
     assert "readers prefer the autoregressive images" in text and "2 of 18 pairs were equal" in text
     assert "12 readers counted, from 12 files" in text
@@ -82,9 +87,9 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
 
 def test_a_preference_for_the_relaxed_images_is_said_so(tmp_path):
     key = make_key(methods=["far"])
-    result = analyse_answers(write_readers(tmp_path, key, 12, {"far": 0.25}), key, min_checks=0.8)
-    assert result.table["preferred"].tolist() == ["relaxed"]
-    assert "readers prefer the relaxed images" in render_conclusion(result)
+    table, about = analyse_answers(write_readers(tmp_path, key, 12, {"far": 0.25}), key, min_checks=0.8)
+    assert table["preferred"].tolist() == ["relaxed"]
+    assert "readers prefer the relaxed images" in render_conclusion(table, about)
 
 
 def simulate(generator, num_readers, num_prompts, shift, reader_scatter, prompt_scatter):
@@ -156,11 +161,11 @@ def test_readers_who_do_not_look_are_left_out_and_counted(tmp_path):
     paths += [
         write(tmp_path, f"blind{i}", make_file(key, f"blind{i}", lambda trial: False, generator)) for i in range(4)
     ]
-    result = analyse_answers(paths, key, min_checks=0.8)
-    assert (result.num_files, result.num_readers, result.num_inattentive) == (12, 8, 4)
-    assert result.table.loc[0, "share_autoregressive"] > 0.8
-    everybody = analyse_answers(paths, key, min_checks=0)
-    assert everybody.num_inattentive == 0 and everybody.table.loc[0, "share_autoregressive"] < 0.7
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    assert (about["num_files"], about["num_readers"], about["num_inattentive"]) == (12, 8, 4)
+    assert table.loc[0, "share_autoregressive"] > 0.8
+    everybody, others = analyse_answers(paths, key, min_checks=0)
+    assert others["num_inattentive"] == 0 and everybody.loc[0, "share_autoregressive"] < 0.7
     with pytest.raises(ValueError, match="none of the 4 readers passed 80% of the 6 attention checks"):
         analyse_answers(paths[8:], key, min_checks=0.8)
 
@@ -173,7 +178,7 @@ def test_one_missed_check_of_six_is_forgiven_and_two_are_not(tmp_path):
         file = make_file(key, "r", lambda trial, checks=checks: trial["prompt_id"] not in checks, generator)
         path = write(tmp_path, f"missed{missed}", file)
         try:
-            counted.append(analyse_answers([path], key, min_checks=0.8).num_readers)
+            counted.append(analyse_answers([path], key, min_checks=0.8)[1]["num_readers"])
         except ValueError:
             counted.append(0)
     assert counted == [1, 1, 0, 0]
@@ -181,8 +186,8 @@ def test_one_missed_check_of_six_is_forgiven_and_two_are_not(tmp_path):
 
 def test_a_study_without_checks_counts_every_reader(tmp_path):
     key = make_key(num_checks=0)
-    result = analyse_answers(write_readers(tmp_path, key, 2, {"near": 0.5, "far": 0.5}), key, min_checks=1.0)
-    assert result.num_readers == 2
+    _, about = analyse_answers(write_readers(tmp_path, key, 2, {"near": 0.5, "far": 0.5}), key, min_checks=1.0)
+    assert about["num_readers"] == 2
 
 
 def test_of_a_reader_s_files_the_last_counts_once(tmp_path):
@@ -190,9 +195,9 @@ def test_of_a_reader_s_files_the_last_counts_once(tmp_path):
     first = make_file(key, "r", lambda trial: trial["kind"] == CHECK, generator)
     last = make_file(key, "r", lambda trial: True, generator, download=2)
     paths = [write(tmp_path, name, file) for name, file in {"a": last, "b": first, "c": last}.items()]
-    result = analyse_answers(paths, key, min_checks=0.8)
-    assert (result.num_files, result.num_repeated, result.num_readers) == (3, 2, 1)
-    assert result.table.loc[0, "share_autoregressive"] == 1
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    assert (about["num_files"], about["num_repeated"], about["num_readers"]) == (3, 2, 1)
+    assert table.loc[0, "share_autoregressive"] == 1
     other = write(tmp_path, "d", make_file(key, "r", lambda trial: trial["prompt_id"] != "p3", generator, download=2))
     with pytest.raises(ValueError, match=r"a\.json and .*d\.json come from one reader's one save"):
         analyse_answers([*paths, other], key, min_checks=0.8)
@@ -201,10 +206,10 @@ def test_of_a_reader_s_files_the_last_counts_once(tmp_path):
 def test_a_method_whose_pairs_were_all_equal_has_no_share(tmp_path):
     key = make_key()
     key["trials"] = {name: trial for name, trial in key["trials"].items() if trial["method_id"] != "near"}
-    result = analyse_answers(write_readers(tmp_path, key, 2, {"far": 0.5}), key, min_checks=0.8)
-    near = result.table.iloc[0]
+    table, about = analyse_answers(write_readers(tmp_path, key, 2, {"far": 0.5}), key, min_checks=0.8)
+    near = table.iloc[0]
     assert np.isnan(near["share_autoregressive"]) and near["num_judgements"] == 0 and near["preferred"] == "none"
-    assert "no pair to judge (2 of 18 pairs were equal" in render_conclusion(result)
+    assert "no pair to judge (2 of 18 pairs were equal" in render_conclusion(table, about)
 
 
 def test_readers_who_always_press_left_show_up(tmp_path):
@@ -212,14 +217,14 @@ def test_readers_who_always_press_left_show_up(tmp_path):
     file = make_file(key, "r", lambda trial: True, generator)
     for answer in file["answers"]:
         answer["choice"] = "left"
-    result = analyse_answers([write(tmp_path, "r", file)], key, min_checks=0)
-    assert result.left[0] == 1 and "The left image was chosen in 100%" in render_conclusion(result)
+    table, about = analyse_answers([write(tmp_path, "r", file)], key, min_checks=0)
+    assert about["left"][0] == 1 and "The left image was chosen in 100%" in render_conclusion(table, about)
 
 
 def test_the_same_files_give_the_same_numbers(tmp_path):
     key = make_key()
     paths = write_readers(tmp_path, key, 5, {"near": 0.5, "far": 0.6})
-    first, second = (analyse_answers(paths, key, min_checks=0.8, seed=7).table for _ in range(2))
+    first, second = (analyse_answers(paths, key, min_checks=0.8, seed=7)[0] for _ in range(2))
     assert first.equals(second)
 
 

@@ -136,12 +136,12 @@ def test_readers_answer_by_keyboard_and_their_files_give_back_what_they_prefer(b
             sides += [is_left for _, is_left in shown]
             paths.append(visit.save(tmp_path))
             assert visit.errors == []
-    result = analyse_answers(paths, key, min_checks=0.8)
-    near, far = (row for _, row in result.table.iterrows())
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    near, far = (row for _, row in table.iterrows())
     assert near["share_autoregressive"] == pytest.approx(tastes[:, :NUM_PAIRS].mean())
     assert far["share_autoregressive"] == pytest.approx(tastes[:, NUM_PAIRS : 2 * NUM_PAIRS].mean())
     assert (near["preferred"], far["preferred"]) == ("none", "autoregressive")
-    assert (result.num_readers, result.num_inattentive) == (6, 0)
+    assert (about["num_readers"], about["num_inattentive"]) == (6, 0)
     assert len(set(paths)) == 6 and all(path.name.startswith(f"lantern-study-{key['study']}-") for path in paths)
     # Drawn in the browser: 120 fair coins fall outside 30 to 90 once in twenty million runs.
     assert len({tuple(order) for order in orders}) == 6 and 30 <= sum(sides) <= 90
@@ -173,9 +173,9 @@ def test_a_reload_loses_nothing(browser, study, tmp_path):
         rest = [visit.answer(wants) for _ in range(len(TRIALS) - 11)]
         visit.page.reload()
         assert visit.page.is_visible("#download")
-        result = analyse_answers([visit.save(tmp_path)], key, min_checks=1.0)
+        table, _ = analyse_answers([visit.save(tmp_path)], key, min_checks=1.0)
     assert sorted(number for number, _ in first + rest) == list(range(len(TRIALS)))
-    assert result.table["share_autoregressive"].tolist() == [0.5, 0.5]
+    assert table["share_autoregressive"].tolist() == [0.5, 0.5]
 
 
 def test_keys_and_buttons_go_forward_and_back(browser, study):
@@ -215,8 +215,8 @@ def test_a_changed_mind_counts_and_a_second_save_replaces_the_first(browser, stu
         assert visit.place == len(TRIALS)
         number, _ = visit.answer(everywhere(False))
         second = visit.save(tmp_path)
-    result = analyse_answers([first, second], key, min_checks=0.0)
-    assert (result.num_readers, result.num_repeated) == (1, 1)
+    _, about = analyse_answers([first, second], key, min_checks=0.0)
+    assert (about["num_readers"], about["num_repeated"]) == (1, 1)
     answers = {key["trials"][a["trial"]]["prompt_id"]: a for a in json.loads(second.read_text())["answers"]}
     old = {key["trials"][a["trial"]]["prompt_id"]: a for a in json.loads(first.read_text())["answers"]}
     changed = [prompt_id for prompt_id in answers if answers[prompt_id]["choice"] != old[prompt_id]["choice"]]
@@ -233,7 +233,7 @@ def test_another_reader_starts_afresh_with_an_id_and_an_order_of_their_own(brows
         orders.append([number for number, _ in visit.answer_all(everywhere(True))])
         paths.append(visit.save(tmp_path))
     assert orders[0] != orders[1]
-    assert analyse_answers(paths, key, min_checks=0.8).num_readers == 2
+    assert analyse_answers(paths, key, min_checks=0.8)[1]["num_readers"] == 2
 
 
 def test_a_caption_with_a_script_is_shown_and_not_run(browser, study):
@@ -280,7 +280,7 @@ def test_the_page_works_without_storage_and_says_so(browser, study, tmp_path):
         visit.page.goto(address)
         assert "do not reload" in visit.page.inner_text("#unsaved")
         visit.answer_all(everywhere(True))
-        assert analyse_answers([visit.save(tmp_path)], key, min_checks=0.8).num_readers == 1
+        assert analyse_answers([visit.save(tmp_path)], key, min_checks=0.8)[1]["num_readers"] == 1
         assert visit.errors == []
 
 

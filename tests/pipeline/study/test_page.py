@@ -15,8 +15,7 @@ from torch import nn
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
-from lantern_pipeline.study.page import CHECK, PAIR, Trial, build_page
-from lantern_pipeline.study.trials import choose_wrong_prompts, select_trials
+from lantern_pipeline.study.page import CHECK, PAIR, Trial, build_page, choose_wrong_prompts, select_trials
 
 QUESTION = "Which image fits better?"
 METHODS = [
@@ -45,7 +44,7 @@ def build(seed=0, trials=None, question=QUESTION):
 
 
 def data_of(html):
-    return json.loads(re.search(r'<script type="application/json" id="study">(.*?)</script>', html, re.DOTALL)[1])
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
 
 
 def level_of(uri):
@@ -55,11 +54,14 @@ def level_of(uri):
     )
 
 
-def test_the_page_names_no_address_and_loads_nothing():
-    html, _ = build()
-    text = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "data:", html)
+def test_the_page_names_no_address_and_its_texts_stay_text():
+    html, _ = build(question="is [[data]] or [[policy]] nicer?")
+    text = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+|'sha256-[^']*'", "data:", html)
     assert not re.search(r"https?:|//[a-z]|\bfetch\(|XMLHttpRequest|WebSocket|sendBeacon|import\(|@import|url\(", text)
     assert not re.search(r"""\b(src|href)\s*=\s*["'](?!data:)""", text)
+    assert "<script>document" not in html and html.count("</script>") == 2
+    assert SCRIPT in [trial["caption"] for trial in data_of(html)["trials"]]
+    assert data_of(html)["question"] == "is [[data]] or [[policy]] nicer?"
 
 
 def test_the_policy_allows_data_images_and_exactly_the_own_script_and_styles():
@@ -71,17 +73,6 @@ def test_the_policy_allows_data_images_and_exactly_the_own_script_and_styles():
         (text,) = re.findall(rf"<{element}>(.*?)</{element}>", html, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert rules[f"{element}-src"] == f"'sha256-{digest}'"
-
-
-def test_a_caption_cannot_end_its_element():
-    html, _ = build()
-    assert "<script>document" not in html and html.count("</script>") == 2
-    assert SCRIPT in [trial["caption"] for trial in data_of(html)["trials"]]
-
-
-def test_placeholders_in_captions_and_questions_stay_text():
-    html, _ = build(question="is [[data]] or [[policy]] nicer?")
-    assert data_of(html)["question"] == "is [[data]] or [[policy]] nicer?"
 
 
 def test_the_page_does_not_tell_the_methods():
@@ -132,15 +123,9 @@ def test_small_images_are_enlarged_by_whole_factors_and_large_ones_stay():
         assert data_of(build(trials=[trial])[0])["width"] == width
 
 
-def test_bad_trials_are_refused():
+def test_a_study_without_a_pair_is_refused():
     with pytest.raises(ValueError, match=r"no pair to show.*study\.methods"):
         build(trials=make_trials()[8:])
-    with pytest.raises(ValueError, match="one size"):
-        build(trials=[*make_trials(), Trial(PAIR, "a", "p", "m", np.zeros((2, 8, 8, 3), np.uint8))])
-    with pytest.raises(ValueError, match=r"uint8 of shape \(2, S, S, 3\)"):
-        Trial(PAIR, "a", "p", "m", np.zeros((2, 8, 8, 3)))
-    with pytest.raises(ValueError, match="pair or check"):
-        Trial("maybe", "a", "p", "m", np.zeros((2, 8, 8, 3), np.uint8))
 
 
 # --- which pairs ----------------------------------------------------------------------------------------------------
@@ -186,32 +171,30 @@ def make_records():
 
 def select(**settings):
     settings = {"methods": None, "num_trials": 2, "num_checks": 1} | settings
-    return select_trials(make_records(), PROMPTS, Tokenizer(), settings=settings)
+    return select_trials(make_records(), PROMPTS, Tokenizer(), settings)
 
 
 def test_each_relaxed_name_takes_the_next_prompts_and_equal_pairs_are_counted_not_shown():
-    selection = select(num_checks=0)
-    shown = [
-        (trial.method_id, trial.caption, *(int(image[0, 0, 0]) for image in trial.images)) for trial in selection.trials
-    ]
+    trials, methods = select(num_checks=0)
+    shown = [(trial.method_id, trial.caption, *(int(image[0, 0, 0]) for image in trial.images)) for trial in trials]
     assert shown == [
         ("lantern-0.1", "a red ring", 0, 2),  # prompt 1 is a tie
         ("mine", "a red cross", 20, 24),
         ("mine", "a green dot", 30, 34),
     ]
-    assert [(m["method_id"], m["label"], m["num_pairs"], m["num_ties"]) for m in selection.methods] == [
+    assert [(m["method_id"], m["label"], m["num_pairs"], m["num_ties"]) for m in methods] == [
         ("lantern-0.1", "LANTERN k 20, δ 0.1", 2, 1),
         ("mine", "mine (chain3, sampled, additive) k 20, δ 0.2", 2, 0),
     ]
 
 
 def test_prompts_begin_again_when_they_run_out():
-    selection = select(num_trials=3, num_checks=0)
-    assert [trial.prompt_id for trial in selection.trials if trial.method_id == "mine"] == ["p3", "p0"]  # p1 is a tie
+    trials, _ = select(num_trials=3, num_checks=0)
+    assert [trial.prompt_id for trial in trials if trial.method_id == "mine"] == ["p3", "p0"]  # p1 is a tie
 
 
 def test_a_check_shows_the_last_prompts_with_an_image_that_no_pair_shows():
-    (check,) = [trial for trial in select().trials if trial.kind == CHECK]
+    (check,) = [trial for trial in select()[0] if trial.kind == CHECK]
     assert (check.caption, check.method_id) == ("a green dot", "")
     assert [int(image[0, 0, 0]) for image in check.images] == [30, 10]  # the tie's prompt is not shown by a pair
 
@@ -224,7 +207,7 @@ def test_the_wrong_image_of_a_check_has_the_caption_with_the_fewest_common_words
 
 
 def test_methods_of_the_reader_s_choice_may_be_exact():
-    assert [method["num_ties"] for method in select(methods=["coupled", "lantern-0.4"]).methods] == [2, 0]
+    assert [method["num_ties"] for method in select(methods=["coupled", "lantern-0.4"])[1]] == [2, 0]
 
 
 @pytest.mark.parametrize(

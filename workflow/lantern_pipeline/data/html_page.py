@@ -1,4 +1,4 @@
-"""Pages in one HTML file that needs no network: a template of our own, filled with data."""
+"""Pages in one HTML file that needs no network: templates of our own in one shell, filled with data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+SHELL = Path(__file__).with_name("page_shell.html")
+
 
 def data_uri(pixels: np.ndarray, kind: str = "png", **options: Any) -> str:
     """(S, S, 3) uint8 -> image file without metadata as a data URI; `kind` and `options` are Pillow's."""
@@ -28,23 +30,26 @@ def to_json(data: Any) -> str:
 
 
 def fill_page(template: Path, data: Mapping[str, Any]) -> str:
-    """Puts the data and the policy into the template's [[data]] and [[policy]].
+    """Puts the template's title, style, body and script, and the data, into the shell that all pages share.
 
-    The policy forbids every request and runs the template's own script and styles only, known by their hashes.
+    The page's policy forbids every request and runs its own script and styles only, known by their hashes.
     """
-    text = template.read_text(encoding="utf-8")
+    text, shell = template.read_text(encoding="utf-8"), SHELL.read_text(encoding="utf-8")
+    names = {"title": "title", "style": "style", "body": "main", "script": "script"}
+    parts = {name: re.search(rf"<{tag}>\n?(.*?)\n?</{tag}>", text, re.DOTALL)[1] for name, tag in names.items()}
+    page = re.sub(r"\[\[(title|style|body|script)\]\]", lambda found: parts[found[1]], shell)
     policy = [
         "default-src 'none'",
         "img-src data:",
-        f"style-src {_hash_of('style', text)}",
-        f"script-src {_hash_of('script', text)}",
+        f"style-src {_hash_of('style', page)}",
+        f"script-src {_hash_of('script', page)}",
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    parts = {"policy": "; ".join(policy), "data": to_json(data)}
-    return re.sub(r"\[\[(policy|data)\]\]", lambda found: parts[found[1]], text)
+    last = {"policy": "; ".join(policy), "data": to_json(data)}
+    return re.sub(r"\[\[(policy|data)\]\]", lambda found: last[found[1]], page)
 
 
-def _hash_of(element: str, template: str) -> str:
-    text = re.search(rf"<{element}>(.*?)</{element}>", template, re.DOTALL)[1]
+def _hash_of(element: str, page: str) -> str:
+    text = re.search(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)[1]
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

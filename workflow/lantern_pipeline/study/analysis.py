@@ -1,70 +1,94 @@
-"""What readers preferred: rates with intervals over readers and prompts, and what follows against one half."""
+"""What readers preferred: answer files of the study's page, rates with intervals over readers and prompts, and what
+follows against one half.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 from scipy.stats import t
 
+from lantern.io import read_json
 from lantern_pipeline.metrics.intervals import share_interval
-from lantern_pipeline.study.answers import Reader, last_of_each_reader, read_answers
-from lantern_pipeline.study.page import CHECK, PAIR
+from lantern_pipeline.study.page import ANSWERS_FORMAT, CHECK, KEY_FORMAT, PAIR, VERSION
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 FOR_BASELINE, FOR_METHOD, UNDECIDED = "autoregressive", "relaxed", "none"
 
+_ANSWERS = {
+    "type": "object",
+    "required": ["format", "version", "study", "reader", "download", "answers"],
+    "properties": {
+        "format": {"const": ANSWERS_FORMAT},
+        "version": {"const": VERSION},
+        "study": {"type": "string"},
+        "reader": {"type": "string", "minLength": 1},
+        "download": {"type": "integer", "minimum": 1},
+        "answers": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["trial", "left", "choice", "milliseconds"],
+                "properties": {
+                    "trial": {"type": "string"},
+                    "left": {"enum": [0, 1]},
+                    "choice": {"enum": ["left", "right"]},
+                    "milliseconds": {"type": "number", "minimum": 0, "maximum": 1e11},
+                },
+            },
+        },
+    },
+}
 
-@dataclass(frozen=True)
-class Preferences:
-    """What came out of a study.
+
+class Reader(NamedTuple):
+    """One reader's file.
 
     Attributes:
-        table: one row per method; see `analyse_answers`.
-        num_files: files read.
-        num_repeated: files of a reader of whom a later file was there.
-        num_inattentive: readers left out because of the attention checks.
-        num_readers: readers that count.
-        min_checks: share of the checks that a reader had to pass.
-        num_checks: attention checks per reader.
-        left: share of choices for the left image, with its exact interval as if choices were independent.
-        seconds: median over readers of their median time per pair.
+        path: the file.
+        reader: the reader's random id.
+        download: how many times the reader had saved the answers by then.
+        is_baseline: pair's number -> the autoregressive (in a check: the fitting) image was chosen.
+        is_left: pair's number -> the image on the left was chosen.
+        seconds: median time from a pair's appearance to its answer.
     """
 
-    table: pd.DataFrame
-    num_files: int
-    num_repeated: int
-    num_inattentive: int
-    num_readers: int
-    min_checks: float
-    num_checks: int
-    left: tuple[float, float, float]
+    path: Path
+    reader: str
+    download: int
+    is_baseline: dict[str, bool]
+    is_left: dict[str, bool]
     seconds: float
 
 
 def analyse_answers(
     paths: Sequence[Path | str], key: Mapping[str, Any], *, min_checks: float, num_resamples: int = 1000, seed: int = 0
-) -> Preferences:
-    """Turns answer files into preference rates.
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Turns answer files into preference rates: (table, facts about the readers).
 
     Of a reader who saved more than once the last file counts. A reader who passes a smaller share of the attention
     checks than `min_checks` is left out.
 
-    `Preferences`; its table has method_id, label, num_pairs, num_ties (pairs that were equal and not shown), num_shown,
-    num_readers, num_judgements, share_autoregressive (+_low, _high), share_relaxed (+_low, _high), interval
+    The table has a row per method: method_id, label, num_pairs, num_ties (pairs that were equal and not shown),
+    num_shown, num_readers, num_judgements, share_autoregressive (+_low, _high), share_relaxed (+_low, _high), interval
     (crossed_bootstrap, clopper_pearson or none) and preferred (autoregressive, relaxed or none). Shares are of the
-    judgements; shares and bounds are empty where no pair was shown. `paths`: answer files. `key`: key of the study.
-    `min_checks`: share, in [0, 1]. `num_resamples`: bootstrap resamples.
+    judgements; shares and bounds are empty where no pair was shown. Of the facts `left` is the share of choices for the
+    left image with its exact interval as if choices were independent, and `seconds` the median over readers of their
+    median time per pair. `key`: of `read_key`.
     """
     if not paths:
         raise ValueError("the answers folder holds no .json file; put the files that readers saved into study.answers")
-    files = [read_answers(path, key) for path in paths]
-    readers = last_of_each_reader(files)
+    readers = last_of_each_reader([read_answers(path, key) for path in paths])
     checks = [name for name, trial in key["trials"].items() if trial["kind"] == CHECK]
     counted = [reader for reader in readers if np.mean([reader.is_baseline[i] for i in checks] or [1]) >= min_checks]
     if not counted:
@@ -72,19 +96,18 @@ def analyse_answers(
             f"none of the {len(readers)} readers passed {min_checks:.0%} of the {len(checks)} attention checks; "
             "collect more answers or lower study.min_checks"
         )
-    rows = [_measure(method, key, counted, num_resamples, seed) for method in key["methods"]]
     is_left = np.array([list(reader.is_left.values()) for reader in counted])
-    return Preferences(
-        pd.DataFrame(rows),
-        num_files=len(files),
-        num_repeated=len(files) - len(readers),
-        num_inattentive=len(readers) - len(counted),
-        num_readers=len(counted),
-        min_checks=min_checks,
-        num_checks=len(checks),
-        left=(float(is_left.mean()), *map(float, share_interval(is_left.sum(), is_left.size))),
-        seconds=float(np.median([reader.seconds for reader in counted])),
-    )
+    about = {
+        "num_files": len(paths),
+        "num_repeated": len(paths) - len(readers),
+        "num_inattentive": len(readers) - len(counted),
+        "num_readers": len(counted),
+        "min_checks": min_checks,
+        "num_checks": len(checks),
+        "left": (float(is_left.mean()), *map(float, share_interval(is_left.sum(), is_left.size))),
+        "seconds": median(reader.seconds for reader in counted),
+    }
+    return pd.DataFrame([_measure(method, key, counted, num_resamples, seed) for method in key["methods"]]), about
 
 
 def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: int = 0) -> tuple[float, float, str]:
@@ -95,8 +118,7 @@ def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: 
     once, and from the normal's tails to Student's for the degrees of freedom that this variance has. The interval is
     never narrower than the exact one of as many independent choices, which is also the answer for one reader or prompt.
 
-    (low, high, "crossed_bootstrap" or "clopper_pearson"). `chosen`: (readers, prompts) bool. `num_resamples`: bootstrap
-    resamples.
+    (low, high, "crossed_bootstrap" or "clopper_pearson"). `chosen`: (readers, prompts) bool.
 
     Source:
         Owen (2007), The pigeonhole bootstrap, Annals of Applied Statistics 1(2), for the factor of three; Cameron,
@@ -117,21 +139,21 @@ def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: 
     return max(0.0, min(float(low), exact_low)), min(1.0, max(float(high), exact_high)), "crossed_bootstrap"
 
 
-def render_conclusion(preferences: Preferences) -> str:
+def render_conclusion(table: pd.DataFrame, about: Mapping[str, Any]) -> str:
     """Writes the outcome as Markdown: who read, a sentence for each method, what the numbers rest on."""
-    readers = f"{preferences.num_readers} reader" + ("s" if preferences.num_readers != 1 else "")
-    share, low, high = preferences.left
+    readers = f"{about['num_readers']} reader" + ("s" if about["num_readers"] != 1 else "")
+    share, low, high = about["left"]
     lines = [
         "# Perceptual study",
         "",
-        f"{readers} counted, from {preferences.num_files} files. Left out: {preferences.num_repeated} other copies of "
-        f"a reader's answers, and {preferences.num_inattentive} readers who passed fewer than "
-        f"{preferences.min_checks:.0%} of the {preferences.num_checks} attention checks.",
+        f"{readers} counted, from {about['num_files']} files. Left out: {about['num_repeated']} other copies of "
+        f"a reader's answers, and {about['num_inattentive']} readers who passed fewer than "
+        f"{about['min_checks']:.0%} of the {about['num_checks']} attention checks.",
         "",
-        *[f"- {row['label']}: {_sentence(row)}" for _, row in preferences.table.iterrows()],
+        *[f"- {row['label']}: {_sentence(row)}" for _, row in table.iterrows()],
         "",
         f"The left image was chosen in {share:.0%} of all pairs ({low:.0%} to {high:.0%}); sides were drawn at random. "
-        f"A pair took {preferences.seconds:.1f} seconds in the median.",
+        f"A pair took {about['seconds']:.1f} seconds in the median.",
         "",
         "Intervals hold 95 % and speak about other readers and other prompts. Each stands alone: with many methods one "
         "in twenty would miss 50 % by chance. Pairs that are equal in every token were not shown; they are no "
@@ -156,15 +178,79 @@ def _sentence(row: Mapping[str, Any]) -> str:
     )
 
 
+def read_key(path: Path | str) -> dict[str, Any]:
+    """Reads the key of a study."""
+    key = read_json(path)
+    if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
+        raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
+    return key
+
+
+def read_answers(path: Path | str, key: Mapping[str, Any]) -> Reader:
+    """Reads one reader's file with the key of the same study."""
+    path = Path(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is truncated or is not JSON ({error}); ask its reader to save it again") from error
+    if not isinstance(found, dict) or found.get("format") != ANSWERS_FORMAT:
+        raise ValueError(f"{path} is not an answer file of the study's page; move it out of the answers folder")
+    error = best_match(Draft202012Validator(_ANSWERS).iter_errors(found))
+    if error:
+        raise ValueError(f"{path} is malformed at {error.json_path}: {error.message:.200}; move it out of the folder")
+    if found["study"] != key["study"]:
+        raise ValueError(
+            f"{path} holds answers to study {found['study']}, but the key is of study {key['study']}; move it to that "
+            "study's answers, or put back the key.json that was built with its page"
+        )
+    answers = {answer["trial"]: answer for answer in found["answers"]}
+    _check_pairs(path, [answer["trial"] for answer in found["answers"]], key["trials"])
+    is_left = {trial: answer["choice"] == "left" for trial, answer in answers.items()}
+    is_baseline = {
+        trial: (answer["left"] if is_left[trial] else 1 - answer["left"]) == key["trials"][trial]["baseline"]
+        for trial, answer in answers.items()
+    }
+    seconds = median(answer["milliseconds"] for answer in found["answers"]) / 1000
+    return Reader(path, found["reader"], found["download"], is_baseline, is_left, seconds)
+
+
+def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
+    """Keeps, of each reader, the file saved last, in the order in which the readers first appear."""
+    last: dict[str, Reader] = {}
+    for file in files:
+        other = last.setdefault(file.reader, file)
+        if file.download == other.download and file.is_baseline != other.is_baseline:
+            raise ValueError(
+                f"{other.path} and {file.path} come from one reader's one save but hold different answers; remove the "
+                "one that was edited"
+            )
+        if file.download > other.download:
+            last[file.reader] = file
+    return list(last.values())
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, Any]) -> None:
+    unknown = sorted(set(answered) - set(known))
+    twice = [name for name, times in Counter(answered).items() if times > 1]
+    if unknown or twice:
+        fault = f"{unknown[0]!r}, which the study does not have" if unknown else f"{twice[0]!r} twice"
+        raise ValueError(f"{path} answers pair {fault}; move it out of the folder")
+    if len(answered) < len(known):
+        raise ValueError(
+            f"{path} holds {len(answered)} of {len(known)} answers; ask its reader to finish and save the file again"
+        )
+
+
 def _measure(
     method: Mapping[str, Any], key: Mapping[str, Any], readers: Sequence[Reader], num_resamples: int, seed: int
 ) -> dict[str, Any]:
     """One row of the table."""
-    names = [
-        name
-        for name, trial in key["trials"].items()
-        if trial["kind"] == PAIR and trial["method_id"] == method["method_id"]
-    ]
+    ours = {"kind": PAIR, "method_id": method["method_id"]}
+    names = [name for name, trial in key["trials"].items() if trial.items() >= ours.items()]
     chosen = np.array([[reader.is_baseline[name] for name in names] for reader in readers])  # (readers, pairs)
     share, low, high, interval, preferred = (np.nan, np.nan, np.nan, "none", UNDECIDED)
     if names:
@@ -186,13 +272,8 @@ def _standard_error(chosen: np.ndarray) -> float:
     reader_means, prompt_means = chosen.mean(axis=1, keepdims=True), chosen.mean(axis=0, keepdims=True)
     residual = chosen - reader_means - prompt_means + chosen.mean()
     freedom = np.array([num_readers - 1, num_prompts - 1, (num_readers - 1) * (num_prompts - 1)])
-    parts = np.array(
-        [
-            reader_means.var(ddof=1) / num_readers,
-            prompt_means.var(ddof=1) / num_prompts,
-            (residual**2).sum() / freedom[2] / chosen.size,
-        ]
-    )
+    of_means = (reader_means.var(ddof=1) / num_readers, prompt_means.var(ddof=1) / num_prompts)
+    parts = np.array([*of_means, (residual**2).sum() / freedom[2] / chosen.size])
     variance = parts[0] + parts[1] - parts[2]
     if variance <= 0:
         return 0.0  # less scatter than of independent choices: the exact interval decides
