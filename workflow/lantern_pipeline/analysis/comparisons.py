@@ -49,14 +49,12 @@ def build_paired(
 
 def judge(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
     """Says what a 95 % interval of a difference tells, and at how many prompts."""
-    (above, below), none = WORDS[metric.better], "no detectable difference"
+    above, below, none = *WORDS[metric.better], "no detectable difference"
     if metric.column == "nll":  # likelier tokens are not better ones: greedy images are the likeliest
         above, below = "worse", "lower (not a merit by itself)"
     if metric.is_distance:
         above, below, none = "different images", "", "identical images"
-    word = above if low > 0 else below if high < 0 else none
-    if not np.isfinite(low):
-        word = "no interval"
+    word = "no interval" if not np.isfinite(low) else above if low > 0 else below if high < 0 else none
     return f"{word} at n = {num_prompts}" + (f" in {num_repeats} repeats" if num_repeats > 1 else "")
 
 
@@ -129,11 +127,9 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 def _stack(rows: pd.DataFrame) -> Curve:
     """(prompt ids, then num_tokens, target_forwards and nll, each (methods, prompts))."""
-    columns = [
-        rows.pivot(index="method_id", columns="prompt_id", values=name)
-        for name in ("num_tokens", "target_forwards", "nll")
-    ]
-    return columns[0].columns.to_numpy(), *(column.to_numpy(float) for column in columns)
+    names = ["num_tokens", "target_forwards", "nll"]
+    table = rows.pivot(index="method_id", columns="prompt_id", values=names)
+    return table["nll"].columns.to_numpy(), *(table[name].to_numpy(float) for name in names)
 
 
 def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lantern_pipeline.analysis.comparisons import INTERVAL
-from lantern_pipeline.analysis.method_labels import label_rows
+from lantern_pipeline.analysis.method_labels import label_method
 from lantern_pipeline.analysis.summary import METHOD_PARTS, select_headline, with_ends
 from lantern_pipeline.metrics.intervals import bootstrap_interval, mean_with_interval, ratio_statistic
 from lantern_pipeline.metrics.speed import BASELINE
@@ -82,7 +82,7 @@ def find_generality_claims(table: pd.DataFrame) -> dict[str, Any]:
     """What a table of COLUMNS comes to: method id -> numbers over its targets, of the gain where it is a relaxed method
     and of tokens per forward else. `tau` is Kendall's, with one minus the mass of the ten best tokens.
     """
-    rows = with_labels(table[table["method_id"] != BASELINE])
+    rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
 
 
@@ -100,15 +100,10 @@ def _claims_of_method(rows: pd.DataFrame) -> dict[str, Any]:
     }
     numbers = {"base": float(base[name]), "tau": float(tau), "p": float(p), **ends}
     return {
-        "label": rows["label"].iloc[0],
+        "label": label_method(rows.iloc[0]),
         "measure": name,
         "num_targets": len(rows),
         "num_above_one": int((rows[f"{name}_low"] > 1).sum()),
         "unlike_base": dict(zip(rows.loc[is_apart, "target"], rows.loc[is_apart, name], strict=True)),
         **{key: value for key, value in numbers.items() if not np.isnan(value)},
     }
-
-
-def with_labels(table: pd.DataFrame) -> pd.DataFrame:
-    """Adds the column `label`."""
-    return table.assign(label=label_rows(table))

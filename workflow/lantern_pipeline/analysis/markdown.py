@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from lantern.io import write_text
-from lantern_pipeline.analysis.generality import LENGTH, with_labels
-from lantern_pipeline.analysis.method_labels import preset_of
+from lantern_pipeline.analysis.generality import LENGTH
+from lantern_pipeline.analysis.method_labels import label_method, preset_of
 from lantern_pipeline.analysis.summary import select_ceilings, select_headline
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.metrics.registry import METRICS, REAL, Metric
@@ -79,20 +79,20 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
     """A row per method; columns as in METRICS, `plain` ones without intervals, but those that no row has."""
     metrics = [m for m in METRICS if m.column in columns and m.column in table and table[m.column].notna().any()]
-    rows = [
-        [row["label"], *(_cell(row, m, m.column in (*plain, *PLAIN)) for m in metrics)] for _, row in table.iterrows()
-    ]
-    return [["method", *(metric.title for metric in metrics)], *rows]
+    cells = [["method", *(metric.title for metric in metrics)]]
+    for _, row in table.iterrows():
+        cells.append([row["label"], *(_cell(row, m, m.column in (*plain, *PLAIN)) for m in metrics)])
+    return cells
 
 
 def target_cells(table: pd.DataFrame) -> Cells:
     """A column per target of a table of `generality.COLUMNS`: what it is, then what every method does on it."""
-    rows, targets = with_labels(table).set_index(["method_id", "target"]), list(table["target"].unique())
+    rows, targets = table.set_index(["method_id", "target"]), list(table["target"].unique())
     changes = rows.loc[BASELINE, "differs"].fillna(EMPTY)
     lines = [["what differs", *changes[targets]]]
     for method_id in table["method_id"].unique():
         found = rows.loc[method_id]
-        is_exact, label = found["is_exact"].eq(True).iloc[0], found["label"].iloc[0]
+        is_exact, label = found["is_exact"].eq(True).iloc[0], label_method(found.iloc[0])
         shown = OF_TARGET if method_id == BASELINE else dict([*OF_METHOD.items()][: 1 if is_exact else None])
         for column, (title, spec, factor) in shown.items():
             cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
@@ -127,8 +127,8 @@ def html_page(title: str, *blocks: str | Cells) -> str:
         if isinstance(block, str):
             lines.append(f"<p>{html.escape(block)}</p>")
         else:
-            rows = [_html_row(block[0], "th"), *(_html_row(row, "td") for row in block[1:])]
-            lines.append(f"<div><table>\n{chr(10).join(rows)}\n</table></div>")
+            rows = [_html_row(row, "td" if number else "th") for number, row in enumerate(block)]
+            lines += ["<div><table>", *rows, "</table></div>"]
     return PAGE.format(title=html.escape(title), body="\n".join(lines))
 
 
@@ -177,9 +177,7 @@ def _flatten(claims: Mapping[str, Any], path: str) -> Iterator[list[str]]:
         if isinstance(value, Mapping):
             yield from _flatten(value, place)
         elif isinstance(value, list):
-            yield [
-                place,
-                ", ".join(str(part["label"] if isinstance(part, Mapping) else part) for part in value) or EMPTY,
-            ]
+            parts = (part["label"] if isinstance(part, Mapping) else str(part) for part in value)
+            yield [place, ", ".join(parts) or EMPTY]
         elif not name.endswith(("_low", "_high")):
             yield [place, with_interval(claims, name, ".3g") if isinstance(value, float) else str(value)]

@@ -192,10 +192,10 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
         accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
         values |= mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
         values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
-    tokens, forwards = (stack_prompts(group, name) for name in ("num_tokens", "target_forwards"))
+    names = ("num_tokens", "target_forwards", "substitutions", "is_equal", "is_near_tie")
+    tokens, forwards, substitutions, is_equal, is_near_tie = (stack_prompts(group, name) for name in names)
     values |= mean_accepted_length(tokens, forwards, **options)
-    values |= mean_with_interval("substitutions", stack_prompts(group, "substitutions"), **options)
-    is_equal, is_near_tie = (stack_prompts(group, name) for name in ("is_equal", "is_near_tie"))
+    values |= mean_with_interval("substitutions", substitutions, **options)
     values |= _share_with_interval("tokens_equal_autoregressive", is_equal, is_near_tie == 0, options)
     near_ties, margin = int(is_near_tie.sum()), group["margin_at_difference"].median()
     return {**values, "num_near_ties": near_ties, "margin_at_difference": margin}

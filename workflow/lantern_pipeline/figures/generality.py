@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.generality import LENGTH, with_labels
+from lantern_pipeline.analysis.generality import LENGTH
+from lantern_pipeline.analysis.method_labels import label_rows
 from lantern_pipeline.figures.style import (
     BLACK,
     GREY,
@@ -30,7 +31,8 @@ def draw_generality(table: pd.DataFrame) -> Figure:
 
     A figure of page width; targets are named on top. Bars are 95 % intervals. `table`: generality.csv.
     """
-    rows = with_labels(table[table["method_id"] != BASELINE].assign(ambiguity=1 - table["top10"]))
+    rows = table.assign(label=label_rows(table), ambiguity=1 - table["top10"])
+    rows = rows[rows["method_id"] != BASELINE]
     with paper_style():
         figure = new_figure(PAGE_WIDTH, 4.6)
         panels = figure.subplots(1, 2)
