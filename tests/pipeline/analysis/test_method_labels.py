@@ -84,26 +84,23 @@ def test_a_label_names_what_departs_from_the_preset(label, preset, parts):
     assert label_method(spec.to_dict()) == label == label_method(method_columns(spec.to_dict()))
 
 
-def test_the_configs_own_names():
+def test_names_and_colours_of_the_users_own_methods():
     sjd = make_method("sjd", tree="chain9", acceptance="additive", **LANTERN).to_dict()
     assert label_method({**sjd, "name": "lantern_sjd"}) == "LANTERN (chain9, sjd) k 20, δ 0.1"
     mine = MethodSpec.of("my_own", tree="chain3", drafts="coupled").to_dict()
     assert label_method(mine) == "my own (chain3, coupled)" and label_family(method_columns(mine)) == label_method(mine)
-    assert method_name("lantern_chain") == "LANTERN chain" and method_name("real") == "real images"
+    assert method_name("lantern_chain") == "LANTERN chain"
     assert method_colour("my_own") not in {look.colour for look in METHODS.values() if look.name != "LANTERN chain"}
 
 
-def test_tables_and_pages_agree():
-    """Rows of a table have empty cells where a method has no such part."""
-    specs = [make_method("autoregressive"), make_method("lantern", **LANTERN), make_method("zipar", window=2)]
-    methods = [spec.to_dict() for spec in specs]
-    table = pd.DataFrame([method_columns(method) for method in methods], index=[7, 3, 5])
-    expected = ["autoregressive", "LANTERN k 20, δ 0.1", "ZipAR w 2"]
-    assert label_rows(table).tolist() == [label_method(method) for method in methods] == expected
-    assert list(label_rows(table).index) == [7, 3, 5]
-    assert label_rows(pd.DataFrame({"method": ["real", "reconstruction"]})).tolist() == [
-        "real images",
-        "reconstructions",
+def test_rows_of_a_table_have_the_labels_of_their_methods():
+    """They have empty cells where a method has no such part."""
+    methods = [make_method(name).to_dict() for name in ("autoregressive", "eagle2")]
+    methods += [make_method("lantern", **LANTERN).to_dict(), make_method("zipar", window=2).to_dict()]
+    rows = pd.DataFrame([*map(method_columns, methods), {"method": "real"}, {"method": "reconstruction"}])
+    labels = label_rows(rows.set_index(pd.Index([7, 3, 5, 1, 2, 0])))
+    assert list(labels.index) == [7, 3, 5, 1, 2, 0] and labels.tolist() == [
+        *("autoregressive", "EAGLE-2", "LANTERN k 20, δ 0.1", "ZipAR w 2", "real images", "reconstructions")
     ]
 
 
