@@ -41,13 +41,6 @@ def test_it_holds_the_page_and_links_to_what_there_is(render):
     assert all(f"results['results/mine/{name}']" in page for name in FILES)
     assert "app.showCategory('Figures')" in page and "Ablations" not in page
     assert "240 procedural images" in page and "system-message" not in page
-
-
-def test_what_was_not_made_has_no_link(render):
-    page = render(files=FILES[1:], categories=("Figures", "Ablations"))
+    page = render(FILES[1:], ("Figures", "Ablations"), target="models/target.safetensors")
     assert "race.html" not in page and "watch" not in page and "app.showCategory('Ablations')" in page
-
-
-def test_models_from_files_are_named(render):
-    page = render(target="models/target.safetensors")
     assert "models/target.safetensors" in page and "trained by this run" not in page
