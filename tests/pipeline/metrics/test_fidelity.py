@@ -9,7 +9,6 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.linalg
 import torch
 import torchvision
 from safetensors.torch import save_file
@@ -68,20 +67,6 @@ def unbiased_kid(a, b):
 # --- numbers -----------------------------------------------------------------------------------------
 
 
-def test_fid_is_the_formula_of_two_gaussians():
-    a, b = gaussian(200).double(), gaussian(150, shift=1.5, seed=1).double()
-    mean_a, mean_b, cov_a, cov_b = a.mean(0), b.mean(0), np.cov(a.T), np.cov(b.T)
-    root = scipy.linalg.sqrtm(cov_a @ cov_b).real
-    expected = float(((mean_a - mean_b) ** 2).sum()) + np.trace(cov_a + cov_b - 2 * root)
-    assert fid(a, b)[0] == pytest.approx(expected, rel=1e-6)
-    assert measure_fid(a, Gaussian(b.mean(dim=0), torch.cov(b.T)), **COMMON) == fid(a, b)  # statistics alone
-
-
-def test_kid_is_the_unbiased_cubic_mmd_of_the_whole_set():
-    a, b = gaussian(20).double(), gaussian(20, shift=1.0, seed=1).double()
-    assert measure_kid(a, b, **KID)[0] == pytest.approx(unbiased_kid(a, b), rel=1e-9)
-
-
 def test_precision_counts_generated_images_and_recall_real_ones():
     # the real images fill two clusters, the generated ones one of them: all are plausible, half is missed
     real = torch.cat([gaussian(40), gaussian(40, shift=100.0, seed=1)])
@@ -100,19 +85,21 @@ def test_a_set_against_itself():
     assert (found["precision"], found["recall"]) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("num, used", [(12, 12), (20, 20), (51, 20)])
-def test_a_subset_holds_no_more_images_than_there_are_and_the_record_says_so(num, used):
-    found, (_, reference) = measure(gaussian(num), SETS[1]), SETS
+@pytest.mark.parametrize("num, others, used", [(12, 40, 12), (20, 20, 20), (51, 40, 20), (51, 9, 9)])
+def test_a_subset_holds_no_more_images_than_there_are_and_the_record_says_so(num, others, used):
+    generated, reference = gaussian(num).double(), SETS[1][:others].double()
+    found = measure(generated, reference)
     assert found["kid_subset_size"] == used
-    subsets = {"num_subsets": 5, "num_resamples": 50, "seed": 0}
-    assert found["kid"] == measure_kid(gaussian(num), reference, subset_size=used, **subsets)[0]
-    assert measure(gaussian(51), gaussian(9, seed=1))["kid_subset_size"] == 9
+    expected = measure_kid(generated, reference, subset_size=used, num_subsets=5, num_resamples=50, seed=0)
+    assert (found["kid"], found["kid_std"]) == (expected[0], expected[3])
+    if num == used == others:  # the whole set: all pairs
+        assert found["kid"] == pytest.approx(unbiased_kid(generated, reference), rel=1e-9)
 
 
 # --- intervals ---------------------------------------------------------------------------------------
 
 
-def test_intervals_are_made_of_the_metrics_of_parts():
+def test_intervals_are_made_of_the_metrics_of_parts(monkeypatch):
     # the metric itself on every random half of the images, by torch-fidelity or from all pairs: its spread is the error
     a, b = (features.double() for features in SETS)
     parts = draw_parts(len(a), **COMMON)
@@ -122,11 +109,17 @@ def test_intervals_are_made_of_the_metrics_of_parts():
 
     value, _, high = fid(a, b)
     assert high - value == pytest.approx(half_width(lambda part: fid(part, b)[0]), rel=1e-5)
-    value, low, _, spread = measure_kid(a, b, **KID)
+    of_kid, of_recall = measure_kid(a, b, **KID), measure_precision_recall(a, b, **PRC)
+    value, low, _, spread = of_kid
     error = math.hypot(half_width(lambda part: unbiased_kid(part, b)), 1.959964 * spread / 2)  # 4 subsets
     assert value - low == pytest.approx(error, rel=1e-5)
-    value, low, _ = measure_precision_recall(a, b, **PRC)[1]
+    value, low, _ = of_recall[1]
     assert value - low == pytest.approx(half_width(lambda part: measure_precision_recall(part, b, **PRC)[1][0]), 1e-6)
+    for name in ("KERNEL_BLOCK", "DISTANCE_BLOCK"):  # whatever is held at once
+        monkeypatch.setattr(distances, name, 7)
+    assert measure_kid(a, b, **KID) == pytest.approx(of_kid, rel=1e-9)
+    for found, other in zip(measure_precision_recall(a, b, **PRC), of_recall, strict=True):
+        assert found == pytest.approx(other, rel=1e-9)
 
 
 def test_intervals_cover_what_this_many_images_have_on_average():
@@ -152,13 +145,8 @@ def test_fewer_images_than_features_do_not_blow_up_the_error_of_fid():
     spread = np.std([measure_fid(x, reference, num_resamples=2, seed=0)[0] for x in sets])
     found = np.array([measure_fid(x, reference, num_resamples=60, seed=0) for x in sets[:10]])
     assert 0.7 * spread < (found[:, 2] - found[:, 0]).mean() / 1.96 < 1.6 * spread
-
-
-def test_fewer_images_than_features_still_give_numbers_inside_their_intervals():
     found = measure(gaussian(25, width=40), gaussian(25, width=40, seed=1))
-    assert np.isfinite(list(found.values())).all()
-    for name in METRICS:
-        assert found[f"{name}_low"] <= found[name] <= found[f"{name}_high"]
+    assert all(found[f"{name}_low"] <= found[name] <= found[f"{name}_high"] for name in METRICS)
 
 
 def test_an_interval_of_fid_ends_at_zero_and_that_of_kid_may_reach_below():
@@ -177,35 +165,33 @@ def test_too_few_images_have_no_interval():
     assert precision[1] < precision[0] <= precision[2]
 
 
-def test_the_size_of_blocks_does_not_matter(monkeypatch):
-    expected = measure_kid(*SETS, **KID), measure_precision_recall(*SETS, **PRC)
-    for name in ("KERNEL_BLOCK", "DISTANCE_BLOCK"):
-        monkeypatch.setattr(distances, name, 7)
-    assert measure_kid(*SETS, **KID) == pytest.approx(expected[0], rel=1e-9)
-    for found, other in zip(measure_precision_recall(*SETS, **PRC), expected[1], strict=True):
-        assert found == pytest.approx(other, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda g, r: fid(g[:, :4], r), "have 4 features and the reference 6"),
         (lambda g, r: fid(g[:1], r), "at least 2 images are compared, got 1 generated"),
         (lambda g, r: fid(g.index_fill(0, torch.tensor([7]), torch.nan), r), "generated images hold a value that is"),
         (lambda g, r: fid(g / 0, r), "generated images hold a value that is not finite"),
-        (lambda g, r: fid(g, r / 0), "reference images hold a value that is not finite"),
         (lambda g, r: fid(g, r, num_resamples=1), "fidelity_resamples must be at least 2, got 1"),
-        (lambda g, r: measure_kid(g, r[:, :2], **KID), "6 features and the reference 2"),
-        (lambda g, r: measure_kid(g, r / 0, **KID), "reference images hold"),
         (lambda g, r: measure_precision_recall(g[:3], r, **PRC), "prc_neighbours must be less than .* 3 generated"),
         (lambda g, r: measure_precision_recall(g, r[:3], **PRC), "prc_neighbours must be less than .* 3 reference"),
-        (lambda g, r: measure_precision_recall(g, r[:, :2], **PRC), "6 features and the reference 2"),
-        (lambda g, r: measure_precision_recall(g, r / 0, **PRC), "reference images hold"),
     ],
 )
 def test_what_cannot_be_measured_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(*SETS)
+
+
+@pytest.mark.parametrize(
+    "compare",
+    [fid, lambda g, r: measure_kid(g, r, **KID), lambda g, r: measure_precision_recall(g, r, **PRC)],
+    ids=["fid", "kid", "prc"],
+)
+def test_every_comparison_checks_both_sets(compare):
+    generated, reference = SETS
+    with pytest.raises(ValueError, match="have 6 features and the reference 2"):
+        compare(generated, reference[:, :2])
+    with pytest.raises(ValueError, match="reference images hold a value that is not finite"):
+        compare(generated, reference / 0)
 
 
 # --- references --------------------------------------------------------------------------------------
@@ -289,24 +275,24 @@ def vgg16_file(tmp_path, monkeypatch):
 PIXELS = torch.randint(256, (3, 3, 40, 40), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
-def test_inception_is_torch_fidelitys(inception_file):
-    direct = FeatureExtractorInceptionV3("mine", ["2048"], feature_extractor_weights_path=str(inception_file))
-    extractor = load_extractor("inception-v3-compat", "2048", inception_file)
+@pytest.mark.parametrize(
+    "direct, name, layer, width",
+    [
+        (FeatureExtractorInceptionV3, "inception-v3-compat", "2048", 2048),
+        (FeatureExtractorVGG16, "vgg16", "fc2", 16),
+        (FeatureExtractorVGG16, "vgg16", "fc2_relu", 16),
+    ],
+)
+def test_extractors_are_torch_fidelitys(direct, name, layer, width, inception_file, vgg16_file):
+    path = inception_file if name.startswith("inception") else vgg16_file
+    extractor = load_extractor(name, layer, path)
     found = extractor.extract(PIXELS)
-    assert found.shape == (3, 2048) and torch.equal(found, direct(PIXELS)[0])
-    assert extractor.name == "inception-v3-compat/2048"
-    assert extractor.sha256 == hashlib.sha256(inception_file.read_bytes()).hexdigest()
-
-
-@pytest.mark.parametrize("layer", ["fc2", "fc2_relu"])
-def test_vgg16_is_torch_fidelitys(vgg16_file, layer):
-    direct = FeatureExtractorVGG16("mine", [layer], feature_extractor_weights_path=str(vgg16_file))
-    extractor = load_extractor("vgg16", layer, vgg16_file)
-    found = extractor.extract(PIXELS)
-    assert found.shape == (3, 16) and torch.equal(found, direct(PIXELS)[0])
-    assert (found < 0).any() == (layer == "fc2") and extractor.name == f"vgg16/{layer}"
-    with pytest.raises(ValueError, match="vgg16 has no layer 'fc3'; it has fc2, fc2_relu"):
-        load_extractor("vgg16", "fc3", vgg16_file)
+    expected = direct("mine", [layer], feature_extractor_weights_path=str(path))(PIXELS)[0]
+    assert found.shape == (3, width) and torch.equal(found, expected)
+    assert (found < 0).any() == (layer == "fc2") and extractor.name == f"{name}/{layer}"
+    assert extractor.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(ValueError, match=f"{name} has no layer 'fc3'; it has "):
+        load_extractor(name, "fc3", path)
 
 
 def test_metrics_are_those_that_torch_fidelity_measures_on_files(inception_file, tmp_path):

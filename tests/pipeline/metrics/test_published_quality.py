@@ -32,7 +32,6 @@ from lantern_pipeline.metrics.prompt_accuracy import AccuracyScore
 from lantern_pipeline.metrics.quality import hash_prompts, measure_quality
 from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
 from lantern_pipeline.metrics.registry import DECODING, FIDELITY, METRICS, MetricFiles
-from lantern_pipeline.world import attribute_classifier as attribute_classifier
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
@@ -47,6 +46,8 @@ SETTINGS = {
     "headline_temperature": 1.0,
 }
 PROMPTS = [Prompt(f"coco-{i}", f"a photo of {i} dogs in the snow") for i in range(NUM)]
+PLACE = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
+ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
 OFF = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False}
 
 
@@ -114,8 +115,7 @@ def measure(files, models, records, extractors, monkeypatch):
         found, metrics = MetricFiles(**paths, reference=files / reference), {**OFF, "published": published, **metrics}
         parts = load_parts(metrics, found, "cpu")
         measuring = MeasuringModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
-        place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
-        return measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **place)
+        return measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **PLACE)
 
     return run
 
@@ -137,7 +137,7 @@ def summarise(quality):
 
 
 def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(measure, files):
-    quality = measure(fidelity="inception", clip="openai", hps=True)
+    quality = measure(**ALL)
     rows = quality.rows.set_index("method_id")
     assert rows.index.tolist() == ["autoregressive", "coupled", "near"]  # no source of held-out images, no ceilings
     measured = ["nll", "clip_score", "hps", "fid", "fid_low", "fid_high", "kid", "kid_std", "precision", "recall_high"]
@@ -151,6 +151,10 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     assert (row.prc_extractor, row.prc_weights_sha256) == ("colours/3", "b" * 64)
     assert row.clip_extractor == 'tiny-clip, prefix "A photo depicts "' and row.hps_extractor == "tiny-clip"
     assert row.clip_weights_sha256 != row.hps_weights_sha256 and len(row.reference_sha256) == 64
+    rows = measure(reference="statistics.npz", fidelity="inception").rows  # statistics alone give FID alone
+    assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
+    assert rows["num_reference"].isna().all()
+    assert not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows)
 
 
 def test_images_are_those_of_their_prompts(measure, files, models, records):
@@ -165,17 +169,11 @@ def test_images_are_those_of_their_prompts(measure, files, models, records):
     assert images.loc["near", "hps"].to_numpy() == pytest.approx(hps.numpy(), abs=1e-5)
 
 
-def test_statistics_alone_give_fid_alone(measure):
-    rows = measure(reference="statistics.npz", fidelity="inception").rows
-    assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
-    assert rows["num_reference"].isna().all()
-    assert not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows)
-
-
-ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
-
-
-@pytest.mark.parametrize("on", [ALL, {}, {"clip": "openai"}, {"fidelity": "inception"}, {"hps": True}], ids=str)
+@pytest.mark.parametrize(
+    "on",
+    [ALL, {}, *({name: value} for name, value in ALL.items())],
+    ids=lambda on: "+".join(on) or "nothing",
+)
 def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     quality = measure(**on)
     summary, paired, table = summarise(quality)
@@ -199,9 +197,8 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
 def test_the_attribute_classifier_needs_held_out_images(models, records):
     reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
     measuring = MeasuringModels(**models, fidelity=ClassifierFidelity(reader))
-    place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
-        measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **place)
+        measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **PLACE)
 
 
 def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_path, models, records):
@@ -213,7 +210,6 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     clip = ClipModel(ClipConfig(source.vocabulary, True, embed_dim=8, width=4, text_width=32, text_layers=1))
     save_model(paths["clip"], clip, {"num_steps": 1})
     save_model(paths["target"], models["target_model"])
-    place = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
     metrics = {**OFF, "fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
     inputs = {**{name: str(path) for name, path in paths.items()}, "records": ["other.safetensors"]}
     assert MetricFiles.among(inputs) == MetricFiles(inputs["attribute_classifier"], inputs["clip"])
@@ -221,11 +217,11 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     metrics["published"] = {}
     loaded = load_measuring_models(paths["tokenizer"], paths["target"], encoder, files, metrics, torch.device("cpu"))
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
-    reader = load_model(paths["attribute_classifier"], attribute_classifier.AttributeClassifier)
+    reader = load_model(paths["attribute_classifier"], AttributeClassifier)
     scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
     direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, scores, fidelity)
     rows = [
-        measure_quality(records, PROMPTS, source, measuring, settings=SETTINGS, **place).rows
+        measure_quality(records, PROMPTS, source, measuring, settings=SETTINGS, **PLACE).rows
         for measuring in (direct, loaded)
     ]
     hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]

@@ -76,62 +76,41 @@ def measured(records, source, models):
     return measure_quality(*arguments, **OPTIONS)
 
 
-def test_one_row_per_method_and_ceiling(measured):
-    rows, images = measured.rows, measured.images
-    assert (images["repeat"] == "s0n0").all()
-    assert rows.method_id.tolist() == ["autoregressive", "coupled", "proximity-k5", "pp", "real", "reconstruction"]
-    assert len(images) == 6 * NUM
-    assert not images.duplicated(["method_id", "prompt_id"]).any()
-    assert (rows.cfg_scale == 3.0).all()
-    assert rows.set_index("method_id").loc["proximity-k5", ["method", "tree", "drafts", "k"]].tolist() == [
-        "proximity",
-        "chain3",
-        "coupled",
-        5,
-    ]
+@pytest.fixture(scope="module")
+def prompts(source):
+    return source.prompts("seen", NUM)
 
 
-def test_equal_codes_have_equal_numbers(measured):
-    rows = measured.rows.set_index("method_id")
-    quality = [
-        "nll",
-        "frechet_distance",
-        "frechet_distance_low",
-        "kernel_distance",
-        "precision",
-        "recall",
-        "recall_high",
-        "clip_score",
-        "prompt_accuracy",
-    ]
+def test_one_row_per_method_and_ceiling_and_equal_codes_have_equal_numbers(measured):
+    rows, images = measured.rows.set_index("method_id"), measured.images
+    assert rows.index.tolist() == ["autoregressive", "coupled", "proximity-k5", "pp", "real", "reconstruction"]
+    assert len(images) == 6 * NUM and not images.duplicated(["method_id", "prompt_id"]).any()
+    assert (images["repeat"] == "s0n0").all() and (rows.cfg_scale == 3.0).all()
+    identity = rows.loc["proximity-k5", ["method", "tree", "drafts", "k"]]
+    assert identity.tolist() == ["proximity", "chain3", "coupled", 5]
+    quality = ["nll", "precision", "recall", "recall_high", "clip_score", "prompt_accuracy"]
+    quality += ["frechet_distance", "frechet_distance_low", "kernel_distance"]
     assert rows.loc["coupled", quality].equals(rows.loc["autoregressive", quality].rename("coupled"))
     assert rows.loc["proximity-k5", "nll"] != rows.loc["autoregressive", "nll"]
     assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
-
-
-def test_substitutions_are_counted_where_they_are_known(measured):
-    images = measured.images
     counts = images.groupby("method_id").substitutions.sum(min_count=1)
-    assert counts["proximity-k5"] == 2
-    assert counts["coupled"] == 0
+    assert (counts["proximity-k5"], counts["coupled"]) == (2, 0)
     assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
+    assert math.isnan(rows.loc["real", "nll"])  # real images have no codes, and reconstructions have
+    assert rows.loc["reconstruction", "nll"] > 0
 
 
-def test_images_are_those_of_their_prompts(measured, records, source, models, clip_scorer):
-    # each image scored on its own, without any sharing between methods
-    images = measured.images
-    prompts = source.prompts("seen", NUM)
-    rows = images[images.method_id == "proximity-k5"].set_index("prompt_id")
+def test_scores_are_those_of_every_image_alone(measured, records, models, prompts, clip_scorer):
+    """Without any sharing between methods; an image's likelihood is the mean over its tokens."""
+    images = measured.images.set_index(["method_id", "prompt_id"])
     for i, prompt in enumerate(prompts):
         pixels = models.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
         expected = float(clip_scorer.score(pixels, [prompt.text]))
-        assert rows.loc[prompt.id, "clip_score"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_real_images_have_no_codes_and_reconstructions_have(measured):
-    rows = measured.rows.set_index("method_id")
-    assert math.isnan(rows.loc["real", "nll"])
-    assert rows.loc["reconstruction", "nll"] > 0
+        assert images.loc[("proximity-k5", prompt.id), "clip_score"] == pytest.approx(expected, abs=1e-5)
+    texts = [prompt.text for prompt in prompts]
+    for method_id, record in records.items():
+        tokens = score_tokens(models.target_model, models.text_encoder, record.codes, texts, cfg_scale=3.0)
+        assert tokens.mean(dim=1).numpy() == pytest.approx(images.loc[method_id, "nll"].to_numpy(), abs=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -157,45 +136,27 @@ def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured
     assert images.loc["pp", "feature_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
 
 
-def test_an_images_likelihood_is_the_mean_over_its_tokens(measured, records, source, models):
-    texts = [prompt.text for prompt in source.prompts("seen", NUM)]
-    images = measured.images.set_index("method_id")
-    for method_id, record in records.items():
-        tokens = score_tokens(models.target_model, models.text_encoder, record.codes, texts, cfg_scale=3.0)
-        assert tokens.mean(dim=1).numpy() == pytest.approx(images.loc[method_id, "nll"].to_numpy(), abs=1e-5)
-
-
-def test_scores_do_not_depend_on_which_methods_are_scored_together(records, source, models):
-    prompts = source.prompts("seen", NUM)
+def test_scores_do_not_depend_on_which_methods_are_scored_together_and_shared_images_are_held_once(
+    records, models, prompts
+):
     together = score_records(records, prompts, models, 5)
     pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, models, 1)
     for name, column in pair["pp"].columns.items():
         assert torch.allclose(column, together["pp"].columns[name], atol=1e-5), name
-
-
-def test_images_that_methods_share_are_held_once(records, source, models):
-    scores = score_records(records, source.prompts("seen", NUM), models, 4)
-    assert len(scores.distinct.features) == NUM + 2
+    assert len(together.distinct.features) == NUM + 2
     # prompt by prompt, the autoregressive image first
-    assert scores.numbers["autoregressive"].tolist() == scores.numbers["coupled"].tolist() == [0, 2, 4, 5, 6, 7]
-    assert scores.numbers["pp"].tolist() == scores.numbers["proximity-k5"].tolist() == [1, 3, 4, 5, 6, 7]
+    numbers = {name: rows.tolist() for name, rows in together.numbers.items()}
+    assert numbers["autoregressive"] == numbers["coupled"] == [0, 2, 4, 5, 6, 7]
+    assert numbers["pp"] == numbers["proximity-k5"] == [1, 3, 4, 5, 6, 7]
 
 
-def test_images_are_scored_in_the_order_of_their_codes(records, source, models):
-    prompts = source.prompts("seen", NUM)
+def test_images_are_scored_in_the_order_of_their_codes(records, prompts):
     several = {"autoregressive": records["autoregressive"]}
     for name, code in (("c", 300), ("b", 2), ("a", 70000)):  # bytes of little-endian numbers would sort otherwise
         several[name] = make_records(torch.full((NUM, TOKENS), code), RELAXED, prompts)
     _, numbers = _number_distinct(several)
     assert numbers[:, 0].tolist() == [0, 2, 1, 3]
     assert numbers[:, 1].tolist() == [4, 6, 5, 7]
-
-
-def test_foreign_records_are_rejected(records, source, models):
-    with pytest.raises(ValueError, match="other prompts"):
-        measure_quality(records, source.prompts("unseen", NUM), source, models, **OPTIONS)
-    with pytest.raises(ValueError, match="needs the records of autoregressive"):
-        measure_quality({"coupled": records["coupled"]}, source.prompts("seen", NUM), source, models, **OPTIONS)
 
 
 class Redness:
@@ -208,10 +169,13 @@ class Redness:
         return {"redness": images[:, 0].mean(dim=(1, 2)).cpu()}
 
 
-def test_a_column_without_a_row_in_the_table_of_metrics_is_named(records, source, models):
-    models = replace(models, scores=(Redness(),))
+def test_foreign_records_and_unknown_columns_are_named(records, source, models, prompts):
+    with pytest.raises(ValueError, match="other prompts"):
+        measure_quality(records, source.prompts("unseen", NUM), source, models, **OPTIONS)
+    with pytest.raises(ValueError, match="needs the records of autoregressive"):
+        measure_quality({"coupled": records["coupled"]}, prompts, source, models, **OPTIONS)
     with pytest.raises(ValueError, match=r"redness is measured but has no row in metrics\.registry\.METRICS"):
-        measure_quality(records, source.prompts("seen", NUM), source, models, **OPTIONS)
+        measure_quality(records, prompts, source, replace(models, scores=(Redness(),)), **OPTIONS)
 
 
 @pytest.mark.gpu

@@ -29,9 +29,7 @@ class Means(nn.Module):
         return (torch.cat([means, means.square()], dim=1),)
 
 
-@pytest.fixture(scope="module")
-def extractors():
-    return {"inception": Extractor("means/6", "a" * 64, Means()), "vgg16": Extractor("means/6", "b" * 64, Means())}
+EXTRACTORS = {"inception": Extractor("means/6", "a" * 64, Means()), "vgg16": Extractor("means/6", "b" * 64, Means())}
 
 
 @pytest.fixture(scope="module")
@@ -40,58 +38,51 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def measured(folder, extractors):
-    return measure_reference(folder, "real", extractors, WAY, batch_size=3)
+def measured(folder):
+    return measure_reference(folder, "real", EXTRACTORS, WAY, batch_size=3)
 
 
-@pytest.fixture
-def stored(measured, tmp_path):
-    save_reference(tmp_path / "features.safetensors", measured)
-    return tmp_path / "features.safetensors"
-
-
-def test_every_image_is_measured_in_the_order_of_names(measured, folder, extractors):
+def test_every_image_is_measured_in_the_order_of_names(measured, folder):
     assert measured.num_images == 7 and measured.features["inception"].shape == (7, 6)
-    alone = measure_reference(folder, "real", extractors, WAY, batch_size=100)
+    alone = measure_reference(folder, "real", EXTRACTORS, WAY, batch_size=100)
     assert torch.allclose(alone.features["vgg16"], measured.features["vgg16"], atol=1e-6)
-    assert alone.sha256 == measured.sha256
     lines = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in sorted(folder.iterdir())]
-    assert measured.sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert measured.sha256 == alone.sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+    with pytest.raises(ValueError, match=r"are of different sizes; set metrics\.published\.preprocessing"):
+        measure_reference(folder, "real", EXTRACTORS, "none", batch_size=1)
 
 
-def test_a_stored_set_comes_back_with_the_hash_of_its_file(measured, stored, extractors):
-    found = load_reference(stored, extractors, WAY)
+def test_a_stored_set_comes_back_with_the_hash_of_its_file_where_images_are_measured_alike(measured, tmp_path):
+    stored = tmp_path / "features.safetensors"
+    save_reference(stored, measured)
+    found = load_reference(stored, EXTRACTORS, WAY)
     assert found.name == "real" and found.num_images == 7 and found.preprocessing == WAY
     assert torch.equal(found.features["inception"], measured.features["inception"])
     assert torch.equal(found.gaussian.covariance, measured.gaussian.covariance)
     assert found.sha256 == hashlib.sha256(stored.read_bytes()).hexdigest()
     assert found.extractors == {"inception": ("means/6", "a" * 64), "vgg16": ("means/6", "b" * 64)}
     assert load_tensors(stored)[1]["images_sha256"] == measured.sha256
-    assert load_reference(stored, extractors, WAY, name="mine").name == "mine"
-
-
-def test_another_extractor_or_preprocessing_is_named(stored, extractors):
-    other = {**extractors, "vgg16": dataclasses.replace(extractors["vgg16"], sha256="c" * 64)}
+    assert load_reference(stored, EXTRACTORS, WAY, name="mine").name == "mine"
+    other = {**EXTRACTORS, "vgg16": dataclasses.replace(EXTRACTORS["vgg16"], sha256="c" * 64)}
     with pytest.raises(
         ValueError, match=r"features vgg16 are of means/6 with weights bbbbbbbbbbbb, expected .* cccccccc"
     ):
         load_reference(stored, other, WAY)
     with pytest.raises(ValueError, match="prepared by centre_lanczos_16, the generated ones are by none"):
-        load_reference(stored, extractors, "none")
+        load_reference(stored, EXTRACTORS, "none")
 
 
-def test_published_statistics_know_fid_alone(tmp_path, extractors):
+def test_published_statistics_know_fid_alone(tmp_path):
     features = np.random.default_rng(0).normal(size=(20, 6))
     path = tmp_path / "coco.npz"
     np.savez(path, mu=features.mean(0), sigma=np.cov(features.T))
-    found = load_reference(path, extractors, WAY)
+    found, expected = load_reference(path, EXTRACTORS, WAY), Gaussian.of(torch.from_numpy(features))
     assert found.name == "coco" and not found.features and found.num_images is None
-    expected = Gaussian.of(torch.from_numpy(features))
     assert torch.allclose(found.gaussian.mean, expected.mean)
     assert torch.allclose(found.gaussian.covariance, expected.covariance)
 
 
-def test_what_is_no_reference_is_named(tmp_path, extractors):
+def test_what_is_no_reference_is_named(tmp_path):
     np.savez(tmp_path / "no_sigma.npz", mu=np.zeros(3))
     np.savez(tmp_path / "odd.npz", mu=np.zeros(3), sigma=np.zeros((2, 2)))
     np.savez(tmp_path / "code.npz", mu=np.array([{}], dtype=object), sigma=np.zeros((1, 1)))
@@ -105,11 +96,6 @@ def test_what_is_no_reference_is_named(tmp_path, extractors):
         "cut.safetensors": "truncated or is not a safetensors file",
     }.items():
         with pytest.raises(ValueError, match=message):
-            load_reference(tmp_path / name, extractors, WAY)
+            load_reference(tmp_path / name, EXTRACTORS, WAY)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        load_reference(tmp_path / "nowhere.npz", extractors, WAY)
-
-
-def test_images_of_several_sizes_need_a_preprocessing(folder, extractors):
-    with pytest.raises(ValueError, match=r"are of different sizes; set metrics\.published\.preprocessing"):
-        measure_reference(folder, "real", extractors, "none", batch_size=1)
+        load_reference(tmp_path / "nowhere.npz", EXTRACTORS, WAY)

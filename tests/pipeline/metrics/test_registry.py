@@ -69,9 +69,7 @@ def test_every_metric_stands_once_with_a_known_kind_and_direction():
     assert {metric.key for metric in METRICS} == {None, *CHOICES}
     of_sets = ["fid", "kid", "frechet_distance", "kernel_distance", "precision", "recall"]
     assert [metric.column for metric in metrics_over(SETS)] == of_sets
-
-
-def test_only_distances_of_inceptions_features_are_called_fid_and_kid():
+    # only distances of Inception's features are called FID and KID
     titles = {metric.column: metric.title for metric in METRICS}
     assert (titles["fid"], titles["kid"]) == ("FID", "KID")
     for name in ("frechet_distance", "kernel_distance"):
@@ -125,6 +123,14 @@ def test_published_metrics_need_weights_and_train_nothing():
     assert published_files(stored, RESOURCES)["reference_statistics"] == "resources/coco.json"
 
 
+def test_a_file_of_the_users_is_taken(tmp_path):
+    (tmp_path / "weights.pth").touch()
+    metrics = published(inception=str(tmp_path / "weights.pth"))
+    check_choices(metrics, RESOURCES)
+    found = metric_files(metrics, {}, RESOURCES, "unused")["inception_weights"]
+    assert Path(found) == tmp_path / "weights.pth"
+
+
 def test_every_metric_can_be_switched_off():
     off = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False, "published": {}}
     check_choices(off, {})
@@ -144,14 +150,6 @@ def test_weights_that_are_not_named_or_not_known_are_an_error(key):
     assert f"switch off metrics.{user}" in sentence
     sentence = sentence_for(published(**{key: "weights/nowhere.pth"}))
     assert f"metrics.published.{key}" in sentence and "nowhere.pth" in sentence
-
-
-def test_a_file_of_the_users_is_taken(tmp_path):
-    (tmp_path / "weights.pth").touch()
-    metrics = published(inception=str(tmp_path / "weights.pth"))
-    check_choices(metrics, RESOURCES)
-    found = metric_files(metrics, {}, RESOURCES, "unused")["inception_weights"]
-    assert Path(found) == tmp_path / "weights.pth"
 
 
 @pytest.mark.parametrize(
@@ -205,23 +203,21 @@ def check(files, reference=IMAGE_FOLDER, **metrics):
     return check_metric_weights(chosen, MetricFiles(**paths))
 
 
-@pytest.mark.parametrize("reference", [IMAGE_FOLDER, STATISTICS])
-def test_every_chosen_model_is_loaded_and_its_weights_are_named(files, loaded, reference):
+def test_every_chosen_model_is_loaded_and_its_weights_are_named(files, loaded):
     hashes = {name: hashlib.sha256((files / f"{name}.safetensors").read_bytes()).hexdigest() for name in WEIGHTS}
-    assert check(files, reference) == hashes
-    assert loaded == [("inception.safetensors", "vgg16.safetensors", "fc2_relu", "cpu")]
-
-
-def test_what_is_off_or_trained_by_the_run_is_not_looked_at(files, loaded):
-    (files / "clip.safetensors").write_text("# a README, not weights")
-    assert set(check(files, fidelity=None, clip="own")) == {"hps"} and loaded == []
+    for reference in (IMAGE_FOLDER, STATISTICS):
+        assert check(files, reference) == hashes
+    assert loaded == [("inception.safetensors", "vgg16.safetensors", "fc2_relu", "cpu")] * 2
 
 
 @pytest.mark.parametrize("name", ["clip", "hps"])
-def test_a_file_that_holds_no_weights_is_named(files, loaded, name):
+def test_a_file_that_holds_no_weights_is_named_where_it_is_used(files, loaded, name):
     (files / f"{name}.safetensors").write_text("# a README, not weights")
     with pytest.raises(ValueError, match=rf"{name}\.safetensors should be a PyTorch or safetensors file"):
         check(files)
+    loaded.clear()
+    off = {"clip": {"clip": "own"}, "hps": {"hps": False}}[name]
+    assert set(check(files, fidelity=None, **off)) == {"clip", "hps"} - {name} and loaded == []
 
 
 def test_weights_of_another_model_are_named(files):
