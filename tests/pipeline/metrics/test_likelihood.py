@@ -9,9 +9,11 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.metrics import likelihood
 from lantern_pipeline.metrics.likelihood import (
+    measure_ambiguity,
     score_tokens,
     teacher_forced_logits,
     token_negative_log_likelihood,
+    top_masses,
     walk_logits,
 )
 
@@ -124,3 +126,20 @@ def test_bfloat16_models_have_float32_likelihoods(target, codes):
     low = logits.bfloat16()
     found = token_negative_log_likelihood(codes, low)
     assert found.dtype == torch.float32 and torch.equal(found, token_negative_log_likelihood(codes, low.float()))
+
+
+@pytest.mark.parametrize(("probs", "best", "few"), [([0.5, 0.25, 0.125, 0.125], 0.5, 0.75), ([0.01] * 100, 0.01, 0.02)])
+def test_top_masses_by_hand(probs, best, few):
+    logits = torch.tensor([probs]).log()
+    assert [mass.item() for mass in top_masses(logits, num_best=2)] == pytest.approx([best, few])
+    assert top_masses(logits)[1].item() == pytest.approx(min(1.0, 10 * best))  # of the best ten, or of fewer
+
+
+def test_ambiguity_has_one_row_per_scale_image_and_position(target, codes):
+    frame = measure_ambiguity(target, ENCODER, codes, TEXTS, cfg_scales=(1.0, 3.0), batch_size=2)
+    assert len(frame) == 2 * 3 * 4
+    assert not frame.duplicated(["cfg_scale", "image", "position"]).any()
+    assert ((frame.top1 > 0) & (frame.top1 <= frame.top10 + 1e-6) & (frame.top10 <= 1 + 1e-6)).all()
+    once = measure_ambiguity(target, ENCODER, codes, TEXTS, cfg_scales=(3.0, 3.0), batch_size=3)
+    same = frame[frame.cfg_scale == 3.0].sort_values(["image", "position"])
+    assert once.sort_values(["image", "position"]).top1.to_numpy() == pytest.approx(same.top1.to_numpy(), abs=1e-5)

@@ -15,9 +15,8 @@ from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.resources import target_sizes
 from lantern_pipeline.metrics.acceptance_map import map_accepted
-from lantern_pipeline.metrics.ambiguity import measure_ambiguity
-from lantern_pipeline.metrics.likelihood import score_tokens, teacher_forced_logits
-from lantern_pipeline.metrics.substitutions import substitution_row
+from lantern_pipeline.metrics.likelihood import measure_ambiguity, score_tokens, teacher_forced_logits
+from lantern_pipeline.metrics.losslessness import substitution_row
 from lantern_pipeline.training.drafter_loss import unroll
 from lantern_pipeline.training.target import next_token_loss
 

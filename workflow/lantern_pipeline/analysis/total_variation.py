@@ -26,7 +26,7 @@ from lantern.records import GenerationRecords
 from lantern_pipeline.analysis.summary import TV_COLUMNS
 from lantern_pipeline.metrics.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.metrics.image_law import ImageTest
-from lantern_pipeline.metrics.missing_context import measure_missing_context
+from lantern_pipeline.metrics.losslessness import drawn_tokens, substitution_row
 from lantern_pipeline.metrics.output_distribution import (
     OutputDistribution,
     VerifiedNodes,
@@ -35,9 +35,9 @@ from lantern_pipeline.metrics.output_distribution import (
     distribution_of_relaxed_sets,
     distribution_of_sampled_siblings,
     mean_over_nodes,
+    measure_missing_context,
     record_nodes,
 )
-from lantern_pipeline.metrics.substitutions import drawn_tokens, substitution_row
 
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)

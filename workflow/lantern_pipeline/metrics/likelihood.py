@@ -1,9 +1,15 @@
-"""Likelihood of generated tokens under the target: how far has relaxed decoding strayed from the target?"""
+"""What the target says of given images: the likelihood of their tokens (how far has relaxed decoding strayed from it?)
+and its ambiguity, the probability of its best one and best ten next tokens.
+
+A text model is nearly sure of most tokens. A visual one spreads its mass over many look-alike codes; that is what
+starves drafts of acceptance, and what relaxed decoding answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -105,3 +111,36 @@ def score_tokens(
     for _, chosen, logits in batches:
         scores.append(token_negative_log_likelihood(*select_codes(target_model, chosen, logits)).cpu())
     return torch.cat(scores)
+
+
+def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
+    """Computes the probabilities of the best token and of the best few, each (...) float32, of logits (..., vocab)."""
+    best = logits.float().softmax(dim=-1).topk(min(num_best, logits.shape[-1]), dim=-1).values
+    return best[..., 0], best.sum(dim=-1)
+
+
+@torch.inference_mode()
+def measure_ambiguity(
+    target_model: TargetModel,
+    text_encoder: TextEncoder,
+    codes: Tensor,
+    texts: Sequence[str],
+    *,
+    cfg_scales: Sequence[float],
+    batch_size: int = 64,
+) -> pd.DataFrame:
+    """Measures the target's top-1 and top-10 probability at every position of given images, codes (images, tokens): one
+    row per guidance scale x image x code: cfg_scale, image, position among the codes, top1, top10.
+
+    The context of a position is the image's own codes (teacher forcing), temperature 1, no filter.
+    """
+    frames = []
+    for cfg_scale in dict.fromkeys(cfg_scales):
+        batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
+        for rows, tokens, logits in batches:
+            top1, top10 = (mass.cpu() for mass in top_masses(select_codes(target_model, tokens, logits)[1]))
+            image, position = torch.meshgrid(*(torch.arange(size) for size in top1.shape), indexing="ij")
+            columns = {"image": image + rows.start, "position": position, "top1": top1, "top10": top10}
+            flat = {name: values.flatten().numpy() for name, values in columns.items()}
+            frames.append(pd.DataFrame({"cfg_scale": cfg_scale, **flat}))
+    return pd.concat(frames, ignore_index=True)

@@ -23,8 +23,10 @@ from lantern.generation import decode_timed
 from lantern.models.config import TargetConfig
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
-from lantern.step import Outcome
+from lantern.sampling import filter_logits
+from lantern.step import Outcome, Scores
 from lantern_pipeline.metrics.intervals import bootstrap_interval, ratio_statistic
+from lantern_pipeline.metrics.likelihood import walk_logits
 
 PAIRS_AT_ONCE = 2048  # rows of a vocabulary held at once while drafts are enumerated
 
@@ -136,6 +138,49 @@ def record_nodes(
     finally:
         decoder.observer = None
     return recorder.collect()
+
+
+@torch.inference_mode()
+def measure_missing_context(
+    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
+) -> tuple[VerifiedNodes, OutputDistribution]:
+    """What lines drawn in parallel lose: draws images, and gives the target's distribution behind all tokens of an
+    image and the one that was drawn from, at positions chosen as by `record_nodes`, but not at position 0, which lacks
+    nothing.
+    """
+
+    def keep(scores: Scores) -> None:
+        """Keeps the positions of a step, (images, cells), and what they were drawn from, (images, cells, vocab)."""
+        steps.append((scores.positions, scores.weights.softmax(-1)))
+
+    is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
+    is_chosen[:, 0] = False
+    options = {"cfg_scale": decoder.sampling.cfg_scale, "batch_size": batch_size}
+    drawn_from, target, steps = [], [], []
+    try:
+        for begin in range(0, len(prompts), batch_size):
+            batch = prompts[begin : begin + batch_size]
+            steps.clear()
+            decoder.observer = keep
+            generation, _ = decode_timed(decoder, batch, encoder, run_seed)
+            chosen = is_chosen[begin : begin + batch_size]
+            drawn_from.append(_in_order(steps, decoder.num_tokens)[chosen])
+            texts = [prompt.text for prompt in batch]
+            for rows, _, logits in walk_logits(decoder.target, encoder, generation.codes, texts, **options):
+                target.append(filter_logits(logits[chosen[rows]], decoder.sampling).softmax(-1))
+    finally:
+        decoder.observer = None
+    image = is_chosen.nonzero()[:, 0].cpu()
+    nodes = VerifiedNodes(torch.cat(target), None, image.new_zeros(len(image), 0), image)
+    nothing = torch.zeros(len(image))
+    return nodes, OutputDistribution(torch.cat(drawn_from), nothing, nothing)
+
+
+def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:
+    """What every token of the images was drawn from, (images, tokens, vocab)."""
+    positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
+    laws = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
+    return laws.scatter_(1, positions[..., None].expand_as(probs), probs)[:, :num_tokens]
 
 
 def distribution_given_children(
