@@ -28,8 +28,7 @@ from decode import ROOT, commit_of, write_report
 from full_size import GIB, RandomCaptions, peak_gib, reset_peak
 
 from lantern.codebook import code_dtype
-from lantern.decoding import Decoder, DecodingModels, make_decoder
-from lantern.decoding_state import DecodingState, Generation
+from lantern.decoding import Decoder, DecodingModels, DecodingState, Generation, make_decoder
 from lantern.draft_tree import StaticTree
 from lantern.drafters.eagle import EagleDrafter
 from lantern.generation import synchronise

@@ -13,16 +13,17 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from lantern.acceptance.rules import make_rule
 from lantern.attention_mask import window_table
 from lantern.codebook import with_line_end
-from lantern.decoding_state import DecodingState, Generation
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
-from lantern.kv_cache import round_slots
+from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import MethodSpec, load_class
 from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
@@ -35,17 +36,104 @@ from lantern.stepping import StepRunner
 
 @dataclass
 class DecodingModels:
-    """What a decoder runs: models prepared for decoding, and the nearest-code table where a method relaxes.
-
-    Attributes:
-        target: the target model.
-        draft: the draft model; None where the method needs none.
-        nearest_codes: (vocab, columns), whole numbers; None without relaxation.
+    """What a decoder runs: models prepared for decoding, and the table of nearest codes, whole numbers (vocab,
+    columns); the draft model and the table may be None where the method needs none.
     """
 
     target: TargetModel
     draft: DraftModel | None = None
     nearest_codes: torch.Tensor | None = None
+
+
+@dataclass
+class Generation:
+    """Images of one batch.
+
+    Attributes:
+        codes: int64, (batch, tokens).
+        target_forwards: int64, (batch,): prefill included.
+        step_lengths: int64, (batch, tokens): tokens emitted by each target forward, zero-padded; rows sum to `tokens`.
+        accepted_lengths: int64, (batch, steps): accepted drafts of each step after the prefill, the end of the image
+            notwithstanding; -1 where an image was already complete.
+        accepted_nodes: int64, (batch, steps): the deepest accepted node of each of these steps, 0 for the root; -1 as
+            above.
+        is_substituted: bool, (batch, tokens): emitted token differs from the one that the target drew at its node.
+        margins: float32, (batch, tokens), or (batch, 0) unless asked for: gap of the two best perturbed log-weights,
+            nats.
+    """
+
+    codes: torch.Tensor
+    target_forwards: torch.Tensor
+    step_lengths: torch.Tensor
+    accepted_lengths: torch.Tensor
+    accepted_nodes: torch.Tensor
+    is_substituted: torch.Tensor
+    margins: torch.Tensor
+
+
+@dataclass
+class DecodingState:
+    """Everything that lives as long as a batch of images; a decoder may work on several in turn.
+
+    Its tensors stay where they are: steps and new prompts change them in place. Buffers are longer than an image, so
+    that the last step may overshoot.
+
+    Attributes:
+        noise: of the images.
+        cache: the target's.
+        tokens: int64, (batch, tokens + overshoot).
+        lengths: int64, (batch,): tokens emitted; stops at the size of the image, where rows without a prompt stand.
+        is_substituted: bool, like tokens.
+        margins: float32, like tokens; None unless asked for.
+        num_steps: int64, (batch,): steps that the image took.
+        step_log: int64, (batch, tokens, 3): of each step the accepted drafts, the deepest accepted node, and whether
+            the logits behind it were finite; entries behind `num_steps` have no meaning.
+        drafter: the drafter's own.
+        graph: of a step on these tensors, see `StepRunner`; None unless one was captured.
+    """
+
+    noise: NoiseField
+    cache: KVCache
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    is_substituted: torch.Tensor
+    margins: torch.Tensor | None
+    num_steps: torch.Tensor
+    step_log: torch.Tensor
+    drafter: Any
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def check_finite(self) -> None:
+        """Raises a FloatingPointError with prompt and step where the logits of one were not finite."""
+        is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
+        is_bad = (self.step_log[..., 2] == 0) & is_step
+        if is_bad.any():
+            row, step = is_bad.nonzero().tolist()[0]
+            raise FloatingPointError(
+                f"logits of prompt {self.noise.prompt_ids[row]} are not finite at step {step} "
+                f"({int(is_bad.any(1).sum())} prompts of the batch)"
+            )
+
+    def collect(self, rows: Sequence[int]) -> Generation:
+        """Images of complete rows."""
+        index, n = torch.tensor(list(rows), device=self.lengths.device), self.step_log.shape[1]
+        num_steps = self.num_steps[index]
+        log = self.step_log[index, : int(num_steps.max())]
+        log = log.masked_fill(
+            (torch.arange(log.shape[1], device=self.lengths.device) >= num_steps[:, None])[..., None], -1
+        )
+        accepted, nodes = log[..., 0], log[..., 1]
+        lengths = F.pad(accepted + 1, (1, 0), value=1).cumsum(1).clamp(max=n)
+        lengths = lengths.diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
+        return Generation(
+            codes=self.tokens[index, :n],
+            target_forwards=(lengths > 0).sum(1),
+            step_lengths=F.pad(lengths, (0, n - lengths.shape[1])),
+            accepted_lengths=accepted,
+            accepted_nodes=nodes,
+            is_substituted=self.is_substituted[index, :n],
+            margins=self.margins[index, :n] if self.margins is not None else torch.zeros(len(index), 0),
+        )
 
 
 def make_decoder(
@@ -162,9 +250,6 @@ class Decoder:
             mask: bool, (batch, num_text_tokens), True where a token of the prompt is.
             fields: the images' noise, see `make_noise`.
 
-        Returns:
-            See `Generation`.
-
         Raises:
             FloatingPointError: the model's logits are not finite; names the prompt and the step.
         """
@@ -212,14 +297,8 @@ class Decoder:
         mask: torch.Tensor,
         fields: Sequence[ImageNoise],
     ) -> None:
-        """Gives some rows new prompts: runs their captions through the target and emits image token 0.
-
-        Args:
-            state: changed in place.
-            rows: of the batch, one per prompt.
-            features: of these prompts, as in `generate`.
-            mask: as in `generate`.
-            fields: as in `generate`.
+        """Gives some rows new prompts, one each: runs their captions through the target and emits image token 0; other
+        arguments as in `generate`.
         """
         index = torch.tensor(list(rows), device=self.device)
         features, mask = features.to(self.device), mask.to(self.device)
@@ -246,15 +325,7 @@ class Decoder:
 
     @torch.inference_mode()
     def run(self, state: DecodingState, num_complete: int) -> None:
-        """Steps until as many rows are complete.
-
-        Args:
-            state: changed in place.
-            num_complete: rows, those without a prompt included.
-
-        Raises:
-            FloatingPointError: the model's logits are not finite; names the prompt and the step.
-        """
+        """Steps until as many rows are complete, those without a prompt included; raises as `generate`."""
         is_watched = self.observer is not None or self.timer is not nullcontext
         step = self.step if is_watched else partial(self.runner.step, self)
         while True:
@@ -277,7 +348,8 @@ class Decoder:
         with self.timer("target"):
             hidden = self._run_target(state, proposal)
         with self.timer("score"):
-            scores = self._score(state, hidden, state.lengths[:, None] + proposal.tree.depths)
+            positions = state.lengths[:, None] + proposal.tree.depths
+            scores = self._score(state, hidden, positions)
         with self.timer("verify"):
             outcome = self.rule.verify(scores, proposal)
         if self.observer is not None:

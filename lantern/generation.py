@@ -18,8 +18,7 @@ from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
 from lantern.codebook import code_dtype, drop_line_ends
-from lantern.decoding import Decoder, DecodingModels
-from lantern.decoding_state import Generation
+from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel

@@ -14,8 +14,7 @@ from weakref import WeakSet
 import torch
 
 if TYPE_CHECKING:
-    from lantern.decoding import Decoder
-    from lantern.decoding_state import DecodingState
+    from lantern.decoding import Decoder, DecodingState
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ CORE_ORDER = [
         "models.config",
     },
     {"checkpoints.files"},
-    {"draft_tree", "models", "decoding_state"},
+    {"draft_tree", "models"},
     {"step", "checkpoints"},
     {"acceptance"},
     {"drafters", "stepping"},

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lantern.codebook import co_varying_codes, code_dtype, nearest_codes
+from lantern.codebook import co_varying_codes, code_dtype, drop_line_ends, nearest_codes
 
 
 def test_nearest_by_eye():
@@ -109,3 +109,8 @@ def test_one_context_says_nothing_of_what_varies(num):
 def test_a_table_takes_two_bytes_a_code_where_they_count_far_enough():
     assert nearest_codes(torch.randn(10, 4), 3).dtype == torch.int16
     assert [code_dtype(vocab) for vocab in (16384, 32767, 32768)] == [torch.int16, torch.int16, torch.int32]
+
+
+def test_ends_are_dropped_where_there_are_some():
+    tokens = torch.arange(6)
+    assert drop_line_ends(tokens).tolist() == [0, 1, 3, 4] and drop_line_ends(tokens[:4]).tolist() == [0, 1, 2, 3]

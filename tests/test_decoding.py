@@ -7,8 +7,7 @@ import torch
 
 from conftest import make_models, make_prompts
 from lantern.acceptance.base import ByEquality
-from lantern.decoding import DecodingModels, make_decoder
-from lantern.decoding_state import Generation
+from lantern.decoding import DecodingModels, Generation, make_decoder
 from lantern.draft_tree import longest_path, static_tree
 from lantern.methods import MethodSpec
 from lantern.models.transformer import cast_weights

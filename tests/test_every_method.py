@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_leaves
 from conftest import make_models, make_prompts
 from lantern import stepping
 from lantern.acceptance import base
-from lantern.decoding import Decoder, DecodingModels, make_decoder
-from lantern.decoding_state import Generation
+from lantern.decoding import Decoder, DecodingModels, Generation, make_decoder
 from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, keeps_tokens, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
@@ -231,6 +230,20 @@ def test_every_method_ends_every_line(lined, name, temperature, many_logits, mon
     assert (generation.step_lengths.sum(1) == 20).all()
     if keeps_tokens(decoder.spec.to_dict(), temperature):
         assert torch.equal(generation.codes, slow.generate(*make_batches(slow, lined)[0]).codes)
+
+
+def test_what_ends_a_line_is_drafted_where_it_stands(lined):
+    """Jacobi and SJD guess it before the target has: from the first step on, drafts there are accepted."""
+    for name in ("jacobi", "sjd"):
+        decoder, seen = decoder_of(lined, name), []
+        decoder.observer = lambda outcome, seen=seen: seen.append(outcome.proposal.tokens[:, 1:])
+        batch = make_batches(decoder, lined)[0]
+        state = decoder.start(*batch)
+        decoder.run(state, 3)
+        first = seen[0]  # of places 1, 2, 3, 4 (the end of the line), ...
+        depths = decoder.drafter.tree.depths[0, 1:]
+        at_end = first[:, (depths == 4) & (decoder.drafter.tree.ranks[0, 1:] == 0)]
+        assert (at_end == 11).all() and (first[:, depths == 3] != 11).all()
 
 
 def test_images_do_not_depend_on_the_order_of_methods(models):

@@ -55,14 +55,6 @@ def test_hybrid_drafts_give_the_autoregressive_image(models, tree, sampling):
     assert found.target_forwards.sum() <= min(fewest)
 
 
-def test_images_do_not_depend_on_the_batch(models):
-    for name in ("jacobi", "hybrid"):
-        together = draw(models, make_method(name), {"temperature": 1.0}, [4, 2, 0])
-        alone = draw(models, make_method(name), {"temperature": 1.0}, [0])
-        assert torch.equal(alone.codes[0], together.codes[2])
-        assert torch.equal(alone.accepted_lengths[0], together.accepted_lengths[2, : alone.accepted_lengths.shape[1]])
-
-
 def test_guesses_are_what_the_target_drew_at_those_places_in_the_step_before(models):
     """With siblings: the best codes of the rows along the first ranks, in order; for places that enter, the last's."""
     decoder = make_decoder(models, make_method("jacobi", tree="chain3k2d1"), SamplingConfig(cfg_scale=2.0))

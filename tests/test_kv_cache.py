@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern.attention_mask import window_table
+from lantern.attention_mask import additive, window_table
 from lantern.draft_tree import static_tree
 from lantern.kv_cache import KVCache
 
@@ -79,3 +79,13 @@ def test_copied_rows_replace_keys_values_and_caption_mask_of_both_captions_in_pl
     first_is_seen, first_is_hidden = [[[1, 1, 0, 0]]], [[[0, 1, 0, 0]]]
     captioned, null = [first_is_seen, first_is_seen, first_is_hidden], [first_is_seen, first_is_hidden, first_is_seen]
     assert seen(mask) == [*captioned, *null]
+
+
+def test_additive_mask():
+    assert additive(torch.tensor([True, False]), torch.float32).tolist() == [0.0, float("-inf")]
+
+
+def test_a_window_is_open_before_the_nodes_and_closed_behind_them():
+    table = window_table(torch.tensor([[[True, False], [True, True]]]), torch.float32)
+    assert (table == 0).int().tolist() == [[[1, 1, 0, 0], [1, 1, 1, 0]]]
+    assert (table.masked_fill(table == 0, float("-inf")) == float("-inf")).all()

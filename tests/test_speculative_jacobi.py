@@ -187,31 +187,6 @@ def draw(models, spec, sampling, rows):
     return decoder.generate(features[rows], mask[rows], [decoder.make_noise(7, f"prompt-{row}") for row in rows])
 
 
-@pytest.mark.parametrize("name", SJD)
-def test_images_depend_neither_on_the_batch_nor_on_the_prompts_before(models, name):
-    decoder = make_decoder(DecodingModels(models.target), make_method(name), SamplingConfig(cfg_scale=2.0, top_k=6))
-    together = draw(models, make_method(name), {"top_k": 6}, [4, 2, 0])
-    assert (together.target_forwards < 16).any()
-    features, mask = make_prompts(models, 5)
-    state = decoder.allocate(1)
-    for place, row in enumerate([4, 2, 0]):
-        decoder.fill(state, [0], features[[row]], mask[[row]], [decoder.make_noise(7, f"prompt-{row}")])
-        decoder.run(state, 1)
-        alone = state.collect([0])
-        assert torch.equal(alone.codes[0], together.codes[place])
-        assert torch.equal(
-            alone.accepted_lengths[0], together.accepted_lengths[place, : alone.accepted_lengths.shape[1]]
-        )
-
-
-@pytest.mark.parametrize("name", SJD)
-def test_greedy_images_are_autoregressive_decodings(models, name):
-    rows, sampling = [0, 1, 2, 3, 4], {"temperature": 0.0}
-    found = draw(models, make_method(name), sampling, rows)
-    assert torch.equal(found.codes, draw(models, make_method("autoregressive"), sampling, rows).codes)
-    assert (found.target_forwards < 16).any()
-
-
 def test_tokens_that_the_filters_took_away_are_not_emitted(models):
     """Uniform labels draft them; with one code left the image is that of greedy decoding."""
     greedy = draw(models, make_method("autoregressive"), {"temperature": 0.0}, [0, 1])

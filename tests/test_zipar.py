@@ -87,19 +87,6 @@ def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(
     assert not torch.equal(draw(decoder_of(models, 2, sampling), [0, 1, 2, 3, 4]).codes, expected.codes)
 
 
-def test_images_depend_neither_on_the_batch_nor_on_the_prompts_before(models):
-    """What a prompt before has left in slots that are not filled yet is not read."""
-    decoder = decoder_of(models, 2)
-    together, (features, mask) = draw(decoder, [4, 2, 0]), make_prompts(models, 5)
-    state = decoder.allocate(1)
-    with torch.inference_mode():
-        state.cache.entries.fill_(9.0)
-    for place, row in enumerate([4, 2, 0]):
-        decoder.fill(state, [0], features[[row]], mask[[row]], [decoder.make_noise(7, f"prompt-{row}")])
-        decoder.run(state, 1)
-        assert torch.equal(state.collect([0]).codes[0], together.codes[place])
-
-
 def test_parts_are_checked():
     with pytest.raises(ValueError, match="window of zipar must be a whole number >= 1, got 0"):
         make_method("zipar", window=0)

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from lantern.attention_mask import window_table
-from lantern.decoding import Decoder, DecodingModels, margins_of
-from lantern.decoding_state import DecodingState
+from lantern.decoding import Decoder, DecodingModels, DecodingState, margins_of
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern.step import Scores

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from tiny_codes import CONFIG
 
+from conftest import make_models
 from lantern.attention_mask import window_table
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
@@ -138,3 +140,14 @@ def test_folded_norm_equals_norm_then_linear():
         norm.fold_into(linear)
         torch.testing.assert_close(linear(norm(x)), expected)
         torch.testing.assert_close(linear(norm.function()(x)), expected)
+
+
+def test_lines_of_another_number_than_their_codes():
+    config = replace(make_models().target.config, grid=3, columns=5, line_end=0, vocab_size=9)
+    assert (config.line_width, config.num_image_tokens, config.num_codes) == (6, 18, 8)
+    assert [place for place in range(18) if config.ends_line(place)] == [5, 11, 17]
+    model = TargetModel(config)
+    logits = model.guided_logits(torch.zeros(1, 6, config.dim), 1.0, torch.arange(6))
+    assert logits.isneginf().tolist() == 5 * [8 * [False] + [True]] + [8 * [True] + [False]]
+    table = rotary_table(1, (2, 3), 4, 100.0)
+    assert table[1:7].angle().tolist() == [[row, column] for row in (0, 1) for column in (0, 1, 2)]
