@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,21 @@ def make_prompts(models: DecodingModels, batch: int, seed: int = 1) -> tuple[tor
     lengths = torch.arange(batch) % config.num_text_tokens + 1
     mask = torch.arange(config.num_text_tokens) >= config.num_text_tokens - lengths[:, None]
     return features * mask[..., None], mask
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium; what needs it is skipped where it or playwright is missing."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: install the dev extra")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"needs one of {', '.join(names)} on the PATH")
+    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        except sync_api.Error as error:  # Ubuntu's package of that name only asks for a snap
+            pytest.skip(f"{path} does not start: {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()

@@ -1,20 +1,12 @@
 """The race in a browser: playing, stepping, choosing, by mouse, keyboard and touch, and with reduced motion."""
 
 import base64
-import os
 import re
-import shutil
 
 import pytest
 
 from lantern_pipeline.race.page import MAX_BYTES, build_page
 from race_data import PROMPTS, SCRIPT, draw, make_timed
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: install the dev extra")
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"needs one of {', '.join(BROWSERS)} on the PATH")
 
 DECODED = (
     "() => Promise.all(data.prompts[race.prompt].runs.map((run) => pictureOf(run).decode())).then(() => show(true))"
@@ -28,18 +20,6 @@ def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("race") / "race.html"
     path.write_text(build_page(make_timed(), PROMPTS, draw), encoding="utf-8")
     return path.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        except sync_api.Error as error:  # Ubuntu's package of that name only asks for a snap
-            pytest.skip(f"{CHROMIUM} does not start: {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -83,12 +83,12 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     assert "no detectable preference at n = 192 judgements" in text
     assert "readers prefer the autoregressive images" in text and "2 of 18 pairs were equal" in text
     assert "12 readers counted, from 12 files" in text
-
-
-def test_a_preference_for_the_relaxed_images_is_said_so(tmp_path):
-    key = make_key(methods=["far"])
-    table, about = analyse_answers(write_readers(tmp_path, key, 12, {"far": 0.25}), key, min_checks=0.8)
-    assert table["preferred"].tolist() == ["relaxed"]
+    assert analyse_answers(paths, key, min_checks=0.8)[0].equals(table)
+    # the same readers, with what is the autoregressive image turned round in every pair of "far"
+    for trial in key["trials"].values():
+        trial["baseline"] = trial["baseline"] ^ (trial["method_id"] == "far")
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    assert table["preferred"].tolist() == ["none", "relaxed"]
     assert "readers prefer the relaxed images" in render_conclusion(table, about)
 
 
@@ -221,13 +221,6 @@ def test_readers_who_always_press_left_show_up(tmp_path):
     assert about["left"][0] == 1 and "The left image was chosen in 100%" in render_conclusion(table, about)
 
 
-def test_the_same_files_give_the_same_numbers(tmp_path):
-    key = make_key()
-    paths = write_readers(tmp_path, key, 5, {"near": 0.5, "far": 0.6})
-    first, second = (analyse_answers(paths, key, min_checks=0.8, seed=7)[0] for _ in range(2))
-    assert first.equals(second)
-
-
 def drop(file, place):
     return {**file, "answers": file["answers"][:place]}
 
@@ -263,13 +256,6 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, spoil, message):
         analyse_answers([write(tmp_path, "good", good), path], key, min_checks=0.8)
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path):
-    path = tmp_path / "spoilt.json"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"spoilt\.json is truncated or is not JSON"):
-        read_answers(path, make_key())
-
-
 def test_an_empty_folder_says_how_to_get_answers(tmp_path):
     with pytest.raises(ValueError, match=r"no answer file in .*study\.html.*study\.answers"):
         answer_files(tmp_path, "study.html")
@@ -285,8 +271,12 @@ def test_only_a_key_is_read_as_a_key(tmp_path):
         read_key(write(tmp_path, "answers", {"format": "lantern-study-answers", "version": 1}))
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "[" + "9" * 5000 + "]", '{"format": NaN}', "\ufeff{", ""])
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b"[" + b"9" * 5000 + b"]", b'{"format": NaN}', b"\xef\xbb\xbf{", b"", b"\xff\xfe\x00"],
+    ids=["deep", "long number", "NaN", "byte order mark", "empty", "no text"],
+)
 def test_a_file_that_is_no_json_is_named_whatever_it_holds(tmp_path, content):
-    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.json is truncated or is not JSON"):
         read_answers(tmp_path / "a.json", {})

@@ -1,20 +1,12 @@
 """The study in a browser: scripted readers who see only what the page shows, and the analysis of what they saved."""
 
 import json
-import os
-import shutil
 
 import numpy as np
 import pytest
 
 from lantern_pipeline.study.analysis import analyse_answers
 from lantern_pipeline.study.page import CHECK, PAIR, Trial, build_page
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: install the dev extra")
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"needs one of {', '.join(BROWSERS)} on the PATH")
 
 NUM_PAIRS, NUM_CHECKS = 8, 4
 METHODS = [{"method_id": name, "label": name, "num_pairs": NUM_PAIRS, "num_ties": 0} for name in ("near", "far")]
@@ -46,18 +38,6 @@ def study(tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "study.html"
     path.write_text(html, encoding="utf-8")
     return path.as_uri(), key
-
-
-@pytest.fixture(scope="module")
-def browser():
-    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        except sync_api.Error as error:  # Ubuntu's package of that name only asks for a snap
-            pytest.skip(f"{CHROMIUM} does not start: {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 class Visit:

@@ -7,25 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lantern_pipeline.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    MARKERS,
-    ORANGE,
-    PAGE_WIDTH,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    draw_band,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 
 PANELS = {"sampled": "drafts sampled", "top": "most probable drafts"}
 KINDS = {"l2_normalised": ("-", "nearest codes"), "random": ("--", "random codes")}
-COLOURS = (SKY_BLUE, BLUE, GREEN, ORANGE, PURPLE, GREY)  # of the bounds in rising order; no bound is vermillion
+# of the bounds in rising order; no bound is vermillion
+COLOURS = (style.SKY_BLUE, style.BLUE, style.GREEN, style.ORANGE, style.PURPLE, style.GREY)
 UNBOUNDED = float("inf")
 
 
@@ -39,22 +26,22 @@ def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
     rows = acceptance.assign(delta=acceptance["delta"].fillna(UNBOUNDED))
     looks = {
         bound: {
-            "color": VERMILLION if bound == UNBOUNDED else COLOURS[place % len(COLOURS)],
-            "marker": MARKERS[place % len(MARKERS)],
+            "color": style.VERMILLION if bound == UNBOUNDED else COLOURS[place % len(COLOURS)],
+            "marker": style.MARKERS[place % len(style.MARKERS)],
         }
         for place, bound in enumerate(sorted(rows.loc[rows["k"] > 0, "delta"].unique()))
     }
     panels = [drafts for drafts in PANELS if (rows["drafts"] == drafts).any()]
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, 3.0)
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 3.0)
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, drafts in zip(grid, panels, strict=True):
             _draw_panel(axes, rows[rows["drafts"] == drafts], looks)
         grid[0].set_ylabel("acceptance of one draft (%)")
         handles = [Line2D([], [], label=_bound(bound), **look) for bound, look in looks.items()]
         shown = [KINDS[kind] for kind in KINDS if (rows["neighbours"] == kind).any()]
-        handles += [Line2D([], [], color=BLACK, linestyle=line, label=label) for line, label in shown]
-        handles.append(Line2D([], [], color=GREY, label="before (k = 0)"))
+        handles += [Line2D([], [], color=style.BLACK, linestyle=line, label=label) for line, label in shown]
+        handles.append(Line2D([], [], color=style.GREY, label="before (k = 0)"))
         figure.legend(handles=handles, loc="outside right center")
         return figure
 
@@ -62,13 +49,13 @@ def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
 def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: dict[float, dict[str, str]]) -> None:
     is_start = rows["k"] == 0
     before = 100 * float(rows.loc[is_start, "acceptance"].iloc[0])
-    axes.axhline(before, color=GREY, linewidth=1.2, zorder=1, label="before")
+    axes.axhline(before, color=style.GREY, linewidth=1.2, zorder=1, label="before")
     axes.set_title(f"{PANELS[rows['drafts'].iloc[0]]} ({before:.1f} % at k = 0)", loc="left")
     for (kind, bound), curve in rows[~is_start].groupby(["neighbours", "delta"]):
         curve = pd.concat([rows[is_start].head(1), curve.sort_values("k")])
         x, look = curve["k"].to_numpy(float), {"linestyle": KINDS[str(kind)][0], "markersize": 4, **looks[bound]}
         value, low, high = (100 * curve[f"acceptance{end}"].to_numpy(float) for end in ("", "_low", "_high"))
-        draw_band(axes, x, low, high, look["color"])
+        style.draw_band(axes, x, low, high, look["color"])
         axes.plot(x, value, label=f"{kind}, {_bound(bound)}", **look)
     ticks = sorted(rows["k"].unique())
     axes.set_xscale("symlog", linthresh=min([k for k in ticks if k > 0], default=1), linscale=0.5)

@@ -16,17 +16,7 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
 from lantern_pipeline.analysis.claims import place_rows
 from lantern_pipeline.analysis.summary import select_headline
-from lantern_pipeline.figures.style import (
-    GREY,
-    PAGE_WIDTH,
-    SPEEDS,
-    fitting_columns,
-    half_widths,
-    method_look,
-    name_rows,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import LINES, split_curves
 from lantern_pipeline.metrics.speed import BASELINE
 
@@ -48,24 +38,26 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     known = rows[distance > 0]
     lists = {"total variation 0": rows[distance == 0], "total variation not known": rows[distance.isna()]}
     lists = {title: listed for title, listed in lists.items() if len(listed)}
-    num_columns = fitting_columns([*FILLS, *known["curve"]])
+    num_columns = style.fitting_columns([*FILLS, *known["curve"]])
     heights = [HEIGHT, *(ROW_HEIGHT * (listed["curve"].nunique() + 1) for listed in lists.values())]
     legend_rows = -(-(known["curve"].nunique() + len(FILLS)) // num_columns)
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, sum(heights) + ROW_HEIGHT * (legend_rows + 2))
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, sum(heights) + ROW_HEIGHT * (legend_rows + 2))
         panels = figure.subplots(len(heights), 2, sharex="col", sharey="row", height_ratios=heights, squeeze=False)
-        for x, (speed, title) in enumerate(SPEEDS.items()):
+        for x, (speed, title) in enumerate(style.SPEEDS.items()):
             _draw_curves(panels[0, x], known, speed)
             _scale(panels[0, x])
             for axes, listed in zip(panels[1:, x], lists.values(), strict=True):
                 _draw_curves(axes, listed.assign(distance=pd.factorize(listed["curve"])[0]), speed, is_list=True)
-                name_rows(axes, listed["curve"].unique())
+                style.name_rows(axes, listed["curve"].unique())
             panels[-1, x].set_xlabel(title)
         for axes, title in zip(panels[1:, 0], lists, strict=True):
             axes.set_title(title, loc="left", fontsize=8)
         panels[0, 0].set_ylabel("total variation from the target, per token")
         handles, labels = panels[0, 1].get_legend_handles_labels()
-        handles += [Line2D([], [], color=GREY, marker="o", linestyle="none", fillstyle=fill) for fill in FILLS.values()]
+        handles += [
+            Line2D([], [], color=style.GREY, marker="o", linestyle="none", fillstyle=fill) for fill in FILLS.values()
+        ]
         options = {"loc": "outside lower center", "ncols": num_columns, "handlelength": 2.4}
         figure.legend(handles, [*labels, *FILLS], **options)
         return figure
@@ -74,10 +66,10 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
     """Filled with a draft model, open without; larger markers tell a method's second curve from its first."""
     for (method, place), curve in rows.groupby(["method", "place"], sort=False):
-        look = method_look(method, is_open=not curve["has_draft_model"].iloc[0])
+        look = style.method_look(method, is_open=not curve["has_draft_model"].iloc[0])
         look["linestyle"] = "none" if is_list or len(curve) == 1 else LINES[place % len(LINES)]
         look["markersize"] = 11 if method == BASELINE else 9 if place else 6
-        bars, y = half_widths(curve, speed), curve["distance"].to_numpy(float)
+        bars, y = style.half_widths(curve, speed), curve["distance"].to_numpy(float)
         axes.errorbar(curve[speed], y, xerr=bars, label=curve["curve"].iloc[0], clip_on=False, **look)
 
 

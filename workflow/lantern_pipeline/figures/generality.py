@@ -9,16 +9,7 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.generality import LENGTH
 from lantern_pipeline.analysis.method_labels import label_rows
-from lantern_pipeline.figures.style import (
-    BLACK,
-    GREY,
-    PAGE_WIDTH,
-    fitting_columns,
-    half_widths,
-    method_look,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 from lantern_pipeline.metrics.speed import BASELINE
 
 LABEL_WIDTH = 0.055  # of a panel: a slanted name
@@ -33,8 +24,8 @@ def draw_generality(table: pd.DataFrame) -> Figure:
     """
     rows = table.assign(label=label_rows(table), ambiguity=1 - table["top10"])
     rows = rows[rows["method_id"] != BASELINE]
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, 4.6)
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 4.6)
         panels = figure.subplots(1, 2)
         titles = {LENGTH: "tokens / forward", "gain": "tokens / forward, times the exact method's"}
         for axes, (name, title) in zip(panels, titles.items(), strict=True):
@@ -43,16 +34,16 @@ def draw_generality(table: pd.DataFrame) -> Figure:
             axes.set_ylabel(title)
             axes.set_xlabel("ambiguity: 1 - mass of the ten best tokens")
             _name_targets(axes, rows)
-        panels[1].axhline(1, color=BLACK, linewidth=0.7)
+        panels[1].axhline(1, color=style.BLACK, linewidth=0.7)
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=fitting_columns(labels))
+        figure.legend(handles, labels, loc="outside lower center", ncols=style.fitting_columns(labels))
         return figure
 
 
 def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
-    x, look = line["ambiguity"].to_numpy(float), method_look(line["method"].iloc[0], bool(line["is_exact"].iloc[0]))
-    bars, label = half_widths(line, name), line["label"].iloc[0]
-    axes.errorbar(x, line[name], yerr=bars, linestyle="none", label=label, **look)
+    first, x, bars = line.iloc[0], line["ambiguity"].to_numpy(float), style.half_widths(line, name)
+    look = style.method_look(first["method"], is_open=bool(first["is_exact"]))
+    axes.errorbar(x, line[name], yerr=bars, linestyle="none", label=first["label"], **look)
     if len(set(x)) > 1:
         ends = np.array([x.min(), x.max()])
         fit = np.polynomial.Polynomial.fit(x, line[name].to_numpy(float), 1)
@@ -70,5 +61,5 @@ def _name_targets(axes: Axes, rows: pd.DataFrame) -> None:
         apart[1:] += push
         apart[:-1] -= push
     for name, place, moved in zip(targets["target"], places, apart, strict=True):
-        axes.plot([place, moved], [1, 1.05], color=GREY, linewidth=0.7, transform=axes.transAxes, clip_on=False)
-        axes.text(moved, 1.06, name, rotation=60, fontsize=7, color=GREY, transform=axes.transAxes)
+        axes.plot([place, moved], [1, 1.05], color=style.GREY, linewidth=0.7, transform=axes.transAxes, clip_on=False)
+        axes.text(moved, 1.06, name, rotation=60, fontsize=7, color=style.GREY, transform=axes.transAxes)

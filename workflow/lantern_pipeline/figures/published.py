@@ -14,15 +14,7 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.analysis.method_labels import method_name
 from lantern_pipeline.analysis.summary import select_headline
-from lantern_pipeline.figures.style import (
-    AT_BASELINE,
-    PAGE_WIDTH,
-    draw_rows,
-    method_look,
-    name_rows,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 from lantern_pipeline.metrics.speed import BASELINE
 
 ROW_HEIGHT = 0.17  # inches
@@ -42,20 +34,20 @@ def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Map
     headline = select_headline(summary, settings)
     ours = headline[headline["speedup"].notna() & (headline["method_id"] != BASELINE)]
     lines = list(theirs["setting"].unique())
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, 0.95 + ROW_HEIGHT * max(2 * len(lines), len(ours)))
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 0.95 + ROW_HEIGHT * max(2 * len(lines), len(ours)))
         left, right = figure.subplots(1, 2)
         figure.get_layout_engine().set(wspace=0.15)
         for method, dots in theirs.groupby("method", sort=False):
             places = [lines.index(setting) for setting in dots["setting"]]
-            look = {**method_look(str(method)), **MARKER, "label": method_name(str(method))}
+            look = {**style.method_look(str(method)), **MARKER, "label": method_name(str(method))}
             left.errorbar(dots["speedup"], places, linestyle="none", **look)
-        name_rows(left, lines, fontsize=7.5)
-        draw_rows(right, ours, "speedup", elinewidth=1.1, **MARKER)
+        style.name_rows(left, lines, fontsize=7.5)
+        style.draw_rows(right, ours, "speedup", elinewidth=1.1, **MARKER)
         limit = 1.06 * max(theirs["speedup"].max(), ours["speedup_high"].max(), ours["speedup"].max(), 1.0)
         for axes, title in ((left, "published (other models and GPUs)"), (right, "this run")):
             axes.set_title(title, loc="left")
-            axes.axvline(1, **AT_BASELINE)
+            axes.axvline(1, **style.AT_BASELINE)
             axes.set(xlim=(0, limit), xlabel="speed-up (times)")
         handles, labels = left.get_legend_handles_labels()
         figure.legend([dots.lines[0] for dots in handles], labels, loc="outside lower center", ncols=4)

@@ -12,16 +12,7 @@ from matplotlib.patheffects import withStroke
 
 from lantern_pipeline.analysis.method_labels import label_rows, method_colour
 from lantern_pipeline.analysis.summary import preferred_rows
-from lantern_pipeline.figures.style import (
-    AT_BASELINE,
-    BLACK,
-    PAGE_WIDTH,
-    SPEEDS,
-    half_widths,
-    name_rows,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 from lantern_pipeline.metrics.speed import BASELINE
 
 ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.175, 0.55, 0.2  # inches
@@ -35,26 +26,26 @@ def draw_speed_bars(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figur
     rows = summary[summary["prompt_set"] == settings["headline_prompt_set"]]
     groups = [(value, preferred_rows(group)) for value, group in rows.groupby("temperature")]
     sizes = [len(group) for _, group in groups]
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, TITLE_HEIGHT * len(groups) + ROW_HEIGHT * sum(sizes) + FOOT_HEIGHT)
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, TITLE_HEIGHT * len(groups) + ROW_HEIGHT * sum(sizes) + FOOT_HEIGHT)
         panels = figure.subplots(len(groups), 2, sharex="col", sharey="row", squeeze=False, height_ratios=sizes)
         for line, (temperature, group) in zip(panels, groups, strict=True):
-            for axes, name in zip(line, SPEEDS, strict=True):
+            for axes, name in zip(line, style.SPEEDS, strict=True):
                 _draw_panel(axes, group, name)
             line[0].set_title(_title(temperature, group), loc="left", fontsize=8)
-            name_rows(line[0], label_rows(group))
-        for axes, title in zip(panels[-1], SPEEDS.values(), strict=True):
+            style.name_rows(line[0], label_rows(group))
+        for axes, title in zip(panels[-1], style.SPEEDS.values(), strict=True):
             axes.set_xlabel(title)
             axes.set_xlim(0, axes.get_xlim()[1] * 1.12)  # room for the numbers
         return figure
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, name: str) -> None:
-    places, values, ends = range(len(rows)), rows[name].to_numpy(float), half_widths(rows, name)
+    places, values, ends = range(len(rows)), rows[name].to_numpy(float), style.half_widths(rows, name)
     colours = [method_colour(str(method)) for method in rows["method"]]
     axes.barh(places, values, height=0.72, color=colours, alpha=0.85)
-    axes.errorbar(values, places, xerr=ends, fmt="none", ecolor=BLACK, elinewidth=0.9, capsize=1.8)
-    axes.axvline(1, **{**AT_BASELINE, "zorder": 3})
+    axes.errorbar(values, places, xerr=ends, fmt="none", ecolor=style.BLACK, elinewidth=0.9, capsize=1.8)
+    axes.axvline(1, **{**style.AT_BASELINE, "zorder": 3})
     axes.tick_params(labelbottom=True)
     axes.grid(visible=False, axis="y")
     for place, value, end in zip(places, values, ends[1], strict=True):

@@ -12,30 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from lantern_pipeline.analysis.summary import select_headline
-from lantern_pipeline.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PAGE_WIDTH,
-    PURPLE,
-    SKY_BLUE,
-    half_widths,
-    name_rows,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 from lantern_pipeline.metrics.speed import BASELINE
 
 # of a step -> name, colour, and how far its interval lies from the middle of the bar
 PARTS = {
-    "draft": ("drafting", SKY_BLUE, -0.25),
-    "target": ("target forward", BLUE, -0.15),
-    "score": ("guidance, filter, noise", GREEN, -0.05),
-    "verify": ("verification", ORANGE, 0.05),
-    "commit": ("commit", PURPLE, 0.15),
-    "other": ("other", GREY, 0.25),
+    "draft": ("drafting", style.SKY_BLUE, -0.25),
+    "target": ("target forward", style.BLUE, -0.15),
+    "score": ("guidance, filter, noise", style.GREEN, -0.05),
+    "verify": ("verification", style.ORANGE, 0.05),
+    "commit": ("commit", style.PURPLE, 0.15),
+    "other": ("other", style.GREY, 0.25),
 }
 ROW_HEIGHT = 0.2  # inches
 
@@ -50,16 +37,16 @@ def draw_step_time(steps: pd.DataFrame, summary: pd.DataFrame, settings: Mapping
     times = steps.groupby("method_id", sort=False)["milliseconds"]
     totals, behind = times.sum(), times.cumsum() - steps["milliseconds"]
     ends = (behind + steps[["milliseconds", "milliseconds_high"]].max(axis=1)).groupby(steps["method_id"]).max()
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, 0.95 + ROW_HEIGHT * len(totals))
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 0.95 + ROW_HEIGHT * len(totals))
         axes = figure.subplots()
         _draw_bars(axes, steps, list(totals.index))
         for place, (method_id, total) in enumerate(totals.items()):
             text = f"{total:#.3g} ms = {total / totals[BASELINE]:.2f} ×"
             look = {"textcoords": "offset points", "fontsize": 7.5, "va": "center"}
             axes.annotate(text, (ends[method_id], place), (6, 0), **look)
-        axes.axvline(totals[BASELINE], color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
-        name_rows(axes, [names.get(method_id, method_id) for method_id in totals.index])
+        axes.axvline(totals[BASELINE], color=style.BLACK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
+        style.name_rows(axes, [names.get(method_id, method_id) for method_id in totals.index])
         axes.set_xlim(0, 1.3 * ends.max())
         axes.set_xlabel("milliseconds per step at batch 1; ×: in steps of autoregressive decoding (dashed)")
         axes.grid(visible=False, axis="y")
@@ -76,7 +63,7 @@ def _draw_bars(axes: Axes, steps: pd.DataFrame, method_ids: list[str]) -> None:
             continue
         axes.barh(places, length, left=begin, height=0.72, color=colour, edgecolor="white", linewidth=0.5, label=label)
         begin, shown = begin + length, length > 0
-        look = {"fmt": "none", "ecolor": BLACK, "elinewidth": 0.9, "zorder": 4}
-        ends = half_widths(rows, "milliseconds")[:, shown]
+        look = {"fmt": "none", "ecolor": style.BLACK, "elinewidth": 0.9, "zorder": 4}
+        ends = style.half_widths(rows, "milliseconds")[:, shown]
         _, _, (lines,) = axes.errorbar(begin[shown], places[shown] + offset, xerr=ends, **look)
         lines.set_path_effects([withStroke(linewidth=2, foreground="white")])

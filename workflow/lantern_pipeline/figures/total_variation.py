@@ -15,32 +15,17 @@ from matplotlib.ticker import FuncFormatter
 
 from lantern_pipeline.analysis.method_labels import method_colour
 from lantern_pipeline.analysis.summary import preferred_rows, select_headline
-from lantern_pipeline.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    MARKERS,
-    ORANGE,
-    PAGE_WIDTH,
-    PURPLE,
-    VERMILLION,
-    draw_band,
-    half_widths,
-    name_rows,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 
 COLOURS = {
-    "bounded": PURPLE,
-    "top_one_child": GREEN,
-    "top_children": VERMILLION,
-    "top_official": BLACK,
-    "sampled_paper": VERMILLION,
-    "sampled_official": BLACK,
-    "sampled_official_lumina": BLUE,
-    "sampled_js": ORANGE,
+    "bounded": style.PURPLE,
+    "top_one_child": style.GREEN,
+    "top_children": style.VERMILLION,
+    "top_official": style.BLACK,
+    "sampled_paper": style.VERMILLION,
+    "sampled_official": style.BLACK,
+    "sampled_official_lumina": style.BLUE,
+    "sampled_js": style.ORANGE,
 }
 UPPER_HEIGHT = 3.75  # inches
 LOWEST = 1e-3  # a smaller distance is drawn on the axis
@@ -60,8 +45,8 @@ def draw_total_variation(
     relaxed = _select_relaxed(methods, select_headline(summary, settings))
     positive = curves[curves["delta"] > 0]
     lower_height = 0.85 + 0.17 * len(relaxed)  # inches
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, UPPER_HEIGHT + lower_height)
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, UPPER_HEIGHT + lower_height)
         upper, lower = figure.subfigures(2, 1, height_ratios=(UPPER_HEIGHT, lower_height))
         panels = upper.subplots(1, 2, sharex=True, sharey=True)
         is_sampled = positive["rule"].str.startswith("sampled")
@@ -85,16 +70,16 @@ def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFra
 
 def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> None:
     deltas, floor = np.sort(everything["delta"].unique()), _set_scales(axes, everything)
-    axes.plot(deltas, deltas, color=GREY, linewidth=4, alpha=0.5, zorder=0, solid_capstyle="butt", label="TV = δ")
+    axes.plot(deltas, deltas, color=style.GREY, linewidth=4, alpha=0.5, zorder=0, solid_capstyle="butt", label="TV = δ")
     for place, (rule, curve) in enumerate(rows.groupby("rule", sort=False)):
-        curve, colour = curve.sort_values("delta"), COLOURS.get(str(rule), GREY)
+        curve, colour = curve.sort_values("delta"), COLOURS.get(str(rule), style.GREY)
         x = curve["delta"].to_numpy()
         mean, low, high, p95 = (curve[f"tv_{end}"].clip(floor) for end in ("mean", "mean_low", "mean_high", "p95"))
-        draw_band(axes, x, low, high, colour)
+        style.draw_band(axes, x, low, high, colour)
         axes.plot(x, p95, color=colour, linewidth=0.8, linestyle=":", zorder=2)
-        marker, label = MARKERS[place % len(MARKERS)], textwrap.fill(curve["label"].iloc[0], WRAP)
+        marker, label = style.MARKERS[place % len(style.MARKERS)], textwrap.fill(curve["label"].iloc[0], WRAP)
         axes.plot(x, mean, color=colour, marker=marker, markersize=4.5, label=label, zorder=3)
-    axes.plot([], [], color=GREY, linewidth=0.8, linestyle=":", label="95th percentile over nodes")
+    axes.plot([], [], color=style.GREY, linewidth=0.8, linestyle=":", label="95th percentile over nodes")
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), handlelength=1.8, labelspacing=0.3, fontsize=7.5)
 
 
@@ -114,22 +99,22 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
     """One line per method of this run: its distance, and the bound that it was given."""
     axes.set_title("this run's relaxed methods, over the tokens that they met", loc="left")
     axes.set_xlabel("TV from the target, per token (mean)")
-    name_rows(axes, methods["label"])
+    style.name_rows(axes, methods["label"])
     axes.grid(visible=False, axis="y")
     for place, (_, row) in enumerate(methods.iterrows()):
         is_coupling = row["kind"] == "coupling"
         name, colour = "substitution_rate" if is_coupling else "tv_mean", method_colour(row["method"])
         look = {"color": colour, "markerfacecolor": "white" if is_coupling else colour, "elinewidth": 1.0}
-        axes.errorbar([row[name]], [place], xerr=half_widths(row.to_frame().T, name), fmt="o", **look)
+        axes.errorbar([row[name]], [place], xerr=style.half_widths(row.to_frame().T, name), fmt="o", **look)
         if not pd.isna(row["delta"]):
-            axes.plot([row["delta"]], [place], marker="|", color=BLACK, markersize=10, markeredgewidth=1.6)
+            axes.plot([row["delta"]], [place], marker="|", color=style.BLACK, markersize=10, markeredgewidth=1.6)
     axes.set_xlim(left=0)
 
 
 def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
     """Legend of the marks that some method has."""
-    marks = {"marker": "o", "linestyle": "none", "color": GREY}
-    bar = {"marker": "|", "linestyle": "none", "color": BLACK, "markersize": 9, "markeredgewidth": 1.6}
+    marks = {"marker": "o", "linestyle": "none", "color": style.GREY}
+    bar = {"marker": "|", "linestyle": "none", "color": style.BLACK, "markersize": 9, "markeredgewidth": 1.6}
     is_coupling = methods["kind"] == "coupling"
     known = [
         (~is_coupling, Line2D([], [], label="measured TV", **marks)),

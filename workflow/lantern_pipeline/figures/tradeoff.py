@@ -13,17 +13,7 @@ from matplotlib.figure import Figure
 from lantern_pipeline.analysis.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families
 from lantern_pipeline.analysis.summary import select_headline
-from lantern_pipeline.figures.style import (
-    AT_BASELINE,
-    GREY,
-    PAGE_WIDTH,
-    SPEEDS,
-    fitting_columns,
-    half_widths,
-    method_look,
-    new_figure,
-    paper_style,
-)
+from lantern_pipeline.figures import style
 from lantern_pipeline.metrics.speed import BASELINE
 
 # measure -> its name, the factor to its unit
@@ -45,13 +35,13 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
-    num_columns = fitting_columns([BAND_LABEL, *curves["curve"]])
-    with paper_style():
-        figure = new_figure(PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 1) // num_columns))
+    num_columns = style.fitting_columns([BAND_LABEL, *curves["curve"]])
+    with style.paper_style():
+        figure = style.new_figure(style.PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 1) // num_columns))
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
         named = {}  # entries of the legend that some panel shows
         for y, (quality, (quality_title, factor)) in enumerate(QUALITIES.items()):
-            for x, (speed, speed_title) in enumerate(SPEEDS.items()):
+            for x, (speed, speed_title) in enumerate(style.SPEEDS.items()):
                 axes = panels[y, x]
                 _draw_baseline(axes, rows, quality, factor)
                 for _, curve in curves.groupby(["method", "place"], sort=False):
@@ -101,7 +91,7 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
         return
     method, place = curve["method"].iloc[0], curve["place"].iloc[0]
     fill, is_baseline = FILLS[place % len(FILLS)], method == BASELINE
-    look = method_look(method, is_open=fill == "open") | {
+    look = style.method_look(method, is_open=fill == "open") | {
         "linestyle": LINES[place % len(LINES)] if len(curve) > 1 else "none",
         "markersize": 11 if is_baseline else 6,
         "fillstyle": "full" if fill == "open" else fill,
@@ -110,7 +100,7 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
     }
     if fill == "full":
         look |= {"markeredgecolor": "white", "markeredgewidth": 0.5}
-    bars = {"xerr": half_widths(curve, speed), "yerr": half_widths(curve, quality, factor)}
+    bars = {"xerr": style.half_widths(curve, speed), "yerr": style.half_widths(curve, quality, factor)}
     axes.errorbar(curve[speed], factor * curve[quality], **bars, label=curve["curve"].iloc[0], **look)
 
 
@@ -119,7 +109,7 @@ def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) 
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):
         return
-    axes.axhline(level, **AT_BASELINE)
+    axes.axhline(level, **style.AT_BASELINE)
     if quality == "prompt_accuracy":
         kept = (level - factor * ACCURACY_TOLERANCE, level)
         axes.axhspan(*kept, color="#EEEEEE", zorder=0, linewidth=0, label=BAND_LABEL)
@@ -128,5 +118,5 @@ def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) 
 def _note_missing(axes: Axes, rows: pd.DataFrame, speed: str, quality: str) -> None:
     for name, reason in ((speed, "not timed on these prompts"), (quality, "prompts name no known attributes")):
         if rows[name].isna().all():
-            axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", color=GREY)
+            axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", color=style.GREY)
             return
