@@ -280,6 +280,10 @@ def test_rows_stand_at_their_speed_and_distance():
         assert points(above) == [[3, 0.3], [4, 0.1]] and points(exact) == [[1, 0], [2, 1]]
         faces = [container.lines[0].get_markerfacecolor() for container in (*exact.containers, *above.containers)]
         assert faces[0] == "white" and "white" not in faces[1:]  # all others have a draft model
+    named = ["LANTERN chain: k 20, δ 0.1", "proximity: k 5", "trained draft model", "no draft model"]
+    assert texts(figure.legends[0].get_texts()) == named
+    alone = draw("frontier", summary=make_summary().iloc[:1])
+    assert texts(alone.legends[0].get_texts()) == ["no draft model"]
 
 
 def test_what_is_not_known_stands_apart():

@@ -77,7 +77,7 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             "l", "Published numbers beside this run's", {"published": PUBLISHED_RESULTS, "summary": SUMMARY}, of_rows
         ),
         "ablations": Figure("n", "Ablations", {"table": ablations}),
-        "frontier": Figure("q", "Speed against distance from the target's law", {"summary": SUMMARY}, of_rows),
+        "frontier": Figure("q", "Speed against distance from the target's distribution", {"summary": SUMMARY}, of_rows),
         "generality": Figure("r", "Acceptance over the ambiguity of many targets", {"table": GENERALITY}),
     }
     is_off = {

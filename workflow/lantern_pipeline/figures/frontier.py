@@ -22,7 +22,7 @@ from lantern_pipeline.metrics.speed import BASELINE
 
 HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
-FILLS = {"trained draft model": "full", "no draft model": "none"}  # of markers
+FILLS = {True: ("trained draft model", "full"), False: ("no draft model", "none")}  # of markers
 
 
 def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
@@ -38,9 +38,10 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     known = rows[distance > 0]
     lists = {"total variation 0": rows[distance == 0], "total variation not known": rows[distance.isna()]}
     lists = {title: listed for title, listed in lists.items() if len(listed)}
-    num_columns = style.fitting_columns([*FILLS, *known["curve"]])
+    fills = [fill for has_draft_model, fill in FILLS.items() if (rows["has_draft_model"] == has_draft_model).any()]
+    num_columns = style.fitting_columns([*(name for name, _ in fills), *known["curve"]])
     heights = [HEIGHT, *(ROW_HEIGHT * (listed["curve"].nunique() + 1) for listed in lists.values())]
-    legend_rows = -(-(known["curve"].nunique() + len(FILLS)) // num_columns)
+    legend_rows = -(-(known["curve"].nunique() + len(fills)) // num_columns)
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, sum(heights) + ROW_HEIGHT * (legend_rows + 2))
         panels = figure.subplots(len(heights), 2, sharex="col", sharey="row", height_ratios=heights, squeeze=False)
@@ -54,12 +55,11 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
         for axes, title in zip(panels[1:, 0], lists, strict=True):
             axes.set_title(title, loc="left", fontsize=8)
         panels[0, 0].set_ylabel("total variation from the target, per token")
-        handles, labels = panels[0, 1].get_legend_handles_labels()
-        handles += [
-            Line2D([], [], color=style.GREY, marker="o", linestyle="none", fillstyle=fill) for fill in FILLS.values()
-        ]
+        handles, _ = panels[0, 1].get_legend_handles_labels()
+        mark = {"color": style.GREY, "marker": "o", "linestyle": "none"}
+        handles += [Line2D([], [], fillstyle=fill, label=name, **mark) for name, fill in fills]
         options = {"loc": "outside lower center", "ncols": num_columns, "handlelength": 2.4}
-        figure.legend(handles, [*labels, *FILLS], **options)
+        figure.legend(handles=handles, **options)
         return figure
 
 
