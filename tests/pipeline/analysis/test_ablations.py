@@ -99,7 +99,7 @@ def measured(study):
     return rows.set_index("method_id", drop=False), images
 
 
-def test_one_row_per_point_with_what_identifies_it(measured):
+def test_one_row_per_point_with_what_identifies_it_and_counts_over_its_images(measured):
     rows, images = measured
     ids = ["autoregressive", "coupled", "eagle2", "eagle1", "proximity-l2-k6", "proximity-random-k6"]
     assert rows.index.tolist() == ids
@@ -108,21 +108,23 @@ def test_one_row_per_point_with_what_identifies_it(measured):
     assert rows["drafter_steps"].isna().all() and (rows["top_k"] == 6).all() and (rows["temperature"] == 1).all()
     assert set(IDENTITY) | {"prompt_id", "num_tokens", "target_forwards", "nll", "substitutions"} <= set(images.columns)
     assert len(images) == len(ids) * NUM and not images.duplicated(["method_id", "prompt_id"]).any()
+    for name, frame in images.groupby("method_id"):
+        assert rows.loc[name, "mean_accepted_length"] == frame["num_tokens"].sum() / frame["target_forwards"].sum()
+        assert (frame["num_tokens"] == 16).all()
+    substitutions = images.groupby("method_id")["substitutions"].mean()
+    assert substitutions["proximity-l2-k6"] > 0 == substitutions["coupled"]
+    assert rows.loc["proximity-l2-k6", "substitutions"] == substitutions["proximity-l2-k6"]
+    assert np.isnan(rows.loc["eagle1", "substitutions"])  # rejection draws no token of the target's
 
 
-def test_exact_methods_are_equal_to_autoregressive_decoding(measured):
-    rows, _ = measured
+def test_points_are_paired_with_autoregressive_decoding_by_prompt(measured):
+    rows, images = measured
     for name in ("autoregressive", "coupled", "eagle2"):
         assert rows.loc[name, "tokens_equal_autoregressive"] == 1
         assert rows.loc[name, ["nll_change", "nll_change_low", "nll_change_high"]].tolist() == [0, 0, 0]
         assert rows.loc[name, "substitutions"] == 0
         assert rows.loc[name, "prompt_accuracy"] == rows.loc["autoregressive", "prompt_accuracy"]
-    assert rows.loc["autoregressive", "mean_accepted_length"] == 1
-    assert rows.loc["coupled", "mean_accepted_length"] > 1
-
-
-def test_changes_are_paired_by_prompt(measured):
-    rows, images = measured
+    assert rows.loc["autoregressive", "mean_accepted_length"] == 1 < rows.loc["coupled", "mean_accepted_length"]
     nll = images.pivot(index="prompt_id", columns="method_id", values="nll")
     for name in ("proximity-l2-k6", "proximity-random-k6"):
         change = (nll[name] - nll["autoregressive"]).to_numpy()
@@ -131,17 +133,6 @@ def test_changes_are_paired_by_prompt(measured):
         assert change.min() <= rows.loc[name, "nll_change_low"] <= rows.loc[name, "nll_change_high"] <= change.max()
         assert rows.loc[name, "nll"] == pytest.approx(nll[name].mean())
         assert rows.loc[name, "tokens_equal_autoregressive"] < 1
-
-
-def test_counts_are_sums_over_the_images(measured):
-    rows, images = measured
-    for name, frame in images.groupby("method_id"):
-        assert rows.loc[name, "mean_accepted_length"] == frame["num_tokens"].sum() / frame["target_forwards"].sum()
-        assert (frame["num_tokens"] == 16).all()
-    substitutions = images.groupby("method_id")["substitutions"].mean()
-    assert substitutions["proximity-l2-k6"] > 0 == substitutions["coupled"]
-    assert rows.loc["proximity-l2-k6", "substitutions"] == substitutions["proximity-l2-k6"]
-    assert np.isnan(rows.loc["eagle1", "substitutions"])  # rejection draws no token of the target's
 
 
 def test_jacobi_drafts_need_no_draft_model_and_their_total_variation_is_measured(study):
@@ -188,17 +179,10 @@ def test_each_point_has_its_draft_model_its_table_and_its_tree(study, seen):
     methods = [{"preset": "coupled"}, {**NEAR, "tree": "dynamic", "neighbours": "random"}]
     rows, images = study.run("mine", expand(methods=methods, drafter_steps=[3, None]))
     assert [made["spec"].name for made in seen] == ["autoregressive", "coupled", "proximity", "coupled", "proximity"]
-    assert [
-        made["models"].draft is study.models[None, steps].draft
-        for made, steps in zip(seen, [None, 3, 3, None, None], strict=True)
-    ] == [True] * 5
-    assert [made["models"].nearest_codes is study.tables["random"] for made in seen] == [
-        False,
-        False,
-        True,
-        False,
-        True,
-    ]
+    for made, steps in zip(seen, [None, 3, 3, None, None], strict=True):
+        assert made["models"].draft is study.models[None, steps].draft
+        is_random = made["models"].nearest_codes is study.tables["random"]
+        assert is_random == (made["spec"].name == "proximity")
     shapes = [made["spec"].tree_shape for made in seen]
     assert shapes[:3] == [None, tree_choices("chain3"), DynamicTreeOptions(6, 1, 4)]
     assert rows["drafter_steps"].fillna(0).tolist() == [0, 3, 3, 0, 0]
@@ -225,10 +209,8 @@ def test_each_target_has_its_own_images_likelihood_and_draft_models(study, seen)
     rows, images = both.run("mine", expand(methods=methods, target_steps=[600, None], drafter_steps=[3]))
     assert rows["target_steps"].fillna(0).tolist() == [600] * 4 + [0] * 4
     assert rows["target_cross_entropy"].tolist() == [4.5] * 4 + [3.5] * 4
-    assert [made["models"].target is models.target for made in seen if made["spec"].name != "proximity"][:6] == [
-        *[True] * 3,
-        *[False] * 3,
-    ]
+    drawn = [made for made in seen if made["spec"].name != "proximity"][:6]
+    assert [made["models"].target is models.target for made in drawn] == [True] * 3 + [False] * 3
     exact = rows[rows["acceptance"] == "exact"]
     assert (exact["tokens_equal_autoregressive"] == 1).all() and (exact["nll_change"] == 0).all()
     likelihoods = exact.groupby("target_cross_entropy")["nll"]
