@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -139,48 +140,53 @@ def test_drafter_hidden_and_logits(reference):
     torch.testing.assert_close(logits, stored["drafter_out_logits"], atol=LOGIT_TOLERANCE, rtol=0)
 
 
-def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig) -> tuple[EagleDrafter, EagleState]:
-    """A drafter that has seen the stored caption, and the first emitted token."""
-    stored = reference.tree
+def start_drafter(
+    reference, drafts: str, tree, sampling: SamplingConfig
+) -> tuple[EagleDrafter, list[tuple[EagleState, int]]]:
+    """A drafter that has seen the stored caption, and its state at two calls, each with the number of tokens emitted:
+    after the first token, then two more, with the hidden states that predicted them.
+    """
+    stored, config = reference.tree, reference.target.config
     drafter = EagleDrafter(reference.draft, reference.target, drafts, tree, sampling)
-    noise = NoiseField(1, SIZES["block"], SIZES["vocab"], [])
-    mask = torch.ones(2, 1, SIZES["cls"], dtype=torch.bool)
+    noise = NoiseField(1, config.num_image_tokens, config.vocab_size, [])
+    mask = torch.ones(2, 1, config.num_text_tokens, dtype=torch.bool)
     first = stored["input_ids_full"][:1, -1:].long()
     with torch.inference_mode():
         state = drafter.allocate(1, noise)
         drafter.fill(state, torch.tensor([0]), Prefill(stored["prefill_hidden"][:, None], mask, first))
-    return drafter, state
+    width, two = drafter.max_depth + 1, stored["call2_hidden"].shape[1]
+    later = replace(
+        state,
+        tokens=torch.nn.functional.pad(stored["call2_input_ids"][:1, -two:].long(), (0, width - two)),
+        hidden=torch.nn.functional.pad(stored["call2_hidden"], (0, 0, 0, width - two))[:, None],
+        counts=torch.full((1,), two),
+    )
+    return drafter, [(state, 1), (later, 1 + two)]
 
 
-@pytest.mark.parametrize("shape", [(20, 2, 6), (59, 4, 10)], ids=["tt20_d2_k6", "tt59_d4_k10"])
-@pytest.mark.parametrize("mode", ["greedy", "sampling_t0.8_k20_p0.95"])
-def test_dynamic_trees(reference, mode, shape):
+def propose(drafter: EagleDrafter, state: EagleState, length: int) -> Proposal:
+    """A tree behind the last token that the draft model has not seen."""
+    root = state.tokens.gather(1, state.counts[:, None] - 1)
+    with torch.inference_mode():
+        return drafter.propose(state, root, torch.tensor([length]))
+
+
+def check_dynamic_trees(reference, mode: str, shape: tuple[int, int, int]) -> None:
+    """Those of both calls."""
     nodes, depth, top_k = shape
     scale = float(reference.tree["cfg_scale"])
-    if mode == "greedy":
-        sampling = SamplingConfig(temperature=0.0, cfg_scale=scale)
-    else:
-        sampling = SamplingConfig(0.8, 20, 0.95, "top_p_first", scale)
-    drafter, state = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
-    calls = [(vars(state).copy(), 1)]
-    # The second call comes after two more tokens, with the hidden states that predicted them.
-    two = reference.tree["call2_hidden"].shape[1]
-    width = drafter.max_depth + 1
-    tokens = torch.nn.functional.pad(reference.tree["call2_input_ids"][:1, -two:].long(), (0, width - two))
-    hidden = torch.nn.functional.pad(reference.tree["call2_hidden"], (0, 0, 0, width - two))
-    calls.append(({"tokens": tokens, "hidden": hidden[:, None], "counts": torch.full((1,), two)}, 1 + two))
-    for number, (waiting, length) in enumerate(calls, start=1):
-        kept_scores = []
-        select = drafter._select
+    greedy = SamplingConfig(temperature=0.0, cfg_scale=scale)
+    sampling = greedy if mode == "greedy" else SamplingConfig(0.8, 20, 0.95, "top_p_first", scale)
+    drafter, calls = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
+    kept_scores, select = [], drafter._select
 
-        def spy(root, tokens, scores, parents, select=select, kept_scores=kept_scores):
-            kept_scores.append(scores.topk(nodes - 1, dim=1).values.min())
-            return select(root, tokens, scores, parents)
+    def spy(root, tokens, scores, parents):
+        kept_scores.append(scores.topk(nodes - 1, dim=1).values.min())
+        return select(root, tokens, scores, parents)
 
-        drafter._select = spy
-        with torch.inference_mode():
-            drafts = drafter.propose(replace(state, **waiting), root_of(waiting), torch.tensor([length]))
-        drafter._select = select
+    drafter._select = spy
+    for number, (state, length) in enumerate(calls, start=1):
+        drafts = propose(drafter, state, length)
         prefix = f"{mode}.tt{nodes}_d{depth}_k{top_k}.call{number}."
         tokens, mask = reference.tree[prefix + "draft_tokens"].long(), reference.tree[prefix + "tree_mask"][0, 0].bool()
         if mode == "greedy":
@@ -192,19 +198,28 @@ def test_dynamic_trees(reference, mode, shape):
         # what is not tied.
         mine = token_paths(drafts.tokens[0], drafts.tree.ancestors[0])
         theirs = token_paths(tokens[0], mask)
-        worst = float(kept_scores[0])
+        worst = float(kept_scores[-1])
         num_tied = nodes - len(mine & theirs)
         assert num_tied <= (2 if worst > -100 else nodes - 3), (worst, mine ^ theirs)
-
-
-def root_of(waiting: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The last token that the draft model has not seen."""
-    return waiting["tokens"].gather(1, waiting["counts"][:, None] - 1)
 
 
 def token_paths(tokens: torch.Tensor, mask: torch.Tensor) -> set[tuple[int, ...]]:
     """The nodes of a tree as sequences of tokens from the root; ancestors come in node order."""
     return {tuple(tokens[row].tolist()) for row in mask}
+
+
+def check_static_tree(reference, folder: Path, name: str) -> None:
+    """The tree that is drafted greedily."""
+    sampling = SamplingConfig(temperature=0.0, cfg_scale=float(reference.tree["cfg_scale"]))
+    drafter, ((state, length), _) = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
+    stored = load_file(folder / "static_draft.safetensors")[f"{name.removesuffix('5')}.greedy.tree_candidates"]
+    assert torch.equal(propose(drafter, state, length).tokens, stored.long())
+
+
+@pytest.mark.parametrize("shape", [(20, 2, 6), (59, 4, 10)], ids=["tt20_d2_k6", "tt59_d4_k10"])
+@pytest.mark.parametrize("mode", ["greedy", "sampling_t0.8_k20_p0.95"])
+def test_dynamic_trees(reference, mode, shape):
+    check_dynamic_trees(reference, mode, shape)
 
 
 @pytest.mark.parametrize("name", ["naive_extend_57", "mc_sim_7b_63"])
@@ -222,13 +237,7 @@ def test_static_tree_structure(name):
 
 @pytest.mark.parametrize("name", ["naive_extend_57", "mc_sim_7b_63", "chain5"])
 def test_static_drafts_greedy(reference, name):
-    scale = float(reference.tree["cfg_scale"])
-    sampling = SamplingConfig(temperature=0.0, cfg_scale=scale)
-    drafter, state = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
-    with torch.inference_mode():
-        drafts = drafter.propose(state, root_of(vars(state)), torch.tensor([1]))
-    stored = load_file(FOLDER / "static_draft.safetensors")[f"{name.removesuffix('5')}.greedy.tree_candidates"]
-    assert torch.equal(drafts.tokens, stored.long())
+    check_static_tree(reference, FOLDER, name)
 
 
 @pytest.mark.parametrize("name", ["naive_extend_57", "mc_sim_7b_63", "chain"])
@@ -351,9 +360,7 @@ def walk_recorded(case, rejection, weights, drafts, stored) -> None:
         ranks = [rank for rank in range(children.shape[1]) if children[node, rank] >= 0]
         for rank in ranks:
             token = drafts.tokens[0, children[node, rank]]
-            if drafts.draft_probs is not None and has_no_probability(
-                drafts.draft_probs[0, node], drafts, node, rank, token
-            ):
+            if drafts.draft_probs is not None and drafts.draft_probs[0, node, token] == 0:
                 continue
             uniforms[0, node, rank] = (
                 case["uniforms"][used + rank - ranks[0]] if used + rank < len(case["uniforms"]) else 0.5
@@ -367,10 +374,6 @@ def walk_recorded(case, rejection, weights, drafts, stored) -> None:
     assert accepted == case["accept"]
     out = residual[0, node]
     torch.testing.assert_close(out, stored[f"case{case['case']}.out"], atol=1e-5, rtol=0)
-
-
-def has_no_probability(draft_probs, drafts, node, rank, token) -> bool:
-    return float(draft_probs[token]) == 0
 
 
 GENERATIONS = read_json("generation.json")

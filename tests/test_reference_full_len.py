@@ -8,28 +8,23 @@ the models; p0 has padding (tests/test_reference.py compares drafts on padded pr
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_reference import check_dynamic_trees, check_static_tree, method_of
 
 from conftest import DATA
 from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.target import read_target
 from lantern.decoding import DecodingModels, make_decoder
-from lantern.draft_tree import static_tree
-from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, guide
-from lantern.step import Prefill
-from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from published_layouts import CONFIG, as_hugging_face
 
 FOLDER = DATA / "full_len"
@@ -113,92 +108,15 @@ def test_drafter_hidden_and_logits(reference):
     torch.testing.assert_close(logits, stored["drafter_out_logits"], atol=LOGIT_TOLERANCE, rtol=0)
 
 
-def start_drafter(reference, drafts: str, tree, sampling: SamplingConfig):
-    """A drafter that has seen the stored caption, and its state at two calls, each with the number of tokens emitted:
-    after the first token, then two more.
-    """
-    stored = reference.tree
-    drafter = EagleDrafter(reference.draft, reference.target, drafts, tree, sampling)
-    first, noise = stored["input_ids_full"][:1, -1:].long(), NoiseField(1, 256, 128, [])
-    with torch.inference_mode():
-        mask = torch.ones(2, 1, 120, dtype=torch.bool)
-        state = drafter.allocate(1, noise)
-        drafter.fill(state, torch.tensor([0]), Prefill(stored["prefill_hidden"][:, None], mask, first))
-    width, two = drafter.max_depth + 1, stored["call2_hidden"].shape[1]
-    later = replace(
-        state,
-        tokens=torch.nn.functional.pad(stored["call2_input_ids"][:1, -two:].long(), (0, width - two)),
-        hidden=torch.nn.functional.pad(stored["call2_hidden"], (0, 0, 0, width - two))[:, None],
-        counts=torch.full((1,), two),
-    )
-    return drafter, [(state, 1), (later, 1 + two)]
-
-
 @pytest.mark.parametrize("shape", [(20, 2, 6), (59, 4, 10)], ids=["tt20_d2_k6", "tt59_d4_k10"])
 @pytest.mark.parametrize("mode", ["greedy", "sampling_t0.8_k20_p0.95"])
 def test_dynamic_trees_of_both_calls(reference, mode, shape):
-    nodes, depth, top_k = shape
-    scale = float(reference.tree["cfg_scale"])
-    greedy = SamplingConfig(temperature=0.0, cfg_scale=scale)
-    sampling = greedy if mode == "greedy" else SamplingConfig(0.8, 20, 0.95, "top_p_first", scale)
-    drafter, calls = start_drafter(reference, "top", DynamicTreeOptions(nodes - 1, depth, top_k), sampling)
-    kept_scores = []
-    select = drafter._select
-
-    def spy(root, tokens, scores, parents):
-        kept_scores.append(scores.topk(nodes - 1, dim=1).values.min())
-        return select(root, tokens, scores, parents)
-
-    drafter._select = spy
-    for number, (state, length) in enumerate(calls, start=1):
-        with torch.inference_mode():
-            drafts = drafter.propose(state, root_of(state), torch.tensor([length]))
-        prefix = f"{mode}.tt{nodes}_d{depth}_k{top_k}.call{number}."
-        tokens = reference.tree[prefix + "draft_tokens"].long()
-        visible = reference.tree[prefix + "tree_mask"][0, 0].bool()
-        if mode == "greedy":
-            assert torch.equal(drafts.tokens, tokens)
-            assert torch.equal(drafts.tree.ancestors[0], visible)
-            continue
-        # Filters leave probabilities of exactly 0 and 1: see tests/test_reference.py. Compare what is not tied.
-        mine = token_paths(drafts.tokens[0], drafts.tree.ancestors[0])
-        num_tied = nodes - len(mine & token_paths(tokens[0], visible))
-        worst = float(kept_scores[-1])
-        assert num_tied <= (2 if worst > -100 else nodes - 3), (worst, mine)
-
-
-def root_of(state: EagleState) -> torch.Tensor:
-    """The last token that the draft model has not seen."""
-    return state.tokens.gather(1, state.counts[:, None] - 1)
-
-
-def token_paths(tokens: torch.Tensor, visible: torch.Tensor) -> set[tuple[int, ...]]:
-    """The nodes of a tree as sequences of tokens from the root; ancestors come in node order."""
-    return {tuple(tokens[row].tolist()) for row in visible}
+    check_dynamic_trees(reference, mode, shape)
 
 
 @pytest.mark.parametrize("name", ["naive_extend_57", "mc_sim_7b_63", "chain5"])
 def test_static_trees_drafted_greedily(reference, name):
-    sampling = SamplingConfig(temperature=0.0, cfg_scale=float(reference.tree["cfg_scale"]))
-    drafter, ((state, _), _) = start_drafter(reference, "sampled", static_tree(tree_choices(name)), sampling)
-    with torch.inference_mode():
-        drafts = drafter.propose(state, root_of(state), torch.tensor([1]))
-    stored = load_file(FOLDER / "static_draft.safetensors")[f"{name.removesuffix('5')}.greedy.tree_candidates"]
-    assert torch.equal(drafts.tokens, stored.long())
-
-
-def method_of(kind: str, k: int, delta: float) -> MethodSpec:
-    """The authors' one flag: 0 is exact, up to 1 it is delta, above it is lambda."""
-    tree = {"dynamic": ("dynamic", "top"), "static": ("naive_extend_57", "sampled")}[kind]
-    parts = {"tree": tree[0], "drafts": tree[1]}
-    if kind == "dynamic":
-        parts["tree_shape"] = DynamicTreeOptions(58, 4, 10)
-    if delta == 0:
-        return MethodSpec.of(name="exact", **parts)
-    relaxed = {"acceptance": "multiplicative", "lambda_": delta}
-    if delta <= 1:
-        relaxed = {"acceptance": "additive", "delta": delta}
-    return MethodSpec.of(name="relaxed", residual="official", neighbours="l2", k=k, **relaxed, **parts)
+    check_static_tree(reference, FOLDER, name)
 
 
 def generate(reference, prompts: list[int], spec: MethodSpec):
