@@ -49,15 +49,8 @@ class DraftTree:
 
 
 def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
-    """Derives a tree's structure from its parents, without host synchronisation.
-
-    Args:
-        parents: int64, (rows, nodes): parents before children, siblings in drafting order, root its own parent.
-        max_depth: longest path from the root allowed.
-        max_children: most children of one node allowed.
-
-    Returns:
-        The tree, with `children` for every node.
+    """The structure of a tree with these parents, int64 (rows, nodes), parents before children, siblings in drafting
+    order, the root its own parent; without host synchronisation, and with `children` for every node.
     """
     rows, nodes = parents.shape
     device = parents.device
@@ -107,14 +100,8 @@ class StaticTree(DraftTree):
 
 
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
-    """Derives the structure of a tree that all images share, in every step.
-
-    Args:
-        parents: of the nodes, parents before children, siblings in drafting order, the root its own parent.
-        device: where the tensors live.
-
-    Returns:
-        The tree, with `children` of the nodes that have some.
+    """The structure of a tree that all images share in every step, with `children` of the nodes that have some; parents
+    are ordered as in `tree_from_parents`.
     """
     depths = [0]
     for parent in parents[1:]:
@@ -138,15 +125,8 @@ def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
 
 
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
-    """Builds the tree of a list of choices.
-
-    Args:
-        choices: paths from the root, each a sequence of sibling ranks; every prefix of a path must be listed too, and
-            so must every lower rank.
-        device: where the tensors live.
-
-    Returns:
-        The tree; nodes are numbered by depth, then lexicographically.
+    """The tree of a list of choices, paths of sibling ranks from the root; nodes are numbered by depth, then
+    lexicographically.
 
     Raises:
         ValueError: an empty list, a path listed twice, or a path whose parent or lower sibling is missing.
@@ -175,11 +155,8 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
 
 
 def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
-    """Nodes whose whole path from the root is accepted, themselves included: bool (batch, nodes).
-
-    Args:
-        tree: structure.
-        is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
+    """Nodes whose whole path from the root is accepted, themselves included: bool (batch, nodes); `is_accepted`, of the
+    same shape, says which are accepted by their parents, the root's entry is ignored.
     """
     is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
     return ~is_cut.any(-1)
@@ -190,14 +167,9 @@ def longest_path(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The deepest node whose whole path from the root is accepted; the first of them where there are several.
 
-    Args:
-        tree: structure.
-        is_accepted: bool, (batch, nodes): accepted by its parent; the root's entry is ignored.
-        order: int64, (batch or 1, nodes), in [0, nodes): which of several deepest nodes is first; by default node
-            numbers.
-
-    Returns:
-        (path, int64 (batch, max_depth + 1), padded with its last node; number of accepted drafts, int64 (batch,)).
+    `is_accepted` is as in `reached_nodes`; `order`, int64 (batch or 1, nodes) in [0, nodes), says which of several
+    deepest nodes is first, by default node numbers. Returns (path, int64 (batch, max_depth + 1),
+    padded with its last node; number of accepted drafts, int64 (batch,)).
     """
     reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
     if order is None:

@@ -163,12 +163,8 @@ class Rule:
         return chosen == proposal.tokens, choice.own, choice.best
 
     def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Judges each of some nodes.
-
-        Args:
-            scores: of these nodes.
-            children: int64, (batch, n, m): drafted tokens, -1 where there is none.
-            draft_probs: (batch, n, vocab): what they were drawn from; None unless they were sampled.
+        """Judges each of some nodes by its scores: children int64 (batch, n, m) are drafted tokens, -1 where there is
+        none; draft_probs, (batch, n, vocab), what they were drawn from, None unless they were sampled.
         """
         raise NotImplementedError
 

@@ -16,13 +16,9 @@ def make_rule(
     nearest_codes: torch.Tensor | None = None,
     embedding: torch.Tensor | None = None,
 ) -> Rule:
-    """The rule of a method.
-
-    Args:
-        spec: the method.
-        sampling: the temperature decides between the greedy and the sampled rules.
-        nearest_codes: (vocab, columns), whole numbers; None where the acceptance reads none.
-        embedding: the target's of its codes, (vocab, dim); None where distances in it are not read.
+    """The rule of a method, from nearest codes, whole numbers (vocab, columns), and the target's embedding of its
+    codes, (vocab, dim), each None where the acceptance does not read it; the temperature decides between greedy and
+    sampled rules.
 
     Raises:
         ValueError: the table is missing or too narrow, or the embedding is missing.

@@ -65,12 +65,6 @@ class LinesDecoder(Decoder):
     """Feeds the newest token of every line that runs. Not exact, and no bound on TV is known.
 
     Its observer is called with the `Scores` of the tokens of every step.
-
-    Args:
-        models: as for `Decoder`.
-        spec: with `window`, see `line_schedule`.
-        sampling: temperature, filters, guidance.
-        options: as for `Decoder`.
     """
 
     def __init__(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig, **options: Any) -> None:
