@@ -61,11 +61,7 @@ class Parameter:
         return f"a whole number {interval}" if self.is_whole else interval
 
     def check(self, name: str, value: Any, owner: str) -> None:
-        """Makes sure that a value is allowed.
-
-        Raises:
-            ValueError: it is not; names the parameter, the method, the bound, the value and the remedy.
-        """
+        """Raises a ValueError with parameter, method, bound, value and remedy where a value is not allowed."""
         if self.choices:
             is_allowed = value in self.choices
         else:
@@ -441,11 +437,8 @@ class MethodSpec:
 
 
 def make_method(name: str, **parts: Any) -> MethodSpec:
-    """A preset of PRESETS as it is published, with naive_extend_57 for its static tree.
-
-    Args:
-        name: of the preset, for example "lantern".
-        parts: parameters that it needs and parts that it shall differ in, for example k=100, delta=0.1.
+    """A preset of PRESETS as it is published, with naive_extend_57 for its static tree; `parts` are parameters that it
+    needs and parts that it shall differ in, for example k=100, delta=0.1.
 
     Raises:
         ValueError: unknown preset, or as `MethodSpec`.
@@ -460,10 +453,7 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
 
 def verifies_by_rejection(method: Mapping[str, Any]) -> bool:
     """Whether, above temperature 0, children are tried one after the other instead of being compared with a token that
-    the target draws.
-
-    Args:
-        method: its drafts, acceptance and residual, as `MethodSpec.to_dict` names them.
+    the target draws; of `method`, as `MethodSpec.to_dict` has it, drafts, acceptance and residual are read.
     """
     if drafts_of(method["drafts"]).is_sampled:
         return True

@@ -106,13 +106,9 @@ class Rejection:
     def try_siblings(
         self, probs: torch.Tensor, children: torch.Tensor, draft_probs: torch.Tensor | None
     ) -> Iterator[Tried]:
-        """Tries the children of every node in order, each as if those before it were rejected.
-
-        Args:
-            probs: target distribution, (..., vocab).
-            children: int64, (..., m): drafted tokens, -1 where there is none.
-            draft_probs: distribution that the children were drawn from without replacement, (..., vocab); None for
-                deterministic drafts, whose p is a point mass.
+        """Tries the children of every node in order, int64 (..., m), -1 for none, each as if those before it were
+        rejected, from the target distribution, (..., vocab), and the one that the children were drawn from without
+        replacement, None for deterministic drafts, whose p is a point mass.
         """
         tokens, is_drafted = children.clamp(min=0), children >= 0
         draft_probs = None if draft_probs is None else draft_probs.clone()
@@ -134,13 +130,8 @@ class Rejection:
     def accept(
         self, probs: torch.Tensor, children: torch.Tensor, draft_probs: torch.Tensor | None, uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Accepts the first child x with u p(x) <= s(x); arguments as in `try_siblings`.
-
-        Args:
-            probs: (batch, inner, vocab).
-            children: (batch, inner, m).
-            draft_probs: (batch, inner, vocab), or None.
-            uniforms: u, (batch, inner, m), in (0, 1).
+        """Accepts the first child x with u p(x) <= s(x), u in (0, 1) being the uniforms, shaped as children; other
+        arguments as in `try_siblings`, of (batch, inner) nodes.
 
         Returns:
             (rank of the accepted child, m for none, int64 (batch, inner); distribution of the emitted token where none
@@ -157,16 +148,9 @@ class Rejection:
 def accept_chain(
     probs: Sequence[torch.Tensor], tokens: Sequence[int], draft_probs: Sequence[torch.Tensor], uniforms: Sequence[float]
 ) -> tuple[int, torch.Tensor]:
-    """The rule for one chain of drafts, as a reader would write it; tests compare the batched one with it.
-
-    Args:
-        probs: target distribution behind the root and behind each draft, (vocab,) each; one more than drafts.
-        tokens: the drafts x.
-        draft_probs: what each was drawn from, (vocab,).
-        uniforms: one number in (0, 1) each.
-
-    Returns:
-        (number of accepted drafts, distribution of the token behind them, (vocab,)).
+    """The rule for one chain of drafts x, as a reader would write it; tests compare the batched one with it. Of the
+    target distributions, (vocab,), there is one more than drafts: behind the root and behind each. Returns (number of
+    accepted drafts, distribution of the token behind them, (vocab,)).
     """
     for place, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
         if u * p[x] > t[x] or t[x] == 0:
