@@ -6,14 +6,13 @@ Every scene and every image is a pure function of (seed, index). Captions follow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lantern_pipeline.world.shapes import SHAPES, signed_distance
 from lantern_pipeline.world.textures import (
     COARSE_SIZE,
     NUM_COARSE,
@@ -24,6 +23,38 @@ from lantern_pipeline.world.textures import (
     paint_backgrounds,
 )
 
+
+def _circle(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    return (x * x + y * y).sqrt() - r
+
+
+def _square(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    return torch.maximum(x.abs(), y.abs()) - 0.88 * r
+
+
+def _triangle(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    below = y - 0.72 * r
+    return torch.maximum(below, 0.866 * x.abs() - 0.5 * (y + 0.02 * r) - 0.56 * r)
+
+
+def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    long, short = 1.05 * r, 0.37 * r
+    upright = torch.maximum(x.abs() - short, y.abs() - long)
+    return torch.minimum(upright, torch.maximum(x.abs() - long, y.abs() - short))
+
+
+def _ring(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    return ((x * x + y * y).sqrt() - 0.73 * r).abs() - 0.29 * r
+
+
+DISTANCES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "circle": _circle,
+    "square": _square,
+    "triangle": _triangle,
+    "cross": _cross,
+    "ring": _ring,
+}
+SHAPES = tuple(DISTANCES)
 COLOURS = {
     "red": (0.88, 0.10, 0.13),
     "yellow": (0.98, 0.84, 0.12),
@@ -249,3 +280,18 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
     highlight = (1.0 - ((x + 0.32 * r) ** 2 + (y + 0.36 * r) ** 2) / (0.34 * r) ** 2).clamp(0.0, 1.0)
     surface = colour[:, :, None, None] * (light * (1.0 - 0.55 * rim))[:, None]
     return surface + (0.35 * highlight)[:, None] * (1.0 - surface)
+
+
+def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor, angle: Tensor) -> Tensor:
+    """Signed distance to each image's outline, negative inside: (images, size, size), in the unit of `radius`.
+
+    x (images, 1, size) and y (images, size, 1), downwards, are offsets from the centre; `angle` (images,) in radians.
+    """
+    distance = torch.empty(len(shapes), y.shape[1], x.shape[2])
+    for shape in sorted(set(shapes)):
+        rows = torch.tensor([row for row, other in enumerate(shapes) if other == shape])
+        cos, sin = angle[rows].cos()[:, None, None], angle[rows].sin()[:, None, None]
+        turned_x = cos * x[rows] + sin * y[rows]
+        turned_y = cos * y[rows] - sin * x[rows]
+        distance[rows] = DISTANCES[shape](turned_x, turned_y, radius[rows, None, None])
+    return distance
