@@ -112,9 +112,9 @@ def curve(name: str, forwards: list[list[int]], nll: list[list[float]]) -> pd.Da
     ],
 )
 def test_curves_are_read_off_on_their_common_range(forwards, lengths, means):
-    first = curve("a", [[12, 12], [4, 4]], [[1.0, 1.0], [2.0, 2.0]])  # 1 token a forward: 1 nat; 3: 2 nats
+    first = curve("a", [[4, 4], [12, 12]], [[2.0, 2.0], [1.0, 1.0]])  # 1 token a forward: 1 nat; 3: 2 nats
     second = curve("b", forwards, [[1.0, 1.0], [3.0, 3.0]])
-    for one, other, expected in ((first, second, means), (second[::-1], first, means[::-1])):
+    for one, other, expected in ((first, second, means), (second, first, means[::-1])):
         found = compare_at_equal_length(one, other, num_resamples=20)
         assert (found["shortest"], found["longest"]) == lengths
         assert (found["first"], found["second"]) == pytest.approx(expected)
