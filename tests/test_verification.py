@@ -165,11 +165,13 @@ def test_judging_the_path_alone_finds_what_judging_all_nodes_finds(name, monkeyp
     rule, is_dynamic = rule_of(name, sampling)
     assert rule.follows_path
     scores, proposal = make_step(METHODS[name]["drafts"], sampling, is_dynamic)
-    outcomes = []
-    for most in (0, 10**9):
+    outcomes, judged, judge_path = [], [], type(rule)._judge_path
+    monkeypatch.setattr(type(rule), "_judge_path", lambda *args: judged.append(len(outcomes)) or judge_path(*args))
+    for most in (0, scores.logits.numel()):
         monkeypatch.setattr(base, "MANY_LOGITS", most)
         outcomes.append(rule.verify(replace(scores), proposal))
     path, whole = outcomes
+    assert judged == [0]  # the first alone
     assert torch.equal(path.num_accepted, whole.num_accepted) and torch.equal(path.path, whole.path)
     assert set(path.num_accepted.tolist()) == {0, 1, 2, 3}
     counts = torch.arange(4) <= path.num_accepted[:, None]
