@@ -270,8 +270,21 @@ ACCEPTANCE = {
     ),
 }
 
-# Parts of each preset; tree "static" stands for the config's draft_tree.static.
 _SJD = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
+# Methods of others than EAGLE, LANTERN and this project, with their published parameters.
+_OF_PEERS: dict[str, dict[str, Any]] = {
+    "cool": {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
+    "sjd": _SJD,
+    "scd_gumbel": {**_SJD, "coupling": "gumbel"},
+    "scd": {**_SJD, "coupling": "maximal"},
+    "sjd_pp": {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5},
+    "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
+    "path_relax": {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01},
+    "gsd": {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
+    "zipar": {"drafts": "zipar", "window": 16},
+}
+PEERS = tuple(_OF_PEERS)
+# Parts of each preset; tree "static" stands for the config's draft_tree.static.
 PRESETS: dict[str, dict[str, Any]] = {
     "autoregressive": {},
     "eagle1": {"tree": "static", "drafts": "sampled"},
@@ -283,18 +296,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bounded": {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"},
     "jacobi": {"tree": "chain9", "drafts": "jacobi"},
     "hybrid": {"tree": "chain9+chain3", "drafts": "hybrid"},
-    # Peers, with their published parameters.
-    "cool": {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
-    "sjd": _SJD,
-    "scd_gumbel": {**_SJD, "coupling": "gumbel"},
-    "scd": {**_SJD, "coupling": "maximal"},
-    "sjd_pp": {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5},
-    "sjd_pac": {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
-    "path_relax": {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01},
-    "gsd": {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5},
-    "zipar": {"drafts": "zipar", "window": 16},
+    **_OF_PEERS,
 }
-PEERS = tuple(PRESETS)[10:]  # of others than EAGLE, LANTERN and this project
 
 
 def load_class(path: str) -> type:
