@@ -113,6 +113,7 @@ def test_every_overlay_is_valid_on_top_of_the_default(overlay):
         ),
         ("data.captions", {"num": 9}, ["data.captions.file is missing"]),
         ("drafter.num_eval", 600, ["drafter.num_eval must be at most target.num_eval = 512", "600"]),
+        ("drafter.optimiser", "sgd", ["drafter.optimiser", "sgd"]),
         ("drafter.warmup_share", 1, ["drafter.warmup_share", "less than 1"]),
         ("ablations.grids.my grid", {"methods": [{"preset": "coupled"}]}, ["letters, digits", "'my grid'"]),
         ("trees", {1: [[0]]}, ["config key trees: the name 1 must be text; put it into quotes"]),
