@@ -3,27 +3,17 @@
 import pandas as pd
 import torch
 
-from lantern_pipeline.data.decoders import load_decoders
+from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.metrics.latency import measure_latency, save_timed_images
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     torch.set_num_threads(settings["threads"])
-    decoders = load_decoders(
-        params.runs,
-        params.sampling,
-        target=files.target,
-        drafter=files.drafter or None,
-        nearest_codes=files.nearest_codes,
-        device=resolve_device(params.device),
-        dtype=params.dtype,
-        stepping=params.stepping,
-        trees=files.get("trees") or None,
-    )
+    decoders = load_job_decoders(snakemake, params.runs, stepping=params.stepping)
     encoder = make_text_encoder(params.text, params.source, files.text)
     parts, images = [], []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):

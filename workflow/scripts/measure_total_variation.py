@@ -7,7 +7,7 @@ from lantern.generation import load_nearest_codes
 from lantern.models.target import TargetModel
 from lantern.records import load_shards
 from lantern_pipeline.analysis.total_variation import TotalVariationStudy, acceptance_table, tv_curves
-from lantern_pipeline.data.decoders import load_decoders
+from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -31,16 +31,7 @@ with job_log(snakemake):
         options=options,
         batch_size=records[BASELINE].metadata["batch_size"],  # what fitted into memory there fits here
     )
-    decoders = load_decoders(
-        params.runs,
-        params.sampling,
-        target=files.target,
-        drafter=files.drafter or None,
-        nearest_codes=files.nearest_codes,
-        device=device,
-        dtype=params.dtype,
-        trees=files.get("trees") or None,
-    )
+    decoders = load_job_decoders(snakemake, params.runs)
     write_table(snakemake.output.methods, study.measure_methods(decoders, records).assign(**params.place))
     curves, acceptance = pd.DataFrame(columns=["rule", "delta"]), pd.DataFrame(columns=["drafts"])
     if files.drafter:

@@ -4,10 +4,10 @@ import torch
 
 from lantern.io import write_json
 from lantern_pipeline.analysis.tree_tuning import choose_tree
-from lantern_pipeline.data.decoders import load_decoders, tuned_name
+from lantern_pipeline.data.decoders import load_job_decoders, tuned_name
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, files = snakemake.params, snakemake.input
@@ -15,15 +15,8 @@ with job_log(snakemake) as log:
     prompts, encoder = read_prompts(files.prompts[0]), make_text_encoder(params.text, params.source, files.text)
     found = {}
     for method_id, temperature, candidates in params.runs:
-        decoders = load_decoders(
-            [(candidate, temperature) for candidate in candidates],
-            params.sampling,
-            target=files.target,
-            drafter=files.drafter or None,
-            nearest_codes=files.nearest_codes,
-            device=resolve_device(params.device),
-            dtype=params.dtype,
-            stepping=params.stepping,
+        decoders = load_job_decoders(
+            snakemake, [(candidate, temperature) for candidate in candidates], stepping=params.stepping
         )
         name = tuned_name(method_id, temperature)
         found[name] = choose_tree(decoders, prompts, encoder, run_seed=params.training_seed)

@@ -14,6 +14,7 @@ from lantern.generation import load_decoding_models, load_nearest_codes
 from lantern.io import read_json
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
+from lantern_pipeline.runtime.job import resolve_device
 
 
 def load_decoders(
@@ -40,6 +41,22 @@ def load_decoders(
         options = SamplingConfig(temperature=temperature, **sampling)
         decoders.append(make_decoder(models, spec, options, stepping=stepping))
     return decoders
+
+
+def load_job_decoders(snakemake: Any, runs: Sequence[tuple[dict[str, Any], float]], **options: Any) -> list[Decoder]:
+    """Decoders of the inputs and params of a job, as `load_decoders` makes them."""
+    params, files = snakemake.params, snakemake.input
+    return load_decoders(
+        runs,
+        params.sampling,
+        target=files.target,
+        drafter=files.drafter or None,
+        nearest_codes=files.nearest_codes,
+        device=resolve_device(params.device),
+        dtype=params.dtype,
+        trees=files.get("trees") or None,
+        **options,
+    )
 
 
 def tuned_name(method_id: str, temperature: float) -> str:
