@@ -141,6 +141,9 @@ def test_a_table_edited_by_hand_is_not_packed_and_is_made_again_once_it_is_delet
     table.write_text(text.replace("1", "7"))
     refused = pack()
     assert refused.exit_code == 1 and "published.csv has changed" in refused.output
+    copy_of_finished.result("provenance.json").unlink()
+    code, output = copy_of_finished.run()
+    assert code != 0 and "published.csv was changed after the job that wrote it" in output
     table.unlink()
     code, output = copy_of_finished.run()
     assert code == 0 and table.read_text() == text, output

@@ -8,13 +8,14 @@ import pytest
 from lantern_pipeline.config.paths import answer_files
 from lantern_pipeline.metrics.intervals import share_interval
 from lantern_pipeline.study.analysis import (
+    CHECK,
+    PAIR,
     analyse_answers,
     preference_interval,
     read_answers,
     read_key,
     render_conclusion,
 )
-from lantern_pipeline.study.page import CHECK, PAIR
 
 METHODS = ("near", "far")
 

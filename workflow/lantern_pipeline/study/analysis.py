@@ -19,8 +19,9 @@ from scipy.stats import t
 
 from lantern.io import read_json
 from lantern_pipeline.metrics.intervals import share_interval
-from lantern_pipeline.study.page import ANSWERS_FORMAT, CHECK, KEY_FORMAT, PAIR, VERSION
 
+KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answers", 1
+PAIR, CHECK = "pair", "check"  # of trials
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 FOR_BASELINE, FOR_METHOD, UNDECIDED = "autoregressive", "relaxed", "none"

@@ -23,10 +23,9 @@ from lantern_pipeline.analysis.method_labels import label_method
 from lantern_pipeline.data.html_page import data_uri, fill_page
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.study.analysis import CHECK, KEY_FORMAT, PAIR, VERSION
 
 TEMPLATE = Path(__file__).with_name("page.html")
-KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answers", 1
-PAIR, CHECK = "pair", "check"
 SHOWN_WIDTH = 336  # CSS pixels, about; the nearest multiple of the image's side is taken
 
 
