@@ -157,6 +157,8 @@ def test_curves_of_acceptance_begin_at_the_value_before():
     assert len(top.collections) == 4
     acceptance = tables.acceptance_table()
     assert len(draw("aggregation", acceptance=acceptance[acceptance["drafts"] == "top"]).axes) == 1
+    raw = draw("aggregation", acceptance=acceptance.replace("l2_normalised", "l2"))  # as the authors measure distance
+    assert {line.get_linestyle() for line in raw.axes[0].lines[1:]} == {"-", "--"}
 
 
 # --- (f), (j) -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from lantern_pipeline.figures import style
 
 PANELS = {"sampled": "drafts sampled", "top": "most probable drafts"}
-KINDS = {"l2_normalised": ("-", "nearest codes"), "random": ("--", "random codes")}
+LINES = {"nearest codes": "-", "random codes": "--"}
 # of the bounds in rising order; no bound is vermillion
 COLOURS = (style.SKY_BLUE, style.BLUE, style.GREEN, style.ORANGE, style.PURPLE, style.GREY)
 UNBOUNDED = float("inf")
@@ -39,8 +39,8 @@ def draw_aggregation(acceptance: pd.DataFrame) -> Figure:
             _draw_panel(axes, rows[rows["drafts"] == drafts], looks)
         grid[0].set_ylabel("acceptance of one draft (%)")
         handles = [Line2D([], [], label=_bound(bound), **look) for bound, look in looks.items()]
-        shown = [KINDS[kind] for kind in KINDS if (rows["neighbours"] == kind).any()]
-        handles += [Line2D([], [], color=style.BLACK, linestyle=line, label=label) for line, label in shown]
+        shown = dict.fromkeys(map(_kind, rows["neighbours"]))
+        handles += [Line2D([], [], color=style.BLACK, linestyle=LINES[kind], label=kind) for kind in shown]
         handles.append(Line2D([], [], color=style.GREY, label="before (k = 0)"))
         figure.legend(handles=handles, loc="outside right center")
         return figure
@@ -53,7 +53,7 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, looks: dict[float, dict[str, str
     axes.set_title(f"{PANELS[rows['drafts'].iloc[0]]} ({before:.1f} % at k = 0)", loc="left")
     for (kind, bound), curve in rows[~is_start].groupby(["neighbours", "delta"]):
         curve = pd.concat([rows[is_start].head(1), curve.sort_values("k")])
-        x, look = curve["k"].to_numpy(float), {"linestyle": KINDS[str(kind)][0], "markersize": 4, **looks[bound]}
+        x, look = curve["k"].to_numpy(float), {"linestyle": LINES[_kind(kind)], "markersize": 4, **looks[bound]}
         value, low, high = (100 * curve[f"acceptance{end}"].to_numpy(float) for end in ("", "_low", "_high"))
         style.draw_band(axes, x, low, high, look["color"])
         axes.plot(x, value, label=f"{kind}, {_bound(bound)}", **look)
@@ -72,6 +72,10 @@ def _thin(ticks: list[float]) -> list[str]:
         labels.append(f"{tick:g}" if is_shown else "")
         last = tick if is_shown else last
     return labels
+
+
+def _kind(neighbours: str) -> str:
+    return "random codes" if neighbours == "random" else "nearest codes"
 
 
 def _bound(bound: float) -> str:
