@@ -15,12 +15,12 @@ with job_log(snakemake) as log:
         max_tokens=settings["max_tokens"],
         device=resolve_device(params.device),
     )
-    tokens = encoder.tokenize([prompt.text for prompt in prompts])
-    is_empty = tokens.mask.sum(1) == 1  # the end token alone
-    for prompt, is_cut, is_bare in zip(prompts, tokens.is_truncated.tolist(), is_empty.tolist(), strict=True):
+    _, mask, is_truncated = encoder.tokenize([prompt.text for prompt in prompts])
+    is_empty = mask.sum(1) == 1  # the end token alone
+    for prompt, is_cut, is_bare in zip(prompts, is_truncated.tolist(), is_empty.tolist(), strict=True):
         if is_cut or is_bare:
             log.warning("prompt %s %s", prompt.id, "is cut" if is_cut else f"has nothing left of {prompt.text!r:.200}")
     description = {"t5_sha256": resource_sha256(snakemake.input.t5)}
     write_text_features(snakemake.output[0], prompts, encoder, description)
-    counts = len(prompts), int(tokens.is_truncated.sum()), encoder.max_tokens, int(is_empty.sum())
+    counts = len(prompts), int(is_truncated.sum()), encoder.max_tokens, int(is_empty.sum())
     log.info("encoded %d prompts; %d cut to %d tokens, %d empty after cleaning", *counts)

@@ -12,7 +12,6 @@ from lantern_pipeline.data import image_files
 from lantern_pipeline.data.image_files import (
     Preprocessing,
     decode_images,
-    map_images,
     read_images,
     to_float,
     to_pixels,
@@ -45,20 +44,21 @@ def test_a_file_is_cropped_to_its_centre_square_and_then_scaled_by_pillow():
 
 def test_generated_images_are_prepared_as_files_are():
     image = picture(40, 40)
-    drawn = tensor(image)[None].float() / 127.5 - 1
-    found = Preprocessing("centre_lanczos_16").prepare(drawn)
-    assert torch.equal(found[0], Preprocessing("centre_lanczos_16").read("a.png", content(image)))
+    second = picture(40, 40, seed=1)
+    drawn = torch.stack([tensor(image), tensor(second)]).float() / 127.5 - 1
+    chosen = Preprocessing("centre_lanczos_16")
+    expected = [chosen.read("a.png", content(file)) for file in (image, second)]
+    assert torch.equal(chosen.prepare(drawn), torch.stack(expected))
+
+    for name in ("none", "centre_lanczos_40"):
+        assert torch.equal(Preprocessing(name).prepare(tensor(image)[None])[0], tensor(image))
 
 
-@pytest.mark.parametrize("name", ["none", "centre_lanczos_40"])
-def test_images_of_the_right_size_are_left_alone(name):
-    image = picture(40, 40)
-    assert torch.equal(Preprocessing(name).prepare(tensor(image)[None])[0], tensor(image))
-
-
-def test_grey_images_become_colour_ones():
+def test_grey_images_become_colour_ones_and_16_bits_are_scaled():
     found = Preprocessing("none").read("a.png", content(picture(8, 6).convert("L")))
     assert found.shape == (3, 6, 8) and torch.equal(found[0], found[2])
+    grey = Image.fromarray(np.array([[0, 32768, 65535]] * 3, np.uint16))
+    assert Preprocessing("none").read("a.png", content(grey))[0, 0].tolist() == [0, 127, 255]
 
 
 @pytest.mark.parametrize("name", ["lanczos", "centre_lanczos", "centre_nearest_256", "centre_lanczos_0", "", "NONE"])
@@ -72,11 +72,6 @@ def test_an_unreadable_image_is_named():
     for data in (broken, b"not an image"):
         with pytest.raises(ValueError, match=r"b\.png is not a readable image"):
             Preprocessing("centre_lanczos_16").read("b.png", data)
-
-
-def test_pictures_are_stacked_in_their_order():
-    pixels = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).view(2, 3, 4, 4)
-    assert torch.equal(map_images(pixels, tensor), pixels)
 
 
 def test_a_folder_and_its_archive_give_the_same_images(tmp_path):
@@ -120,16 +115,8 @@ def test_few_images_are_decoded_at_a_time(monkeypatch):
     assert sizes[3:] == [1, 1]
 
 
-def test_pixels_are_rounded_and_clamped():
+def test_pixels_are_rounded_and_clamped_and_survive_the_way_to_8_bits():
     images = torch.tensor([-1.0, 0.0, 1.0, 1.5]).expand(1, 3, 1, 4)
     assert to_pixels(images)[0, 0, :, 0].tolist() == [0, 128, 255, 255]
-
-
-def test_images_survive_the_way_to_8_bits():
     levels = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(to_uint8(to_float(levels)), levels)
-
-
-def test_grey_images_of_16_bits_are_scaled_as_those_of_a_folder_are():
-    grey = Image.fromarray(np.array([[0, 32768, 65535]] * 3, np.uint16))
-    assert Preprocessing("none").read("a.png", content(grey))[0, 0].tolist() == [0, 127, 255]

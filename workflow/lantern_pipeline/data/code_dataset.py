@@ -21,10 +21,6 @@ class CodeDataset:
     captions: Sequence[str]
     encoder: TextEncoder
 
-    def __post_init__(self) -> None:
-        if len(self.codes) != len(self.captions):
-            raise ValueError(f"codes and captions must be as many, got {len(self.codes)} and {len(self.captions)}")
-
     def __len__(self) -> int:
         return len(self.codes)
 

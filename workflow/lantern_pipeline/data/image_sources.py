@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,57 +27,38 @@ CACHED_PIXELS = 1 << 31  # bytes of a folder's images that are kept in memory
 _SPLIT_STRIDE = 1 << 40  # keeps the image numbers, and so the noise, of the splits apart
 
 
-class ImageSource(Protocol):
-    """Captioned images with fixed splits: "train"; "val", held-out images of the same composition; and the prompt sets
-    "seen" and, where combinations can be held out of training, "unseen".
+class SceneSource:
+    """The embedded data set, with `num_train` distinct training images; its other splits have no end.
+
+    Splits are "train"; "val", held-out images of the same composition; and the prompt sets "seen" and, where
+    combinations can be held out of training, "unseen". Indices of training images lie in [0, num_train).
     """
 
-    image_size: int  # side in pixels
-    num_train: int  # training images; their indices lie in [0, num_train)
-    splits: tuple[str, ...]
-    vocabulary: tuple[str, ...] | None  # all words of the captions, None where any word may come
-
-    def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Images (indices, 3, image_size, image_size) float32 in [-1, 1]; each a pure function of its index."""
-        ...
-
-    def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """The captions of the same images."""
-        ...
-
-    def prompts(self, split: str, num: int) -> list[Prompt]:
-        """The captions of the split's first `num` images, or of all that there are, with ids."""
-        ...
-
-
-class SceneSource:
-    """The embedded world, with `num_train` distinct training images; its other splits have no end."""
-
     splits = SPLITS
-    vocabulary: tuple[str, ...] | None = VOCABULARY
+    vocabulary: tuple[str, ...] | None = VOCABULARY  # all words of the captions, None where any word may come
 
     def __init__(self, seed: int, image_size: int = 48, num_train: int = 32_000) -> None:
         self.seed, self.image_size, self.num_train = seed, image_size, num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
         """The scenes behind the images."""
+        _check_split(split, self.splits)
         scene_split = "train" if split == "val" else split
         return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """See `ImageSource.images`."""
+        """Images (indices, 3, image_size, image_size) float32 in [-1, 1]; each a pure function of its index."""
         return render(self.scenes(split, indices), self.seed, self._numbers(split, indices), self.image_size)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """See `ImageSource.captions`."""
+        """The captions of the same images."""
         return [caption(scene) for scene in self.scenes(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """See `ImageSource.prompts`; ids are "<split>-00000" and so on."""
+        """The captions of the split's first `num` images; ids are "<split>-00000" and so on."""
         return [Prompt(f"{split}-{i:05d}", text) for i, text in enumerate(self.captions(split, range(num)))]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
-        _check_split(split, self.splits)
         offset = SPLITS.index(split) * _SPLIT_STRIDE
         return [offset + int(index) for index in indices]
 
@@ -102,19 +83,19 @@ class FolderSource:
         self._has_repeated = False
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """See `ImageSource.images`."""
+        """Images, as `SceneSource.images` gives them."""
         pixels = [self._load(file) for file in self._cycle(split, indices)]
         if not pixels:
             return torch.empty(0, 3, self.image_size, self.image_size)
         return torch.stack(pixels).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """See `ImageSource.captions`."""
+        """The captions of the same images."""
         return [self._captions[file] for file in self._cycle(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """See `ImageSource.prompts`; ids are "<split>-<file>", the file without its ending and with its folders below
-        `folder`.
+        """The captions of the split's first `num` images, or of all that there are; ids are "<split>-<file>", the file
+        without its ending and with its folders below `folder`.
         """
         files = self._files(split)
         if num > len(files):
@@ -186,6 +167,9 @@ class FolderSource:
         return pixels
 
 
+ImageSource = SceneSource | FolderSource
+
+
 def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
     """Splits items into (train, held out): a tenth of them, at least one, drawn by `seed`. The held-out ones come as
     they are drawn: in the order of their names, the first of them would be of one kind.
@@ -197,7 +181,7 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
     return [items[i] for i in sorted(order[num_held_out:])], [items[i] for i in order[:num_held_out]]
 
 
-def make_source(data: Mapping[str, Any], seed: int) -> SceneSource | FolderSource | None:
+def make_source(data: Mapping[str, Any], seed: int) -> ImageSource | None:
     """Builds the source that the config section `data` names; None where a run has no images of its own."""
     if data["source"] == "scenes":
         return SceneSource(seed, data["image_size"], data["num_train"])

@@ -6,7 +6,6 @@ Encoding is slow, so a run encodes its prompts once and reads the stored feature
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,17 +24,6 @@ _WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-
-
-@dataclass(frozen=True)
-class TokenizedTexts:
-    """Texts as T5 reads them, right-padded: ids int64 and mask bool, (texts, max_tokens), the end token included; and
-    whether a text had more tokens, bool (texts,).
-    """
-
-    ids: Tensor
-    mask: Tensor
-    is_truncated: Tensor
 
 
 class T5TextEncoder:
@@ -66,22 +54,24 @@ class T5TextEncoder:
         self._model = _load_model(folder, dtype).to(device)
         self._device = torch.device(device)
 
-    def tokenize(self, texts: Sequence[str]) -> TokenizedTexts:
-        """Clean texts and split them into tokens."""
+    def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """Cleans texts and splits them into tokens, right-padded: ids int64 and mask bool, (texts, max_tokens), the end
+        token included; and whether a text had more tokens, bool (texts,).
+        """
         encodings = self._tokenizer.encode_batch([clean_caption(text) for text in texts])
         ids = torch.full((len(texts), self.max_tokens), self._pad_id)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, encoding in enumerate(encodings):
             ids[row, : len(encoding.ids)] = torch.tensor(encoding.ids)
             mask[row, : len(encoding.ids)] = True
-        return TokenizedTexts(ids, mask, torch.tensor([bool(encoding.overflowing) for encoding in encodings]))
+        return ids, mask, torch.tensor([bool(encoding.overflowing) for encoding in encodings])
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encode texts; see `lantern.models.text.TextEncoder.encode`. The result is on the CPU."""
-        tokens = self.tokenize(texts)
-        output = self._model(input_ids=tokens.ids.to(self._device), attention_mask=tokens.mask.to(self._device))
-        return rotate_to_left_padding(output.last_hidden_state.float().cpu(), tokens.mask)
+        ids, mask, _ = self.tokenize(texts)
+        output = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device))
+        return rotate_to_left_padding(output.last_hidden_state.float().cpu(), mask)
 
     def _check_ids(self, folder: Path, vocab_size: int) -> None:
         """The tokenizer must end texts and must not have more tokens than the model."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lantern.checkpoints.files import check_equal
 from lantern.models.text import TextEncoder, split_words
-from lantern_pipeline.data.model_sizes import NUM_WORD_IDS
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.data.token_prompts import FORMS, TokenPromptEncoder
 from lantern_pipeline.downloads.entries import Resource
@@ -119,8 +118,6 @@ class WordIdEncoder(WordEmbeddingEncoder):
     def __init__(self, vocabulary: Sequence[str], max_tokens: int = 16) -> None:
         super().__init__(vocabulary, max_tokens=max_tokens)
         self.numbers = {word: number for number, word in enumerate(vocabulary, 1)}
-        if len(vocabulary) > NUM_WORD_IDS - 2:
-            raise ValueError(f"the vocabulary must have at most {NUM_WORD_IDS - 2} words, got {len(vocabulary)}")
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """See `TextEncoder.encode` and `check`."""
@@ -182,13 +179,10 @@ def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str |
         return WordIdEncoder(VOCABULARY, text["max_tokens"])
     files = [features] if isinstance(features, str) else list(features)
     if text["encoder"] in FORMS:
-        file = files[0] if files else _file_of(text["checkpoint"])
+        given = text["checkpoint"]
+        file = files[0] if files else given if Path(given).exists() else Resource(given).manifest
         return TokenPromptEncoder(text["encoder"], file, text["max_tokens"])
     if text["encoder"] == "t5":
         return StoredTextEncoder(files)
     vocabulary = VOCABULARY if data_source == "scenes" else None
     return WordEmbeddingEncoder(vocabulary, text["caption_dim"], text["max_tokens"], **WORD_FEATURES)
-
-
-def _file_of(checkpoint: str) -> Path:
-    return Path(checkpoint) if Path(checkpoint).exists() else Resource(checkpoint).manifest

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -70,14 +70,6 @@ def write_text_features(
     save_tensors(path, {"features": torch.cat(rows), "lengths": torch.cat(lengths)}, metadata)
 
 
-class _Place(NamedTuple):
-    """Where a text's features lie: rows begin to end of the tensor in a file."""
-
-    path: Path
-    begin: int
-    end: int
-
-
 class StoredTextEncoder:
     """A `TextEncoder` that reads what `write_text_features` wrote, for one prompt set or several.
 
@@ -87,7 +79,7 @@ class StoredTextEncoder:
     def __init__(self, paths: Sequence[str | Path]) -> None:
         if not paths:
             raise ValueError("there are no text features to read; run the rule encode_prompts")
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, tuple[Path, int, int]] = {}  # by a text's hash: file, first row, row behind the last
         self._hashes: dict[str, str] = {}
         self._common: dict[str, Any] = {}
         self._files: dict[Path, Any] = {}
@@ -101,17 +93,17 @@ class StoredTextEncoder:
         places = [self._find(text) for text in texts]
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
-        for path in dict.fromkeys(place.path for place in places):
+        for path in dict.fromkeys(file for file, _, _ in places):
             if path not in self._files:  # kept open: the header of a large file takes milliseconds to read
                 self._files[path] = safe_open(path, framework="pt")
             stored = self._files[path].get_slice("features")
-            for row, place in enumerate(places):
-                if place.path == path:
-                    first = self.max_tokens - (place.end - place.begin)
-                    features[row, first:], mask[row, first:] = stored[place.begin : place.end], True
+            for row, (file, begin, end) in enumerate(places):
+                if file == path:
+                    first = self.max_tokens - (end - begin)
+                    features[row, first:], mask[row, first:] = stored[begin:end], True
         return features, mask
 
-    def _find(self, text: str) -> _Place:
+    def _find(self, text: str) -> tuple[Path, int, int]:
         if (place := self._places.get(hash_text(text))) is None:
             raise ValueError(
                 f"no text features are stored for {text!r:.200} ({len(self._places)} texts are); add it to a prompt "
@@ -138,5 +130,5 @@ class StoredTextEncoder:
                 raise ValueError(
                     f"{path}: prompt {id} has another text than in an earlier file; give prompts unique ids"
                 )
-            self._places[text_hash] = _Place(path, begin, end)
+            self._places[text_hash] = (path, begin, end)
             begin = end
