@@ -38,7 +38,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.metrics.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.losslessness import compare_with_autoregressive
 
 XL = {**LLAMAGEN_SIZES["XL"], "ffn_multiple": FFN_MULTIPLE, "vocab_size": 16384, "grid": 16}
 XL |= {"num_text_tokens": 120, "caption_dim": 2048}

@@ -9,17 +9,16 @@ FILES = [path for folder in ("lantern", "workflow/lantern_pipeline") for path in
 BELOW = {
     "runtime": set(),
     "world": {"runtime"},
-    "downloads": {"runtime"},
-    "data": {"runtime", "world", "downloads"},
-    "training": {"runtime", "world", "downloads", "data"},
-    "metrics": {"runtime", "world", "downloads", "data"},
-    "analysis": {"runtime", "world", "downloads", "data", "metrics"},
-    "figures": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
-    "study": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
-    "race": {"runtime", "world", "downloads", "data", "metrics", "analysis"},
-    "archive": {"runtime", "world", "downloads", "data", "metrics", "analysis", "config"},
+    "fetch": {"runtime"},
+    "data": {"runtime", "world", "fetch"},
+    "training": {"runtime", "world", "fetch", "data"},
+    "measure": {"runtime", "world", "fetch", "data"},
+    "tables": {"runtime", "world", "fetch", "data", "measure"},
+    "figures": {"runtime", "world", "fetch", "data", "measure", "tables"},
+    "pages": {"runtime", "world", "fetch", "data", "measure", "tables"},
+    "archive": {"runtime", "world", "fetch", "data", "measure", "tables", "pages", "config"},
     # Read while Snakemake plans: what it imports must be free of torch, see below.
-    "config": {"runtime", "downloads", "data", "metrics", "world", "figures", "training"},
+    "config": {"runtime", "fetch", "data", "measure", "world", "figures", "training"},
 }
 CORE_ORDER = [
     {

@@ -5,7 +5,7 @@ import torch
 
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
-from lantern_pipeline.metrics.latency import TimedImages
+from lantern_pipeline.measure.latency import TimedImages
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\"> & ring"
 PROMPTS = [Prompt("p0", "a red ring"), Prompt("p1", SCRIPT), Prompt("p2", "a [[data]] or [[policy]]")]

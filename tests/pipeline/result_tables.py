@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.analysis.summary import TV_COLUMNS
 from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.tables.summary import TV_COLUMNS
 
 NUM = 20
 SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}

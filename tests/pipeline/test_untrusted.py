@@ -21,7 +21,7 @@ from lantern_pipeline.data.image_files import read_images, resize_and_crop, to_r
 from lantern_pipeline.data.image_sources import FolderSource
 from lantern_pipeline.data.prompt_files import load_prompts, read_prompts, write_prompts
 from lantern_pipeline.data.tables import read_table, write_table
-from lantern_pipeline.downloads.entries import parse_entry
+from lantern_pipeline.fetch.entries import parse_entry
 from lantern_pipeline.figures.image_grid import draw_pictures, wrap_prompt
 from lantern_pipeline.figures.style import save_figure
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lantern.io import load_tensors, read_json
-from lantern_pipeline.analysis.total_variation import RULES
 from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.measure.total_variation import RULES
 from tiny_run import EXACT, METHODS, planned
 
 

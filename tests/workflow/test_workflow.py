@@ -180,7 +180,7 @@ def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, t
 
 
 def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path):
-    project = edited_project(tmp_path / "project", "workflow/lantern_pipeline/metrics/evaluate_images.py")
+    project = edited_project(tmp_path / "project", "workflow/lantern_pipeline/measure/evaluate_images.py")
     command = [str(project / "Snakefile") if part == str(ROOT / "Snakefile") else part for part in finished.command()]
     result = subprocess.run([*command, "--dry-run", "--quiet", "rules"], capture_output=True, text=True)
     printed = result.stdout + result.stderr
@@ -196,7 +196,7 @@ DECODING = {"generate_images", "measure_latency", "measure_total_variation", "ru
     "module, used, unused",
     [
         ("lantern/acceptance/rejection.py", DECODING, {"build_nearest_codes", "build_co_varying_codes"}),
-        ("metrics/output_distribution.py", {"measure_total_variation"}, {"generate_images", "measure_quality"}),
+        ("measure/output_distribution.py", {"measure_total_variation"}, {"generate_images", "measure_quality"}),
         ("training/tokenizer.py", {"train_tokenizer"}, {"train_attribute_classifier", "train_clip", "generate_images"}),
     ],
 )

@@ -23,15 +23,15 @@ from lantern.generation import decode_timed
 from lantern.io import save_tensors
 from lantern.methods import PRESETS, MethodSpec
 from lantern.prompts import Prompt
-from lantern_pipeline.analysis.method_labels import label_method
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.figures.image_grid import wrap_prompt
 from lantern_pipeline.figures.style import PAGE_WIDTH, new_figure, paper_style
+from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.world.scenes import scene_of
 from lantern_pipeline.world.tokenizer import load_tokenizer
 

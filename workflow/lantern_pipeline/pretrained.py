@@ -22,8 +22,8 @@ from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
 from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
-from lantern_pipeline.downloads.entries import Resource
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.fetch.entries import Resource
+from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.world.tokenizer import read_tokenizer
 
 WEIGHTS = Path("models/embedded")

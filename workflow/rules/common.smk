@@ -28,8 +28,8 @@ from lantern_pipeline.config.paths import (
 from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.config.user_files import check_user_files
-from lantern_pipeline.downloads.entries import parse_entries, resource_of
-from lantern_pipeline.metrics.registry import check_choices, loading_modules, published_files, trained_models
+from lantern_pipeline.fetch.entries import parse_entries, resource_of
+from lantern_pipeline.measure.registry import check_choices, loading_modules, published_files, trained_models
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.locks import RunLock
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
@@ -163,7 +163,7 @@ def result_table(path, caption, title):
 
 def page_templates(page):
     """Files of a page that are no Python, which alone the fingerprint of the code sees."""
-    return [(PIPELINE / file).resolve().as_posix() for file in (f"{page}/page.html", "data/page_shell.html")]
+    return [(PIPELINE / file).resolve().as_posix() for file in (f"pages/{page}.html", "pages/page_shell.html")]
 
 
 def claim_numbers(wildcards, input):

@@ -1,7 +1,7 @@
 """What images are measured with: models that the run trains or, where the config names a `checkpoint`, converts; real
 images and weights from elsewhere."""
 
-from lantern_pipeline.metrics.registry import TRAINED
+from lantern_pipeline.measure.registry import TRAINED
 
 
 rule convert_measuring_model:

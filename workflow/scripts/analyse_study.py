@@ -2,8 +2,8 @@
 
 from lantern.io import write_text
 from lantern_pipeline.data.tables import write_table
+from lantern_pipeline.pages.study_analysis import analyse_answers, read_key, render_conclusion
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.study.analysis import analyse_answers, read_key, render_conclusion
 
 with job_log(snakemake):
     params = snakemake.params

@@ -8,7 +8,7 @@ from lantern.io import save_tensors
 from lantern.models.target import TargetModel
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.likelihood import select_codes, teacher_forced_logits
+from lantern_pipeline.measure.likelihood import select_codes, teacher_forced_logits
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 CHUNK = 16  # images; a chunk of 16 x 64 contexts and 1024 codes takes 4 MB

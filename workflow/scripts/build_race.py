@@ -3,8 +3,8 @@
 from lantern.io import write_text
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
-from lantern_pipeline.metrics.latency import load_timed_images
-from lantern_pipeline.race.page import build_page
+from lantern_pipeline.measure.latency import load_timed_images
+from lantern_pipeline.pages.race import build_page
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.world.tokenizer import load_tokenizer
 

@@ -1,8 +1,8 @@
 """Loads what images will be measured with, so that a wrong file stops a run before anything is generated."""
 
 from lantern.io import write_json
-from lantern_pipeline.metrics.measuring_models import check_metric_weights
-from lantern_pipeline.metrics.registry import MetricFiles
+from lantern_pipeline.measure.measuring_models import check_metric_weights
+from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

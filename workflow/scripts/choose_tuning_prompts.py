@@ -1,8 +1,8 @@
 """Chooses the prompts on which trees are tuned: none is in a prompt set that tables report."""
 
-from lantern_pipeline.analysis.tree_tuning import unreported_prompts
 from lantern_pipeline.data.prompt_files import load_prompt_set, read_prompts, write_prompts
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.fetch.manifest import resource_path
+from lantern_pipeline.measure.tree_tuning import unreported_prompts
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

@@ -1,8 +1,8 @@
 """Writes published numbers with this run's beside them."""
 
-from lantern_pipeline.analysis.published_results import compare_with_published
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.tables.published_results import compare_with_published
 
 with job_log(snakemake):
     files, params = snakemake.input, snakemake.params

@@ -3,17 +3,17 @@
 import pandas as pd
 
 from lantern.io import write_text
-from lantern_pipeline.analysis.generality import (
+from lantern_pipeline.archive.provenance import describe_maker
+from lantern_pipeline.data.tables import read_table, write_table
+from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.tables.generality import (
     COLUMNS,
     describe_changes,
     find_generality_claims,
     measure_masses,
     target_rows,
 )
-from lantern_pipeline.analysis.markdown import claim_cells, html_page, target_cells
-from lantern_pipeline.archive.provenance import describe_maker
-from lantern_pipeline.data.tables import read_table, write_table
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.tables.markdown import claim_cells, html_page, target_cells
 
 with job_log(snakemake):
     files, params, parts = snakemake.input, snakemake.params, []

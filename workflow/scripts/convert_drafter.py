@@ -9,8 +9,8 @@ from lantern.io import write_json
 from lantern.models.target import TargetConfig
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
-from lantern_pipeline.metrics.draft_pairing import NUM_IMAGES, measure_pairing
+from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
+from lantern_pipeline.measure.draft_pairing import NUM_IMAGES, measure_pairing
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake) as log:

@@ -2,8 +2,8 @@
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
-from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
-from lantern_pipeline.metrics.measuring_models import read_measuring_model
+from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
+from lantern_pipeline.measure.measuring_models import read_measuring_model
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

@@ -9,7 +9,7 @@ from lantern.models.config import FFN_MULTIPLE, pick
 from lantern.models.target import TargetConfig
 from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
 from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
-from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
+from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

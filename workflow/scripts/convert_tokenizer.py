@@ -2,7 +2,7 @@
 
 from lantern.checkpoints.native import save_model
 from lantern.io import write_json
-from lantern_pipeline.downloads.manifest import describe_conversion, resource_path
+from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.world.tokenizer import read_tokenizer
 

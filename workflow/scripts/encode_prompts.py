@@ -3,7 +3,7 @@
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.t5 import T5TextEncoder
 from lantern_pipeline.data.text_features import write_text_features
-from lantern_pipeline.downloads.manifest import resource_path, resource_sha256
+from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
 from lantern_pipeline.runtime.job import job_log, resolve_device, select_shard
 
 with job_log(snakemake) as log:

@@ -1,8 +1,8 @@
 """Fetches one resource, or describes the user's own copy of it. No other job may use the network."""
 
 from lantern.io import write_json
-from lantern_pipeline.downloads.entries import parse_entry
-from lantern_pipeline.downloads.fetch import fetch_resource
+from lantern_pipeline.fetch.entries import parse_entry
+from lantern_pipeline.fetch.fetch import fetch_resource
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

@@ -7,7 +7,7 @@ from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.likelihood import measure_ambiguity
+from lantern_pipeline.measure.likelihood import measure_ambiguity
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):

@@ -5,9 +5,9 @@ from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.measuring_models import load_measuring_models
-from lantern_pipeline.metrics.quality import measure_quality
-from lantern_pipeline.metrics.registry import MetricFiles
+from lantern_pipeline.measure.measuring_models import load_measuring_models
+from lantern_pipeline.measure.quality import measure_quality
+from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):

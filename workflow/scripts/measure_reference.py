@@ -1,9 +1,9 @@
 """Measures the real images that FID, KID, precision and recall compare with, once for all rows."""
 
-from lantern_pipeline.downloads.manifest import resource_path
-from lantern_pipeline.metrics.feature_extractors import load_extractors
-from lantern_pipeline.metrics.reference_statistics import measure_reference, save_reference
-from lantern_pipeline.metrics.registry import MetricFiles
+from lantern_pipeline.fetch.manifest import resource_path
+from lantern_pipeline.measure.feature_extractors import load_extractors
+from lantern_pipeline.measure.reference_statistics import measure_reference, save_reference
+from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake) as log:

@@ -6,12 +6,12 @@ from lantern.checkpoints.native import load_model
 from lantern.generation import load_nearest_codes
 from lantern.models.target import TargetModel
 from lantern.records import load_shards
-from lantern_pipeline.analysis.total_variation import TotalVariationStudy, acceptance_table, tv_curves
 from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.total_variation import TotalVariationStudy, acceptance_table, tv_curves
 from lantern_pipeline.runtime.job import job_log, resolve_device
 from lantern_pipeline.world.tokenizer import load_tokenizer
 

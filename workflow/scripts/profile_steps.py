@@ -6,7 +6,7 @@ from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.metrics.latency import profile_steps
+from lantern_pipeline.measure.latency import profile_steps
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from lantern.io import atomic_path, read_json, write_json, write_text
 from lantern_pipeline.archive.weights import describe_training, list_sums, round_model
 from lantern_pipeline.data.text_encoders import describe_features
-from lantern_pipeline.downloads.manifest import SUMS
+from lantern_pipeline.fetch.manifest import SUMS
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log, TemporaryDirectory() as workplace:

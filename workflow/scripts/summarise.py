@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 from lantern.io import read_json, write_json, write_text
-from lantern_pipeline.analysis.claims import describe_run, find_claims
-from lantern_pipeline.analysis.comparisons import build_paired
-from lantern_pipeline.analysis.markdown import claim_cells, html_page, method_cells, results_table
-from lantern_pipeline.analysis.summary import build_summary
 from lantern_pipeline.data.tables import read_table, read_tables, write_table
 from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.tables.claims import describe_run, find_claims
+from lantern_pipeline.tables.comparisons import build_paired
+from lantern_pipeline.tables.markdown import claim_cells, html_page, method_cells, results_table
+from lantern_pipeline.tables.summary import build_summary
 
 with job_log(snakemake):
     files, params = snakemake.input, snakemake.params

@@ -3,10 +3,10 @@
 import torch
 
 from lantern.io import write_json
-from lantern_pipeline.analysis.tree_tuning import choose_tree
 from lantern_pipeline.data.decoders import load_job_decoders, tuned_name
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.measure.tree_tuning import choose_tree
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

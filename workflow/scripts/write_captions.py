@@ -2,7 +2,7 @@
 
 from lantern_pipeline.data.image_sources import training_captions
 from lantern_pipeline.data.prompt_files import write_prompts
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

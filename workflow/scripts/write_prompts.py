@@ -4,7 +4,7 @@ from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import load_prompt_set, write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

@@ -21,7 +21,7 @@ from lantern_pipeline.archive.provenance import (
     hash_files,
     publishable_config,
 )
-from lantern_pipeline.downloads.manifest import describe_file, make_manifest
+from lantern_pipeline.fetch.manifest import describe_file, make_manifest
 from lantern_pipeline.runtime.machine import describe_machine
 
 SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

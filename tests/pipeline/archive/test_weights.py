@@ -11,7 +11,7 @@ from lantern.checkpoints.native import load_model, read_report, save_model
 from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.archive import weights
 from lantern_pipeline.archive.weights import describe_training, hours_of, list_sums, round_model, thin_history
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 
 HISTORY = [{"step": 0, "elapsed_s": 2.0, "loss": 3.123456789}, {"step": 7, "elapsed_s": 1800.0, "loss": 2.0}]

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, load_config_of_all_figures
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
-from lantern_pipeline.downloads.entries import parse_entries
+from lantern_pipeline.fetch.entries import parse_entries
 
 DEFAULT = load_config_of_all_figures()
 

@@ -15,7 +15,7 @@ from lantern_pipeline.config.paths import (
     target_of,
     trees_of,
 )
-from lantern_pipeline.downloads.entries import parse_entries
+from lantern_pipeline.fetch.entries import parse_entries
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, load_config
 from lantern_pipeline.config import user_files
 from lantern_pipeline.config.user_files import check_user_files
-from lantern_pipeline.downloads.entries import parse_entries
+from lantern_pipeline.fetch.entries import parse_entries
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 

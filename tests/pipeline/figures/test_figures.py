@@ -12,17 +12,17 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 import figure_tables as tables
-import lantern_pipeline.analysis
+import lantern_pipeline.tables
 from figure_tables import AUTOREGRESSIVE, COUPLED, MASSES, PROXIMITY, SAMPLED, SETTINGS, make_records, make_summary
 from lantern.methods import PRESETS, MethodSpec
-from lantern_pipeline.analysis.method_labels import METHODS, method_colour
 from lantern_pipeline.data.tables import method_columns, read_table
 from lantern_pipeline.figures.step_time import PARTS
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, save_figure
 from lantern_pipeline.figures.tradeoff import split_curves
-from lantern_pipeline.metrics import latency
+from lantern_pipeline.measure import latency
+from lantern_pipeline.tables.method_labels import METHODS, method_colour
 
-PUBLISHED = read_table(Path(lantern_pipeline.analysis.__file__).parent / "published_results.csv")
+PUBLISHED = read_table(Path(lantern_pipeline.tables.__file__).parent / "published_results.csv")
 GREEDY = make_summary(0.0).iloc[:2]
 OF_SUMMARY = {"summary": make_summary(), "settings": SETTINGS}
 ARGUMENTS = {

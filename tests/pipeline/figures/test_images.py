@@ -14,7 +14,7 @@ from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.latent_proximity import select_proximity
 from lantern_pipeline.figures.samples import select_samples
 from lantern_pipeline.figures.style import save_figure
-from lantern_pipeline.metrics.acceptance_map import AcceptanceMap
+from lantern_pipeline.measure.acceptance_map import AcceptanceMap
 
 PROMPTS = [Prompt(f"p{i}", f"prompt {i}") for i in range(3)]
 VOCAB = 8

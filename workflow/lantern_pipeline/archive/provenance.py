@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from lantern import __version__
-from lantern_pipeline.downloads.manifest import describe_path, read_manifest
+from lantern_pipeline.fetch.manifest import describe_path, read_manifest
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.machine import describe_machine, name_machine
 
@@ -140,7 +140,7 @@ def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, Any]]:
 
 def render_page(provenance: Mapping[str, Any]) -> str:
     """The report's page of what made the results, as HTML that needs nothing else."""
-    from lantern_pipeline.analysis.markdown import PAGE
+    from lantern_pipeline.tables.markdown import PAGE
 
     code, environment, machine = (provenance[part] for part in ("code", "environment", "machine"))
     commit = code["commit"] or "unknown (no git repository)"

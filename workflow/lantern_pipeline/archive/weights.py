@@ -9,7 +9,7 @@ from typing import Any
 
 from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.archive.provenance import describe_code, describe_environment, publishable_config
-from lantern_pipeline.downloads.manifest import describe_file
+from lantern_pipeline.fetch.manifest import describe_file
 from lantern_pipeline.runtime.machine import describe_machine
 
 MAX_BYTES = 16_000_000  # of all weights together: they lie in the repository

@@ -14,8 +14,8 @@ from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tr
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.model_sizes import FROM_FILES, resolve_size
-from lantern_pipeline.downloads.entries import check_reference, parse_entries
-from lantern_pipeline.metrics.registry import trained_models
+from lantern_pipeline.fetch.entries import check_reference, parse_entries
+from lantern_pipeline.measure.registry import trained_models
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec

@@ -15,7 +15,7 @@ from lantern_pipeline.config.paths import TOKENIZER, RunPlan
 
 SUMMARY = "<results>/summary.csv"
 GENERALITY = "<results>/generality.csv"
-PUBLISHED_RESULTS = Path(__file__).resolve().parents[1].joinpath("analysis", "published_results.csv").as_posix()
+PUBLISHED_RESULTS = Path(__file__).resolve().parents[1].joinpath("tables", "published_results.csv").as_posix()
 
 
 @dataclass(frozen=True)

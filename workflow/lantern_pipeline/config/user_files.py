@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from lantern_pipeline.config.cross_checks import measuring_sections
 from lantern_pipeline.config.resources import target_sizes
 from lantern_pipeline.config.validate import has_gpu
-from lantern_pipeline.downloads.entries import Resource
+from lantern_pipeline.fetch.entries import Resource
 
 MAX_BYTES = 10**7  # of a prompt file that is read at once; a larger one is left to its job
 # Sizes that the header of a file in our own layout tells, and the config keys that must agree with them.

@@ -15,7 +15,7 @@ from lantern.checkpoints.files import check_equal
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.data.token_prompts import FORMS, TokenPromptEncoder
-from lantern_pipeline.downloads.entries import Resource
+from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY, parse_caption
 
 # Names in the order of their numbers, as torchvision writes them (BSD-3-Clause).

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lantern.checkpoints.target import FIRST_CODE
-from lantern_pipeline.downloads.manifest import resource_path
+from lantern_pipeline.fetch.manifest import resource_path
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 from matplotlib.figure import Figure, SubFigure
 
-from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, method_name
 from lantern_pipeline.figures.style import AT_BASELINE, PAGE_WIDTH, draw_rows, new_figure, paper_style
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, method_name
 
 # measure -> its name, its value for autoregressive decoding
 MEASURES = {"mean_accepted_length": ("tokens / forward", 1.0), "nll_change": ("NLL change\n(nats / token)", 0.0)}

@@ -13,8 +13,8 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.figures.image_grid import frame
 from lantern_pipeline.figures.style import PAGE_WIDTH, column_titles, first_of_each_preset, new_figure, paper_style
-from lantern_pipeline.metrics.acceptance_map import AcceptanceMap, map_accepted
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.acceptance_map import AcceptanceMap, map_accepted
+from lantern_pipeline.measure.speed import BASELINE
 
 COLOUR_MAP = "viridis"  # rises in lightness, also for colour-blind readers
 TITLE_LINE, LABEL_HEIGHT, FOOT_HEIGHT = 0.14, 0.25, 0.25  # inches

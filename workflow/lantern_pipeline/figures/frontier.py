@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
-from lantern_pipeline.analysis.claims import place_rows
-from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import LINES, split_curves
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.claims import place_rows
+from lantern_pipeline.tables.summary import select_headline
 
 HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
@@ -31,7 +31,7 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     known.
 
     A figure of page width. Bars are 95 % intervals; the vertical axis is that of square roots. `summary`: table of
-    `lantern_pipeline.analysis.summary.build_summary`.
+    `lantern_pipeline.tables.summary.build_summary`.
     """
     rows = split_curves(place_rows(select_headline(summary, settings)))
     distance = rows["distance"]

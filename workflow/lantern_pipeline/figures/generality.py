@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.generality import LENGTH
-from lantern_pipeline.analysis.method_labels import label_rows
 from lantern_pipeline.figures import style
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.generality import LENGTH
+from lantern_pipeline.tables.method_labels import label_rows
 
 LABEL_WIDTH = 0.055  # of a panel: a slanted name
 

@@ -15,7 +15,7 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.figures.image_grid import draw_pictures
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
 
 RANKS = (1, 10, 100)
 MOST_TOKENS = 6144  # of the images that are decoded, five times each: a VQ-16 takes 5 s for 256 tokens on a CPU core

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.method_labels import method_name
-from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures import style
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.method_labels import method_name
+from lantern_pipeline.tables.summary import select_headline
 
 ROW_HEIGHT = 0.17  # inches
 MARKER = {"markersize": 5.5, "markeredgewidth": 1.4}

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from lantern_pipeline.analysis.method_labels import label_rows, method_colour
-from lantern_pipeline.analysis.summary import preferred_rows
 from lantern_pipeline.figures import style
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.method_labels import label_rows, method_colour
+from lantern_pipeline.tables.summary import preferred_rows
 
 ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.175, 0.55, 0.2  # inches
 

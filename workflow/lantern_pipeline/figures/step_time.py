@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures import style
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.summary import select_headline
 
 # of a step -> name, colour, and how far its interval lies from the middle of the bar
 PARTS = {

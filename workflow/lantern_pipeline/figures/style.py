@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern.io import atomic_path
-from lantern_pipeline.analysis.method_labels import describe_parameters, label_families, method_colour, method_marker
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.method_labels import describe_parameters, label_families, method_colour, method_marker
 
 if TYPE_CHECKING:
     from lantern.records import GenerationRecords

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from lantern_pipeline.analysis.method_labels import method_colour
-from lantern_pipeline.analysis.summary import preferred_rows, select_headline
 from lantern_pipeline.figures import style
+from lantern_pipeline.tables.method_labels import method_colour
+from lantern_pipeline.tables.summary import preferred_rows, select_headline
 
 COLOURS = {
     "bounded": style.PURPLE,

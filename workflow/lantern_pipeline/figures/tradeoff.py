@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lantern_pipeline.analysis.claims import ACCURACY_TOLERANCE
-from lantern_pipeline.analysis.method_labels import PARTS, SYMBOLS, label_families
-from lantern_pipeline.analysis.summary import select_headline
 from lantern_pipeline.figures import style
-from lantern_pipeline.metrics.speed import BASELINE
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
+from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, label_families
+from lantern_pipeline.tables.summary import select_headline
 
 # measure -> its name, the factor to its unit
 QUALITIES = {
@@ -31,7 +31,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws 2 x 2 panels: columns are measures of speed, rows measures of quality.
 
     A figure of page width. Bars are 95 % intervals; methods without a grid are single points. `summary`: table of
-    `lantern_pipeline.analysis.summary.build_summary`.
+    `lantern_pipeline.tables.summary.build_summary`.
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)

@@ -1,0 +1,217 @@
+"""LlamaGen's published targets, really written and really broken: what is read is right, what is wrong is one sentence.
+
+Files are those of the public code (tests/data/full_len); numbers are in tests/core/test_reference_full_len.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lantern.checkpoints.drafter import draft_places
+from lantern.checkpoints.native import save_model
+from lantern.checkpoints.target import read_target, target_places
+from lantern.models.config import LLAMAGEN_SIZES
+from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.target import TargetConfig, TargetModel
+from published_layouts import (
+    CONFIG,
+    FOLDER,
+    ORIGINAL,
+    as_hugging_face,
+    read_drafter_state,
+    read_original,
+    refusal,
+    vq_state,
+    write_hugging_face,
+)
+
+
+def save_original(path, state=None, **args):
+    torch.save({"model": state or read_original(), "args": argparse.Namespace(**args)}, path)
+    return path
+
+
+def test_names_shapes_and_values_are_the_published_ones():
+    """Of the public code's own file in the LANTERN authors' layout, and of the lists of XL's tensors."""
+    stored = json.loads((FOLDER / "target_hf_hashes.json").read_text())
+    mine = as_hugging_face(read_original())
+    assert stored == {
+        key: [list(tensor.shape), hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]]
+        for key, tensor in mine.items()
+    }
+    published = json.loads((FOLDER / "keys_gptxl.json").read_text())
+    text = {"num_text_tokens": 120, "caption_dim": 2048}
+    config = TargetConfig(**LLAMAGEN_SIZES["XL"], **text, vocab_size=16384, grid=16, ffn_multiple=256)
+    with torch.device("meta"):
+        target, draft = TargetModel(config), DraftModel(DraftConfig(1280, 20, 3584, 16384, 16, 120))
+    mine = {
+        "llamagen_t2i_XL": target_places(target, is_hugging_face=False),
+        "lantern_hf": target_places(target, is_hugging_face=True),
+        "drafter": draft_places(draft, has_bias=True),
+    }
+    for name, places in mine.items():
+        assert len(places) == published[name]["count"]
+        for key, shape in published[name]["shapes"].items():
+            assert places[key].shape == tuple(shape), key
+
+
+@pytest.mark.parametrize("kind", ["single", "sharded", "bin", "mirror", "own"])
+def test_all_layouts_give_the_same_target(tmp_path, kind):
+    original = read_target(ORIGINAL, CONFIG)
+    if kind == "mirror":  # the original names in another format
+        path = tmp_path / "t2i.safetensors"
+        save_file(read_original(), path)
+    elif kind == "own":
+        path = tmp_path / "own.safetensors"
+        save_model(path, original)
+    else:
+        path = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), kind)
+    same = read_target(path, CONFIG)
+    assert same.config == original.config == CONFIG
+    assert all(torch.equal(a, b) for a, b in zip(original.parameters(), same.parameters(), strict=True))
+
+
+def test_what_config_json_says_and_numbers_in_half_precision(tmp_path):
+    state = {key: tensor.bfloat16() for key, tensor in as_hugging_face(read_original()).items()}
+    for key in list(state):
+        if "gate_proj" in key or "up_proj" in key:
+            state[key] = state[key].repeat(2, 1)[:300]
+        if "down_proj" in key:
+            state[key] = state[key].repeat(1, 2)[:, :300].contiguous()
+    changes = {"rms_norm_eps": 1e-6, "rope_base": 500, "intermediate_size": 300}
+    model = read_target(write_hugging_face(tmp_path / "hf", state, **changes), CONFIG)
+    assert model.config.norm_eps == model.final_norm.eps == 1e-6
+    assert (model.config.rope_base, model.config.ffn_hidden) == (500, 300)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert torch.equal(model.head.weight, state["lm_head.weight"].float())
+
+
+def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
+    """LlamaGen stores 120 rows whatever the model's number of caption rows."""
+    small = replace(CONFIG, num_text_tokens=77)
+    sentence = refusal(lambda: read_target(ORIGINAL, small))
+    assert "cls_embedding.uncond_embedding should have shape (77, 16), found (120, 16)" in sentence
+    path = save_original(tmp_path / "t2i_tiny.pt", cls_token_num=77, image_size=256)
+    assert read_target(path, small).null_caption.shape == (77, 16)
+    assert "args.cls_token_num should be 120" in refusal(lambda: read_target(path, CONFIG))
+    folder = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), cls_token_num=77)
+    assert read_target(folder, small).null_caption.shape == (77, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"layers.1.feed_forward.w3.weight": None},
+            "lacks the tensor layers.1.feed_forward.w3.weight of shape (256,",
+        ),
+        ({"layers.1.feed_forward.w3.weight": None}, "expected 20 tensors, found 19"),
+        ({"layers.0.attention.wqkv.bias": torch.zeros(144)}, "holds the foreign tensor layers.0.attention.wqkv.bias"),
+        (
+            {"layers.2.ffn_norm.weight": torch.zeros(48)},
+            "foreign tensor layers.2.ffn_norm.weight (1 such); expected",
+        ),
+        ({"cls_embedding.embedding_table.weight": torch.zeros(1001, 48)}, "what it draws from should be captions"),
+        (
+            {"tok_embeddings.weight": torch.zeros(128, 64)},
+            "weight should have shape (128, 48), found (128, 64)",
+        ),
+        ({"output.weight": torch.zeros(128, 48, dtype=torch.int8)}, "hold floating-point numbers, found torch.int8"),
+    ],
+)
+def test_wrong_tensors_of_original_targets(tmp_path, changes, words):
+    state = {name: tensor for name, tensor in {**read_original(), **changes}.items() if tensor is not None}
+    path = save_original(tmp_path / "t2i_tiny.pt", state)
+    sentence = refusal(lambda: read_target(path, CONFIG))
+    assert sentence.startswith(str(path)) and words in sentence, sentence
+
+
+def test_other_models_in_the_place_of_a_target(tmp_path):
+    for state, foreign in ((read_drafter_state(), "embed_tokens.weight"), (vq_state(), "encoder.conv_in.weight")):
+        path = save_original(tmp_path / "t2i_tiny.pt", state)
+        sentence = refusal(lambda path=path: read_target(path, CONFIG))
+        assert "lacks the tensor tok_embeddings.weight" in sentence and f"foreign tensor {foreign}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_size": 1024}, ["block_size should be 256", "tokenizer.grid", "found 1024"]),
+        ({"hidden_size": 64}, ["hidden_size should be 48", "target.dim", "found 64"]),
+        ({"num_hidden_layers": 36}, ["num_hidden_layers should be 2", "target.num_layers", "found 36"]),
+        ({"num_attention_heads": 6}, ["num_attention_heads should be 4", "target.num_heads", "found 6"]),
+        ({"vocab_size": 16384}, ["vocab_size should be 128", "tokenizer.codebook_size", "found 16384"]),
+        ({"cls_token_num": 77}, ["cls_token_num should be 120", "text.max_tokens", "found 77"]),
+        ({"caption_dim": 2048}, ["caption_dim should be 16", "text.caption_dim", "found 2048"]),
+        ({"input_type": "c2i"}, ["input_type should be t2i", "found c2i"]),
+        ({"rms_norm_eps": None}, ["lacks the key rms_norm_eps"]),
+        ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps should be a number above 0, found '1e-5'"]),
+        ({"rms_norm_eps": 0}, ["rms_norm_eps should be a number above 0, found 0"]),
+        ({"vocab_size": True}, ["vocab_size should be a whole number above 0, found True"]),
+        ({"input_type": 2}, ["input_type should be text, found 2"]),
+        ({"intermediate_size": 512}, ["layers.0.mlp.gate_proj.weight should have shape (512, 48), found (256, 48)"]),
+    ],
+    ids=str,
+)
+def test_wrong_settings_of_hugging_face_targets(tmp_path, changes, words):
+    folder = write_hugging_face(tmp_path / "hf", as_hugging_face(read_original()), **changes)
+    sentence = refusal(lambda: read_target(folder, CONFIG))
+    assert all(word in sentence for word in [str(folder), *words]), sentence
+
+
+def test_missing_parts_of_hugging_face_targets(tmp_path):
+    state = as_hugging_face(read_original())
+    folder = write_hugging_face(tmp_path / "bare", state)
+    (folder / "config.json").write_text("{")
+    assert "config.json is not valid JSON" in refusal(lambda: read_target(folder, CONFIG))
+    (folder / "config.json").write_text("[]")
+    assert "config.json should hold keys and values, found list" in refusal(lambda: read_target(folder, CONFIG))
+    (folder / "config.json").unlink()
+    assert "there is no file" in refusal(lambda: read_target(folder, CONFIG), FileNotFoundError)
+    state.pop("lm_head.weight")
+    folder = write_hugging_face(tmp_path / "headless", state)
+    assert "lacks the tensor lm_head.weight of shape (128, 48)" in refusal(lambda: read_target(folder, CONFIG))
+
+
+def test_wrong_files_of_our_own_layout(tmp_path):
+    save_model(tmp_path / "model.safetensors", read_target(ORIGINAL, CONFIG))
+    sentence = refusal(lambda: read_target(tmp_path / "model.safetensors", replace(CONFIG, grid=32)))
+    assert "grid should be 32 as tokenizer.grid says, found 16" in sentence
+    save_model(tmp_path / "draft.safetensors", DraftModel(DraftConfig.of(CONFIG)))
+    sentence = refusal(lambda: read_target(tmp_path / "draft.safetensors", CONFIG))
+    assert "should hold a target_model, found draft_model; name another file" in sentence
+
+
+def test_stages_are_told_by_arguments_or_name_or_not_at_all(tmp_path, caplog):
+    for name, args in (("t2i_XL_stage1_256.pt", {}), ("mine.pt", {"image_size": 256})):
+        read_target(save_original(tmp_path / name, **args), CONFIG)
+    assert "of stage 1 or 2" not in caplog.text
+    for name, args, key in (
+        ("t2i_XL_stage2_512.pt", {}, "the image size in the file's name"),
+        ("mine.pt", {"image_size": 512, "downsample_size": 16}, "args.image_size"),
+    ):
+        path = save_original(tmp_path / name, **args)
+        sentence = refusal(lambda path=path: read_target(path, CONFIG))
+        assert f"{name}: {key} should be 256 as tokenizer.grid says, found 512" in sentence
+    shutil.copy(ORIGINAL, tmp_path / "mine.pt")
+    read_target(tmp_path / "mine.pt", CONFIG)
+    assert "mine.pt: neither the file's name nor its training's arguments say" in caplog.text
+    assert "images of 16 x 16 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("size", LLAMAGEN_SIZES)
+def test_heads_follow_from_a_named_size(size):
+    """Tensors of another number of heads have the same shapes."""
+    sizes = {**LLAMAGEN_SIZES[size], "num_heads": 4}
+    sentence = refusal(lambda: read_target(ORIGINAL, replace(CONFIG, **sizes)))
+    for words in (f"num_heads should be {LLAMAGEN_SIZES[size]['num_heads']}", f"LlamaGen-{size}", "found 4 in target"):
+        assert words in sentence
+    assert "should have shape" in refusal(lambda: read_target(ORIGINAL, replace(CONFIG, **LLAMAGEN_SIZES[size])))

@@ -1,0 +1,76 @@
+"""The example of docs/extending.md: a user's own rule in a file beside an overlay, with no edit of ours."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conftest import ROOT, make_models, make_prompts
+from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
+from lantern.acceptance.rules import make_rule
+from lantern.codebook import nearest_codes
+from lantern.decoding import make_decoder
+from lantern.methods import MethodSpec
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.measure.output_distribution import VerifiedNodes
+from lantern_pipeline.measure.total_variation import distribution_of_method
+from lantern_pipeline.tables.method_labels import label_method
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+PARTS = {"tree": "chain3", "drafts": "sampled", "acceptance": "capped:Capped", "k": 4, "lambda_": 3.0, "cap": 0.2}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """With the page's two files."""
+    for name, kind in (("capped.py", "python"), ("mine.yaml", "yaml")):
+        (code,) = re.findall(rf"`{name}`.*?:\n\n```{kind}\n(.*?)```", PAGE, re.S)
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "capped", raising=False)
+    return tmp_path
+
+
+def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(folder):
+    spec = MethodSpec.of("capped", **PARTS)
+    table = nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
+    rule = make_rule(spec, SamplingConfig(), table)
+    logits = 1.5 * torch.randn(2, 20, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
+    children = draft.topk(1).indices
+    sets = (rule.rejection.acceptance, AdditiveBound(table, k=4, delta=0.2), MultiplicativeBound(table, k=4, lambda_=3))
+    own, *ours = (part.merge(target, None, part.codes_of(children[:, 0])).is_member for part in sets)
+    assert torch.equal(own, ours[0] & ours[1])
+    assert own.any() and not torch.equal(own, ours[0]) and not torch.equal(own, ours[1])
+    nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5)
+    kind, found = distribution_of_method(nodes, spec, rule, 10, 0)
+    assert kind == "enumeration" and 0 < found.tv_from(target).mean() < 1
+    assert label_method(spec.to_dict()) == "capped (chain3, sampled, capped:Capped) k 4, λ 3, cap 0.2"
+    with pytest.raises(ValueError, match=r"cap of capped must be in \[0, 1\], got 2"):
+        MethodSpec.of("capped", **PARTS | {"cap": 2})
+
+
+def test_it_decodes_and_its_code_is_part_of_the_method(folder, monkeypatch):
+    models, spec = make_models(), MethodSpec.of("capped", **PARTS)
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    codes = decoder.generate(*make_prompts(models, 5), [decoder.make_noise(7, f"p{i}") for i in range(5)]).codes
+    exact = make_decoder(
+        models, MethodSpec.of("eagle1", tree="chain3", drafts="sampled"), SamplingConfig(cfg_scale=2.0)
+    )
+    expected = exact.generate(*make_prompts(models, 5), [exact.make_noise(7, f"p{i}") for i in range(5)]).codes
+    assert codes.shape == expected.shape and not torch.equal(codes, expected)
+    with (folder / "capped.py").open("a") as file:
+        file.write("# edited\n")
+    assert MethodSpec.of("capped", **PARTS).code != spec.code != ""
+
+
+def test_the_workflow_plans_the_overlay(folder):
+    """From the project's folder, with nothing but the overlay named."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "-n", "-p", "--configfile", str(folder / "mine.yaml")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "capped-k20-lambda5-cap0.05" in found.stdout + found.stderr

@@ -1,0 +1,100 @@
+"""CLIP score and HPS: open_clip, called directly on image files, gives the same numbers."""
+
+import json
+import math
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from lantern_pipeline.data.image_files import map_images
+from lantern_pipeline.measure.clip_score import OPENAI_VIT_B_32, load_open_clip, read_architecture
+from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
+
+TEXTS = ["a dog on a skateboard", "Two RED apples, and a very long caption " + "of many words " * 40, "snow"]
+PREFIX = "A photo depicts "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An architecture, weights of it in three forms, and pictures."""
+    place = tmp_path_factory.mktemp("clip")
+    (place / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
+    state = tiny_clip().state_dict()
+    save_file(state, place / "whole.safetensors")
+    save_file({name: tensor.half() for name, tensor in state.items()}, place / "half.safetensors")
+    torch.save({"epoch": 3, "state_dict": state}, place / "HPS_v2.1_compressed.pt")
+    save_file({name: tensor for name, tensor in state.items() if name != "visual.proj"}, place / "lacking.safetensors")
+    write_pictures(place / "images", 3, seed=0, sizes=((48, 48),))
+    return place
+
+
+@pytest.fixture(scope="module")
+def pictures(folder):
+    return [Image.open(file).convert("RGB") for file in sorted((folder / "images").iterdir())]
+
+
+@pytest.fixture(scope="module")
+def drawn(pictures):
+    """The same images as a decoder draws them, float in [-1, 1]."""
+    pixels = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
+    return pixels.float() / 127.5 - 1
+
+
+def load(folder, weights="whole.safetensors", **options):
+    return load_open_clip(str(folder / "tiny-clip.json"), weights and folder / weights, **options)
+
+
+def score_directly(folder, pictures, texts):
+    """What a script with open_clip would do."""
+    open_clip.add_model_config(str(folder / "tiny-clip.json"))
+    weights = str(folder / "whole.safetensors")
+    model, _, preprocess = open_clip.create_model_and_transforms("tiny-clip", pretrained=weights)
+    tokenizer = open_clip.get_tokenizer("tiny-clip")
+    with torch.no_grad():
+        image = model.eval().encode_image(torch.stack([preprocess(picture) for picture in pictures]), normalize=True)
+        text = model.encode_text(tokenizer(texts), normalize=True)
+    return (image * text).sum(dim=-1)
+
+
+def test_scores_are_open_clips_with_prefix_and_scaling_where_the_config_says_so(folder, pictures, drawn):
+    plain, prefixed = (score_directly(folder, pictures, [start + text for text in TEXTS]) for start in ("", PREFIX))
+    assert not torch.allclose(plain, prefixed, atol=1e-3)
+    scorer = load(folder, prompt_prefix=PREFIX, preprocessing="centre_lanczos_48")
+    assert torch.allclose(scorer.score(drawn, TEXTS), prefixed, atol=1e-5) and scorer.name == "tiny-clip"
+    small = [picture.resize((20, 20), Image.Resampling.LANCZOS) for picture in pictures]
+    expected = score_directly(folder, small, TEXTS)
+    assert torch.allclose(load(folder, preprocessing="centre_lanczos_20").score(drawn, TEXTS), expected, atol=1e-5)
+    # HPS: the cosine of the checkpoint, without prefix or scaling
+    found = load(folder, "HPS_v2.1_compressed.pt").score(drawn, TEXTS, batch_size=2)
+    assert torch.allclose(found, plain, atol=1e-5)
+    assert found.shape == (3,) and all(-1 <= value <= 1 and math.isfinite(value) for value in found.tolist())
+
+
+def test_half_precision_weights_are_scored_in_float32(folder, drawn):
+    scorer = load(folder, "half.safetensors")
+    assert {parameter.dtype for parameter in scorer.model.parameters()} == {torch.float32}
+    assert torch.isfinite(scorer.score(drawn, TEXTS)).all()
+    prepared = scorer.preprocess(drawn)
+    assert prepared.shape == (3, 3, 32, 32) and prepared.dtype == torch.float32
+    assert map_images(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), lambda p: torch.ones(1)).shape == (1, 1)
+
+
+def test_random_and_foreign_weights_are_refused(folder):
+    with pytest.raises(ValueError, match="needs a file of weights: a random model's scores look plausible"):
+        load(folder, None)
+    with pytest.raises(ValueError, match=r"lacking\.safetensors lacks the tensor visual\.proj"):
+        load(folder, "lacking.safetensors")
+
+
+def test_the_published_architectures_are_known():
+    openai, hps = read_architecture(OPENAI_VIT_B_32), read_architecture("ViT-H-14")
+    assert openai["quick_gelu"] is True and openai["vision_cfg"]["patch_size"] == 32
+    assert "quick_gelu" not in hps and hps["vision_cfg"]["width"] == 1280
+    with pytest.raises(ValueError, match="no model 'ViT-B-99'; OpenAI's ViT-B/32 is 'ViT-B-32-quickgelu'"):
+        read_architecture("ViT-B-99")
+    with pytest.raises(ValueError, match="not of the plain CLIP kind"):
+        read_architecture("ViT-B-16-SigLIP")

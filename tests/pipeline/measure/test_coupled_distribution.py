@@ -1,0 +1,138 @@
+"""Output distributions of coupled and Jacobi drafts: the closed form against sums that must hold and against draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import make_models
+from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
+from lantern.acceptance.rules import make_rule
+from lantern.codebook import nearest_codes
+from lantern.decoding import make_decoder
+from lantern.draft_tree import reached_nodes
+from lantern.methods import MethodSpec
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern_pipeline.measure.coupled_distribution import (
+    crossings,
+    distribution_of_coupled_siblings,
+    distribution_of_one_coupled_draft,
+    measure_coupled_drafts,
+)
+from lantern_pipeline.measure.output_distribution import NodeRecorder, VerifiedNodes
+from lantern_pipeline.world.scenes import VOCABULARY
+
+VOCAB, K = 9, 3
+BOUNDS = {
+    "proximity": (Proximity, {"k": K}),
+    "additive": (AdditiveBound, {"k": K, "delta": 0.2}),
+    "multiplicative": (MultiplicativeBound, {"k": K, "lambda_": 3.0}),
+}
+
+
+def make_nodes(num: int = 4, children: int = 1) -> VerifiedNodes:
+    """Random distributions, each without two codes of its own; the last node's draft is a copy."""
+    logits = 1.5 * torch.randn(2, num, VOCAB, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    target, draft = logits
+    target[:, :2], draft[:, 1:3] = -torch.inf, -torch.inf
+    draft = draft.softmax(-1)
+    draft[-1] = 0
+    copies = torch.arange(3, 3 + children).expand(num, -1)
+    return VerifiedNodes(target.softmax(-1), draft, copies, torch.arange(num))
+
+
+@pytest.fixture(scope="module")
+def table() -> torch.Tensor:
+    return nearest_codes(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(3)), K + 1)
+
+
+def rule_of(name: str, table: torch.Tensor):
+    spec = MethodSpec.of("mine", tree="chain2", drafts="coupled", acceptance=name, neighbours="l2", **BOUNDS[name][1])
+    return make_rule(spec, SamplingConfig(temperature=1.0), table)
+
+
+def test_the_joint_distribution_has_both_marginals():
+    nodes = make_nodes()
+    target, draft = nodes.target_probs[:3], nodes.draft_probs[:3]
+    integral, mass = crossings(target, draft)
+    joint = draft[:, :, None] * target[:, None] * (integral[:, :, None] - integral[:, None]).clamp(min=0)
+    joint += torch.diag_embed(torch.where(target > 0, draft / mass, 0.0))
+    torch.testing.assert_close(joint.sum(2), draft, atol=1e-12, rtol=0)
+    torch.testing.assert_close(joint.sum(1), target, atol=1e-12, rtol=0)
+    noise = (
+        -torch.empty(100_000, 1, VOCAB, dtype=torch.float64)
+        .exponential_(generator=torch.Generator().manual_seed(0))
+        .log()
+    )
+    pairs = (draft.log() + noise).argmax(-1) * VOCAB + (target.log() + noise).argmax(-1)  # (draws, nodes)
+    counts = torch.stack([column.bincount(minlength=VOCAB**2) for column in pairs.T]) / len(noise)
+    assert (counts.view_as(joint) - joint).abs().max() < 0.006  # four standard errors
+
+
+def test_equal_distributions_always_agree():
+    target = make_nodes().target_probs
+    _, mass = crossings(target, target)
+    torch.testing.assert_close(torch.where(target > 0, target / mass, 0.0).sum(1), torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_one_draft_is_as_its_rule_draws_it(name, table):
+    nodes = make_nodes()
+    kind, parameters = BOUNDS[name]
+    found = distribution_of_one_coupled_draft(nodes, kind(table, **parameters))
+    torch.testing.assert_close(found.probs.sum(1), torch.ones(4, dtype=torch.float64))
+    drawn = distribution_of_coupled_siblings(nodes, rule_of(name, table), num_samples=20_000, seed=0)
+    assert (found.probs - drawn.probs).abs().max() < 0.015 and (found.acceptance - drawn.acceptance).abs().max() < 0.015
+    tv = found.tv_from(nodes.target_probs)
+    assert (tv > 0.01).sum() >= 3 and (tv - drawn.tv_from(nodes.target_probs)).abs().max() < 0.015
+
+
+def test_a_copied_draft_is_a_point_mass(table):
+    nodes = make_nodes()
+    found = distribution_of_one_coupled_draft(nodes, Proximity(table, k=K))
+    target, near = nodes.target_probs[-1], table[3, :K].long()
+    assert found.probs[-1, 3] == pytest.approx(float(target[3] + target[near].sum()))
+    assert found.probs[-1, near].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("drafts", ["coupled", "jacobi"])
+@pytest.mark.parametrize("tree", ["chain3", "chain3k2d1"])
+def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch):
+    models, seen = make_models(), []
+    models.nearest_codes = nearest_codes(torch.randn(models.target.config.vocab_size, 4), 8)
+    spec = MethodSpec.of("mine", tree=tree, drafts=drafts, acceptance="proximity", neighbours="l2", k=8)
+    decoder = make_decoder(models, spec, SamplingConfig(temperature=1.0, top_k=30))
+    record = NodeRecorder.__call__
+
+    def watch(self, outcome):
+        proposal, inner = outcome.proposal, outcome.proposal.tree.parent_nodes
+        reached = reached_nodes(proposal.tree, outcome.is_accepted)[:, inner]
+        laws, positions = proposal.draft_probs, outcome.positions[:, inner]
+        width = proposal.children.shape[-1]
+        drawn = (laws.log() + outcome.scores.noise.gumbel("target", positions)).topk(width, dim=-1).indices
+        fits = (drawn == proposal.children) | (proposal.children < 0)
+        chosen = reached & (positions < decoder.num_tokens) & (laws.sum(-1) > 0)
+        seen.append(fits.all(-1)[chosen])
+        record(self, outcome)
+
+    monkeypatch.setattr(NodeRecorder, "__call__", watch)
+    prompts = [Prompt(str(i), "a red circle on grass") for i in range(5)]
+    options = {"run_seed": 3, "max_nodes": 1000, "batch_size": 3, "num_samples": 4}
+    encoder = WordEmbeddingEncoder(VOCABULARY, models.target.config.caption_dim, models.target.config.num_text_tokens)
+    nodes, kind, found = measure_coupled_drafts(decoder, prompts, encoder, **options)
+    assert torch.cat(seen).all() and sum(map(len, seen)) > 10
+    assert kind == ("enumeration" if tree == "chain3" else "monte_carlo")
+    assert len(nodes) == len(found.probs) and set(nodes.image.tolist()) == set(range(5))
+    assert float(found.tv_from(nodes.target_probs).mean()) > 0.01
+    assert decoder.observer is None and not getattr(decoder.drafter, "keeps_probs", False)
+
+
+def test_siblings_move_more_and_are_given_where_they_are_copied(table):
+    nodes, rule = make_nodes(children=2), rule_of("proximity", table)
+    found = distribution_of_coupled_siblings(nodes, rule, num_samples=4000, seed=0)
+    one = distribution_of_one_coupled_draft(make_nodes(), Proximity(table, k=K))
+    assert (found.acceptance[:3] > one.acceptance[:3]).all() and (found.error > 0).all()
+    target, near = nodes.target_probs[-1], set(table[3, :K].tolist()) | set(table[4, :K].tolist()) | {3, 4}
+    assert float(found.acceptance[-1]) == pytest.approx(float(target[list(near)].sum()), abs=0.04)

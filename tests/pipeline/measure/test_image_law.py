@@ -1,0 +1,56 @@
+"""The test of whole images against the target's distribution: its samples pass, others do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conftest import make_models
+from lantern.decoding import make_decoder
+from lantern.generation import generate_records
+from lantern.methods import MethodSpec
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern_pipeline.measure import image_law, likelihood
+from lantern_pipeline.measure.image_law import ImageTest, points_of
+
+
+def test_points_by_hand():
+    probs = torch.tensor([0.2, 0.4, 0.2, 0.0, 0.2]).expand(4, 5)
+    tokens, uniforms = torch.tensor([1, 0, 2, 3]), torch.tensor([0.5, 0.0, 0.5, 0.5])
+    assert points_of(probs, tokens, uniforms).tolist() == pytest.approx([0.2, 0.4, 0.7, 1.0])
+
+
+MODELS, ENCODER = make_models(), WordEmbeddingEncoder(None, caption_dim=16, max_tokens=5)
+PROMPTS = [Prompt(f"p{i}", "a red ring") for i in range(60)]
+TESTED = SamplingConfig(temperature=1.0, top_k=6, cfg_scale=2.0)
+
+
+def draw(temperature):
+    decoder = make_decoder(MODELS, MethodSpec.of("autoregressive"), replace(TESTED, temperature=temperature))
+    return generate_records(decoder, PROMPTS, ENCODER, run_seed=0, batch_size=60).codes
+
+
+@pytest.mark.parametrize(("drawn_at", "is_refuted"), [(1.0, False), (0.6, True)])
+def test_draws_of_the_target_pass_and_those_at_another_temperature_do_not(drawn_at, is_refuted):
+    found = ImageTest(MODELS.target, ENCODER, PROMPTS, seed=0).p_value(draw(drawn_at), TESTED)
+    assert (found < 1e-6) if is_refuted else (found > 0.01)
+
+
+def test_rounding_moves_no_point_and_shared_images_are_tested_once(monkeypatch):
+    """Other batches are other kernels, whose float32 differs in the last digits; as from one CPU to another."""
+    codes, points, find = draw(1.0), [], points_of
+    monkeypatch.setattr(image_law, "points_of", lambda *parts: points.append(find(*parts)) or points[-1])
+    found = []
+    for most in (2**27, 7 * MODELS.target.config.vocab_size * codes.shape[1]):
+        monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", most)
+        test = ImageTest(MODELS.target, ENCODER, PROMPTS, seed=0)
+        found.append(test.p_value(codes, TESTED))
+        number = len(points)
+        assert test.p_value(codes.clone(), TESTED) == found[-1] and len(points) == number
+    assert found[0] == found[1] and number == 1 + 9  # 60 images, seven at a time
+    assert (points[0] - torch.cat(points[1:])).abs().max() < 1e-12
+    assert MODELS.target.dtype == torch.float32  # the caller's model stays

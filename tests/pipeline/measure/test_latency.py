@@ -1,0 +1,236 @@
+"""Timing of whole images and of the parts of a step, by a clock that moves one second at each look."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import make_models
+from lantern import stepping
+from lantern.decoding import Decoder, make_decoder
+from lantern.io import save_tensors
+from lantern.methods import MethodSpec
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import DynamicTreeOptions
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern_pipeline.measure import latency
+from lantern_pipeline.measure.latency import (
+    COLUMNS,
+    PARTS,
+    accepted_drafts,
+    load_timed_images,
+    measure_latency,
+    profile_steps,
+    save_timed_images,
+)
+from lantern_pipeline.measure.speed import pair_latency
+
+ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
+PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
+RELAXED = {"acceptance": "additive", "residual": "paper", "neighbours": "l2", "k": 3, "delta": 0.3}
+DYNAMIC = DynamicTreeOptions(num_nodes=6, depth=2, top_k=3)
+SPECS = {
+    "autoregressive": MethodSpec.of("autoregressive", method_id="autoregressive"),
+    "exact": MethodSpec.of("exact", tree="chain3", drafts="coupled", method_id="exact"),
+    "rejected": MethodSpec.of("rejected", tree="chain3", drafts="sampled", method_id="rejected"),
+    "near": MethodSpec.of("near", tree="dynamic", drafts="top", **RELAXED, method_id="near", tree_shape=DYNAMIC),
+}
+
+
+def make_decoders(temperature: float = 1.0) -> list[Decoder]:
+    models, sampling = make_models(), SamplingConfig(temperature=temperature, cfg_scale=2.0)
+    return [make_decoder(models, spec, sampling) for spec in SPECS.values()]
+
+
+def time_images(decoders, num_warmup=0):
+    """The table of all prompts' timings."""
+    return measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=num_warmup)[0]
+
+
+def is_as_made(decoder: Decoder) -> bool:
+    """Whether no clock is left on the decoder."""
+    return decoder.timer is nullcontext and not {"borrow", "step"} & set(vars(decoder.runner))
+
+
+def test_every_part_of_every_step_is_counted_once(monkeypatch):
+    clock = count()  # every look takes a second
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    table = profile_steps(make_decoders(), PROMPTS, ENCODER, run_seed=0)
+    ends = ["milliseconds", "milliseconds_low", "milliseconds_high"]
+    assert list(table.columns) == ["method_id", "part", *ends, "num_steps"]
+    assert not table.duplicated(["method_id", "part"]).any() and set(table["method_id"]) == set(SPECS)
+    for method_id, rows in table.groupby("method_id"):
+        for name in ends:  # n parts: 2 n + 1 seconds, n of them the parts'
+            assert dict(zip(rows["part"], rows[name], strict=True)) == {**dict.fromkeys(PARTS, 1000), "other": 6000}, (
+                method_id
+            )
+
+
+def test_steps_are_those_after_the_prefill_and_decoders_are_left_as_they_were():
+    decoders = make_decoders()
+    before = time_images(decoders).drop(columns="seconds")
+    profiled = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0)
+    assert all(is_as_made(decoder) for decoder in decoders)
+    assert time_images(decoders).drop(columns="seconds").equals(before)
+    assert (profiled["milliseconds"] >= 0).all()  # what no part took is no negative rest
+    steps = profiled.groupby("method_id")["num_steps"]
+    assert (steps.nunique() == 1).all()
+    forwards = before.groupby("method_id")["target_forwards"].sum()
+    assert steps.first().to_dict() == (forwards - len(PROMPTS)).to_dict()
+    assert steps.first()["autoregressive"] == 15 * len(PROMPTS) > steps.first()["exact"]
+
+
+@pytest.mark.parametrize("place", ["step", "_score", "_run_target"])
+def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
+    decoder = make_decoders()[1]
+
+    def fail(*arguments):
+        raise FloatingPointError("logits are not finite")
+
+    monkeypatch.setattr(Decoder, place, fail)
+    for measure in (profile_steps, lambda *arguments, **options: measure_latency(*arguments, **options, num_warmup=0)):
+        with pytest.raises(FloatingPointError, match="not finite"):
+            measure([decoder], PROMPTS, ENCODER, run_seed=0)
+        assert is_as_made(decoder)
+
+
+def test_every_method_is_timed_on_every_prompt():
+    table = time_images(make_decoders(0.0), num_warmup=1)
+    assert list(table.columns) == COLUMNS
+    pairs = {(method_id, prompt.id) for method_id in SPECS for prompt in PROMPTS}
+    assert set(zip(table["method_id"], table["prompt_id"], strict=True)) == pairs and len(table) == len(pairs)
+    assert (table["temperature"] == 0).all() and (table["seconds"] > 0).all() and (table["stepping"] == "eager").all()
+    assert (table.loc[table["method_id"] == "autoregressive", "target_forwards"] == 16).all()
+
+
+def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
+    order = []
+
+    def decode(decoder, prompts, encoder, run_seed):
+        order.append((decoder.spec.method_id, prompts[0].id, run_seed))
+        decoder.runner.borrow(decoder, 1)
+        return SimpleNamespace(target_forwards=torch.tensor([4])), 0.5
+
+    monkeypatch.setattr(latency, "decode_timed", decode)
+    monkeypatch.setattr(stepping.StepRunner, "borrow", lambda *arguments: None)
+    stubs = [
+        SimpleNamespace(
+            spec=SimpleNamespace(to_dict=lambda name=name: {"method_id": name}, method_id=name),
+            sampling=SimpleNamespace(temperature=1.0),
+            runner=stepping.StepRunner("eager", torch.device("cpu")),
+            device=torch.device("cpu"),
+        )
+        for name in "abc"
+    ]
+    table, images = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1)
+    assert order == [
+        *(("c", "p1", 7), ("a", "p1", 7), ("b", "p1", 7)),  # warm-up
+        *(("a", "p0", 7), ("b", "p0", 7), ("c", "p0", 7)),
+        *(("b", "p1", 7), ("c", "p1", 7), ("a", "p1", 7)),
+    ]
+    assert table["method_id"].tolist() == [image.method["method_id"] for image in images] == list("abcbca")
+
+
+def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
+    class Graph:
+        """What a CUDA graph does, without one."""
+
+        def __init__(self, decoder, state):
+            self.replay = lambda: decoder.step(state)
+
+    monkeypatch.setattr(stepping, "capture", Graph)
+    decoders = make_decoders(0.0)
+    for decoder in decoders:
+        decoder.runner = stepping.StepRunner("auto", torch.device("cuda"))
+    table, images = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    assert (table.groupby(["method_id", "prompt_id"])["stepping"].agg(set) == {"eager", "graph"}).all()
+    assert len(table) == 2 * len(images) == 2 * len(decoders) * len(PROMPTS)
+    replayed = table[table["stepping"] == "graph"].set_index(["method_id", "prompt_id"])["seconds"]
+    for image in images:
+        assert sum(image.step_seconds) == pytest.approx(replayed[image.method["method_id"], image.prompt_id])
+    paired = pair_latency(table.assign(prompt_set="seen", repeat=0)).set_index(["method_id", "prompt_id"])
+    assert paired["seconds"].to_dict() == replayed.to_dict()
+
+
+def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    take = [5.0, 0.25, 0.5, 1.0]  # prefill and three steps
+
+    def decode(decoder, prompts, encoder, run_seed):
+        decoder.runner.borrow(decoder, 1)
+        for number, seconds in enumerate(take):
+            if number:
+                decoder.runner.step(decoder, None)
+            clock.now += seconds
+        return SimpleNamespace(target_forwards=torch.tensor([4])), sum(take)
+
+    monkeypatch.setattr(latency, "decode_timed", decode)
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    decoder = make_decoders()[0]
+    for name in ("borrow", "step"):
+        monkeypatch.setattr(stepping.StepRunner, name, lambda *arguments: None)
+    _, (image,) = measure_latency([decoder], PROMPTS[:1], ENCODER, run_seed=0, num_warmup=0)
+    assert image.step_seconds == take and is_as_made(decoder)
+
+
+def test_on_a_gpu_forwards_are_timed_by_events_and_nothing_waits(monkeypatch):
+    class Event:
+        """Notes the milliseconds at which it was recorded."""
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.moment = next(moments)
+
+        def elapsed_time(self, later):
+            return later.moment - self.moment
+
+    moments = iter([1000.0, 1020.0, 1025.0])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", None)
+    marks = [latency._now(torch.device("cuda")) for _ in range(3)]
+    assert latency._step_seconds(marks, seconds=0.036) == pytest.approx([0.020, 0.005, 0.011])
+
+
+def test_timed_images_are_written_with_their_seconds_and_what_was_drafted_and_substituted(tmp_path):
+    table, images = measure_latency(make_decoders(), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
+    rows = table.set_index(["method_id", "prompt_id"])
+    assert len(images) == len(rows)
+    save_timed_images(tmp_path / "images.safetensors", images)
+    timed = load_timed_images(tmp_path / "images.safetensors")
+    assert timed.prompt_ids == [image.prompt_id for image in images]
+    assert timed.method_ids == [image.method["method_id"] for image in images]
+    assert timed.metadata["temperature"] == 1.0 and timed.metadata["gpu"] is None
+    assert timed.metadata["methods"] == {name: spec.to_dict() for name, spec in SPECS.items()}
+    for row, image in enumerate(images):
+        forwards, timing = len(image.step_seconds), rows.loc[(image.method["method_id"], image.prompt_id)]
+        assert forwards == timing["target_forwards"] and min(image.step_seconds) > 0
+        assert sum(image.step_seconds) == pytest.approx(timing["seconds"])
+        assert torch.equal(timed.codes[row], image.generation.codes[0].int())
+        assert timed.step_lengths[row].sum() == 16 and (timed.step_lengths[row] > 0).sum() == forwards
+        assert timed.step_seconds[row, :forwards].tolist() == pytest.approx(list(image.step_seconds))
+        # one token of the target's own a forward, but for a last one that the image's end cut short
+        assert forwards - 1 <= (~timed.is_draft[row]).sum() <= forwards
+        assert not (timed.is_substituted[row] & ~timed.is_draft[row]).any()
+    by_method = {name: [row for row, found in enumerate(timed.method_ids) if found == name] for name in SPECS}
+    assert not timed.is_draft[by_method["autoregressive"]].any() and timed.is_draft[by_method["exact"]].any()
+    assert timed.is_substituted[by_method["near"]].any()
+    save_tensors(tmp_path / "other.safetensors", {"codes": torch.zeros(1)}, {"kind": "records"})
+    with pytest.raises(ValueError, match="holds no timed images; delete it and run rule measure_latency again"):
+        load_timed_images(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"), [([2, 0, 2], "tddttddt"), ([3, 3], "tdddtddd"), ([3, 2], "tdddtddt")]
+)
+def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends_before(accepted, expected):
+    codes = torch.zeros(1, 8, dtype=torch.int64)
+    found = accepted_drafts(SimpleNamespace(codes=codes, accepted_lengths=torch.tensor([accepted])))
+    assert "".join("d" if is_draft else "t" for is_draft in found[0]) == expected

@@ -1,0 +1,79 @@
+"""What is measured where lines of codes end in a token: the codes alone, in the context of all tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import ROOT, load_config, make_models, make_prompts
+from figure_tables import COUPLED, make_records
+from lantern.codebook import add_line_ends, drop_line_ends
+from lantern.decoding import make_decoder
+from lantern.methods import make_method
+from lantern.models.draft import DraftModel
+from lantern.models.target import TargetModel
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.config.resources import target_sizes
+from lantern_pipeline.measure.acceptance_map import map_accepted
+from lantern_pipeline.measure.likelihood import measure_ambiguity, score_tokens, teacher_forced_logits
+from lantern_pipeline.measure.losslessness import substitution_row
+from lantern_pipeline.training.drafter_loss import unroll
+from lantern_pipeline.training.target import next_token_loss
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """A target of 11 codes in four lines of four, its prompts, an encoder that gives them, and the tokens it draws."""
+    models = make_models(line_end=0)
+    features, mask = make_prompts(models, 2)
+
+    class Encoder:
+        def encode(self, texts):
+            rows = [int(text) for text in texts]
+            return features[rows], mask[rows]
+
+    decoder = make_decoder(models, make_method("autoregressive"), SamplingConfig(cfg_scale=2.0))
+    tokens = decoder.generate(features, mask, [decoder.make_noise(0, name) for name in "ab"]).codes
+    target = TargetModel(models.target.config).eval()
+    return target, Encoder(), tokens
+
+
+def test_likelihood_and_ambiguity_are_of_codes(drawn):
+    target, encoder, tokens = drawn
+    nll = score_tokens(target, encoder, tokens, ["0", "1"], cfg_scale=2.0)
+    logits = teacher_forced_logits(target, *encoder.encode(["0", "1"]), tokens, 2.0)
+    wanted = -logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    assert nll.shape == (2, 16)
+    torch.testing.assert_close(nll, drop_line_ends(wanted))
+    assert not wanted.view(2, 4, 5)[..., 4].any()  # what ends a line is certain
+    frame = measure_ambiguity(target, encoder, tokens, ["0", "1"], cfg_scales=[2.0])
+    assert sorted(set(frame["position"])) == list(range(16)) and frame["top1"].max() < 1
+
+
+def test_maps_and_substitutions_are_of_codes(drawn):
+    _, _, tokens = drawn
+    steps = torch.tensor([[1] * 10 + [2] * 5 + [0] * 5] * 2, dtype=torch.int16)
+    found = map_accepted(make_records(COUPLED, tokens.int(), step_lengths=steps), grid=4)
+    assert found.accepted_share.shape == found.step_length.shape == (4, 4)
+    assert found.accepted_share.tolist() == [[0] * 4, [0] * 4, [1, 0, 1, 0], [0, 1, 0, 1]]
+    is_substituted = torch.zeros(2, 20, dtype=torch.bool).index_fill(1, torch.tensor([0, 6]), True)
+    records = make_records(COUPLED, tokens.int(), step_lengths=steps, is_substituted=is_substituted)
+    row = substitution_row(records, tokens, torch.zeros(11, 4), {"num_resamples": 10, "seed": 0})
+    assert row["substitution_rate"] == 2 / 16 and row["substitution_distance"] == 0
+
+
+def test_images_get_their_line_ends_for_training(drawn):
+    target, encoder, _ = drawn
+    codes = torch.arange(32).view(2, 16) % 11
+    tokens = add_line_ends(codes, 4, line_end=11)
+    assert torch.equal(drop_line_ends(tokens), codes) and (tokens.view(2, 4, 5)[..., 4] == 11).all()
+    features, mask = encoder.encode(["0", "1"])
+    assert next_token_loss(target, tokens, features, mask).isfinite()
+    draft = DraftModel.from_target(target, seed=0)
+    hidden = target(features, mask, tokens[:, :-1])
+    assert [part.shape for part in unroll(draft, tokens, mask, hidden, 2)] == [(2, 19, 32)] * 2
+
+
+def test_sizes_of_jobs_count_the_token():
+    sizes = target_sizes(load_config([ROOT / "config.yaml", ROOT / "experiments" / "lumina_mgpt.yaml"]))
+    assert (sizes.vocab_size, sizes.num_codes, sizes.num_image_tokens) == (8193, 8192, 2352)

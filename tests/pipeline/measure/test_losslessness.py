@@ -1,0 +1,102 @@
+"""Equality with autoregressive decoding; the target's own draws are found again from the emitted codes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import make_models, make_prompts
+from lantern.decoding import make_decoder
+from lantern.methods import MethodSpec
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.measure import likelihood
+from lantern_pipeline.measure.losslessness import compare_with_autoregressive, drawn_tokens, substitution_row
+
+
+class _Encoder:
+    """Hands out given features; a text is the number of its row."""
+
+    def __init__(self, features: torch.Tensor, mask: torch.Tensor) -> None:
+        self.parts = features, mask
+
+    def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(part[[int(text) for text in texts]] for part in self.parts)
+
+
+def make_records(codes: torch.Tensor, is_substituted: torch.Tensor) -> GenerationRecords:
+    count = torch.zeros(len(codes), dtype=torch.int32)
+    ids = [f"p{i}" for i in range(len(codes))]
+    return GenerationRecords(
+        ids, codes, count, codes.short(), codes.short(), is_substituted, count.float(), count.float()[:, None], {}
+    )
+
+
+@pytest.mark.parametrize("images_at_once", [2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_draws_of_the_target_are_found_again(temperature, images_at_once, monkeypatch):
+    monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", images_at_once * 16 * 12)
+    models = make_models()
+    sampling = SamplingConfig(temperature=temperature, top_k=6, cfg_scale=2.0)
+    spec = MethodSpec.of(name="near", tree="chain3", drafts="coupled", acceptance="proximity", neighbours="l2", k=4)
+    features, mask = make_prompts(models, 5)
+    ids = [f"p{i}" for i in range(5)]
+    decoder = make_decoder(models, spec, sampling)
+    generation = decoder.generate(features, mask, [decoder.make_noise(7, i) for i in ids])
+    prompts = [Prompt(i, i.removeprefix("p")) for i in ids]
+    drawn = drawn_tokens(models.target, _Encoder(features, mask), prompts, generation.codes, sampling, run_seed=7)
+    assert generation.is_substituted.any()
+    assert torch.equal(drawn != generation.codes, generation.is_substituted)
+
+
+def test_row_by_hand():
+    codes, drawn = torch.tensor([[0, 1], [0, 0]]), torch.tensor([[0, 2], [0, 0]])
+    codebook = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
+    row = substitution_row(make_records(codes, codes != drawn), drawn, codebook, {"num_resamples": 200, "seed": 0})
+    assert row["substitution_rate"] == 0.25
+    assert row["substitution_rate_low"] == 0 and row["substitution_rate_high"] == 0.5
+    assert row["substitution_distance"] == 5
+    none = substitution_row(make_records(codes, codes != codes), codes, codebook, {"num_resamples": 20, "seed": 0})
+    assert none["substitution_rate"] == 0 and np.isnan(none["substitution_distance"])
+
+
+def planted():
+    """Equal; different at 2; different at 1, at a near-tie; different at 1, with a near-tie only later."""
+    base = torch.arange(20).view(4, 5)
+    codes, margins = base.clone(), torch.ones(4, 5)
+    codes[1, 2] = 99
+    codes[2, 1:] = 99
+    codes[3, [1, 4]] = 99
+    margins[2, 1] = margins[3, 4] = 5e-5
+    margins[0, 0] = 0.0  # a tie that did not change anything
+    return codes, base, margins
+
+
+def test_planted_differences_and_near_ties():
+    codes, base, margins = planted()
+    for found in (
+        compare_with_autoregressive(kind, base, margins, near_tie_margin=1e-4) for kind in (codes, codes.int())
+    ):
+        assert found.is_equal.tolist() == [True, False, False, False]
+        assert found.is_near_tie.tolist() == [False, False, True, False] and found.num_near_ties == 1
+        assert found.first_difference.tolist() == [5, 2, 1, 1]
+        assert found.margin_at_difference[1:].tolist() == [margins[1, 2], margins[2, 1], margins[3, 1]]
+        assert found.margin_at_difference[0].isnan()
+        assert found.share_equal == pytest.approx(1 / 3)
+    strict = compare_with_autoregressive(codes, base, margins, near_tie_margin=0.0)  # excuses nothing
+    assert strict.num_near_ties == 0 and strict.share_equal == pytest.approx(1 / 4)
+    assert compare_with_autoregressive(codes, codes, margins).share_equal == 1.0
+    excepted = compare_with_autoregressive(codes[:1], codes[:1] + 1, torch.zeros(1, 5))
+    assert math.isnan(excepted.share_equal)
+
+
+def test_bad_input_is_named():
+    codes, base, margins = planted()
+    with pytest.raises(ValueError, match="one shape"):
+        compare_with_autoregressive(codes[:2], base, margins)
+    with pytest.raises(ValueError, match="near_tie_margin must be >= 0 nats, got -1e-06"):
+        compare_with_autoregressive(codes, base, margins, near_tie_margin=-1e-6)

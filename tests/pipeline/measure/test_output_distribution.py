@@ -1,0 +1,358 @@
+"""Output distributions: against the reference numbers, a slow enumeration, sampling, and bounds that must hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+from conftest import DATA, make_models, make_prompts
+from lantern.acceptance import relaxed_sets
+from lantern.acceptance.base import Exact
+from lantern.acceptance.rejection import Rejection
+from lantern.acceptance.relaxed_sets import (
+    AdditiveBound,
+    BudgetBound,
+    JensenShannonBound,
+    MultiplicativeBound,
+    WithinBound,
+)
+from lantern.acceptance.rules import make_rule
+from lantern.codebook import nearest_codes
+from lantern.decoding import make_decoder
+from lantern.generation import decode_timed
+from lantern.methods import MethodSpec, make_method
+from lantern.models.config import TargetConfig
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern_pipeline.measure.output_distribution import (
+    NodeRecorder,
+    VerifiedNodes,
+    distribution_given_children,
+    distribution_of_one_sampled_draft,
+    distribution_of_relaxed_sets,
+    distribution_of_sampled_siblings,
+    mean_over_nodes,
+    measure_missing_context,
+    record_nodes,
+)
+from lantern_pipeline.measure.total_variation import (
+    RULES,
+    acceptance_table,
+    distribution_of_method,
+    tv_curves,
+    tv_row,
+)
+
+REFERENCE = json.loads((DATA / "reference" / "emission_law.json").read_text())
+OPTIONS = {"num_resamples": 100, "seed": 0}
+
+
+SQUARE = TargetConfig(grid=4)
+
+
+def random_nodes(num_nodes: int, vocab: int = 24, children: int = 3, seed: int = 0) -> VerifiedNodes:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(2, num_nodes, vocab, generator=generator, dtype=torch.float64)
+    target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
+    return VerifiedNodes(target, draft, draft.topk(children).indices, torch.arange(num_nodes) % 5)
+
+
+@pytest.fixture(scope="module")
+def table() -> torch.Tensor:
+    return nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
+
+
+@pytest.mark.parametrize("case", REFERENCE, ids=lambda c: f"{c['rule']}-{c['siblings']}-{c['delta']}")
+def test_the_distribution_equals_the_reference(case):
+    target, draft = (torch.tensor([case[name]], dtype=torch.float64) for name in ("q", "p"))
+    delta, k = case["delta"], case["k"]
+    table = torch.tensor(case["neighbours"])
+    sets = AdditiveBound(table, k=k, delta=delta) if delta <= 1 else MultiplicativeBound(table, k=k, lambda_=delta)
+    residual = {"paper": "paper", "static_lumina": "official_lumina"}.get(case["rule"], "official")
+    rule = Rejection(sets if delta > 0 else Exact(), residual)
+    tolerance = 1e-9
+    if case["deterministic_draft"]:
+        found = distribution_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
+    elif case["siblings"] == 1:
+        found = distribution_of_one_sampled_draft(target, draft, rule)
+    else:
+        nodes = VerifiedNodes(target, draft, draft.topk(case["siblings"]).indices, torch.zeros(1, dtype=torch.int64))
+        found = distribution_of_sampled_siblings(nodes, rule, num_samples=1000, seed=0)
+        tolerance = 0.03
+    expected = torch.tensor([case["law"]], dtype=torch.float64)
+    torch.testing.assert_close(found.probs, expected, atol=tolerance, rtol=0)
+    assert abs(float(found.tv_from(target)) - case["tv"]) < max(tolerance, 3 * float(found.error))
+
+
+def test_exact_rules_have_the_distribution_of_the_target():
+    nodes = random_nodes(40)
+    for found in (
+        distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, Rejection()),
+        distribution_given_children(nodes.target_probs, None, nodes.children, Rejection()),
+        distribution_of_relaxed_sets(
+            nodes.target_probs, nodes.children, AdditiveBound(torch.zeros(24, 1).long(), k=0, delta=0.0)
+        ),
+    ):
+        assert found.tv_from(nodes.target_probs).max() < 1e-12
+        assert (found.acceptance > 0).all() and (found.acceptance <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [(AdditiveBound, {"delta": 0.1}), (BudgetBound, {"delta": 0.2}), (MultiplicativeBound, {"lambda_": 3.0})],
+)
+def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
+    """Every token y that the target may draw goes through the decoder's own rule, weighted by its probability."""
+    nodes, sets = random_nodes(30), kind(table, k=8, **bound)
+    expected = torch.zeros_like(nodes.target_probs)
+    accepted = torch.zeros(30, dtype=torch.float64)
+    padded = torch.nn.functional.pad(nodes.children, (0, 1))
+    for y in range(24):
+        drawn = torch.full((30,), y)
+        keys = torch.nn.functional.one_hot(drawn, 24).double()[None]
+        scores = SimpleNamespace(weights=nodes.target_probs.log()[None], keys=keys)
+        chosen = WithinBound(sets).judge(scores, nodes.children[None], None).chosen[0]
+        is_child = nodes.children == chosen[:, None]
+        rank = torch.where(is_child.any(1), is_child.long().argmax(1), 3)
+        emitted = torch.where(rank < 3, padded.gather(1, rank[:, None]).squeeze(1), drawn)
+        weight = nodes.target_probs[:, y]
+        expected.scatter_add_(1, emitted[:, None], weight[:, None])
+        accepted += weight * (rank < 3)
+    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, sets)
+    torch.testing.assert_close(found.probs, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.acceptance, accepted, atol=1e-12, rtol=0)
+
+
+def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_not(table):
+    nodes = random_nodes(200)
+    curves = tv_curves(nodes, table, k=8, deltas=[0.05, 0.2], num_children=3, options=OPTIONS)
+    largest = curves.set_index(["rule", "delta"])["tv_max"]
+    assert set(curves["rule"]) == set(RULES)
+    for delta in (0.05, 0.2):
+        assert largest["bounded", delta] <= delta + 1e-12
+        assert largest["top_one_child", delta] <= delta + 1e-12
+        assert delta < largest["top_children", delta] <= 1 - (1 - delta) ** 3 + 1e-12
+        for rule in ("top_official", "sampled_paper", "sampled_official", "sampled_official_lumina", "sampled_js"):
+            assert largest[rule, delta] > delta, rule
+    is_bounded = curves["rule"].isin(["bounded", "top_one_child"])
+    assert (curves.loc[is_bounded, "tv_share_above_delta"] == 0).all()
+    assert (curves.loc[~is_bounded, "tv_share_above_delta"] > 0).all()
+
+
+def test_siblings_by_monte_carlo_state_their_error(table):
+    nodes = random_nodes(20)
+    relaxed = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
+    spec = MethodSpec.of(name="lantern", tree="chain3", drafts="sampled", **relaxed)
+    rule = make_rule(spec, SamplingConfig(), table)
+    (kind, few), (_, many) = (distribution_of_method(nodes, spec, rule, number, seed=1) for number in (50, 4000))
+    assert kind == "monte_carlo"
+    assert (few.error > 0).all() and (many.error < few.error).all()
+    assert few.tv_from(many.probs).mean() < 2 * few.error.mean()  # noise of the size stated
+    torch.testing.assert_close(few.probs.sum(-1), torch.ones(20, dtype=torch.float64))
+
+
+def test_an_exact_rule_has_no_noise_of_drawn_siblings():
+    nodes = random_nodes(20)
+    spec = MethodSpec.of(name="eagle1", tree="chain3", drafts="sampled")
+    kind, found = distribution_of_method(nodes, spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=1)
+    assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["cool", "gsd", "lantern_matched"])
+def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(name, table):
+    """As every draft taken by itself; weights are those of the nodes' depths."""
+    drawn = random_nodes(30)
+    nodes = replace(drawn, children=drawn.children[:, :1], depths=torch.arange(30) % 3)
+    bound = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
+    parts = {
+        "cool": {"acceptance": "weighted", "omega": 1.5, "fall": -0.7, "residual": "matched"},
+        "gsd": {"acceptance": "group", "h": 3, "p_max": 0.2, "d_max": 1.0},
+        "lantern_matched": {**bound, "residual": "matched"},
+    }[name]
+    spec = MethodSpec.of(name=name, tree="chain3", drafts="sampled", **parts)
+    rule = make_rule(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
+    kind, found = distribution_of_method(nodes, spec, rule, num_samples=1, seed=0)
+    assert kind == "enumeration"
+    expected, rejection = torch.zeros_like(nodes.target_probs), rule.rejection.at(nodes.depths)
+    for code in range(24):
+        children = torch.full((30, 1), code)
+        given = distribution_given_children(nodes.target_probs, nodes.draft_probs, children, rejection)
+        expected += nodes.draft_probs[:, code : code + 1] * given.probs
+    torch.testing.assert_close(found.probs, expected)
+    tv = found.tv_from(nodes.target_probs)
+    if name == "cool":
+        weights = rejection.acceptance.weights
+        assert (tv <= (1 - 1 / weights).clamp(min=0) + 1e-6).all() and (tv[weights > 1.1] > 0.01).all()
+    elif name == "gsd":
+        assert tv.mean() > 0.01
+    else:
+        paper = Rejection(AdditiveBound(table, k=4, delta=0.2))
+        other = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, paper)
+        torch.testing.assert_close(found.acceptance, other.acceptance)
+        assert (tv <= other.tv_from(nodes.target_probs) + 1e-12).all() and tv.mean() > 0.01
+
+
+def test_coupled_drafts_are_not_enumerated():
+    spec = MethodSpec.of(name="coupled", tree="chain3", drafts="coupled")
+    with pytest.raises(ValueError, match="count substitutions"):
+        distribution_of_method(random_nodes(3), spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=0)
+
+
+def test_a_row_by_hand():
+    target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]))
+    found = distribution_of_relaxed_sets(
+        target, nodes.children, AdditiveBound(torch.tensor([[1], [0]]), k=1, delta=0.5)
+    )
+    assert found.probs.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    row = tv_row(nodes, found, 0.4, OPTIONS)
+    assert row["tv_mean"] == row["tv_p95"] == row["tv_max"] == 0.5
+    assert row["tv_share_above_delta"] == row["tv_share_above_delta_low"] == 1
+    assert tv_row(nodes, found, 0.5, OPTIONS)["tv_share_above_delta"] == 0
+
+
+def test_acceptance_before_and_after_aggregation(table):
+    nodes = random_nodes(50)
+    rows = acceptance_table(nodes, {"l2_normalised": table}, counts=[4, 99], deltas=[0.1], options=OPTIONS)
+    assert set(rows["k"]) == {0, 4}  # 99 columns are not there
+    before = rows[(rows["k"] == 0) & (rows["drafts"] == "sampled")]["acceptance"]
+    overlap = torch.minimum(nodes.target_probs, nodes.draft_probs).sum(-1).mean()
+    assert before.tolist() == pytest.approx([float(overlap)] * 2)
+    bounded, free = (rows[(rows["k"] == 4) & (rows["delta"].isna() == flag)] for flag in (False, True))
+    assert (free["acceptance"].to_numpy() > bounded["acceptance"].to_numpy()).all()
+    one = distribution_of_one_sampled_draft(
+        nodes.target_probs, nodes.draft_probs, Rejection(AdditiveBound(table, k=4, delta=0.1))
+    )
+    assert bounded[bounded["drafts"] == "sampled"]["acceptance"].item() == pytest.approx(float(one.acceptance.mean()))
+
+
+def test_acceptance_does_not_depend_on_how_many_masses_are_held(table, monkeypatch):
+    arguments = random_nodes(20), {"l2_normalised": table}
+    options = {"counts": [1, 4], "deltas": [0.1], "options": OPTIONS}
+    whole = acceptance_table(*arguments, **options)
+    monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 3)
+    pd.testing.assert_frame_equal(acceptance_table(*arguments, **options), whole, check_exact=True)
+
+
+def test_jensen_shannon_bound_against_its_definition(table):
+    target = random_nodes(1).target_probs[0]
+    nearest, bound = table[3].long(), JensenShannonBound(table, k=20, delta=0.1)
+    admitted = bound.admits(target[nearest].cumsum(0), target[3:4], torch.zeros(1))
+    for j in range(20):
+        moved = target.clone()
+        moved[3] += target[nearest[: j + 1]].sum()
+        moved[nearest[: j + 1]] = 0
+        middle = (moved + target) / 2
+        pieces = [(p * (p / middle).log2()).nan_to_num().sum() / 2 for p in (moved, target)]
+        assert bool(admitted[j]) == bool(sum(pieces) <= 0.1), j
+    assert 0 < int(admitted.sum()) < 20
+
+
+def test_the_recorder_keeps_visited_nodes_of_every_image_at_the_same_positions():
+    models = make_models()
+    spec = MethodSpec.of(name="eagle1", tree="chain3", drafts="sampled")
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    features, mask = make_prompts(models, 5)
+    counts = []
+    for ids in (range(5), range(5)):
+        recorder = NodeRecorder(5, SQUARE, max_nodes=5 * 16, seed=0)
+        decoder.observer = recorder
+        generation = decoder.generate(features, mask, [decoder.make_noise(7, f"p{i}") for i in ids])
+        nodes = recorder.collect()
+        # the prefill's token and a full chain's bonus token are drawn where no draft was verified
+        num_bonus = int((generation.accepted_lengths == 3).sum())
+        assert 5 * 15 - num_bonus <= len(nodes) <= 5 * 15
+        assert len(nodes.image.unique()) == 5
+        torch.testing.assert_close(nodes.target_probs.sum(-1), torch.ones(len(nodes)))
+        counts.append(len(nodes))
+    assert counts[0] == counts[1]
+    found = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, Rejection())
+    assert found.tv_from(nodes.target_probs).max() < 1e-5
+
+
+def test_the_nodes_kept_do_not_depend_on_the_batch():
+    models = make_models()
+    spec = MethodSpec.of("exact", tree="chain3", drafts="sampled", method_id="exact")
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(5)], WordEmbeddingEncoder(None, 16, 5, 0)
+    found = {}
+    for size in (2, 5):
+        nodes = record_nodes(decoder, prompts, encoder, run_seed=3, max_nodes=40, batch_size=size)
+        order = nodes.image.argsort(stable=True)  # of one image, nodes come in the order of its steps
+        found[size] = [part[order] for part in (nodes.image, nodes.children, nodes.target_probs, nodes.draft_probs)]
+    assert len(found[2][0]) > 20
+    for one, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_nodes_with_fewer_children_than_others_are_kept_and_a_method_without_drafts_has_none():
+    prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(3)], WordEmbeddingEncoder(None, 16, 5, 0)
+    options = {"run_seed": 3, "max_nodes": 48, "batch_size": 3}
+    models, sampling = make_models(), SamplingConfig(cfg_scale=2.0)
+    uneven = make_decoder(models, make_method("eagle1", tree="chain3k3d1"), sampling)  # three children, then one
+    nodes = record_nodes(uneven, prompts, encoder, **options)
+    assert set((nodes.children >= 0).sum(-1).tolist()) == {1, 3}
+    alone = make_decoder(models, make_method("autoregressive"), sampling)
+    with pytest.raises(ValueError, match="autoregressive verifies no drafts; its distribution is the target's"):
+        record_nodes(alone, prompts, encoder, **options)
+
+
+def test_no_more_nodes_are_kept_than_asked_for():
+    assert NodeRecorder(5, SQUARE, max_nodes=10, seed=0).is_chosen.sum(dim=1).tolist() == [2] * 5
+    assert NodeRecorder(5, SQUARE, max_nodes=3, seed=0).is_chosen.sum(dim=1).tolist() == [1] * 5  # every image has one
+    lined = NodeRecorder(5, TargetConfig(grid=4, line_end=0), max_nodes=1000, seed=0)
+    assert lined.is_chosen.view(5, 4, 5).all(1).all(0).tolist() == [True] * 4 + [False]
+    assert NodeRecorder(5, SQUARE, max_nodes=1000, seed=0).is_chosen.all()
+
+
+def test_a_method_without_delta_has_no_share_above_it():
+    nodes = random_nodes(10)
+    emitted = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, Rejection())
+    row = tv_row(nodes, emitted, None, OPTIONS)
+    missing = {name for name, value in row.items() if value != value}
+    assert missing == {"tv_share_above_delta", "tv_share_above_delta_low", "tv_share_above_delta_high"}
+
+
+def test_nodes_in_float32_are_averaged_in_float64():
+    values, image = torch.full((30,), 0.1, dtype=torch.float32), torch.arange(30) // 10
+    found = mean_over_nodes("acceptance", values, image, OPTIONS)
+    assert found == {name: pytest.approx(float(values[0]), rel=1e-7) for name in found}
+
+
+# --- lines in parallel, beside the target in full context
+
+PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass"])]
+
+
+def measure_lines(models, window: int, max_nodes: int = 48, batch_size: int = 2):
+    decoder = make_decoder(models, make_method("zipar", window=window), SamplingConfig(top_k=8, cfg_scale=2.0))
+    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
+    options = {"run_seed": 3, "max_nodes": max_nodes, "batch_size": batch_size}
+    return decode_timed(decoder, PROMPTS, encoder, 3)[0], *measure_missing_context(decoder, PROMPTS, encoder, **options)
+
+
+def test_nothing_is_missing_with_a_window_of_a_line(models):
+    _, nodes, found = measure_lines(models, 4)
+    assert len(nodes) == 45 and nodes.image.bincount().tolist() == [15, 15, 15]
+    assert float(found.tv_from(nodes.target_probs).max()) < 1e-4
+
+
+def test_the_first_line_misses_nothing_and_what_follows_does(models):
+    """All positions but 0, in order; what was drawn from gave the token that was drawn."""
+    generation, nodes, found = measure_lines(models, 2)
+    tv = found.tv_from(nodes.target_probs).view(3, 15)
+    assert float(tv[:, :3].max()) < 1e-4 and float(tv[:, 3:].mean()) > 0.01
+    drawn = found.probs.view(3, 15, -1).gather(2, generation.codes[:, 1:, None])
+    assert (drawn > 0).all() and torch.allclose(found.probs.sum(1), torch.ones(45))
+
+
+def test_nodes_do_not_depend_on_the_batch(models):
+    expected, found = (measure_lines(models, 2, max_nodes=12, batch_size=size) for size in (3, 1))
+    assert torch.equal(expected[1].image, found[1].image) and len(found[1]) < 12 + 1
+    torch.testing.assert_close(expected[2].probs, found[2].probs)

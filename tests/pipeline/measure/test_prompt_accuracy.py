@@ -1,0 +1,65 @@
+import math
+
+import pytest
+import torch
+
+from lantern.prompts import Prompt
+from lantern_pipeline.measure.prompt_accuracy import AccuracyScore, score_attributes
+from lantern_pipeline.world.attribute_classifier import (
+    HEADS,
+    AttributeClassifier,
+    AttributeClassifierConfig,
+    attribute_targets,
+)
+from lantern_pipeline.world.scenes import BACKGROUNDS, Scene, caption
+
+TWO = Scene(BACKGROUNDS[0], (("large", "red", "circle"), ("small", "blue", "square")), "left of")
+ONE = Scene(BACKGROUNDS[1], (("small", "green", "triangle"),))
+
+
+def logits_that_read(scenes):
+    """Logits of a attribute classifier that reads exactly these scenes."""
+    targets = attribute_targets(scenes)
+    return {
+        head: torch.nn.functional.one_hot(targets[head].clamp(min=0), len(HEADS[head])).float() * 5 for head in HEADS
+    }
+
+
+def test_right_images_score_one():
+    share, is_all_correct = score_attributes(logits_that_read([TWO, ONE]), attribute_targets([TWO, ONE]))
+    assert share.tolist() == [1.0, 1.0]
+    assert is_all_correct.tolist() == [1.0, 1.0]
+
+
+def test_by_hand():
+    # two objects: background, layout and 2 x (size, colour, shape) = 8 attributes; wrong colour of the second and wrong
+    # background
+    seen = Scene(BACKGROUNDS[1], (("large", "red", "circle"), ("small", "white", "square")), "left of")
+    # one object: 5 attributes, one wrong
+    small = Scene(BACKGROUNDS[1], (("large", "green", "triangle"),))
+    share, is_all_correct = score_attributes(logits_that_read([seen, small]), attribute_targets([TWO, ONE]))
+    assert share.tolist() == pytest.approx([6 / 8, 4 / 5])
+    assert is_all_correct.tolist() == [0.0, 0.0]
+
+
+def test_the_same_relation_said_the_other_way_round_is_right():
+    said = Scene(BACKGROUNDS[0], (("small", "blue", "square"), ("large", "red", "circle")), "right of")
+    assert score_attributes(logits_that_read([TWO]), attribute_targets([said]))[0].tolist() == [1.0]
+
+
+def test_objects_in_swapped_places_are_wrong():
+    swapped = Scene(BACKGROUNDS[0], TWO.objects[::-1], "left of")
+    share, _ = score_attributes(logits_that_read([swapped]), attribute_targets([TWO]))
+    assert share.tolist() == pytest.approx([2 / 8])  # background and layout
+
+
+def test_prompts_without_a_scene_are_nan_and_leave_the_others_alone():
+    torch.manual_seed(0)
+    accuracy = AccuracyScore(AttributeClassifier(AttributeClassifierConfig(width=8, num_features=16)).eval())
+    images = torch.rand(3, 3, 48, 48) * 2 - 1
+    known, free = [Prompt(name, caption(scene)) for name, scene in (("two", TWO), ("one", ONE))], Prompt("f", "a dog")
+    mixed, alone = accuracy.score(images, [known[0], free, known[1]]), accuracy.score(images[[0, 2]], known)
+    assert math.isnan(mixed["prompt_accuracy"][1])
+    assert math.isnan(mixed["is_all_correct"][1])
+    assert torch.equal(mixed["prompt_accuracy"][[0, 2]], alone["prompt_accuracy"])
+    assert accuracy.score(images, [free] * 3)["prompt_accuracy"].isnan().all()

@@ -1,0 +1,240 @@
+"""The whole measurement with published models, or with some or all of them off, down to the tables in words."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_quality import BASELINE, EXACT, RELAXED, TOKENS, VOCAB, make_parts, make_records
+from tiny_quality import SETTINGS as OF_QUALITY
+from torch import nn
+
+from lantern.checkpoints.native import load_model, save_model
+from lantern.prompts import Prompt
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.measure import fidelity as of_sets
+from lantern_pipeline.measure.clip_score import ClipScore, load_open_clip
+from lantern_pipeline.measure.feature_extractors import Extractor
+from lantern_pipeline.measure.fidelity import ClassifierFidelity
+from lantern_pipeline.measure.measuring_models import (
+    MeasuringModels,
+    load_measuring_models,
+    load_parts,
+)
+from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
+from lantern_pipeline.measure.quality import hash_prompts, measure_quality
+from lantern_pipeline.measure.reference_statistics import measure_reference, save_reference
+from lantern_pipeline.measure.registry import DECODING, FIDELITY, METRICS, MetricFiles
+from lantern_pipeline.tables.comparisons import build_paired
+from lantern_pipeline.tables.markdown import markdown_table, method_cells, results_table
+from lantern_pipeline.tables.summary import TV_COLUMNS, build_summary
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
+from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
+
+NUM, WAY = 10, "centre_lanczos_32"
+NEAR = replace(RELAXED, method_id="near")
+SETTINGS = {
+    **OF_QUALITY,
+    "prc_neighbours": 3,
+    "bootstrap_resamples": 20,
+    "headline_prompt_set": "coco",
+    "headline_temperature": 1.0,
+}
+PROMPTS = [Prompt(f"coco-{i}", f"a photo of {i} dogs in the snow") for i in range(NUM)]
+PLACE = {"prompt_set": "coco", "split": "val", "repeat": "s0n0", "seed": 0}
+ALL = {"fidelity": "inception", "clip": "openai", "hps": True}
+OFF = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False}
+
+
+class Colours(nn.Module):
+    """Mean colours of a grid of squares, as features."""
+
+    def __init__(self, side):
+        super().__init__()
+        self.side, self.scale = side, nn.Parameter(torch.tensor(1 / 255), requires_grad=False)
+
+    def forward(self, pixels):
+        return (nn.functional.adaptive_avg_pool2d(pixels.float() * self.scale, self.side).flatten(1),)
+
+
+@pytest.fixture(scope="module")
+def extractors():
+    return {
+        "inception": Extractor("colours/12", "a" * 64, Colours(2)),
+        "vgg16": Extractor("colours/3", "b" * 64, Colours(1)),
+    }
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, extractors):
+    folder = tmp_path_factory.mktemp("files")
+    save_file(tiny_clip(2).state_dict(), folder / "clip.safetensors")
+    save_file(tiny_clip(3).state_dict(), folder / "hps.safetensors")
+    (folder / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
+    images = write_pictures(folder / "images", 9, seed=0, sizes=((40, 30),))
+    save_reference(folder / "features.safetensors", measure_reference(images, "coco_val", extractors, WAY))
+    features = np.random.default_rng(0).uniform(size=(30, 12))
+    np.savez(folder / "statistics.npz", mu=features.mean(0), sigma=np.cov(features.T))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models():
+    return make_parts()
+
+
+@pytest.fixture(scope="module")
+def records():
+    codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
+    changed = codes.clone()
+    changed[:4, 5] = (changed[:4, 5] + 1) % VOCAB
+    drawn = {BASELINE: codes, EXACT: codes, NEAR: changed}
+    return {spec.method_id: make_records(rows, spec, PROMPTS) for spec, rows in drawn.items()}
+
+
+@pytest.fixture
+def measure(files, models, records, extractors, monkeypatch):
+    """Measures with what a config section `metrics` chooses."""
+    monkeypatch.setattr(of_sets, "load_extractors", lambda *arguments: extractors)
+
+    def run(reference="features.safetensors", **metrics):
+        published = {
+            "preprocessing": WAY,
+            "clip_architecture": str(files / "tiny-clip.json"),
+            "clip_prefix": "A photo depicts ",
+            "hps_architecture": str(files / "tiny-clip.json"),
+            "vgg16_layer": "fc2_relu",
+            "reference": {"name": "coco_val", "images": "coco", "statistics": None},
+        }
+        paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
+        found, metrics = MetricFiles(**paths, reference=files / reference), {**OFF, "published": published, **metrics}
+        parts = load_parts(metrics, found, "cpu")
+        measuring = MeasuringModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
+        return measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **PLACE)
+
+    return run
+
+
+def summarise(quality):
+    """What the rule `summarise` makes of it."""
+    times = [
+        (name, prompt.id, 1.0 if name == "autoregressive" else 0.5)
+        for name in quality.rows["method_id"]
+        for prompt in PROMPTS
+    ]
+    latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
+    latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
+    total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *TV_COLUMNS])
+    tables = quality.rows, quality.images, latency, total_variation
+    summary = build_summary(*tables, {0: 3.9}, settings=SETTINGS, seed=0)
+    paired = build_paired(quality.images, latency, settings=SETTINGS, seed=0)
+    return summary.set_index("method_id"), paired, markdown_table(method_cells(results_table(summary, SETTINGS)))
+
+
+def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(measure, files):
+    quality = measure(**ALL)
+    rows = quality.rows.set_index("method_id")
+    assert rows.index.tolist() == ["autoregressive", "coupled", "near"]  # no source of held-out images, no ceilings
+    measured = ["nll", "clip_score", "hps", "fid", "fid_low", "fid_high", "kid", "kid_std", "precision", "recall_high"]
+    assert np.isfinite(rows[measured].to_numpy(float)).all()
+    assert rows.loc["coupled", measured].tolist() == rows.loc["autoregressive", measured].tolist()
+    assert not {"prompt_accuracy", "all_correct"} & set(rows)
+    row = rows.iloc[0]
+    assert row.num_images == NUM and row.prompts_sha256 == hash_prompts(PROMPTS)["prompts_sha256"]
+    assert (row.reference, row.num_reference, row.preprocessing) == ("coco_val", 9, WAY)
+    assert (row.fid_extractor, row.fid_weights_sha256) == ("colours/12", "a" * 64)
+    assert (row.prc_extractor, row.prc_weights_sha256) == ("colours/3", "b" * 64)
+    assert row.clip_extractor == 'tiny-clip, prefix "A photo depicts "' and row.hps_extractor == "tiny-clip"
+    assert row.clip_weights_sha256 != row.hps_weights_sha256 and len(row.reference_sha256) == 64
+    rows = measure(reference="statistics.npz", fidelity="inception").rows  # statistics alone give FID alone
+    assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
+    assert rows["num_reference"].isna().all()
+    assert not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows)
+
+
+def test_images_are_those_of_their_prompts(measure, files, models, records):
+    images = measure(clip="openai", hps=True).images.set_index(["method_id", "prompt_id"])
+    drawn = models["tokenizer"].decode(records["near"].codes.long()).float()
+    texts, architecture = [prompt.text for prompt in PROMPTS], str(files / "tiny-clip.json")
+    clip = load_open_clip(
+        architecture, files / "clip.safetensors", prompt_prefix="A photo depicts ", preprocessing=WAY
+    ).score(drawn, texts)
+    hps = load_open_clip(architecture, files / "hps.safetensors").score(drawn, texts)
+    assert images.loc["near", "clip_score"].to_numpy() == pytest.approx(clip.numpy(), abs=1e-5)
+    assert images.loc["near", "hps"].to_numpy() == pytest.approx(hps.numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [ALL, {}, *({name: value} for name, value in ALL.items())],
+    ids=lambda on: "+".join(on) or "nothing",
+)
+def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
+    quality = measure(**on)
+    summary, paired, table = summarise(quality)
+    assert summary["clip_score"].notna().all() == ("clip" in on) != summary["clip_score"].isna().all()
+    for name in ("fid", "kid", "precision", "recall"):
+        assert summary[name].notna().all() == ("fidelity" in on) != summary[name].isna().all()
+    assert summary[["prompt_accuracy", "all_correct", "prompt_accuracy_change"]].isna().all(axis=None)
+    assert np.isfinite(summary[["nll", "speedup", "tokens_equal_autoregressive"]].to_numpy(float)).all()
+    measured = {"nll", "pixel_mse", "speedup"} | ({"clip_score"} if "clip" in on else set())
+    assert measured <= set(paired["metric"]) and not {"prompt_accuracy", "feature_distance"} & set(paired["metric"])
+    assert "nan" not in table
+    assert ("hps" in quality.rows) == ("hps" in on) == ("hps" in quality.images)
+    of_quality = [metric for metric in METRICS if metric.over != DECODING and not metric.is_distance]
+    assert {metric.key for metric in of_quality if metric.column in quality.rows} == {None, *on}
+    absent = {metric.key for metric in of_quality if metric.column not in quality.rows}
+    assert absent == {*OFF, "fidelity"} - (set(on) - {"fidelity"})  # the classifier's distances have other names
+    described = [name for name in quality.rows if name.endswith(("_extractor", "_weights_sha256"))]
+    assert len(described) == 2 * sum({"fidelity": 2, "clip": 1, "hps": 1}[name] for name in on)
+
+
+def test_the_attribute_classifier_needs_held_out_images(models, records):
+    reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
+    measuring = MeasuringModels(**models, fidelity=ClassifierFidelity(reader))
+    with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
+        measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **PLACE)
+
+
+def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_path, models, records):
+    source = SceneSource(0, image_size=48, num_train=16)
+    torch.manual_seed(0)
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("tokenizer", "attribute_classifier", "clip", "target")}
+    save_model(paths["tokenizer"], models["tokenizer"])
+    save_model(paths["attribute_classifier"], AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)))
+    clip = ClipModel(ClipConfig(source.vocabulary, True, embed_dim=8, width=4, text_width=32, text_layers=1))
+    save_model(paths["clip"], clip, {"num_steps": 1})
+    save_model(paths["target"], models["target_model"])
+    metrics = {**OFF, "fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
+    inputs = {**{name: str(path) for name, path in paths.items()}, "records": ["other.safetensors"]}
+    assert MetricFiles.among(inputs) == MetricFiles(inputs["attribute_classifier"], inputs["clip"])
+    files, encoder = MetricFiles.among(inputs), models["text_encoder"]
+    metrics["published"] = {}
+    loaded = load_measuring_models(paths["tokenizer"], paths["target"], encoder, files, metrics, torch.device("cpu"))
+    scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")
+    reader = load_model(paths["attribute_classifier"], AttributeClassifier)
+    scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
+    direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, scores, fidelity)
+    rows = [
+        measure_quality(records, PROMPTS, source, measuring, settings=SETTINGS, **PLACE).rows
+        for measuring in (direct, loaded)
+    ]
+    hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]
+    assert len(hashes) == 4 and rows[0][hashes].isna().all(axis=None)
+    expected = hashlib.sha256(paths["clip"].read_bytes()).hexdigest()
+    assert set(rows[1]["clip_weights_sha256"]) == {expected} and rows[1][hashes].notna().all(axis=None)
+    pd.testing.assert_frame_equal(rows[0].drop(columns=hashes), rows[1].drop(columns=hashes), check_exact=True)
+    assert rows[0]["method_id"].tolist()[-2:] == ["real", "reconstruction"]
+
+
+def test_prompts_are_known_by_ids_texts_and_order():
+    hashes = {
+        hash_prompts(prompts)["prompts_sha256"]
+        for prompts in (PROMPTS, PROMPTS[:-1], PROMPTS[::-1], [Prompt("coco-0", "another"), *PROMPTS[1:]])
+    }
+    assert len(hashes) == 4 and all(len(value) == 64 for value in hashes)

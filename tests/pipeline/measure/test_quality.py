@@ -1,0 +1,194 @@
+"""The whole measurement, and the scores of single images, on tiny random models: bookkeeping, not numbers."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+from tiny_quality import (
+    BASELINE,
+    EXACT,
+    NUM,
+    OPTIONS,
+    REJECTED,
+    RELAXED,
+    SETTINGS,
+    TOKENS,
+    VOCAB,
+    make_parts,
+    make_records,
+)
+
+from lantern_pipeline.data.image_sources import SceneSource
+from lantern_pipeline.measure.clip_score import ClipScore
+from lantern_pipeline.measure.evaluate_images import _number_distinct, score_records
+from lantern_pipeline.measure.feature_extractors import classifier_features
+from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
+from lantern_pipeline.measure.likelihood import score_tokens
+from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
+from lantern_pipeline.measure.quality import measure_quality
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
+from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SceneSource(0, image_size=48, num_train=16)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    torch.manual_seed(1)
+    return AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
+
+
+@pytest.fixture(scope="module")
+def clip_scorer(source):
+    torch.manual_seed(2)
+    config = ClipConfig(source.vocabulary, embed_dim=8, width=4, text_width=32, text_layers=1)
+    return ClipScorer.from_model(ClipModel(config))
+
+
+@pytest.fixture(scope="module")
+def models(source, classifier, clip_scorer):
+    scores = ClipScore(clip_scorer), AccuracyScore(classifier)
+    return MeasuringModels(**make_parts(source.vocabulary), scores=scores, fidelity=ClassifierFidelity(classifier))
+
+
+@pytest.fixture(scope="module")
+def records(source):
+    codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
+    changed = codes.clone()
+    changed[:2, 7] = (changed[:2, 7] + 1) % VOCAB
+    drawn = {BASELINE: codes, EXACT: codes, RELAXED: changed, REJECTED: changed}
+    prompts = source.prompts("seen", NUM)
+    made = {spec.method_id: make_records(rows, spec, prompts) for spec, rows in drawn.items()}
+    made["proximity-k5"].is_substituted[:2, 7] = True
+    return made
+
+
+@pytest.fixture(scope="module")
+def measured(records, source, models):
+    arguments = (records, source.prompts("seen", NUM), source, models)
+    return measure_quality(*arguments, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def prompts(source):
+    return source.prompts("seen", NUM)
+
+
+def test_one_row_per_method_and_ceiling_and_equal_codes_have_equal_numbers(measured):
+    rows, images = measured.rows.set_index("method_id"), measured.images
+    assert rows.index.tolist() == ["autoregressive", "coupled", "proximity-k5", "pp", "real", "reconstruction"]
+    assert len(images) == 6 * NUM and not images.duplicated(["method_id", "prompt_id"]).any()
+    assert (images["repeat"] == "s0n0").all() and (rows.cfg_scale == 3.0).all()
+    identity = rows.loc["proximity-k5", ["method", "tree", "drafts", "k"]]
+    assert identity.tolist() == ["proximity", "chain3", "coupled", 5]
+    quality = ["nll", "precision", "recall", "recall_high", "clip_score", "prompt_accuracy"]
+    quality += ["frechet_distance", "frechet_distance_low", "kernel_distance"]
+    assert rows.loc["coupled", quality].equals(rows.loc["autoregressive", quality].rename("coupled"))
+    assert rows.loc["proximity-k5", "nll"] != rows.loc["autoregressive", "nll"]
+    assert rows.tokens_equal_autoregressive.tolist()[:4] == pytest.approx([1, 1, 4 / 6, 4 / 6])
+    counts = images.groupby("method_id").substitutions.sum(min_count=1)
+    assert (counts["proximity-k5"], counts["coupled"]) == (2, 0)
+    assert math.isnan(counts["pp"])  # verification by rejection draws no token of the target's own
+    assert math.isnan(rows.loc["real", "nll"])  # real images have no codes, and reconstructions have
+    assert rows.loc["reconstruction", "nll"] > 0
+
+
+def test_scores_are_those_of_every_image_alone(measured, records, models, prompts, clip_scorer):
+    """Without any sharing between methods; an image's likelihood is the mean over its tokens."""
+    images = measured.images.set_index(["method_id", "prompt_id"])
+    for i, prompt in enumerate(prompts):
+        pixels = models.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
+        expected = float(clip_scorer.score(pixels, [prompt.text]))
+        assert images.loc[("proximity-k5", prompt.id), "clip_score"] == pytest.approx(expected, abs=1e-5)
+    texts = [prompt.text for prompt in prompts]
+    for method_id, record in records.items():
+        tokens = score_tokens(models.target_model, models.text_encoder, record.codes, texts, cfg_scale=3.0)
+        assert tokens.mean(dim=1).numpy() == pytest.approx(images.loc[method_id, "nll"].to_numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_size_does_not_matter(batch_size, measured, records, source, models):
+    arguments = (records, source.prompts("seen", NUM), source, models)
+    settings = {**SETTINGS, "batch_size": batch_size}
+    again = measure_quality(*arguments, **{**OPTIONS, "settings": settings})
+    pd.testing.assert_frame_equal(again.rows, measured.rows, rtol=1e-3, atol=1e-5)
+    pd.testing.assert_frame_equal(again.images, measured.images, rtol=1e-3, atol=1e-5)
+
+
+def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, models, classifier):
+    images = measured.images.set_index("method_id")
+    assert (images.loc["coupled", ["pixel_mse", "feature_distance"]] == 0).all(axis=None)
+    pixels = {name: (models.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
+    expected = (pixels["pp"] - pixels["coupled"]).square().mean(dim=(1, 2, 3))
+    assert images.loc["pp", "pixel_mse"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-9)
+    assert (expected[:2] > 0).all()
+    codes = models.tokenizer.encode(source.images("seen", range(NUM, NUM + SETTINGS["num_reference"])))
+    _, std = feature_scale(classifier_features(classifier, models.tokenizer.decode(codes).float()))
+    features = {name: classifier_features(classifier, 2 * value - 1) for name, value in pixels.items()}
+    distance = ((features["pp"] - features["coupled"]) / std).norm(dim=1) / features["pp"].shape[1] ** 0.5
+    assert images.loc["pp", "feature_distance"].to_numpy() == pytest.approx(distance.numpy(), rel=1e-3, abs=1e-6)
+
+
+def test_scores_do_not_depend_on_which_methods_are_scored_together_and_shared_images_are_held_once(
+    records, models, prompts
+):
+    together = score_records(records, prompts, models, 5)
+    pair = score_records({name: records[name] for name in ("pp", "autoregressive")}, prompts, models, 1)
+    for name, column in pair["pp"].columns.items():
+        assert torch.allclose(column, together["pp"].columns[name], atol=1e-5), name
+    assert len(together.distinct.features) == NUM + 2
+    # prompt by prompt, the autoregressive image first
+    numbers = {name: rows.tolist() for name, rows in together.numbers.items()}
+    assert numbers["autoregressive"] == numbers["coupled"] == [0, 2, 4, 5, 6, 7]
+    assert numbers["pp"] == numbers["proximity-k5"] == [1, 3, 4, 5, 6, 7]
+
+
+def test_images_are_scored_in_the_order_of_their_codes(records, prompts):
+    several = {"autoregressive": records["autoregressive"]}
+    for name, code in (("c", 300), ("b", 2), ("a", 70000)):  # bytes of little-endian numbers would sort otherwise
+        several[name] = make_records(torch.full((NUM, TOKENS), code), RELAXED, prompts)
+    _, numbers = _number_distinct(several)
+    assert numbers[:, 0].tolist() == [0, 2, 1, 3]
+    assert numbers[:, 1].tolist() == [4, 6, 5, 7]
+
+
+class Redness:
+    """A metric that the table of metrics does not know."""
+
+    def describe(self):
+        return {}
+
+    def score(self, images, prompts):
+        return {"redness": images[:, 0].mean(dim=(1, 2)).cpu()}
+
+
+def test_foreign_records_and_unknown_columns_are_named(records, source, models, prompts):
+    with pytest.raises(ValueError, match="other prompts"):
+        measure_quality(records, source.prompts("unseen", NUM), source, models, **OPTIONS)
+    with pytest.raises(ValueError, match="needs the records of autoregressive"):
+        measure_quality({"coupled": records["coupled"]}, prompts, source, models, **OPTIONS)
+    with pytest.raises(ValueError, match=r"redness is measured but has no row in metrics\.registry\.METRICS"):
+        measure_quality(records, prompts, source, replace(models, scores=(Redness(),)), **OPTIONS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classifier, clip_scorer):
+    reader = copy.deepcopy(classifier).cuda()
+    on_gpu = MeasuringModels(
+        *(copy.deepcopy(model).cuda() for model in (models.tokenizer, models.target_model)),
+        models.text_encoder,
+        (ClipScore(copy.deepcopy(clip_scorer).to("cuda")), AccuracyScore(reader)),
+        ClassifierFidelity(reader),
+    )
+    arguments = (records, source.prompts("seen", NUM), source, on_gpu)
+    rows = measure_quality(*arguments, **OPTIONS).rows
+    columns = ["nll", "clip_score", "prompt_accuracy"]
+    assert rows[columns].to_numpy() == pytest.approx(measured.rows[columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)

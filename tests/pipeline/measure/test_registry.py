@@ -1,0 +1,238 @@
+"""The table of metrics; what a config chooses to measure with is named, or refused, before anything runs."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+from torch import nn
+
+from lantern_pipeline.fetch.entries import parse_entries
+from lantern_pipeline.measure import fidelity as of_sets
+from lantern_pipeline.measure.feature_extractors import Extractor
+from lantern_pipeline.measure.measuring_models import check_metric_weights
+from lantern_pipeline.measure.registry import (
+    CHOICES,
+    DECODING,
+    HIGHER,
+    IMAGES,
+    LOWER,
+    METRICS,
+    NEITHER,
+    SETS,
+    MetricFiles,
+    check_choices,
+    chosen,
+    loading_modules,
+    metric_files,
+    metrics_over,
+    needs_reference,
+    published_files,
+    published_weights,
+    trained_models,
+)
+from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
+
+OWN = {"fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True, "hps": False}
+WEIGHTS = ("inception", "vgg16", "clip", "hps")
+ENTRY = {"url": "https://example.org/weights.pth", "files": {"weights.pth": None}}
+RESOURCES = parse_entries({name: ENTRY for name in ("inception_v3", "vgg", "openai", "hps_v2_1", "coco")})
+IMAGE_FOLDER = {"name": "coco", "images": "coco", "statistics": None}
+STATISTICS = {"name": "coco", "images": None, "statistics": "coco"}
+
+
+def published(**changes):
+    values = {"inception": "inception_v3", "vgg16": "vgg", "clip": "openai", "hps": "hps_v2_1"}
+    values |= {"reference": IMAGE_FOLDER, **changes}
+    return {"fidelity": "inception", "clip": "openai", "prompt_accuracy": False, "hps": True, "published": values}
+
+
+def sentence_for(metrics):
+    with pytest.raises(ValueError) as caught:
+        check_choices(metrics, RESOURCES)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- the table ---------------------------------------------------------------------------------------
+
+
+def test_every_metric_stands_once_with_a_known_kind_and_direction():
+    assert len({metric.column for metric in METRICS}) == len({metric.per_image for metric in METRICS}) == len(METRICS)
+    assert {metric.over for metric in METRICS} == {IMAGES, SETS, DECODING}
+    assert {metric.better for metric in METRICS} == {HIGHER, LOWER, NEITHER}
+    assert all(("%" in metric.title) <= metric.is_share for metric in METRICS)
+    assert {metric.key for metric in METRICS} == {None, *CHOICES}
+    of_sets = ["fid", "kid", "frechet_distance", "kernel_distance", "precision", "recall"]
+    assert [metric.column for metric in metrics_over(SETS)] == of_sets
+    # only distances of Inception's features are called FID and KID
+    titles = {metric.column: metric.title for metric in METRICS}
+    assert (titles["fid"], titles["kid"]) == ("FID", "KID")
+    for name in ("frechet_distance", "kernel_distance"):
+        assert "shape features" in titles[name] and not {"FID", "KID"} & set(titles[name].split())
+
+
+def test_the_table_is_read_without_torch_and_pandas():
+    line = "import sys, lantern_pipeline.measure.registry; print(bool({'torch', 'pandas', 'numpy'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", line], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True)
+    assert found.stdout.strip() == b"False", found.stderr
+
+
+def test_every_choice_names_a_function_beside_the_table():
+    folder = Path(of_sets.__file__).parent
+    for choices in CHOICES.values():
+        for choice in choices.values():
+            module, name = choice.loader.split(":")
+            assert f"\ndef {name}(" in (folder / f"{module}.py").read_text(), choice.loader
+    assert loading_modules(OWN) == ["measure/clip_score.py", "measure/fidelity.py", "measure/prompt_accuracy.py"]
+    assert loading_modules({**dict.fromkeys(CHOICES), "hps": True}) == ["measure/clip_score.py"]
+
+
+# --- what a config chooses ---------------------------------------------------------------------------
+
+
+def test_the_embedded_data_set_trains_what_measures_and_needs_nothing_else():
+    check_choices(OWN, {})
+    assert trained_models(OWN) == ("attribute_classifier", "clip")
+    assert published_weights(OWN) == {} == published_files(OWN, {}) and not needs_reference(OWN)
+    trained = {"attribute_classifier": "r.safetensors", "clip": "c.safetensors"}
+    assert metric_files(OWN, trained, {}, "unused") == trained
+
+
+def test_published_metrics_need_weights_and_train_nothing():
+    metrics = published()
+    check_choices(metrics, RESOURCES)
+    assert trained_models(metrics) == ()
+    assert tuple(published_weights(metrics)) == WEIGHTS and needs_reference(metrics)
+    files = {
+        "inception_weights": "resources/inception_v3.json",
+        "vgg16_weights": "resources/vgg.json",
+        "clip_weights": "resources/openai.json",
+        "hps_weights": "resources/hps_v2_1.json",
+    }
+    measured = {**files, "reference": "reference/features.safetensors"}
+    assert metric_files(metrics, {}, RESOURCES, "reference/features.safetensors") == measured
+    assert published_files(metrics, RESOURCES) == {**files, "reference_images": "resources/coco.json"}
+    stored = published(reference=STATISTICS)
+    check_choices(stored, RESOURCES)
+    assert metric_files(stored, {}, RESOURCES, "unused")["reference"] == "resources/coco.json"
+    assert published_files(stored, RESOURCES)["reference_statistics"] == "resources/coco.json"
+
+
+def test_a_file_of_the_users_is_taken(tmp_path):
+    (tmp_path / "weights.pth").touch()
+    metrics = published(inception=str(tmp_path / "weights.pth"))
+    check_choices(metrics, RESOURCES)
+    found = metric_files(metrics, {}, RESOURCES, "unused")["inception_weights"]
+    assert Path(found) == tmp_path / "weights.pth"
+
+
+def test_every_metric_can_be_switched_off():
+    off = {"fidelity": None, "clip": None, "prompt_accuracy": False, "hps": False, "published": {}}
+    check_choices(off, {})
+    assert chosen(off) == {} and metric_files(off, {}, {}, "unused") == {}
+    for metric, others in {"fidelity": 2, "clip": 3, "hps": 3}.items():
+        metrics = {**published(), metric: None}
+        check_choices(metrics, RESOURCES)
+        assert len(published_weights(metrics)) == others
+    check_choices({**published(hps=None, clip=None), "hps": False, "clip": None}, RESOURCES)
+
+
+@pytest.mark.parametrize("key", WEIGHTS)
+def test_weights_that_are_not_named_or_not_known_are_an_error(key):
+    user = {"inception": "fidelity", "vgg16": "fidelity"}.get(key, key)
+    sentence = sentence_for(published(**{key: None}))
+    assert f"metrics.published.{key} names no file, which metrics.{user} needs" in sentence
+    assert f"switch off metrics.{user}" in sentence
+    sentence = sentence_for(published(**{key: "weights/nowhere.pth"}))
+    assert f"metrics.published.{key}" in sentence and "nowhere.pth" in sentence
+
+
+@pytest.mark.parametrize(
+    "metrics, message",
+    [
+        ({"images": None}, "either images (a folder) or statistics (a file), got neither"),
+        ({"statistics": "coco"}, "got images and statistics"),
+        ({"name": None}, "reference.name must name the set of real images"),
+        ({"images": "nowhere/at/all"}, "metrics.published.reference.images"),
+    ],
+)
+def test_a_reference_is_one_named_set(metrics, message):
+    assert message in sentence_for(published(reference={**IMAGE_FOLDER, **metrics}))
+    unknown = {**published(), "fidelity": "dino"}
+    assert "metrics.fidelity must be one of attribute_classifier, inception, null" in sentence_for(unknown)
+
+
+# --- published weights are loaded before anything is generated ---------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path):
+    for seed, name in enumerate(WEIGHTS):
+        save_file(tiny_clip(seed).state_dict(), tmp_path / f"{name}.safetensors")
+    (tmp_path / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
+    write_pictures(tmp_path / "images", 3, seed=0)
+    np.savez(tmp_path / "statistics.npz", mu=np.zeros(3), sigma=np.eye(3))
+    return tmp_path
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Extractors that need no weights; what they were loaded from is kept."""
+    calls, extractor = [], Extractor("nothing/1", "a" * 64, nn.Identity())
+
+    def load(found, vgg16_layer, device):
+        calls.append((found.inception_weights.name, found.vgg16_weights.name, vgg16_layer, str(device)))
+        return {"inception": extractor, "vgg16": extractor}
+
+    monkeypatch.setattr(of_sets, "load_extractors", load)
+    return calls
+
+
+def check(files, reference=IMAGE_FOLDER, **metrics):
+    architecture = {f"{name}_architecture": str(files / "tiny-clip.json") for name in ("clip", "hps")}
+    way = {"preprocessing": "centre_lanczos_32", "clip_prefix": "", "vgg16_layer": "fc2_relu"}
+    paths = {f"{name}_weights": files / f"{name}.safetensors" for name in WEIGHTS}
+    given = {"reference_images": "images"} if reference["images"] else {"reference_statistics": "statistics.npz"}
+    paths |= {name: files / path for name, path in given.items()}
+    chosen = {**published(reference=reference, **architecture, **way), **metrics}
+    return check_metric_weights(chosen, MetricFiles(**paths))
+
+
+def test_every_chosen_model_is_loaded_and_its_weights_are_named(files, loaded):
+    hashes = {name: hashlib.sha256((files / f"{name}.safetensors").read_bytes()).hexdigest() for name in WEIGHTS}
+    for reference in (IMAGE_FOLDER, STATISTICS):
+        assert check(files, reference) == hashes
+    assert loaded == [("inception.safetensors", "vgg16.safetensors", "fc2_relu", "cpu")] * 2
+
+
+@pytest.mark.parametrize("name", ["clip", "hps"])
+def test_a_file_that_holds_no_weights_is_named_where_it_is_used(files, loaded, name):
+    (files / f"{name}.safetensors").write_text("# a README, not weights")
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors should be a PyTorch or safetensors file"):
+        check(files)
+    loaded.clear()
+    off = {"clip": {"clip": "own"}, "hps": {"hps": False}}[name]
+    assert set(check(files, fidelity=None, **off)) == {"clip", "hps"} - {name} and loaded == []
+
+
+def test_weights_of_another_model_are_named(files):
+    with pytest.raises(ValueError, match=r"inception\.safetensors does not hold the weights of inception"):
+        check(files)
+
+
+def test_real_images_that_cannot_be_read_are_named(files, loaded):
+    (files / "images" / "000.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"000\.png is not a readable image"):
+        check(files)
+    for image in (files / "images").iterdir():
+        image.unlink()
+    with pytest.raises(ValueError, match="images holds 0 images"):
+        check(files)
+    (files / "statistics.npz").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"should be an \.npz file with the arrays mu and sigma"):
+        check(files, STATISTICS)

@@ -1,0 +1,73 @@
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lantern_pipeline.measure.intervals import NON_NEGATIVE, SHARE
+from lantern_pipeline.measure.repeats import combine_repeats, repeat_groups, stack_prompts, training_seed
+
+
+def table(repeats=("s0n0", "s1n0"), prompts=("b", "a")):
+    rows = [("m", "seen", 1.0, r, p, 10 * i + j) for i, r in enumerate(repeats) for j, p in enumerate(prompts)]
+    return pd.DataFrame(rows, columns=["method_id", "prompt_set", "temperature", "repeat", "prompt_id", "value"])
+
+
+def test_several_repeats_give_a_pooled_group_first():
+    keys = [key for key, _ in repeat_groups(table())]
+    assert keys == [("m", "seen", 1.0, name) for name in ("pooled", "s0n0", "s1n0")]
+    assert [len(rows) for _, rows in repeat_groups(table())] == [4, 2, 2]
+    assert [key[3] for key, _ in repeat_groups(table(repeats=("s0n0",)))] == ["s0n0"]
+
+
+def test_stacked_prompts_are_sorted_whatever_the_order_of_rows():
+    assert stack_prompts(table(), "value").tolist() == [[1.0, 0.0], [11.0, 10.0]]
+    assert stack_prompts(table().sample(frac=1, random_state=0), "value").tolist() == [[1.0, 0.0], [11.0, 10.0]]
+
+
+def test_a_missing_prompt_is_named():
+    with pytest.raises(ValueError, match="repeats s0n0, s1n0 of m are not of the same prompts"):
+        stack_prompts(table().iloc[1:], "value")
+
+
+def test_training_seed_of_a_repeat():
+    assert training_seed("s12n3") == 12
+    with pytest.raises(ValueError, match=r"s<training seed>n<noise seed>.*'pooled'"):
+        training_seed("pooled")
+
+
+def test_repeats_combine_by_the_stated_formula():
+    # errors 1 and 1 of the two, values 10 and 14: variance between them 8
+    z = 1.959964
+    value, low, high = combine_repeats([10, 14], [10 - z, 14 - z], [10 + z, 14 + z])
+    assert value == 12.0
+    assert (low, high) == pytest.approx((12 - z * math.sqrt(4.5), 12 + z * math.sqrt(4.5)))
+
+
+def test_an_end_cut_off_at_one_does_not_shrink_the_error():
+    whole = combine_repeats([0.95, 0.95], [0.85, 0.85], [1.05, 1.05], SHARE)
+    assert combine_repeats([0.95, 0.95], [0.85, 0.85], [1.0, 1.0], SHARE) == pytest.approx(whole)
+    assert whole[2] == 1.0
+
+
+def test_the_interval_of_repeats_ends_where_the_quantity_does():
+    value, low, high = combine_repeats([2.0, 14.0], [0.0, 12.0], [4.0, 16.0], NON_NEGATIVE)
+    assert low == 0.0 < value == 8.0 < high
+
+
+def test_combined_interval_covers():
+    # 4 repeats whose true values spread by 1, each measured with error 1. The formula counts the error twice, hence the
+    # high coverage: with a true one of 0.93, fewer than 355 of 400 would come up less than once in 500 times.
+    generator = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        values = generator.normal(0, 1, 4) + generator.normal(0, 1, 4)
+        _, low, high = combine_repeats(values, values - 1.96, values + 1.96)
+        hits += low <= 0 <= high
+    assert hits >= 355
+
+
+def test_a_single_known_repeat_is_unchanged_and_none_is_nan():
+    nan = math.nan
+    assert combine_repeats([nan, 2.0], [nan, 1.0], [nan, 5.0]) == (2.0, 1.0, 5.0)
+    assert all(math.isnan(value) for value in combine_repeats([nan], [nan], [nan]))

@@ -1,0 +1,283 @@
+"""The analysis of a study: planted preferences come out, others do not, and bad files are named."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lantern_pipeline.config.paths import answer_files
+from lantern_pipeline.measure.intervals import share_interval
+from lantern_pipeline.pages.study_analysis import (
+    CHECK,
+    PAIR,
+    analyse_answers,
+    preference_interval,
+    read_answers,
+    read_key,
+    render_conclusion,
+)
+
+METHODS = ("near", "far")
+
+
+def make_key(num_pairs=16, num_checks=6, methods=METHODS):
+    trials = [(PAIR, method, f"p{i}") for method in methods for i in range(num_pairs)]
+    trials += [(CHECK, "", f"c{i}") for i in range(num_checks)]
+    about = {"label": "a label", "num_pairs": num_pairs + 2, "num_ties": 2}
+    return {
+        "format": "lantern-study-key",
+        "version": 1,
+        "study": "0123456789abcdef",
+        "methods": [{"method_id": method, **about} for method in methods],
+        "trials": {
+            f"t{number:03d}": {"kind": kind, "method_id": method, "prompt_id": prompt, "baseline": number % 2}
+            for number, (kind, method, prompt) in enumerate(trials)
+        },
+    }
+
+
+def make_file(key, reader, wants_baseline, generator, **changes):
+    """What the page saves of a reader who chooses the autoregressive image where `wants_baseline(trial)` says so."""
+    answers = []
+    for name in generator.permutation(list(key["trials"])).tolist():
+        trial, left = key["trials"][name], int(generator.integers(2))
+        slot = trial["baseline"] if wants_baseline(trial) else 1 - trial["baseline"]
+        choice = "left" if slot == left else "right"
+        answers.append({"trial": name, "left": left, "choice": choice, "milliseconds": 2500})
+    head = {"format": "lantern-study-answers", "version": 1, "study": key["study"], "reader": reader, "download": 1}
+    return {**head, "answers": answers, **changes}
+
+
+def write(folder, name, value):
+    path = folder / f"{name}.json"
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+def attentive(chance, generator):
+    """Passes the checks; elsewhere chooses the autoregressive image with a chance per method."""
+    return lambda trial: trial["kind"] == CHECK or generator.random() < chance[trial["method_id"]]
+
+
+def write_readers(folder, key, number, chance, seed=0):
+    generator = np.random.default_rng(seed)
+    return [
+        write(folder, f"reader{i}", make_file(key, f"r{i}", attentive(chance, generator), generator))
+        for i in range(number)
+    ]
+
+
+def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
+    key = make_key()
+    paths = write_readers(tmp_path, key, 12, {"near": 0.5, "far": 0.7})
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    near, far = (row for _, row in table.iterrows())
+    assert (near["preferred"], far["preferred"]) == ("none", "autoregressive")
+    # 192 judgements: the share's standard error is 0.033.
+    assert abs(far["share_autoregressive"] - 0.7) < 0.1
+    assert far["share_autoregressive_low"] < 0.7 < far["share_autoregressive_high"]
+    assert far["share_relaxed"] == pytest.approx(1 - far["share_autoregressive"])
+    assert far["share_relaxed_low"] == pytest.approx(1 - far["share_autoregressive_high"])
+    assert (far["num_pairs"], far["num_ties"], far["num_shown"]) == (18, 2, 16)
+    assert (far["num_readers"], far["num_judgements"], far["interval"]) == (12, 192, "crossed_bootstrap")
+    text = render_conclusion(table, about)
+    assert "no detectable preference at n = 192 judgements" in text
+    assert "readers prefer the autoregressive images" in text and "2 of 18 pairs were equal" in text
+    assert "12 readers counted, from 12 files" in text
+    assert analyse_answers(paths, key, min_checks=0.8)[0].equals(table)
+    # the same readers, with what is the autoregressive image turned round in every pair of "far"
+    for trial in key["trials"].values():
+        trial["baseline"] = trial["baseline"] ^ (trial["method_id"] == "far")
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    assert table["preferred"].tolist() == ["none", "relaxed"]
+    assert "readers prefer the relaxed images" in render_conclusion(table, about)
+
+
+def simulate(generator, num_readers, num_prompts, shift, reader_scatter, prompt_scatter):
+    """Choices of readers and prompts that differ: (readers, prompts) bool; a shift of 0 is a share of one half."""
+    scores = shift + generator.logistic(size=(num_readers, num_prompts))
+    scores = scores + reader_scatter * generator.normal(size=(num_readers, 1))
+    return scores + prompt_scatter * generator.normal(size=(1, num_prompts)) > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "scatter", "fewest"),
+    [
+        ((12, 16), (0, 0), 0),  # the exact interval decides, which keeps below 5 %
+        ((5, 16), (0.5, 0.5), 0),
+        ((20, 8), (0.3, 0.3), 0),
+        ((12, 16), (0.5, 0.8), 5),
+        ((3, 30), (1, 1), 5),
+    ],
+)
+def test_one_study_in_twenty_finds_a_preference_that_is_not_there(shape, scatter, fewest):
+    generator = np.random.default_rng(0)
+    found = 0
+    for _ in range(300):
+        low, high, _ = preference_interval(simulate(generator, *shape, 0.0, *scatter), num_resamples=300)
+        found += not low <= 0.5 <= high
+    # At a true rate of 5 % more than 28 of 300, or fewer than 5, come up once in a thousand.
+    assert fewest <= found <= 28
+
+
+def test_readers_that_agree_widen_the_interval_and_a_strong_preference_is_still_found():
+    generator = np.random.default_rng(1)
+    found = 0
+    for _ in range(100):
+        low, _, _ = preference_interval(simulate(generator, 12, 16, 1.2, 0.5, 0.8), num_resamples=300)
+        found += low > 0.5
+    assert found >= 80
+    same = np.repeat(generator.random((1, 16)) < 0.7, 12, axis=0)  # twelve readers, one opinion: 16 choices, not 192
+    shuffled = generator.permutation(same.ravel()).reshape(same.shape)
+    width_of_same, width_of_shuffled = (
+        high - low for low, high, _ in (preference_interval(same), preference_interval(shuffled))
+    )
+    assert width_of_same > 2.5 * width_of_shuffled
+
+
+def test_one_reader_or_one_prompt_has_the_exact_binomial_interval():
+    # 14 of 20: Clopper and Pearson's bounds, from the binomial's tails at 2.5 %.
+    chosen = np.arange(20) < 14
+    for one in (chosen[None], chosen[:, None]):
+        low, high, kind = preference_interval(one)
+        assert kind == "clopper_pearson"
+        assert (low, high) == (pytest.approx(0.45721, abs=1e-5), pytest.approx(0.88107, abs=1e-5))
+    assert share_interval(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
+    assert share_interval(10, 10) == (pytest.approx(0.025**0.1), 1.0)
+    assert preference_interval(np.ones((4, 5), bool)) == (pytest.approx(0.025**0.05), 1.0, "clopper_pearson")
+
+
+def test_an_interval_is_never_narrower_than_of_independent_choices():
+    generator = np.random.default_rng(2)
+    for _ in range(50):
+        chosen = generator.random((4, 6)) < 0.5
+        low, high, _ = preference_interval(chosen, num_resamples=200)
+        exact_low, exact_high = share_interval(chosen.sum(), chosen.size)
+        assert 0 <= low <= exact_low and exact_high <= high <= 1
+
+
+def test_readers_who_do_not_look_are_left_out_and_counted(tmp_path):
+    key, generator = make_key(methods=["far"]), np.random.default_rng(3)
+    paths = write_readers(tmp_path, key, 8, {"far": 0.9})
+    paths += [
+        write(tmp_path, f"blind{i}", make_file(key, f"blind{i}", lambda trial: False, generator)) for i in range(4)
+    ]
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    assert (about["num_files"], about["num_readers"], about["num_inattentive"]) == (12, 8, 4)
+    assert table.loc[0, "share_autoregressive"] > 0.8
+    everybody, others = analyse_answers(paths, key, min_checks=0)
+    assert others["num_inattentive"] == 0 and everybody.loc[0, "share_autoregressive"] < 0.7
+    with pytest.raises(ValueError, match="none of the 4 readers passed 80% of the 6 attention checks"):
+        analyse_answers(paths[8:], key, min_checks=0.8)
+
+
+def test_one_missed_check_of_six_is_forgiven_and_two_are_not(tmp_path):
+    key, generator = make_key(methods=["far"]), np.random.default_rng(4)
+    counted = []
+    for missed in range(4):
+        checks = {f"c{i}" for i in range(missed)}
+        file = make_file(key, "r", lambda trial, checks=checks: trial["prompt_id"] not in checks, generator)
+        path = write(tmp_path, f"missed{missed}", file)
+        try:
+            counted.append(analyse_answers([path], key, min_checks=0.8)[1]["num_readers"])
+        except ValueError:
+            counted.append(0)
+    assert counted == [1, 1, 0, 0]
+
+
+def test_a_study_without_checks_counts_every_reader(tmp_path):
+    key = make_key(num_checks=0)
+    _, about = analyse_answers(write_readers(tmp_path, key, 2, {"near": 0.5, "far": 0.5}), key, min_checks=1.0)
+    assert about["num_readers"] == 2
+
+
+def test_of_a_reader_s_files_the_last_counts_once(tmp_path):
+    key, generator = make_key(methods=["far"]), np.random.default_rng(5)
+    first = make_file(key, "r", lambda trial: trial["kind"] == CHECK, generator)
+    last = make_file(key, "r", lambda trial: True, generator, download=2)
+    paths = [write(tmp_path, name, file) for name, file in {"a": last, "b": first, "c": last}.items()]
+    table, about = analyse_answers(paths, key, min_checks=0.8)
+    assert (about["num_files"], about["num_repeated"], about["num_readers"]) == (3, 2, 1)
+    assert table.loc[0, "share_autoregressive"] == 1
+    other = write(tmp_path, "d", make_file(key, "r", lambda trial: trial["prompt_id"] != "p3", generator, download=2))
+    with pytest.raises(ValueError, match=r"a\.json and .*d\.json come from one reader's one save"):
+        analyse_answers([*paths, other], key, min_checks=0.8)
+
+
+def test_a_method_whose_pairs_were_all_equal_has_no_share(tmp_path):
+    key = make_key()
+    key["trials"] = {name: trial for name, trial in key["trials"].items() if trial["method_id"] != "near"}
+    table, about = analyse_answers(write_readers(tmp_path, key, 2, {"far": 0.5}), key, min_checks=0.8)
+    near = table.iloc[0]
+    assert np.isnan(near["share_autoregressive"]) and near["num_judgements"] == 0 and near["preferred"] == "none"
+    assert "no pair to judge (2 of 18 pairs were equal" in render_conclusion(table, about)
+
+
+def test_readers_who_always_press_left_show_up(tmp_path):
+    key, generator = make_key(), np.random.default_rng(6)
+    file = make_file(key, "r", lambda trial: True, generator)
+    for answer in file["answers"]:
+        answer["choice"] = "left"
+    table, about = analyse_answers([write(tmp_path, "r", file)], key, min_checks=0)
+    assert about["left"][0] == 1 and "The left image was chosen in 100%" in render_conclusion(table, about)
+
+
+def drop(file, place):
+    return {**file, "answers": file["answers"][:place]}
+
+
+def alter(file, **changes):
+    return {**file, "answers": [{**file["answers"][0], **changes}, *file["answers"][1:]]}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file: json.dumps(file)[:-40], "truncated or is not JSON"),
+        (lambda file: "", "truncated or is not JSON"),
+        (lambda file: [file], "not an answer file"),
+        (lambda file: {"name": "package.json"}, "not an answer file"),
+        (lambda file: {**file, "study": "feedfeedfeedfeed"}, "study feedfeedfeedfeed, but the key is of study 0123"),
+        (lambda file: {**file, "version": 2}, r"malformed at \$\.version"),
+        (lambda file: {**file, "reader": ""}, r"malformed at \$\.reader"),
+        (lambda file: {**file, "answers": "none"}, r"malformed at \$\.answers"),
+        (lambda file: alter(file, choice="both"), r"malformed at \$\.answers\[0\]\.choice"),
+        (lambda file: alter(file, left=2), r"malformed at \$\.answers\[0\]\.left"),
+        (lambda file: alter(file, milliseconds=-1), r"malformed at \$\.answers\[0\]\.milliseconds"),
+        (lambda file: alter(file, trial="t999"), "answers pair 't999', which the study does not have"),
+        (lambda file: alter(file, trial=file["answers"][1]["trial"]), "answers pair 't0.*' twice"),
+        (lambda file: drop(file, 10), "holds 10 of 38 answers; ask its reader to finish"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, spoil, message):
+    key = make_key()
+    good = make_file(key, "r", lambda trial: True, np.random.default_rng(0))
+    path = write(tmp_path, "spoilt", spoil(good))
+    with pytest.raises(ValueError, match=rf"spoilt\.json .*{message}"):
+        analyse_answers([write(tmp_path, "good", good), path], key, min_checks=0.8)
+
+
+def test_an_empty_folder_says_how_to_get_answers(tmp_path):
+    with pytest.raises(ValueError, match=r"no answer file in .*study\.html.*study\.answers"):
+        answer_files(tmp_path, "study.html")
+    with pytest.raises(ValueError, match=r"study\.answers"):
+        analyse_answers([], make_key(), min_checks=0.8)
+    write(tmp_path, "b", {}), write(tmp_path, "a", {})
+    assert answer_files(tmp_path, "study.html") == [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]
+
+
+def test_only_a_key_is_read_as_a_key(tmp_path):
+    assert read_key(write(tmp_path, "key", make_key())) == make_key()
+    with pytest.raises(ValueError, match=r"answers\.json is not the key"):
+        read_key(write(tmp_path, "answers", {"format": "lantern-study-answers", "version": 1}))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b"[" + b"9" * 5000 + b"]", b'{"format": NaN}', b"\xef\xbb\xbf{", b"", b"\xff\xfe\x00"],
+    ids=["deep", "long number", "NaN", "byte order mark", "empty", "no text"],
+)
+def test_a_file_that_is_no_json_is_named_whatever_it_holds(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.json is truncated or is not JSON"):
+        read_answers(tmp_path / "a.json", {})

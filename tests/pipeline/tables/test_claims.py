@@ -1,0 +1,281 @@
+"""Claims: the numbers follow the tables, whichever way they fall, and what was not run or measured is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
+
+from conftest import ROOT
+from lantern.methods import make_method
+from lantern_pipeline.tables.claims import describe_run, find_claims, speed_measure
+from lantern_pipeline.tables.markdown import claim_cells
+from lantern_pipeline.tables.summary import build_summary
+
+
+@pytest.fixture(scope="module")
+def table():
+    return summarise()
+
+
+def summarise(methods=METHODS, **options):
+    return build_summary(*make_tables(methods, **options), settings=SETTINGS, seed=0)
+
+
+def change(table, method_id, **values):
+    """The table with cells of some method replaced."""
+    changed = table.copy()
+    for name, value in values.items():
+        changed.loc[changed["method_id"] == method_id, name] = value
+    return changed
+
+
+def make_curves(bounded=0.09, published=0.3, deltas=(0.1,)):
+    rules = {"sampled_paper": published, "top_children": published, "top_official": published + 0.1, "bounded": bounded}
+    rows = [
+        {"rule": rule, "delta": delta, "tv_mean": tv + delta, "tv_mean_low": tv, "tv_mean_high": tv + 0.2}
+        | {"tv_max": tv, "tv_share_above_delta": float(tv > 0.1), "num_nodes": 300}
+        for delta in deltas
+        for rule, tv in rules.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def find(summary, curves=None, images=None, ablations=None, reports=None):
+    curves = make_curves() if curves is None else curves
+    images = make_tables().images if images is None else images
+    found = find_claims(summary, curves, images, ablations or {}, reports or {}, settings=SETTINGS, seed=0)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    return found
+
+
+# --- exactness and speed ---------------------------------------------------------------------------
+
+
+def test_the_fastest_rows(table):
+    found = find(table)
+    assert found["tokens"] == {"num_rows": 1, "num_equal": 1, "num_near_ties": 0}
+    assert (found["exact"]["label"], found["exact"]["speedup"]) == ("coupled", pytest.approx(1 / 0.7))
+    # lantern-b is faster but loses 5 points of accuracy; lantern-a loses one
+    assert (found["relaxed"]["method_id"], found["relaxed"]["speedup"]) == ("lantern-a", pytest.approx(1 / 0.6))
+    assert found["relaxed"]["nll"] - found["baseline"]["nll"] == pytest.approx(0.5)
+    assert found["relaxed"]["prompt_accuracy_change"] == pytest.approx(-0.01)
+    assert "exact_without_draft_model" not in found and "relaxed_and_slow" not in found
+    unequal = find(change(table, "coupled", tokens_equal_autoregressive=0.9))
+    assert unequal["tokens"]["num_equal"] == 0 and unequal["exact"]["label"] == "EAGLE-1 (chain5)"
+
+
+@pytest.mark.parametrize(("seconds", "fastest"), [(0.6, "jacobi"), (0.9, "coupled")])
+def test_an_exact_method_without_a_draft_model_stands_apart(seconds, fastest):
+    jacobi = make_method("jacobi", tree="chain9", method_id="jacobi")
+    found = find(summarise({**METHODS, "jacobi": (jacobi, 24, 0.0, 0.0, seconds)}))
+    assert found["tokens"]["num_rows"] == 2 and found["exact"]["method_id"] == fastest
+    assert found["exact_without_draft_model"]["method_id"] == "jacobi"
+
+
+def test_rows_of_single_repeats_are_counted_once_each():
+    repeated = build_summary(*join(make_tables(), make_tables(repeat="s1n0")), settings=SETTINGS, seed=0)
+    found = find(repeated)
+    assert found["tokens"]["num_rows"] == 2
+    assert describe_run(found["setting"]).startswith("20 prompts in 2 repeats of the set seen, 6 of them timed, temp")
+
+
+def test_in_bfloat16_equality_is_reported_and_not_demanded():
+    found = find(change(summarise(dtype="bfloat16"), "coupled", tokens_equal_autoregressive=0.75))
+    expected = {"num_rows": 0, "num_equal": 0, "num_near_ties": 0, "share_equal_bfloat16": 0.75}
+    assert found["tokens"] == expected and found["exact"]["label"] == "coupled"
+
+
+def test_what_loses_accuracy_or_time_is_not_called_fast(table):
+    slow = summarise(with_changes(lantern_a=(20, 1, 0.01, 1.6), lantern_b=(16, 1, 0.9, 0.3)))
+    found = find(slow)
+    assert found["relaxed"]["method_id"] == "lantern-a" and found["relaxed"]["speedup"] == pytest.approx(0.625)
+    assert found["relaxed_and_slow"] == ["LANTERN chain k 20, δ 0.1"]
+    for timed in ({"num_timed": 5}, {"num_timed": 6, "num_repeats": 2}):
+        assert "relaxed_and_slow" not in find(slow.assign(**timed))
+    start = table.set_index("method_id").loc["autoregressive", "prompt_accuracy"]
+    for lost, expected in ((0.02, "lantern-b"), (0.0201, "lantern-a")):  # two points may be lost
+        less = change(table, "lantern-b", prompt_accuracy=start - lost)
+        assert find(less)["relaxed"]["method_id"] == expected
+    bad = change(change(table, "lantern-a", prompt_accuracy=0.1), "lantern-b", prompt_accuracy=0.1)
+    assert "relaxed" not in find(bad)
+    free = find(summarise(has_scenes=False))["relaxed"]  # prompts without attributes rule no method out
+    assert free["method_id"] == "lantern-b" and free["prompt_accuracy"] is None
+
+
+def test_what_was_not_timed_is_compared_by_tokens_per_forward(table):
+    untimed = table.assign(speedup=np.nan, num_timed=np.nan)
+    assert speed_measure(table) == "speedup" and speed_measure(untimed) == "mean_accepted_length"
+    found = find(untimed)
+    assert found["setting"]["num_timed"] == "no" and found["setting"]["autoregressive_latency_ms"] == "unknown"
+    assert "none of them timed" in describe_run(found["setting"])
+    assert found["exact"]["speedup"] is None and found["relaxed"]["mean_accepted_length"] == 3.2
+
+
+# --- the bound, models, captions -------------------------------------------------------------------
+
+
+def test_the_bound_follows_the_curves(table):
+    """At the delta nearest to 0.1; of two as near, at the smaller one, in whatever order they stand."""
+    found = find(table, make_curves())["delta"]
+    expected = {"tv_mean": 0.4, "tv_mean_low": 0.3, "tv_mean_high": 0.5}
+    assert found["published"]["sampled_paper"] == pytest.approx(expected)
+    assert (found["published_is_above"], found["ours_is_above"]) == (True, False)
+    assert (found["delta"], found["num_nodes"], found["num_deltas"]) == (0.1, 300, 1)
+    assert not find(table, make_curves(published=-0.05))["delta"]["published_is_above"]
+    assert find(table, make_curves(bounded=0.2))["delta"]["ours_is_above"]
+    assert "delta" not in find(table, make_curves().iloc[:0])
+    for deltas, nearest in (((0.3, 0.11, 0.05), 0.11), ((0.2, 0.0), 0.0), ((0.0, 0.2), 0.0)):
+        assert find(table, make_curves(deltas=deltas))["delta"]["delta"] == nearest
+
+
+def test_models_are_described_by_their_reports(table):
+    reports = {
+        "target": {"val_cross_entropy": 3.456, "checkpoint": "x.pt", "num_steps": 3},
+        "attribute_classifier": {"val": {"accuracy": 0.995}, "unseen": {"accuracy": 0.9}, "history": [{}]},
+    }
+    assert find(table, reports=reports)["models"] == {
+        "target": {"val_cross_entropy": 3.456},
+        "attribute_classifier": {"val_accuracy": 0.995, "unseen_accuracy": 0.9},
+    }
+
+
+def test_captions_ask_for_what_there_is(table):
+    setting = find(table)["setting"]
+    assert setting["prompts"] == "20 prompts" and setting["num_timed"] == "6" and setting["num_methods"] == "5"
+    assert setting["autoregressive_latency_ms"] == "1025"
+    captions = "".join(path.read_text() for path in (ROOT / "workflow" / "report").glob("*.rst"))
+    asked = set(re.findall(r"params\.numbers\.(\w+)", captions))
+    assert asked and asked <= set(setting) and "config.numbers" not in captions
+
+
+def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):
+    table.to_csv(tmp_path / "summary.csv", index=False)
+    found = find(pd.read_csv(tmp_path / "summary.csv"))
+    assert found == find(table)
+    cells = dict(claim_cells(found)[1:])
+    assert cells["exact: speedup"] == "1.43" and cells["relaxed: tv_mean"] == "0.2 [0.1, 0.3]"
+    assert cells["tokens: num_rows"] == "1" and "exact: speedup_low" not in cells
+
+
+# --- whose distribution is the target's, and the frontier ------------------------------------------
+
+
+def make_peers(costs):
+    """Summary and images; `costs`: schedule of weights -> NLL added at two lengths that all schedules of cool reach."""
+    methods = {name: METHODS[name] for name in ("autoregressive", "eagle1", "coupled")}
+    for schedule, both in costs.items():
+        for omega, forwards, cost in zip((1.1, 2.0), (32, 20), both, strict=True):
+            fall = {"annealed": 0.7, "constant": 0.0}[schedule]
+            spec = make_method("cool", omega=omega, fall=fall, method_id=f"{schedule}-{omega}")
+            methods[spec.method_id] = (spec, forwards, cost, 0.0, 0.5)
+    methods["sjd_pp"] = (make_method("sjd_pp", tree="chain9", method_id="sjd_pp"), 25, 0.1, 0.0, 0.6)
+    tables = make_tables(methods)
+    summary = build_summary(*tables, settings=SETTINGS, seed=0).assign(law_p=0.5)
+    summary.loc[summary["method"] == "eagle1", "tv_mean"] = 1e-8
+    summary.loc[summary["method"] == "coupled", "substitution_rate"] = 0.0
+    summary.loc[summary["method"] == "sjd_pp", "tv_mean"] = np.nan
+    return summary, tables.images
+
+
+@pytest.fixture(scope="module")
+def peers():
+    return make_peers({"annealed": (0.1, 0.4), "constant": (0.3, 0.8)})
+
+
+def test_claims_that_stand_and_what_the_test_cannot_tell(peers):
+    found = find(change(peers[0], "annealed-2.0", law_p=1e-9), images=peers[1])["distribution"]
+    assert (found["num_claims"], found["num_stand"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
+    assert (found["num_tests"], found["level"]) == (7, pytest.approx(0.05 / 7))
+    assert (found["num_relaxed"], found["num_told"]) == (5, 1) and found["not_told"]["COOL-SD ω 1.1"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("method_id", "values", "num_refuted"),
+    [
+        ("eagle1", {"law_p": 0.05 / 7 - 1e-6}, 1),
+        ("eagle1", {"law_p": 0.05 / 7 + 1e-6}, 0),
+        ("eagle1", {"tv_mean": 2e-5}, 1),
+        ("eagle1", {"tv_mean": 0.5e-5}, 0),
+        ("coupled", {"tokens_equal_autoregressive": 0.95}, 1),
+        ("eagle1", {"tokens_equal_autoregressive": 0.95}, 0),  # keeps the distribution, not the tokens
+    ],
+)
+def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
+    found = find(change(peers[0], method_id, **values), images=peers[1])["distribution"]
+    assert len(found["refuted"]) == num_refuted and found["num_stand"] == 2 - num_refuted
+
+
+def test_what_was_not_measured_is_listed(peers):
+    found = find(change(peers[0], "eagle1", law_p=np.nan), images=peers[1])
+    assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_stand"] == 1
+    assert found["frontier"]["not_measured"] == ["SJD++ (chain9)"]
+    assert "distribution" not in find(peers[0].assign(law_p=np.nan), images=peers[1])
+
+
+def test_the_frontier_holds_what_no_row_beats_in_both(peers):
+    summary = change(peers[0], "annealed-2.0", speedup=4.0, tv_mean=0.3)
+    found = find(change(summary, "constant-2.0", speedup=3.0, tv_mean=0.4), images=peers[1])["frontier"]
+    rows = [(row["label"], row["speedup"], row["distance"]) for row in found["all"]]
+    assert rows[0] == ("COOL-SD ω 2", 4.0, 0.3) and rows[-1] == ("coupled", pytest.approx(1 / 0.7), 0)
+    assert "COOL-SD ω 2, fall 0" not in {label for label, *_ in rows} and found["num_rows"] == 7
+    assert [row["label"] for row in found["without_draft_model"]] == ["autoregressive"]
+    exact = find(change(summary, "eagle1", speedup=2.5), images=peers[1])["frontier"]["all"][-1]
+    assert exact == {"label": "EAGLE-1 (chain5)", "speedup": 2.5, "distance": 0}  # 1e-8 is rounding
+    few = peers[0][peers[0]["method_id"].isin(["autoregressive", "coupled"])]
+    assert "frontier" not in find(few, images=peers[1])
+
+
+# --- equal accepted length -------------------------------------------------------------------------
+
+
+def ablation(column, costs):
+    rows = [
+        {"method": "proximity", "neighbours": "l2_normalised", **{column: name}, "method_id": f"{name}{k}"}
+        | {"prompt_id": f"p{p}", "num_tokens": 12, "target_forwards": 6 - k, "nll": 3 + cost * k + 0.01 * p}
+        for name, cost in costs.items()
+        for k in (0, 1)
+        for p in range(6)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_ablations_are_compared_at_equal_length(table):
+    rules = ablation("method", {"proximity": 0.3, "lantern": 0.3, "lantern_pp": 0.1})
+    codes = ablation("neighbours", {"l2_normalised": 0.1, "random": 0.4})
+    found = find(table, ablations={"rules": rules, "neighbours": codes, "k": codes})["equal_length"]
+    assert {key: list(value) for key, value in found.items()} == {
+        "proximity": ["lantern", "lantern_pp"],
+        "l2_normalised": ["random"],
+    }
+    same, worse = found["proximity"].values()
+    assert same["difference"] == pytest.approx(0) and worse["difference"] == pytest.approx(0.1)
+    assert (worse["shortest"], worse["longest"]) == (2.0, 2.4) and worse["low"] <= 0.1 + 1e-9 <= worse["high"] + 1e-6
+    assert found["l2_normalised"]["random"]["difference"] == pytest.approx(-0.15)
+
+
+def test_curves_without_a_common_length_have_no_numbers(table):
+    images = ablation("method", {"proximity": 0.1, "lantern": 0.5})
+    images.loc[images["method"] == "lantern", "target_forwards"] = 12
+    assert find(table, ablations={"rules": images})["equal_length"] == {"proximity": {"lantern": None}}
+    alone = {"rules": ablation("method", {"lantern": 0.1}), "neighbours": ablation("neighbours", {"random": 0.1})}
+    assert "equal_length" not in find(table, ablations=alone)
+
+
+@pytest.mark.parametrize(("costs", "sign"), [((0.3, 0.8), -1), ((0.0, 0.1), 1)])
+def test_relaxations_of_the_same_drafts_at_equal_length(costs, sign):
+    summary, images = make_peers({"annealed": (0.1, 0.4), "constant": costs})
+    summary.loc[summary["fall"] == 0, "tv_mean"] = 0.3
+    (found,) = find(summary, images=images)["equal_length"]["annealed"].values()
+    assert np.sign([found["difference"], found["low"], found["high"]]).tolist() == [sign] * 3
+    assert (found["tv_first"], found["tv_second"]) == pytest.approx((0.2, 0.3))
+
+
+def test_rows_on_other_trees_are_not_compared(peers):
+    summary = peers[0].copy()
+    summary.loc[summary["fall"] == 0, "tree"] = "chain3"
+    assert "equal_length" not in find(summary, images=peers[1])

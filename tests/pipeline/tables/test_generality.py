@@ -1,0 +1,106 @@
+"""Many targets: gains over the exact method on the same drafts, ambiguity, and numbers that follow the table."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pandas as pd
+import pytest
+from result_tables import SETTINGS, make_tables, with_changes
+
+from lantern.io import write_json
+from lantern_pipeline.data.tables import read_table, write_table
+from lantern_pipeline.tables.comparisons import build_paired
+from lantern_pipeline.tables.generality import (
+    COLUMNS,
+    describe_changes,
+    find_generality_claims,
+    measure_gains,
+    measure_masses,
+    target_rows,
+)
+from lantern_pipeline.tables.markdown import target_cells
+from lantern_pipeline.tables.summary import build_summary
+
+LANTERN = "LANTERN chain k 20, δ 0.1"
+
+
+@cache
+def make_rows(forwards):
+    """A target's rows: EAGLE-1 takes 32 forwards an image, LANTERN so many."""
+    tables = make_tables(with_changes(eagle1=(32, 0.0, 0.0, 0.8), lantern_a=(forwards, 0.5, 0.04, 0.6)))
+    options = {"settings": SETTINGS, "seed": 0}
+    summary, paired = build_summary(*tables, **options), build_paired(tables.images, tables.latency, **options)
+    decoded = tables.images[tables.images["method_id"] != "real"]
+    return target_rows(summary, paired, decoded, SETTINGS, 0)
+
+
+def make_target(name, top10, forwards=20, differs=None):
+    masses = {f"{kind}{end}": mass for kind, mass in (("top1", 0.3), ("top10", top10)) for end in ("", "_low", "_high")}
+    return make_rows(forwards).assign(target=name, differs=differs, made_by="this", **masses)[list(COLUMNS)]
+
+
+def make_table(*targets):
+    return pd.concat([make_target(*target) for target in targets], ignore_index=True)
+
+
+GROWING = [("base", 0.8, 20), *((f"t{i}", 0.8 - 0.1 * i, 20 - i, "tokenizer.grid 12") for i in range(1, 6))]
+
+
+def test_gains_are_over_the_exact_method_on_the_same_drafts_and_tree():
+    rows = make_target("base", 0.8).set_index("method_id")
+    assert rows["gain"].dropna().to_dict() == pytest.approx({"lantern-a": 32 / 20, "lantern-b": 2.0})
+    assert rows["gain_over"].dropna().unique().tolist() == ["eagle1"]
+    assert (rows.loc["lantern-a", ["gain_low", "gain_high"]] == 1.6).all()  # every image takes as many forwards
+    changes = {"eagle1": 0, "coupled": 0, "lantern-a": 0.5, "lantern-b": 1}
+    assert rows["nll_change"].dropna().to_dict() == pytest.approx(changes)
+    alone = make_rows(20)[["method_id", "is_exact", "drafts", "tree"]]
+    alone.loc[alone["method_id"] == "lantern-b", "tree"] = "chain3"
+    gains = measure_gains(
+        alone, make_tables().images.dropna(subset="target_forwards"), {"num_resamples": 20, "seed": 0}
+    )
+    assert gains["gain"].notna().tolist() == (alone["method_id"] == "lantern-a").tolist()
+
+
+def test_ambiguity_is_the_guided_targets():
+    images = {"image": [0, 0, 1, 1], "position": [0, 1, 0, 1], "top1": [0.2, 0.4, 0.5, 0.7], "top10": 0.9}
+    other = pd.DataFrame({"cfg_scale": 1.0, **images}).assign(top1=0.0)
+    table = pd.concat([other, pd.DataFrame({"cfg_scale": 3.0, **images})], ignore_index=True)
+    found = measure_masses(table, 3.0, {"num_resamples": 200, "seed": 0})
+    assert found["top1"] == pytest.approx(0.45) and found["top10"] == pytest.approx(0.9)
+    assert found["top1_low"] == pytest.approx(0.3) and found["top1_high"] == pytest.approx(0.6)
+
+
+def test_what_a_variant_changes_is_told_without_its_files():
+    changes = {"tokenizer": {"checkpoint": "a"}, "target": {"rope": "1d", "has_qk_norm": True}}
+    assert describe_changes(changes) == "target.rope 1d, target.has_qk_norm true" and describe_changes({}) == ""
+
+
+def test_the_claims_follow_the_numbers(tmp_path):
+    claims = find_generality_claims(make_table(*GROWING))
+    write_json(tmp_path / "claims.json", claims)
+    found = claims["lantern-a"]
+    assert (found["label"], found["measure"]) == (LANTERN, "gain")
+    assert (found["num_targets"], found["num_above_one"], found["base"]) == (6, 6, pytest.approx(1.6))
+    assert (found["gain_min"], found["gain_max"]) == pytest.approx((1.6, 32 / 15))
+    assert list(found["unlike_base"]) == ["t1", "t2", "t3", "t4", "t5"]
+    assert found["tau"] == pytest.approx(1) and found["p"] == pytest.approx(2 / 720)  # two of 6! orders
+    assert (found["nll_change_min"], found["tv_mean_max"]) == pytest.approx((0.5, 0.2))
+    exact = claims["eagle1"]
+    assert (exact["measure"], exact["unlike_base"]) == ("mean_accepted_length", {}) and "tau" not in exact  # all alike
+    falling = [(name, 1 - mass, *rest) for name, mass, *rest in GROWING]
+    assert find_generality_claims(make_table(*falling))["lantern-a"]["tau"] == pytest.approx(-1)
+    assert find_generality_claims(make_table(("base", 0.8, 32), ("t", 0.7, 40)))["lantern-a"]["num_above_one"] == 0
+
+
+def test_a_table_of_targets(tmp_path):
+    write_table(tmp_path / "generality.csv", make_table(*GROWING))
+    titles, *rows = target_cells(read_table(tmp_path / "generality.csv"))
+    lines = {row[0]: row[1:] for row in rows}
+    assert titles == ["", "base", "t1", "t2", "t3", "t4", "t5"] and len(rows) == len(lines)
+    assert lines["what differs"] == ["–", *["tokenizer.grid 12"] * 5]
+    assert lines["cross-entropy (nats / token)"][0] == "3.90" and lines["top-10"][:2] == ["0.80", "0.70"]
+    assert lines[f"{LANTERN}: tokens / forward"][0] == "3.20" and lines[f"{LANTERN}: gain"][-1] == "2.13"
+    assert lines[f"{LANTERN}: NLL added"][0] == "+0.50" and lines[f"{LANTERN}: TV"][0] == "0.200 [0.100, 0.300]"
+    assert [name for name in lines if name.startswith("EAGLE-1")] == ["EAGLE-1 (chain5): tokens / forward"]
+    assert "nan" not in str(rows)

@@ -1,0 +1,128 @@
+"""What readers are shown: which rows and columns, on pages of the report and between the markers of documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from result_tables import METHODS, SETTINGS, join, make_tables
+
+from lantern.methods import make_method
+from lantern_pipeline.tables.markdown import (
+    README_COLUMNS,
+    README_PLAIN,
+    html_page,
+    markdown_table,
+    method_cells,
+    results_table,
+    select_few,
+    update_marked_block,
+    with_interval,
+)
+from lantern_pipeline.tables.summary import build_summary
+
+
+def shown(tables=None):
+    return results_table(build_summary(*(tables or make_tables()), settings=SETTINGS, seed=0), SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return shown()
+
+
+def test_the_full_table(table):
+    titles, *rows = method_cells(table)
+    assert titles == [
+        *("method", "tokens / forward", "speed-up", "substitutions / image", "NLL (nats / token)"),
+        *("Fréchet distance (shape features)", "CLIP score", "prompt accuracy (%)"),
+        *("tokens equal to autoregressive (%)", "TV from the target"),
+    ]
+    assert len(rows) == len(METHODS) + 1 and len({len(row) for row in rows}) == 1
+    assert rows[0][:4] == ["autoregressive", "1.00", "1.00", "2.0"]
+    assert rows[-1] == ["real images", "–", "–", "–", "–", "9.0", "0.950", "97.0", "–", "–"]
+    lantern = next(row for row in rows if row[0] == "LANTERN chain k 20, δ 0.1")
+    assert lantern[-2:] == ["0", "0.200 [0.100, 0.300]"]
+    free = method_cells(table.assign(prompt_accuracy=np.nan, hps=0.28, hps_low=0.27, hps_high=0.29))[0]
+    assert "HPS" in free and "prompt accuracy (%)" not in free  # what was not measured has no column
+    pooled = shown(join(make_tables(), make_tables(repeat="s1n0")))
+    assert len(pooled) == len(METHODS) + 1 and set(pooled["repeat"]) == {"pooled"}
+
+
+def test_the_total_variation_is_bounded_by_the_substitutions_where_it_is_not_known(table):
+    changed = table.copy()
+    names = ["substitution_rate", "substitution_rate_low", "substitution_rate_high"]
+    changed.loc[table["method_id"] == "coupled", names] = 0.03, 0.02, 0.04
+    for plain, expected in (((), "≤ 0.030 [0.020, 0.040]"), (README_PLAIN, "≤ 0.030")):
+        rows = method_cells(changed, plain=plain)
+        assert next(row for row in rows if row[0] == "coupled")[-1] == expected
+
+
+def test_the_readme_has_few_rows_and_columns():
+    """Of every preset the fastest: one stands twice, one is the user's own, and the later ones are the faster."""
+    chain, few = {"tree": "chain5", "drafts": "sampled"}, {"k": 20, "delta": 0.1}
+    relaxed = [
+        make_method("lantern", method_id="tree", **few),
+        make_method("lantern", method_id="chain", **chain, **few),
+        make_method("lantern_pp", method_id="pp", tree="chain3", k=10, lambda_=2.0),
+        make_method("proximity", method_id="proximity", tree="chain3", k=20),
+        make_method("bounded", method_id="bounded", k=20, delta=0.4),
+        replace(make_method("bounded", method_id="mine", k=5, delta=0.1), name="mine"),
+    ]
+    methods = {name: METHODS[name] for name in ("autoregressive", "eagle1", "coupled")}
+    methods["eagle2"] = (make_method("eagle2", method_id="eagle2"), 32, 0.0, 0.0, 1.5)
+    methods |= {spec.method_id: (spec, 20, 0.5, 0.0, 0.5 - 0.02 * number) for number, spec in enumerate(relaxed)}
+    table = shown(make_tables(methods))
+    titles, *rows = method_cells(select_few(table), README_COLUMNS, README_PLAIN)
+    assert [row[0] for row in rows] == [
+        *("autoregressive", "EAGLE-1 (chain5)", "coupled", "LANTERN chain k 20, δ 0.1", "LANTERN++ k 10, λ 2"),
+        *("proximity k 20", "bounded k 20, δ 0.4", "real images"),
+    ]
+    assert [title.partition(" (")[0] for title in titles[1:]] == [
+        *("tokens / forward", "speed-up", "NLL", "prompt accuracy", "TV from the target")
+    ]
+    untimed = select_few(table.assign(speedup=np.nan))  # the first of each preset
+    expected = ["autoregressive", "eagle1", "coupled", "tree", "pp", "proximity", "bounded", "real"]
+    assert untimed["method_id"].tolist() == expected
+
+
+def test_the_readme_has_the_fastest_method_without_a_draft_model_besides():
+    trees = {"eagle1": "chain6", "coupled": "chain6", "jacobi": "chain6", "hybrid": "chain6+chain3"}
+    methods = {"autoregressive": METHODS["autoregressive"]}
+    for number, (name, tree) in enumerate(trees.items()):
+        methods[name] = (make_method(name, tree=tree, method_id=name), 32, 0.0, 0.0, 0.8 - 0.1 * number)
+    methods["slower"] = (make_method("jacobi", tree="chain9", method_id="slower"), 32, 0.0, 0.0, 0.9)
+    few = select_few(shown(make_tables(methods)))
+    assert few["method_id"].tolist() == ["autoregressive", "coupled", "jacobi", "hybrid", "real"]
+
+
+def test_a_page_stands_alone(table):
+    page = html_page("1 < 2?", "<script> & more", method_cells(table))
+    assert "<h2>1 &lt; 2?</h2>" in page and "<p>&lt;script&gt; &amp; more</p>" in page
+    assert page.count("<tr>") == 1 + len(table) and "<td>LANTERN chain k 20, δ 0.1</td>" in page
+    assert "src=" not in page and "href=" not in page
+
+
+def test_an_interval_is_left_out_where_there_is_none():
+    row = {"x": 1.234, "x_low": 1.0, "x_high": 2.0, "y": 0.5, "y_low": np.nan, "y_high": None, "z": 1, "z_low": 1}
+    assert with_interval(row, "x") == "1.23 [1.00, 2.00]"
+    assert with_interval(row, "x", "+.0f", 100) == "+123 [+100, +200]"
+    assert with_interval(row, "y") == "0.50" and with_interval(row, "nothing") == "–"
+    assert with_interval({**row, "z_high": 1}, "z", ".1f") == with_interval(row, "z", ".1f") == "1.0"
+
+
+def test_a_marked_block_is_replaced_and_only_it(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n")
+    new = markdown_table([["a", "b"], ["1", "2"]])
+    assert update_marked_block(path, new, "results")
+    block = "| a | b |\n| --- | ---: |\n| 1 | 2 |"
+    assert path.read_text() == f"before\n<!-- results:begin -->\n{block}\n<!-- results:end -->\nafter\n"
+    stamp = path.stat().st_mtime_ns
+    assert not update_marked_block(path, new, "results") and path.stat().st_mtime_ns == stamp
+    for text in ("none", "<!-- results:end --> <!-- results:begin -->", "<!-- results:begin -->"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="must hold the marker"):
+            update_marked_block(path, new, "results")
+        assert path.read_text() == text

@@ -1,0 +1,111 @@
+"""Labels: one for each method in everything that is published, whatever stands beside it."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from snakemake.utils import update_config
+
+from lantern.methods import PRESETS, MethodSpec, make_method
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
+from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.data.tables import method_columns, read_table
+from lantern_pipeline.tables.method_labels import (
+    METHODS,
+    PARTS,
+    STATIC_TREE,
+    SYMBOLS,
+    label_family,
+    label_method,
+    label_rows,
+    method_colour,
+    method_name,
+)
+
+ROOT = Path(__file__).parents[3]
+PUBLISHED = ("peers", "generality", "ablations", "embedded_training")
+
+
+def nature_of(row):
+    """What makes a method, without its name."""
+    parts = [None if pd.isna(row[name]) else row[name] for name in PARTS]
+    return json.dumps([*parts, *(None if pd.isna(row[name]) else float(row[name]) for name in SYMBOLS)])
+
+
+def published_methods():
+    for name in (None, *PUBLISHED):
+        config = load_yaml(ROOT / "config.yaml")
+        if name:
+            update_config(config, load_yaml(ROOT / "experiments" / f"{name}.yaml"))
+        specs = [run.spec for run in expand_methods(config)]
+        specs += [point.spec for points in expand_ablations(config).values() for point in points]
+        yield from (method_columns(spec.to_dict()) for spec in specs)
+    for name in ("results", "peers", "generality", "targets"):
+        table = read_table(ROOT / "docs" / f"{name}.csv")
+        yield from (row for _, row in table[~table["method"].isin(("real", "reconstruction"))].iterrows())
+
+
+def test_a_label_holds_what_differs_within_everything_published():
+    labels, methods = defaultdict(set), defaultdict(set)
+    for row in published_methods():
+        labels[nature_of(row)].add(label_method(row))
+        methods[label_method(row)].add(nature_of(row))
+    assert len(labels) > 80
+    assert {nature: found for nature, found in labels.items() if len(found) > 1} == {}
+    assert {label: found for label, found in methods.items() if len(found) > 1} == {}
+
+
+LANTERN = {"k": 20, "delta": 0.1}
+CASES = [
+    ("LANTERN k 20, δ 0.1", "lantern", {**LANTERN}),
+    ("LANTERN chain k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain5", "drafts": "sampled"}),
+    ("LANTERN chain (chain3) k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain3", "drafts": "sampled"}),
+    ("LANTERN (chain9, jacobi) k 20, δ 0.1", "lantern", {**LANTERN, "tree": "chain9", "drafts": "jacobi"}),
+    ("LANTERN (random) k 20, δ 0.1", "lantern", {**LANTERN, "neighbours": "random"}),
+    ("EAGLE-1", "eagle1", {"tree": STATIC_TREE}),
+    ("EAGLE-1 (naive_extend_57)", "eagle1", {}),
+    ("EAGLE-1 (chain5)", "eagle1", {"tree": "chain5"}),
+    ("Jacobi", "jacobi", {"tree": "chain9"}),
+    ("Jacobi (tuned)", "jacobi", {"tree": "tuned"}),
+    ("SCD, Gumbel (chain9)", "scd_gumbel", {"tree": "chain9"}),
+    ("COOL-SD ω 2", "cool", {"omega": 2}),
+    ("COOL-SD ω 2, fall 0", "cool", {"fall": 0, "omega": 2}),
+    ("PathRelax", "path_relax", {}),
+    ("PathRelax (chain9x2) δ 0.3", "path_relax", {"tree": "chain9x2", "delta": 0.3}),
+    ("GSD d² 10000", "gsd", {"d_max": 10000}),
+]
+
+
+@pytest.mark.parametrize(("label", "preset", "parts"), CASES, ids=[case[0] for case in CASES])
+def test_a_label_names_what_departs_from_the_preset(label, preset, parts):
+    spec = make_method(preset, **parts)
+    assert label_method(spec.to_dict()) == label == label_method(method_columns(spec.to_dict()))
+
+
+def test_names_and_colours_of_the_users_own_methods():
+    sjd = make_method("sjd", tree="chain9", acceptance="additive", **LANTERN).to_dict()
+    assert label_method({**sjd, "name": "lantern_sjd"}) == "LANTERN (chain9, sjd) k 20, δ 0.1"
+    mine = MethodSpec.of("my_own", tree="chain3", drafts="coupled").to_dict()
+    assert label_method(mine) == "my own (chain3, coupled)" and label_family(method_columns(mine)) == label_method(mine)
+    assert method_name("lantern_chain") == "LANTERN chain"
+    assert method_colour("my_own") not in {look.colour for look in METHODS.values() if look.name != "LANTERN chain"}
+
+
+def test_rows_of_a_table_have_the_labels_of_their_methods():
+    """They have empty cells where a method has no such part."""
+    methods = [make_method(name).to_dict() for name in ("autoregressive", "eagle2")]
+    methods += [make_method("lantern", **LANTERN).to_dict(), make_method("zipar", window=2).to_dict()]
+    rows = pd.DataFrame([*map(method_columns, methods), {"method": "real"}, {"method": "reconstruction"}])
+    labels = label_rows(rows.set_index(pd.Index([7, 3, 5, 1, 2, 0])))
+    assert list(labels.index) == [7, 3, 5, 1, 2, 0] and labels.tolist() == [
+        *("autoregressive", "EAGLE-2", "LANTERN k 20, δ 0.1", "ZipAR w 2", "real images", "reconstructions")
+    ]
+
+
+def test_what_is_unsaid_is_the_default():
+    config = load_yaml(ROOT / "config.yaml")
+    assert config["draft_tree"]["static"] == STATIC_TREE
+    assert config["codebook"]["neighbours"] == "l2_normalised"
+    assert set(METHODS) == {*PRESETS, "lantern_chain", "pjd"}

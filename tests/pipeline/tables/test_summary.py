@@ -1,0 +1,115 @@
+"""The table of results, made of made-up tables: values by hand, pooled rows, what is missing."""
+
+import math
+
+import pandas as pd
+import pytest
+from result_tables import METHODS, NUM, SETTINGS, join, make_tables
+
+from lantern_pipeline.tables.summary import SUMMARY_COLUMNS, build_summary, preferred_rows
+
+
+def summarise(tables):
+    return build_summary(*tables, settings=SETTINGS, seed=0)
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return summarise(make_tables())
+
+
+def test_columns_and_values(summary):
+    assert list(summary.columns) == list(SUMMARY_COLUMNS)
+    merits = "mean_accepted_length latency_s speedup substitutions nll fid kid frechet_distance kernel_distance "
+    merits += "precision recall clip_score prompt_accuracy all_correct tokens_equal_autoregressive tv_mean "
+    for name in (merits + "tv_share_above_delta substitution_rate").split():
+        assert {name, f"{name}_low", f"{name}_high"} <= set(summary.columns), name
+    rows = summary.set_index("method_id")
+    coupled, a, b = (rows.loc[name] for name in ("coupled", "lantern-a", "lantern-b"))
+    assert (coupled.mean_accepted_length, coupled.num_near_ties, a.substitutions) == (2.0, 0, 2.0)
+    assert (coupled.speedup, coupled.latency_s) == pytest.approx((1 / 0.7, 0.7 * 1.025))
+    assert a.nll - rows.loc["autoregressive", "nll"] == pytest.approx(0.5)
+    # paired: the change of accuracy varies only through the five prompts that lose
+    assert b.prompt_accuracy_change == pytest.approx(-0.2 * 5 / 20)
+    assert coupled.prompt_accuracy_change_low == coupled.prompt_accuracy_change_high == 0.0
+    for name in ("nll", "prompt_accuracy", "speedup", "mean_accepted_length", "clip_score"):
+        assert b[f"{name}_low"] <= b[name] + 1e-12 and b[name] <= b[f"{name}_high"] + 1e-12
+    for name in ("tokens_equal_autoregressive", "all_correct"):  # all of 20 images is not certainty
+        assert coupled[[f"{name}_low", f"{name}_high"]].tolist() == pytest.approx([0.025 ** (1 / NUM), 1.0])
+    assert a[["tv_mean", "tv_mean_low", "tv_mean_high", "tv_max"]].tolist() == [0.2, 0.1, 0.3, 0.5]
+    assert math.isnan(coupled.tv_mean)
+    decoded = summary[summary.method != "real"]
+    assert set(decoded.target_cross_entropy) == {3.9} and set(decoded.stepping) == {"eager"}
+    assert decoded.target_prompt_accuracy.tolist() == pytest.approx([0.9] * len(decoded))
+
+
+def test_ceilings_appear_once_without_a_temperature():
+    table = summarise(make_tables(temperatures=(0.0, 1.0)))
+    (real,) = table[table.method == "real"].temperature
+    assert math.isnan(real) and len(table) == 2 * len(METHODS) + 1
+
+
+def test_prompt_sets_that_were_not_timed_have_empty_cells():
+    seen, other = make_tables(), make_tables()
+    for part in (other.quality, other.images, other.total_variation):
+        part["prompt_set"] = "unseen"
+    table = summarise(join(seen, other)._replace(latency=seen.latency))
+    assert table[table.prompt_set == "unseen"].speedup.isna().all()
+    assert table[(table.prompt_set == "seen") & (table.method != "real")].speedup.notna().all()
+
+
+def test_eager_steps_stand_beside_captured_ones():
+    tables = make_tables()
+    graph = tables.latency.assign(stepping="graph")
+    graph["seconds"] = graph["seconds"] * graph["method_id"].map(lambda name: 0.5 if name == "autoregressive" else 0.2)
+    both = tables._replace(latency=pd.concat([tables.latency, graph], ignore_index=True))
+    row = summarise(both).set_index("method_id").loc["coupled"]
+    assert row["stepping"] == "graph" and row["latency_s"] == pytest.approx(0.2 * 0.7 * 1.025)
+    assert row["speedup"] == pytest.approx(0.5 / 0.2 / 0.7) and row["speedup_eager"] == pytest.approx(1 / 0.7)
+
+
+def test_near_ties_are_excepted():
+    tables = make_tables()
+    first = (tables.images.method_id == "coupled") & (tables.images.prompt_id == "p-00000")
+    tables.images.loc[first, ["is_equal", "is_near_tie"]] = False, True
+    row = summarise(tables).set_index("method_id").loc["coupled"]
+    assert (row.tokens_equal_autoregressive, row.num_near_ties) == (1.0, 1)
+    assert row.tokens_equal_autoregressive_low == pytest.approx(0.025 ** (1 / (NUM - 1)))
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    tables = join(make_tables(), make_tables(repeat="s1n0", drift=0.4))
+    tables.total_variation["law_p"] = 0.01
+    return summarise(tables)
+
+
+def test_pooled_rows_come_first_and_hold_the_means_of_the_repeats(repeated):
+    assert repeated.repeat.tolist() == ["pooled"] * 6 + ["s0n0"] * 6 + ["s1n0"] * 6
+    assert repeated[repeated.method == "real"].temperature.isna().all()
+    rows = repeated.set_index(["method_id", "repeat"])
+    pooled, first, second = (rows.loc[("lantern-a", name)] for name in ("pooled", "s0n0", "s1n0"))
+    means = "nll tv_mean frechet_distance prompt_accuracy mean_accepted_length target_cross_entropy"
+    for name in means.split():
+        assert pooled[name] == pytest.approx((first[name] + second[name]) / 2), name
+    assert (pooled.num_images, pooled.num_repeats, pooled.num_timed) == (2 * NUM, 2, 12)
+    assert (pooled.target_cross_entropy, pooled.tv_max) == (pytest.approx(4.0), 0.5)
+    combined = 1e-4 * (1 - math.log(1e-4))  # Fisher: the product of two uniform numbers is smaller with this chance
+    assert pooled.law_p == pytest.approx(combined)
+
+
+def test_an_interval_over_repeats_holds_their_spread(repeated):
+    # the repeats' NLLs differ by 0.4, each known to about 0.1; what changes against autoregressive decoding does not
+    rows = repeated.set_index(["method_id", "repeat"])
+    width = rows.nll_high - rows.nll_low
+    assert width[("lantern-a", "pooled")] > 1.5 * width[("lantern-a", "s0n0")]
+    assert rows.loc[("coupled", "pooled"), "prompt_accuracy_change_high"] == 0.0
+    tv = rows.loc[("lantern-a", "pooled"), ["tv_mean_low", "tv_mean_high"]]
+    error = math.hypot(0.1 / 1.959964, math.sqrt(0.08)) / math.sqrt(2)
+    assert tv.tolist() == pytest.approx([max(0, 0.4 - 1.959964 * error), 0.4 + 1.959964 * error], abs=1e-6)
+
+
+def test_one_row_per_method_is_preferred(repeated, summary):
+    """The pooled one, and the only repeat's in a place without."""
+    rows = preferred_rows(pd.concat([repeated, summary.assign(prompt_set="unseen")], ignore_index=True))
+    assert rows.groupby("prompt_set").repeat.agg(list).to_dict() == {"seen": ["pooled"] * 6, "unseen": ["s0n0"] * 6}

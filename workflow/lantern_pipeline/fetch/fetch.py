@@ -1,0 +1,320 @@
+"""Fetches resources: from the hub or by https, resumable, checked by hash, whole or not at all.
+
+huggingface_hub does the transfers of both kinds. Its own download functions throw a partial file away when the process
+ends, which for 9 GB is not what one wants; so what it appends to here is `<file>.part`, which is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
+
+from lantern.io import write_json
+from lantern_pipeline.fetch.entries import Resource, how_to_find_commit, hub_endpoint
+from lantern_pipeline.fetch.manifest import describe_file, describe_path, make_manifest
+
+# Whoever has no network shall learn so within 10 seconds; patience is for a transfer that has begun.
+REACH_S = 3  # seconds in which each address of a server must accept a connection
+ANSWER_S = 6  # seconds that a server may take to begin its answer
+WAITS_S = (1, 2, 4)  # seconds before a server that is busy or has hung up is asked again
+RECORD = ".record.json"
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file on a server, before it is fetched."""
+
+    url: str
+    size: int | None  # bytes; None where the server does not say
+    version: str | None  # mark of the content (ETag or date), so that two versions are never mixed
+    sha256: str | None = None  # what the hub says that the content's hash is
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def fetch_resource(resource: Resource) -> dict[str, Any]:
+    """Makes a resource be there (the user's own copy, files that lie in place already, or a download); its manifest.
+
+    Hashes of fetched files are recorded in resources/<name>/.record.json and hold from then on; so does the commit of a
+    repository, which for an entry without one is the newest at the time of the first fetch.
+    """
+    if resource.path is not None:
+        return _use_own_copy(resource)
+    recorded, commit = _read_record(resource)
+    resource = replace(resource, revision=resource.revision or commit)
+    expected = {file: sha256 or recorded.get(file, {}).get("sha256") for file, sha256 in resource.files.items()}
+    present = [file for file in resource.files if (resource.folder / file).is_file()]
+    described = {file: _check_content(resource, file, resource.folder / file, expected[file]) for file in present}
+    missing = [file for file in resource.files if file not in described]
+    if missing:
+        with network_allowed():
+            resource = _pin_commit(resource, missing[0])
+            remotes = {file: _locate(resource, file, expected[file]) for file in missing}
+            _check_disk(resource, remotes)
+            _write_record(resource, {**recorded, **described})  # the commit holds even where the transfer breaks off
+            for file, remote in remotes.items():
+                described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
+                _write_record(resource, {**recorded, **described})
+    _write_record(resource, described)
+    only = next(iter(resource.files)) if len(resource.files) == 1 else ""
+    source = resource.url or f"{resource.repo} at {resource.revision or 'an unknown commit'} on the hub"
+    return make_manifest(resource.name, resource.folder / only, source, described)
+
+
+@contextmanager
+def network_allowed() -> Iterator[None]:
+    """Lets this process ask the hub while the block runs; HF_HUB_OFFLINE=1 is set for every job."""
+    variable, offline = os.environ.pop("HF_HUB_OFFLINE", None), constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = False
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        if variable is not None:
+            os.environ["HF_HUB_OFFLINE"] = variable
+
+
+def _use_own_copy(resource: Resource) -> dict[str, Any]:
+    """Hashes what the user has, where it is; a hash in the config must fit."""
+    described = describe_path(resource.path)
+    # A user's copy of the only file may have another name.
+    names = {next(iter(resource.files)): next(iter(described))} if len(resource.files) == len(described) == 1 else {}
+    for file, expected in resource.files.items():
+        found = described.get(names.get(file, file))
+        if expected is not None and found is not None and found["sha256"] != expected:
+            raise ValueError(
+                f"config key resources.{resource.name}.files.{file}: {resource.path} has another content: expected "
+                f"sha256 {expected}, found {found['sha256']}; set it to null if your copy is meant"
+            )
+    return make_manifest(resource.name, resource.path, "the user's own copy", described)
+
+
+def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> dict[str, Any]:
+    """Describes a file, which lies `where`; moves it aside where its content is wrong."""
+    described = describe_file(where)
+    if expected in (None, described["sha256"]):
+        log.info("%s, sha256 %s", where, described["sha256"])
+        return described
+    path = resource.folder / file
+    aside = path.with_name(f"{path.name}.wrong")
+    os.replace(where, aside)
+    said_by = f"config key resources.{resource.name}.files" if resource.files[file] else "the first fetch or the hub"
+    raise ValueError(
+        f"resource {resource.name}: {path} has the wrong content: expected sha256 {expected} (from {said_by}), "
+        f"found {described['sha256']}; it was moved to {aside}; run again to fetch it anew"
+    )
+
+
+def _pin_commit(resource: Resource, file: str) -> Resource:
+    """Gives an entry of the hub without a commit the newest one; `file` is the first that is wanted."""
+    if resource.repo is None or resource.revision is not None:
+        return resource
+    with _one_sentence(resource, file):
+        newest = _ask(lambda: HfApi(endpoint=hub_endpoint()).repo_info(resource.repo, timeout=_patience()).sha)
+    log.warning(
+        "config key resources.%s.revision is null: the newest commit of %s, %s, is fetched and kept from now on; "
+        "write it into the config, so that everyone gets the same files",
+        *(resource.name, resource.repo, newest),
+    )
+    return replace(resource, revision=newest)
+
+
+def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
+    """Asks the server for size and hash of a file, before the first byte is fetched."""
+    with _one_sentence(resource, file):
+        remote = _ask(lambda: _locate_by_url(resource.url) if resource.url else _locate_on_hub(resource, file))
+    if remote.sha256 and expected and remote.sha256 != expected:
+        raise ValueError(
+            f"resource {resource.name}: {resource.address(file)} is another file: expected sha256 {expected}, the hub "
+            f"has {remote.sha256}; correct config key resources.{resource.name}"
+        )
+    return remote
+
+
+def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
+    url = hf_hub_url(resource.repo, file, revision=resource.revision, endpoint=hub_endpoint())
+    found = get_hf_file_metadata(url, timeout=_patience(), endpoint=hub_endpoint())
+    if found.commit_hash != resource.revision:
+        raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
+    sha256 = found.etag if found.etag and len(found.etag) == 64 else None  # of large files; small ones have git's hash
+    return RemoteFile(url, found.size, found.etag, sha256, {**build_hf_headers(), "Accept-Encoding": "identity"})
+
+
+def _locate_by_url(url: str) -> RemoteFile:
+    """Begins a GET and reads only the answer's head: some servers refuse HEAD requests."""
+    headers = {"Accept-Encoding": "identity"}
+    options = {"headers": headers, "timeout": _patience(), "follow_redirects": True}
+    with http_stream_backoff("GET", url, max_retries=0, retry_on_exceptions=(), **options) as answer:
+        hf_raise_for_status(answer)
+        found = answer.headers
+    size = None if "Content-Encoding" in found else found.get("Content-Length")
+    return RemoteFile(url, int(size) if size else None, found.get("ETag") or found.get("Last-Modified"), None, headers)
+
+
+def _ask(question: Callable[[], T]) -> T:
+    """Asks a server, again where it is busy or hung up, but not where it is silent or not there."""
+    for wait in (*WAITS_S, None):
+        try:
+            return question()
+        except HfHubHTTPError as error:
+            if wait is None or (error.response.status_code < 500 and error.response.status_code != 429):
+                raise
+            log.warning("%s; asking again", error)
+        except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError) as error:
+            if wait is None:
+                raise
+            log.warning("%s; asking again", error)
+        time.sleep(wait)
+    raise AssertionError("the last wait is None")
+
+
+def _patience() -> httpx2.Timeout:
+    return httpx2.Timeout(ANSWER_S, connect=REACH_S)
+
+
+def _check_disk(resource: Resource, remotes: Mapping[str, RemoteFile]) -> None:
+    resource.folder.mkdir(parents=True, exist_ok=True)
+    wanted = sum(max(0, (remote.size or 0) - _size(_part(resource, file))) for file, remote in remotes.items())
+    free = shutil.disk_usage(resource.folder).free
+    if wanted > free:
+        raise OSError(
+            f"resource {resource.name}: {', '.join(remotes)} needs {wanted / 1e9:.1f} GB more below {resource.folder}, "
+            f"where {free / 1e9:.1f} GB are free; make room, or set config key resources.{resource.name}.path to a "
+            "copy elsewhere"
+        )
+
+
+def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> dict[str, Any]:
+    """Downloads to <file>.part, goes on where an earlier run stopped, checks, renames."""
+    part = _part(resource, file)
+    version_file = part.with_name(f"{part.name}.json")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    version = {"url": remote.url, "size": remote.size, "version": remote.version}
+    is_known = remote.version and version_file.is_file() and json.loads(version_file.read_text()) == version
+    if not is_known or _size(part) > (remote.size or _size(part)):
+        part.unlink(missing_ok=True)  # of another version, or of nobody knows which
+    write_json(version_file, version)
+    log.info("fetching %s to %s, from byte %d of %s", remote.url, part, _size(part), remote.size)
+    with _one_sentence(resource, file):
+        _ask(lambda: _append(remote, part))
+    version_file.unlink()
+    described = _check_content(resource, file, part, expected)
+    os.replace(part, resource.folder / file)
+    return described
+
+
+def _append(remote: RemoteFile, part: Path) -> None:
+    with open(part, "ab") as file:
+        options = {"headers": remote.headers, "expected_size": remote.size, "displayed_filename": part.stem}
+        http_get(remote.url, file, resume_size=_size(part), **options)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
+    """Turns what goes wrong in the block into one sentence with the file, where it comes from and what to do."""
+    url = resource.address(file)
+    who = f"resource {resource.name}: {file} cannot be fetched from {url}"
+    by_hand = (
+        f"download it by hand to {resource.folder / file}, or set config key resources.{resource.name}.path to a copy "
+        "that you have"
+    )
+    goes_on = f"run again to go on where it stopped, or {by_hand}"
+    try:
+        yield
+    except HfHubHTTPError as error:
+        raise _explain_answer(error, resource, who, by_hand) from error
+    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        reason = str(error).rpartition("] ")[2]  # without the error's number
+        if isinstance(error, httpx2.ConnectTimeout):
+            reason = f"no answer within {error.request.extensions['timeout']['connect']} s"
+        raise ConnectionError(f"{who}: {error.request.url.host} is out of reach ({reason}); {by_hand}") from error
+    except httpx2.TimeoutException as error:
+        host = error.request.url.host
+        if _size(_part(resource, file)):
+            raise ConnectionError(f"{who}: {host} sends nothing any more; {goes_on}") from error
+        silence = f"{host} accepts connections but gives no answer within {ANSWER_S} s"
+        raise ConnectionError(f"{who}: {silence}; {by_hand}") from error
+    except httpx2.HTTPError as error:
+        raise ConnectionError(f"{who}: the connection broke off ({error}); {goes_on}") from error
+    except OSError as error:
+        if error.errno is None:  # huggingface_hub's complaint about the size
+            raise ConnectionError(f"{who}: it was cut off in the middle; {goes_on}") from error
+        raise OSError(f"{who}: {error.strerror}; see to the folder {resource.folder} and run again") from error
+
+
+def _explain_answer(error: HfHubHTTPError, resource: Resource, who: str, by_hand: str) -> OSError:
+    """Exception for an answer of status 4xx or 5xx."""
+    status, repo, key = error.response.status_code, resource.repo, f"config key resources.{resource.name}"
+    log_in = "log in with `hf auth login`"
+    match error:
+        case GatedRepoError():
+            return PermissionError(f"{who}: accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}")
+        case RevisionNotFoundError():
+            hint = f"correct {key}.revision, {how_to_find_commit(repo)}"
+            return FileNotFoundError(f"{who}: {repo} has no commit {resource.revision}; {hint}")
+        case RemoteEntryNotFoundError():
+            return FileNotFoundError(f"{who}: {repo} has no such file at this commit; correct {key}.files")
+        case RepositoryNotFoundError():
+            hint = f"correct {key}.repo, or {log_in}"
+            return FileNotFoundError(f"{who}: the hub has no {repo}, or shows it to members only; {hint}")
+    if status in (401, 403):
+        return PermissionError(f"{who}: the server refuses it (status {status}); {by_hand}")
+    if status in (404, 410):
+        return FileNotFoundError(f"{who}: there is no such file (status {status}); correct {key}, or {by_hand}")
+    return ConnectionError(f"{who}: the server is in trouble (status {status}); run again later, or {by_hand}")
+
+
+def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """What an earlier run recorded: file -> description, and the commit, where it is known."""
+    path = resource.folder / RECORD
+    if not path.is_file():
+        return {}, None
+    record = json.loads(path.read_text(encoding="utf-8"))
+    was, now = record["origin"], resource.origin
+    # Files put there by hand are of a commit that nobody has looked up: no reason to fetch them again. Nor need a
+    # config name the commit that the first fetch found.
+    differs = any(was[part] != now[part] for part in now if part != "revision" or (was[part] and now[part]))
+    if differs and record["files"]:
+        before, after = (" ".join(filter(None, origin.values())) for origin in (was, now))
+        raise ValueError(
+            f"{resource.folder} holds files of {before}, but config key resources.{resource.name} says {after}; "
+            f"delete the folder, or give the entry another name"
+        )
+    return record["files"], None if differs else was["revision"]
+
+
+def _write_record(resource: Resource, described: Mapping[str, Mapping[str, Any]]) -> None:
+    write_json(resource.folder / RECORD, {"origin": resource.origin, "files": dict(described)})
+
+
+def _part(resource: Resource, file: str) -> Path:
+    path = resource.folder / file
+    return path.with_name(f"{path.name}.part")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

@@ -1,0 +1,156 @@
+"""Ablations: methods under changed circumstances (sampling, target, draft model), each against autoregressive decoding
+of the same noise under the same circumstances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from lantern.decoding import Decoder, DecodingModels, make_decoder
+from lantern.generation import generate_records
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_coupled_drafts
+from lantern_pipeline.measure.evaluate_images import ImageScores, score_records
+from lantern_pipeline.measure.intervals import mean_with_interval
+from lantern_pipeline.measure.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.output_distribution import mean_over_nodes
+from lantern_pipeline.measure.registry import IMAGES, metrics_over
+from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length
+
+if TYPE_CHECKING:
+    from lantern_pipeline.config.methods import AblationPoint
+
+PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (metric.is_yes_no or metric.is_distance))
+
+
+@dataclass(frozen=True)
+class AblationStudy:
+    """What all points of an ablation share.
+
+    Attributes:
+        models: (target steps, drafter steps) -> models for decoding; None is the run's own target, and a draft model of
+            as many steps as the run's own, or none where no point needs that one.
+        tables: neighbours -> int64 (vocab, columns).
+        measuring: target steps -> models that measure images, that target among them.
+        cross_entropy: target steps -> the target's cross-entropy on held-out images, nats per token; None is unknown.
+        prompts: what is drawn.
+        settings: config section `metrics`.
+        total_variation: config section `total_variation`.
+        batch_size: images decoded together.
+        seed: of the noise fields and of the bootstrap.
+        stepping: how steps run, of config section `generation`.
+    """
+
+    models: Mapping[tuple[int | None, int | None], DecodingModels]
+    tables: Mapping[str, Tensor]
+    measuring: Mapping[int | None, MeasuringModels]
+    cross_entropy: Mapping[int | None, float | None]
+    prompts: Sequence[Prompt]
+    settings: Mapping[str, Any]
+    total_variation: Mapping[str, Any]
+    batch_size: int
+    seed: int
+    stepping: str = "auto"
+
+    def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Draws and measures every point of an ablation, of `expand_ablations`.
+
+        Returns (rows, images): a row per point with means and 95 % intervals over prompts, `nll_change` being the
+        paired difference from autoregressive decoding; and a row per point and prompt. `tv_mean`, the total variation
+        from the target's distribution, is that of relaxed methods whose drafts share the target's noise; others are in
+        the table of the run.
+        """
+        groups: dict[tuple, list[AblationPoint]] = {}
+        for point in points:
+            groups.setdefault((point.target_steps, point.temperature, *point.sampling.items()), []).append(point)
+        rows, images = [], []
+        for group in groups.values():
+            records = {self._key(point): self._draw(point) for point in group}
+            measuring, baseline = self.measuring[group[0].target_steps], records[BASELINE]
+            scores = score_records(records, self.prompts, measuring, self.settings["batch_size"])
+            baseline_nll = scores[BASELINE].columns["nll"].numpy()
+            for point, (key, record) in zip(group, records.items(), strict=True):
+                head, frame = {"ablation": name, **self._identity(point)}, self._to_frame(record, scores[key])
+                values = self._summarise(frame.assign(nll_change=frame["nll"] - baseline_nll))
+                equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
+                share = {"tokens_equal_autoregressive": equality.share_equal}
+                rows.append({**head, **values, **self._total_variation(point), **share})
+                images.append(frame.assign(**head)[[*head, *frame.columns]])
+        return pd.DataFrame(rows), pd.concat(images, ignore_index=True)
+
+    @staticmethod
+    def _key(point: AblationPoint) -> str:
+        return point.spec.method_id + (f" {point.drafter_steps}" if point.drafter_steps is not None else "")
+
+    def _make_decoder(self, point: AblationPoint) -> Decoder:
+        spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
+        models = self.models[point.target_steps, point.drafter_steps]
+        models = replace(models, nearest_codes=self.tables.get(spec.neighbours))
+        return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
+
+    def _total_variation(self, point: AblationPoint) -> dict[str, float]:
+        """tv_mean with its interval over images, at nodes of the first prompts; none where it is not measured."""
+        if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
+            return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
+        settings, prompts = self.total_variation, self.prompts[: self.total_variation["num_images"]]
+        nodes, _, found = measure_coupled_drafts(
+            self._make_decoder(point),
+            prompts,
+            self.measuring[point.target_steps].text_encoder,
+            run_seed=self.seed,
+            max_nodes=settings["max_nodes"],
+            batch_size=self.batch_size,
+            num_samples=settings["num_samples"],
+        )
+        options = {"num_resamples": self.settings["bootstrap_resamples"], "seed": self.seed}
+        return mean_over_nodes("tv_mean", found.tv_from(nodes.target_probs).cpu(), nodes.image.cpu(), options)
+
+    def _draw(self, point: AblationPoint) -> GenerationRecords:
+        return generate_records(
+            self._make_decoder(point),
+            self.prompts,
+            self.measuring[point.target_steps].text_encoder,
+            run_seed=self.seed,
+            batch_size=self.batch_size,
+        )
+
+    def _to_frame(self, record: GenerationRecords, scores: ImageScores) -> pd.DataFrame:
+        columns = {
+            "prompt_id": record.prompt_ids,
+            "num_tokens": record.codes.shape[1],
+            "target_forwards": record.target_forwards.numpy(),
+            "substitutions": record.substitutions.numpy(),
+            **{name: scores.columns[name].cpu().numpy() for name in PER_IMAGE if name in scores.columns},
+        }
+        return pd.DataFrame(columns)
+
+    def _summarise(self, frame: pd.DataFrame) -> dict[str, float]:
+        options = {"num_resamples": self.settings["bootstrap_resamples"], "seed": self.seed}
+        forwards = (frame["num_tokens"].to_numpy(int), frame["target_forwards"].to_numpy(int))
+        values = {"num_images": len(frame), **mean_accepted_length(*forwards, **options)}
+        for name in (*PER_IMAGE, "nll_change", "substitutions"):
+            if name in frame:  # not switched off
+                values |= mean_with_interval(name, frame[name].to_numpy(float), **options)
+        rate = (frame["substitutions"] / frame["num_tokens"]).to_numpy(float)
+        return values | mean_with_interval("substitution_rate", rate, **options)
+
+    def _identity(self, point: AblationPoint) -> dict[str, Any]:
+        """The identifying columns of a row; an empty number of steps is that of the run's own training."""
+        return {
+            **method_columns(point.spec.to_dict()),
+            "temperature": point.temperature,
+            **point.sampling,
+            "drafter_steps": point.drafter_steps,
+            "target_steps": point.target_steps,
+            "target_cross_entropy": self.cross_entropy[point.target_steps],
+        }

@@ -1,0 +1,164 @@
+"""The distribution of the emitted token where the target's own noise picks the drafts: coupled and Jacobi drafts.
+
+At a node the draft is x = argmax(log p + g) and the target's token y = argmax(log t + g), with the Gumbel noise g of
+the place that the node predicts. No earlier decision has read g, and what p and t depend on is known before it: so the
+distribution over g is that of the emitted token given all that happened before. p is a draft model's distribution, or,
+for Jacobi drafts, the target's of the last step that looked at this place.
+
+Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lantern.acceptance.base import Rule
+from lantern.acceptance.relaxed_sets import RelaxedSets
+from lantern.decoding import Decoder
+from lantern.draft_tree import first_ranks
+from lantern.methods import MethodSpec
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.step import Outcome
+from lantern.tree_shapes import DynamicTreeOptions
+from lantern_pipeline.measure.output_distribution import (
+    PAIRS_AT_ONCE,
+    NodeRecorder,
+    OutputDistribution,
+    VerifiedNodes,
+    record_nodes,
+)
+
+
+def knows_drafts(spec: MethodSpec) -> bool:
+    """Whether a method's drafts are picked by the target's noise out of distributions that can be recorded: below the
+    root of hybrid drafts there are two, and a dynamic tree is chosen by the noise.
+    """
+    return spec.drafts in ("coupled", "jacobi") and not isinstance(spec.tree_shape, DynamicTreeOptions)
+
+
+def measure_coupled_drafts(
+    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
+) -> tuple[VerifiedNodes, str, OutputDistribution]:
+    """Nodes of a relaxed method of `knows_drafts`, their output distribution, and its kind: "enumeration", or with
+    siblings "monte_carlo"; `options` are those of `record_nodes`.
+    """
+    if decoder.spec.drafts == "jacobi":
+        nodes = record_nodes(decoder, prompts, encoder, **options, recorder_class=GuessRecorder)
+    else:
+        decoder.drafter.keeps_probs = True
+        nodes = record_nodes(decoder, prompts, encoder, **options)
+        decoder.drafter.keeps_probs = False
+    if nodes.children.shape[1] == 1:
+        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.rule.sets)
+    seed = options["run_seed"]
+    return (
+        nodes,
+        "monte_carlo",
+        distribution_of_coupled_siblings(nodes, decoder.rule, num_samples=num_samples, seed=seed),
+    )
+
+
+class GuessRecorder(NodeRecorder):
+    """Keeps nodes of Jacobi drafts, for images of one batch; draft_probs are what the guess of a place was drawn from:
+    the target's distribution there in the last step that looked at it, behind the first guesses of the places before.
+    All 0 where there was none: such a guess is a copy of another one.
+    """
+
+    seen: torch.Tensor | None = None  # (batch, places, vocab)
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Receives one step, as `Decoder.observer`."""
+        tree, positions, probs = outcome.proposal.tree, outcome.positions, outcome.scores.weights.softmax(-1)
+        if self.seen is None:
+            self.seen = probs.new_zeros(len(probs), self.num_tokens + tree.max_depth + 1, probs.shape[-1])
+        inner = slice(None) if tree.parent_nodes is None else tree.parent_nodes
+        rows = torch.arange(len(probs), device=probs.device)[:, None]
+        laws = self.seen[rows, positions[:, inner]]
+        super().__call__(replace(outcome, proposal=replace(outcome.proposal, draft_probs=laws)))
+        chain = first_ranks(tree)
+        self.seen[rows, positions[:, chain]] = probs[:, chain]
+
+
+def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The joint distribution of x and y, in two tables F and M, float64 (nodes, vocab).
+
+    P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j, and P(x = y = i) = p_i / M_i where t_i > 0. With exponential
+    numbers E_v = exp(-g_v), a = E_i / p_i and s = (E_j / t_j) / a, the event is E_v >= a max(p_v, s t_v) for all v. Its
+    probability is the integral of p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i, where M(s) is the sum of
+    max(p_v, s t_v): linear between the sorted ratios p_v / t_v. F is the integral of 1 / M(s)^2 from 0 to p_v / t_v.
+    """
+    target, draft = target_probs.double(), draft_probs.double()
+    ratio = torch.where(draft > 0, draft / target, 0.0)
+    ratio, order = ratio.sort(dim=-1)
+    target_below, draft_below = (probs.gather(-1, order).cumsum(-1) for probs in (target, draft))
+    is_finite = ratio.isfinite()
+    mass = torch.where(is_finite, draft_below[:, -1:] - draft_below + ratio * target_below, torch.inf)
+    before, mass_before = (
+        torch.cat([first, column[:, :-1]], dim=-1)
+        for first, column in ((torch.zeros_like(ratio[:, :1]), ratio), (draft_below[:, -1:], mass))
+    )
+    step = torch.where(is_finite, (ratio - before) / (mass_before * mass), 1 / (mass_before * target_below))
+    return tuple(torch.zeros_like(mass).scatter(-1, order, column) for column in (step.cumsum(-1), mass))
+
+
+def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
+    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability. What the
+    target's filters took away is no look-alike where a set's mass is not bounded.
+    """
+    target = nodes.target_probs.double()
+    copied = torch.zeros_like(target).scatter(1, nodes.children.clamp(min=0), 1.0)
+    draft = torch.where(nodes.draft_probs.sum(1, keepdim=True) > 0, nodes.draft_probs.double(), copied)
+    integral, mass = crossings(target, draft)
+    emitted, acceptance = target.clone(), torch.where(target > 0, draft / mass, 0.0).sum(1)
+    is_possible = draft > 0 if sets.bounds_mass else (draft > 0) & (target > 0)
+    for pairs in is_possible.nonzero().split(PAIRS_AT_ONCE):
+        node, token = pairs.unbind(1)
+        relaxed = sets.merge(target[node], None, sets.codes_of(token))
+        codes = relaxed.codes.long()
+        gap = (integral[node, token][:, None] - integral[node[:, None], codes]).clamp(min=0)
+        moved = draft[node, token][:, None] * target[node[:, None], codes] * gap * relaxed.is_member
+        emitted.index_put_((node[:, None], codes), -moved, accumulate=True)
+        emitted.index_put_((node, token), moved.sum(1), accumulate=True)
+        acceptance.index_add_(0, node, moved.sum(1))
+    return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What a rule reads of `Scores`, of one draw of the noise: (nodes, 1, vocab)."""
+
+    weights: torch.Tensor
+    keys: torch.Tensor
+
+
+def distribution_of_coupled_siblings(
+    nodes: VerifiedNodes, rule: Rule, *, num_samples: int, seed: int
+) -> OutputDistribution:
+    """Distribution with several drafts, by Monte Carlo over the noise, judged by the method's own rule.
+
+    What is averaged is the emitted token less the target's, which differ in substitutions only: the estimated TV lies
+    above the true one by noise, and never above the share of substitutions. `error` as for sampled siblings.
+    """
+    generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
+    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # of the even and the odd draws
+    num_accepted, one = torch.zeros_like(nodes.target_probs[:, 0]), torch.ones_like(nodes.target_probs[:, :1])
+    weights, draft_weights = nodes.target_probs.log(), nodes.draft_probs.log()
+    is_copied = (nodes.draft_probs.sum(1, keepdim=True) == 0) | (nodes.children < 0)
+    for number in range(num_samples):
+        noise = -torch.empty_like(weights).exponential_(generator=generator).log()
+        best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
+        drawn = best.indices.masked_fill(best.values.isneginf(), -1)
+        children = torch.where(is_copied, nodes.children, drawn)
+        choice = rule.judge(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
+        sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.own, -one)
+        num_accepted += (children == choice.chosen).any(1)
+    counts = (num_samples - num_samples // 2, num_samples // 2)
+    first, second = (part / count for part, count in zip(sums, counts, strict=True))
+    error = (first - second).abs().sum(-1) / 4
+    probs = nodes.target_probs + (sums[0] + sums[1]) / num_samples
+    return OutputDistribution(probs, num_accepted / num_samples, error)

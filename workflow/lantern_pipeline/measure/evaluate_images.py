@@ -1,0 +1,172 @@
+"""Scores of single images: likelihood under the target, what the config chooses, distance from autoregressive ones.
+
+Exact methods emit the autoregressive decoder's codes, so that many methods share images: each distinct pair of prompt
+and codes is decoded and measured once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.data.image_files import decode_images
+from lantern_pipeline.measure.likelihood import score_tokens
+from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.speed import BASELINE
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """What was measured on each image.
+
+    Attributes:
+        features: (images, width) float32, raw features that sets are compared by; (images, 0) where none are.
+        columns: `Metric.per_image` -> (images,) float32 of what is measured; nll, the mean over tokens, is nan for
+            images without codes; images of methods have pixel_mse.
+    """
+
+    features: Tensor
+    columns: dict[str, Tensor]
+
+    def select(self, rows: Tensor) -> ImageScores:
+        """Scores of some images, `rows` (selected,) int64."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return ImageScores(self.features[rows], columns)
+
+    def allocate(self, num_images: int) -> ImageScores:
+        """Room for the scores of many images, to be filled with `put`: joining batches would hold all of them twice."""
+        columns = {name: column.new_empty(num_images) for name, column in self.columns.items()}
+        return ImageScores(self.features.new_empty(num_images, self.features.shape[1]), columns)
+
+    def put(self, first: int, part: ImageScores) -> None:
+        """Writes the scores of a batch over the images from number `first` on."""
+        rows = slice(first, first + len(part.features))
+        self.features[rows] = part.features
+        for name, column in self.columns.items():
+            column[rows] = part.columns[name]
+
+
+@dataclass(frozen=True)
+class RecordScores:
+    """Scores of several methods' images; images that methods share are held once.
+
+    Attributes:
+        distinct: of every distinct image.
+        numbers: method_id -> (prompts,) int64, which of them are the method's.
+    """
+
+    distinct: ImageScores
+    numbers: Mapping[str, Tensor]
+
+    def __getitem__(self, method_id: str) -> ImageScores:
+        """A copy of the scores of one method, in the order of the prompts."""
+        return self.distinct.select(self.numbers[method_id])
+
+
+@torch.inference_mode()
+def score_records(
+    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels, batch_size: int
+) -> RecordScores:
+    """Scores every method's images, each distinct (prompt, codes) once.
+
+    `records` are of one guidance scale and of `prompts` in their order, autoregressive decoding's among them. The
+    column pixel_mse compares an image with the autoregressive one of the same prompt: the mean squared difference of
+    pixels in [0, 1]. No more than a batch of images is held at any time, however many methods and prompts there are.
+    """
+    _check_records(records, prompts)
+    owners, numbers = _number_distinct(records)
+    baseline = numbers[list(records).index(BASELINE)]
+    codes = [record.codes for record in records.values()]
+    distinct: ImageScores | None = None
+    last_seen = torch.empty(0)
+    for indices in chunks(0, len(owners), batch_size, "images"):
+        places = owners[indices.start : indices.stop]
+        batch = torch.stack([codes[method][prompt] for method, prompt in places]).long().to(models.device)
+        chosen = [prompts[prompt] for _, prompt in places]
+        scores, pixels = _score_decoded(batch, chosen, models, records[BASELINE].metadata["cfg_scale"])
+        # (images,) place of the autoregressive image: in this batch, or 0 for the last one of the batch before
+        partner = baseline[[prompt for _, prompt in places]] - indices.start + 1
+        partner = partner.clamp(min=0).to(pixels.device)
+        seen = torch.cat([last_seen.to(pixels.device) if len(last_seen) else pixels[:1], pixels])
+        scores.columns["pixel_mse"] = (pixels - seen[partner]).square().flatten(1).mean(dim=1).cpu()
+        distinct = distinct or scores.allocate(len(owners))
+        distinct.put(indices.start, scores)
+        last_seen = seen[partner[-1:]]
+    return RecordScores(distinct, dict(zip(records, numbers, strict=True)))
+
+
+def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float) -> ImageScores:
+    """Scores one batch of codes (images, tokens), as images and under the target."""
+    return _score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
+
+
+def score_images(images: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, nll: Tensor) -> ImageScores:
+    """Scores one batch of images (images, 3, S, S) in [-1, 1] with their `nll` (images,), nan without tokens."""
+    columns = {"nll": nll}
+    for part in models.scores:
+        columns |= part.score(images, prompts)
+    features = models.fidelity.extract(images) if models.fidelity else torch.empty(len(images), 0)
+    return ImageScores(features, columns)
+
+
+def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
+    """Joins the scores of batches."""
+    return ImageScores(
+        torch.cat([part.features for part in parts]),
+        {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns},
+    )
+
+
+def chunks(first: int, last: int, size: int, name: str) -> tqdm:
+    """Ranges of at most `size` numbers that cover [first, last), with a progress bar."""
+    ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
+    return tqdm(ranges, desc=name, disable=None, leave=False)
+
+
+def _number_distinct(records: Mapping[str, GenerationRecords]) -> tuple[list[tuple[int, int]], Tensor]:
+    """Numbers the distinct images, prompt by prompt, the autoregressive one first and the others by their codes.
+
+    The image to compare with is then in the batch, or was the last autoregressive one before it.
+
+    Returns:
+        ((place of a method, prompt) of each image, numbers of all methods' images (methods, prompts) int64).
+    """
+    codes = [record.codes.numpy() for record in records.values()]
+    first = list(records).index(BASELINE)
+    owners: list[tuple[int, int]] = []
+    numbers = torch.empty(len(codes), len(codes[first]), dtype=torch.int64)
+    for prompt in range(numbers.shape[1]):
+        keys = [rows[prompt].astype(">i4").tobytes() for rows in codes]  # big-endian: bytes sort as the codes do
+        ordered = [keys[first], *sorted(set(keys) - {keys[first]})]
+        numbers[:, prompt] = torch.tensor([len(owners) + ordered.index(key) for key in keys])
+        owners += [(keys.index(key), prompt) for key in ordered]
+    return owners, numbers
+
+
+def _score_decoded(
+    codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float
+) -> tuple[ImageScores, Tensor]:
+    """Scores codes on the models' device; also gives the images' pixels (images, 3, S, S) in [0, 1]."""
+    texts = [prompt.text for prompt in prompts]
+    token_nll = score_tokens(
+        models.target_model, models.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
+    )
+    images = decode_images(models.tokenizer, codes, len(codes))
+    return score_images(images, prompts, models, token_nll.mean(dim=1)), (images.clamp(-1, 1) + 1) / 2
+
+
+def _check_records(records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt]) -> None:
+    if BASELINE not in records:
+        raise ValueError(f"quality needs the records of {BASELINE}, the method that all others are compared with")
+    expected = [prompt.id for prompt in prompts]
+    for method_id, record in records.items():
+        if record.prompt_ids != expected:
+            raise ValueError(
+                f"the records of {method_id} are of other prompts than the prompt set; generate them again"
+            )

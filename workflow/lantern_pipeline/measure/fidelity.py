@@ -1,0 +1,181 @@
+"""What compares sets of images: features, then statistics of a reference set, then distances, precision and recall.
+
+Only Inception's features make an FID and a KID. Those of the attribute classifier, which was trained on procedural
+shapes, give the same formulas under names of their own: numbers of the two can not be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern.checkpoints.native import load_model
+from lantern_pipeline.data.image_files import Preprocessing
+from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
+from lantern_pipeline.measure.distances import (
+    Gaussian,
+    measure_fid,
+    measure_kid,
+    measure_precision_recall,
+    subset_size_of,
+)
+from lantern_pipeline.measure.feature_extractors import (
+    INCEPTION,
+    VGG16,
+    Extractor,
+    classifier_features,
+    describe_weights,
+    load_extractors,
+)
+from lantern_pipeline.measure.reference_statistics import ReferenceSet, check_images, load_reference
+from lantern_pipeline.measure.registry import MetricFiles
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier
+
+OF_INCEPTION = ("fid", "kid")
+OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What images are compared with, on the device that computes.
+
+    Attributes:
+        columns: that say so in a row: reference, num_reference, reference_sha256.
+        gaussian: of the features whose distances are measured.
+        of_distances: these features (images, width); None where their statistics are all that is known: no KID then.
+        of_prc: features (images, width) that precision and recall compare; None where they are not known.
+        scale: mean and standard deviation (width,) by which features are standardised; None leaves them alone.
+        names: columns of the distance between Gaussians and of the one by a kernel.
+    """
+
+    columns: Mapping[str, Any]
+    gaussian: Gaussian
+    of_distances: Tensor | None
+    of_prc: Tensor | None
+    scale: tuple[Tensor, Tensor] | None = None
+    names: tuple[str, str] = OF_INCEPTION
+    _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
+
+    def compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+        """Compares a set of images, raw features (n, width), by what is known of the reference: columns of a row.
+        Methods that made the same images are measured once. `settings` are config section `metrics`.
+        """
+        key = hashlib.sha256(features.numpy()).digest()
+        if key not in self._measured:
+            self._measured[key] = self._compare(features, settings, seed)
+        return self._measured[key]
+
+    def distance(self, features: Tensor, others: Tensor) -> Tensor:
+        """Distance of each image from another one (n,): root mean square over standardised features (n, width)."""
+        return ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()
+
+    def _compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+        scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
+        width, (frechet, kernel) = len(self.gaussian.mean), self.names
+        of_distances, of_prc = (scaled, scaled) if scaled.shape[1] == width else (scaled[:, :width], scaled[:, width:])
+        options = {"num_resamples": settings["fidelity_resamples"], "seed": seed}
+        values = _with_ends(frechet, measure_fid(of_distances, self.gaussian, **options))
+        if self.of_distances is not None:
+            size, num_subsets = settings["kid_subset_size"], settings["kid_subsets"]
+            subsets = {"subset_size": size, "num_subsets": num_subsets}
+            *found, spread = measure_kid(of_distances, self.of_distances, **subsets, **options)
+            size = subset_size_of(size, len(features), len(self.of_distances))
+            values |= {**_with_ends(kernel, found), f"{kernel}_std": spread, f"{kernel}_subset_size": size}
+        if self.of_prc is not None:
+            neighbours = settings["prc_neighbours"]
+            found = measure_precision_recall(of_prc, self.of_prc, neighbours=neighbours, **options)
+            values |= {**_with_ends("precision", found[0]), **_with_ends("recall", found[1])}
+        return values
+
+
+def _with_ends(name: str, found: Iterable[float]) -> dict[str, float]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+
+
+class ClassifierFidelity:
+    """Compares the attribute classifier's features, standardised, with those of the tokenizer's reconstructions.
+
+    Not with the held-out images themselves: what the tokenizer cannot draw is no fault of the decoder.
+    """
+
+    def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
+        self.classifier, self.sha256 = classifier, sha256
+
+    def describe(self) -> dict[str, str | None]:
+        """Says in columns of a row what measures."""
+        name, (metric, _) = "attribute_classifier/features", OF_CLASSIFIER
+        return {**describe_weights(metric, name, self.sha256), **describe_weights("prc", name, self.sha256)}
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Features of images (n, 3, S, S) in [-1, 1]: (n, num_features) float32, on the CPU."""
+        return classifier_features(self.classifier, images)
+
+    def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
+        """Makes a reference of batches of held-out images, drawn by the tokenizer."""
+        raw = torch.cat([self.extract(images) for images in reconstructions])
+        mean, std = feature_scale(raw)
+        scaled, columns = (raw - mean) / std, {"reference": name, "num_reference": len(raw)}
+        return Reference(columns, Gaussian.of(scaled), scaled, scaled, (mean, std), OF_CLASSIFIER)
+
+
+@dataclass(frozen=True)
+class PublishedFidelity:
+    """Compares Inception's raw features (FID, KID) and VGG16's (precision, recall) with those of real images."""
+
+    extractors: Mapping[str, Extractor]
+    preprocessing: Preprocessing
+    real: ReferenceSet
+
+    def describe(self) -> dict[str, str | None]:
+        """Says in columns of a row what measures."""
+        found = {OF_INCEPTION[0]: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
+        columns = {k: v for part, e in found.items() for k, v in describe_weights(part, e.name, e.sha256).items()}
+        return {"preprocessing": self.preprocessing.name, **columns}
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Features of images (n, 3, S, S) in [-1, 1]: (n, width) float32, on the CPU; Inception's, then VGG16's."""
+        pixels = self.preprocessing.prepare(images)
+        return torch.cat([self.extractors[key].extract(pixels) for key in (INCEPTION, VGG16)], dim=1)
+
+    def reference(self) -> Reference:
+        """Makes a reference of what is known of the real images."""
+        real = self.real
+        columns = {"reference": real.name, "num_reference": real.num_images, "reference_sha256": real.sha256}
+        return Reference(columns, real.gaussian, real.features.get(INCEPTION), real.features.get(VGG16))
+
+
+def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (width,) by which features (n, width) are standardised, so that all count alike in
+    KID's cubic kernel and in distances: a net's raw features have no scale that means anything. A feature that is
+    constant over the reference gets std 1.
+    """
+    if len(reference) < 2:
+        raise ValueError(f"standardising features needs at least 2 reference images, got {len(reference)}")
+    std = reference.std(dim=0)
+    return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))
+
+
+def load_classifier(metrics: Mapping[str, Any], files: MetricFiles, device: torch.device | str) -> ClassifierFidelity:
+    """Loads what metrics.fidelity: attribute_classifier measures with."""
+    classifier = load_model(files.attribute_classifier, AttributeClassifier).to(device)
+    return ClassifierFidelity(classifier, resource_sha256(files.attribute_classifier))
+
+
+def load_published(metrics: Mapping[str, Any], files: MetricFiles, device: torch.device | str) -> PublishedFidelity:
+    """Loads what metrics.fidelity: inception measures with. Real images that a rule of its own measures later are
+    looked at only: the first ones are opened as they will be.
+    """
+    published = metrics["published"]
+    extractors, way = load_extractors(files, published["vgg16_layer"], device), published["preprocessing"]
+    if files.reference_images:
+        check_images(resource_path(files.reference_images), way)
+        real = None
+    else:
+        given = files.reference or files.reference_statistics
+        real = load_reference(given, extractors, way, published["reference"]["name"]).to(device)
+    return PublishedFidelity(extractors, Preprocessing(way), real)

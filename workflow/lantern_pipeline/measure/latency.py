@@ -1,0 +1,234 @@
+"""Latency at batch 1: every method draws the same prompts in turn, so that a drift of the machine hits all alike; and
+the images that were drawn by the clock, with the seconds of each of the target's forwards, for the demo page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from lantern.decoding import Decoder, Generation
+from lantern.generation import decode_timed, synchronise
+from lantern.io import load_tensors, save_tensors
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern_pipeline.measure.intervals import bootstrap_interval, mean_statistic
+
+PARTS = ("draft", "target", "score", "verify", "commit")  # of a step, as `Decoder.timer` is told them
+COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
+KIND = "timed_images"
+
+
+@dataclass(frozen=True)
+class TimedImage:
+    """One image as it was decoded at batch 1: its method as `MethodSpec.to_dict`, and the seconds of its forwards."""
+
+    method: dict[str, Any]
+    temperature: float
+    prompt_id: str
+    generation: Generation
+    step_seconds: Sequence[float]
+
+
+def measure_latency(
+    decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, num_warmup: int
+) -> tuple[pd.DataFrame, list[TimedImage]]:
+    """Times decoders image by image at batch 1, interleaved: one row per decoder, stepping and prompt, COLUMNS, seconds
+    without text encoding, noise and image decoding; and the images themselves, with the seconds of their forwards.
+    Decoders whose steps are captured are timed eagerly, too, but for the images; captures need a warm-up image.
+
+    The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
+    first `num_warmup` images of each decoder are not counted.
+    """
+    timed = []
+    for decoder in decoders:
+        timed += [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
+    rows, images = [], []
+    for turn in tqdm(range(-num_warmup, len(prompts)), desc="latency", unit="image of each method", disable=None):
+        prompt = prompts[turn % len(prompts)]
+        for place in range(len(timed)):
+            decoder = timed[(place + turn) % len(timed)]
+            with _marks(decoder) as marks:
+                generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
+            if turn < 0:
+                continue
+            method, temperature = decoder.spec.to_dict(), decoder.sampling.temperature
+            setting = (method["method_id"], temperature, decoder.runner.mode, prompt.id)
+            rows.append((*setting, seconds, int(generation.target_forwards[0])))
+            if decoder in decoders:
+                images.append(TimedImage(method, temperature, prompt.id, generation, _step_seconds(marks, seconds)))
+    return pd.DataFrame(rows, columns=COLUMNS), images
+
+
+@contextmanager
+def _marks(decoder: Decoder) -> Iterator[list[float | torch.cuda.Event]]:
+    """Moments at which the forwards of an image begin, prefill first; the decoder is left as it was.
+
+    Not by `Decoder.timer`, which makes steps eager: the runner marks its calls.
+    """
+    marks, runner = [], decoder.runner
+
+    def marking(call: Callable) -> Callable:
+        def run(*arguments: Any) -> Any:
+            marks.append(_now(decoder.device))
+            return call(*arguments)
+
+        return run
+
+    runner.borrow, runner.step = marking(runner.borrow), marking(runner.step)
+    try:
+        yield marks
+    finally:
+        del runner.borrow, runner.step  # the class's own are seen again
+
+
+def _now(device: torch.device) -> float | torch.cuda.Event:
+    """The clock's time; on a GPU an event in its queue, for which nothing waits."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> list[float]:
+    """Seconds of each forward of an image that took `seconds`; the last forward lasts to the image's end."""
+    is_clock = isinstance(marks[0], float)
+    begun = [mark - marks[0] if is_clock else marks[0].elapsed_time(mark) / 1000 for mark in marks]
+    return np.diff([*begun, max(seconds, begun[-1])]).tolist()
+
+
+def profile_steps(
+    decoders: Sequence[Decoder],
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    num_resamples: int = 1000,
+) -> pd.DataFrame:
+    """Takes the steps of every method apart by the clock, at batch 1: one row per method and part (PARTS and "other"):
+    method_id, part, milliseconds (mean per step after the prefill, with _low and _high over images), num_steps.
+
+    Steps are run eagerly, and the clocks cost something themselves: parts are to be compared with each other, whole
+    images are timed by `measure_latency`. The first image of each decoder does not count.
+    """
+    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
+    num_steps: dict[str, int] = defaultdict(int)
+    for turn in tqdm(range(-1, len(prompts)), desc="profile", unit="image of each method", disable=None):
+        for decoder in decoders:
+            with _clocks(decoder) as clocks:
+                generation, _ = decode_timed(decoder, [prompts[max(turn, 0)]], encoder, run_seed)
+            if turn < 0:
+                continue
+            method_id, steps = decoder.spec.method_id, int(generation.target_forwards[0]) - 1
+            num_steps[method_id] += steps
+            clocks["other"] = clocks.pop("step") - sum(clocks[part] for part in PARTS)
+            for part, seconds in clocks.items():
+                spent[method_id, part].append(1000 * seconds / steps)
+    rows = []
+    for (method_id, part), values in spent.items():
+        low, high = bootstrap_interval(mean_statistic, np.array(values), num_resamples=num_resamples, seed=run_seed)
+        interval = {"milliseconds_low": low, "milliseconds_high": high}
+        row = {"method_id": method_id, "part": part, "milliseconds": float(np.mean(values)), **interval}
+        rows.append({**row, "num_steps": num_steps[method_id]})
+    return pd.DataFrame(rows)
+
+
+@contextmanager
+def _clocks(decoder: Decoder) -> Iterator[dict[str, float]]:
+    """Seconds spent in each part and in whole steps ("step") while the block runs; the decoder is left as it was."""
+    seconds = dict.fromkeys([*PARTS, "step"], 0.0)
+
+    @contextmanager
+    def clock(part: str) -> Iterator[None]:
+        synchronise(decoder.device)
+        begun = time.perf_counter()
+        yield
+        synchronise(decoder.device)
+        seconds[part] += time.perf_counter() - begun
+
+    timer, decoder.timer = decoder.timer, clock
+    try:
+        yield seconds
+    finally:
+        decoder.timer = timer
+
+
+@dataclass
+class TimedImages:
+    """Images of many methods at one temperature; one per method and prompt.
+
+    Attributes:
+        prompt_ids: one per image.
+        method_ids: one per image.
+        codes: int32, (images, tokens).
+        step_lengths: int16, (images, tokens): tokens emitted by each target forward, prefill first; zero-padded.
+        step_seconds: float32, (images, tokens): of each of these forwards, drafting and checking included; zero-padded,
+            each row sums to the image's seconds in the table of latency.
+        is_draft: bool, (images, tokens): an accepted draft; the others are the target's own.
+        is_substituted: bool, (images, tokens), as in `GenerationRecords`.
+        metadata: methods (method id -> `MethodSpec.to_dict`), temperature, gpu (its name, or None), num_threads.
+    """
+
+    prompt_ids: list[str]
+    method_ids: list[str]
+    codes: torch.Tensor
+    step_lengths: torch.Tensor
+    step_seconds: torch.Tensor
+    is_draft: torch.Tensor
+    is_substituted: torch.Tensor
+    metadata: dict[str, Any]
+
+
+def accepted_drafts(generation: Generation) -> torch.Tensor:
+    """Which tokens of an image that was decoded alone are accepted drafts: bool, (1, tokens).
+
+    A forward emits the drafts that it accepts and then one token of the target's own, unless the image ends before.
+    """
+    emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forwards), the end of the image notwithstanding
+    own = emitted.cumsum(1) - 1
+    is_draft = torch.ones_like(generation.codes, dtype=torch.bool)
+    is_draft[0, own[own < is_draft.shape[1]]] = False
+    return is_draft
+
+
+def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
+    """Writes images of one temperature into one safetensors file, which `load_timed_images` reads."""
+    num_tokens = images[0].generation.codes.shape[1]
+    seconds = [torch.tensor(image.step_seconds) for image in images]
+    tensors = {
+        "codes": torch.cat([image.generation.codes.int() for image in images]),
+        "step_lengths": torch.cat([image.generation.step_lengths.short() for image in images]),
+        "step_seconds": torch.stack([F.pad(found, (0, num_tokens - len(found))) for found in seconds]),
+        "is_draft": torch.cat([accepted_drafts(image.generation) for image in images]),
+        "is_substituted": torch.cat([image.generation.is_substituted for image in images]),
+    }
+    device = images[0].generation.codes.device
+    metadata = {
+        "prompt_ids": [image.prompt_id for image in images],
+        "method_ids": [image.method["method_id"] for image in images],
+        "methods": {image.method["method_id"]: image.method for image in images},
+        "temperature": images[0].temperature,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "num_threads": torch.get_num_threads(),
+    }
+    save_tensors(path, tensors, {"kind": KIND, **metadata})
+
+
+def load_timed_images(path: Path | str) -> TimedImages:
+    """Reads images that `save_timed_images` wrote."""
+    tensors, metadata = load_tensors(path)
+    if metadata.pop("kind", None) != KIND:
+        raise ValueError(f"{path} holds no timed images; delete it and run rule measure_latency again")
+    return TimedImages(metadata.pop("prompt_ids"), metadata.pop("method_ids"), **tensors, metadata=metadata)

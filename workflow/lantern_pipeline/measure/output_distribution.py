@@ -1,0 +1,278 @@
+"""The distribution of the emitted token: how far is it from the target's own, at the nodes that verification visited?
+
+At a node the target has a distribution t, the draft model a distribution p, and drafts are children of the node. Which
+token is emitted is random; its distribution is computed here by enumeration and compared with t in total variation
+(TV). A bound on the mass that a relaxation may merge is not a bound on this distance: see docs/methods.md.
+
+Shapes: nodes = verified nodes, m = most children of one node, pairs = nodes x possible first drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lantern.acceptance.rejection import Rejection
+from lantern.acceptance.relaxed_sets import RelaxedSets
+from lantern.decoding import Decoder
+from lantern.draft_tree import reached_nodes
+from lantern.generation import decode_timed
+from lantern.models.config import TargetConfig
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.sampling import filter_logits
+from lantern.step import Outcome, Scores
+from lantern_pipeline.measure.intervals import bootstrap_interval, ratio_statistic
+from lantern_pipeline.measure.likelihood import walk_logits
+
+PAIRS_AT_ONCE = 2048  # rows of a vocabulary held at once while drafts are enumerated
+
+
+@dataclass(frozen=True)
+class VerifiedNodes:
+    """Nodes at which drafts were verified.
+
+    Attributes:
+        target_probs: (nodes, vocab): the target's distribution after guidance, temperature and filters.
+        draft_probs: (nodes, vocab): what the children were drawn from; None where they are deterministic.
+        children: int64, (nodes, m): drafted tokens in drafting order, -1 where there is none.
+        image: int64, (nodes,): number of the prompt.
+        depths: int64, (nodes,): of each node in its tree; None where no rule asks for it.
+    """
+
+    target_probs: torch.Tensor
+    draft_probs: torch.Tensor | None
+    children: torch.Tensor
+    image: torch.Tensor
+    depths: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.target_probs)
+
+
+@dataclass(frozen=True)
+class OutputDistribution:
+    """Distribution of the emitted token.
+
+    Attributes:
+        probs: (nodes, vocab).
+        acceptance: (nodes,): probability that a draft is accepted.
+        error: (nodes,): TV that the Monte Carlo noise of `probs` amounts to; 0 where drafts were enumerated.
+    """
+
+    probs: torch.Tensor
+    acceptance: torch.Tensor
+    error: torch.Tensor
+
+    def tv_from(self, target_probs: torch.Tensor) -> torch.Tensor:
+        """Total variation distance from the target's distribution, (nodes,), in [0, 1]."""
+        return (self.probs - target_probs).abs().sum(-1) / 2
+
+
+class NodeRecorder:
+    """Observer of a decoder: keeps the nodes at some codes of every image, the same for every method; `max_nodes` at
+    most, spread evenly over the images, their positions chosen by `seed`.
+    """
+
+    def __init__(self, num_images: int, config: TargetConfig, max_nodes: int, seed: int) -> None:
+        self.num_tokens, self.first_image = config.num_image_tokens, 0
+        per_image = min(self.num_tokens, max(1, max_nodes // num_images))
+        noise = torch.rand(num_images, self.num_tokens, generator=torch.Generator().manual_seed(seed))
+        is_end = config.ends_line(torch.arange(self.num_tokens))
+        order = noise.masked_fill(is_end, torch.inf).argsort(dim=1)
+        self.is_chosen = torch.zeros_like(is_end).repeat(num_images, 1).scatter(1, order[:, :per_image], True) & ~is_end
+        self.parts: list[VerifiedNodes] = []
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Receives one step, as `Decoder.observer`."""
+        drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
+        inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
+        depths = drafts.tree.depths.expand_as(reached)
+        if inner is not None:
+            reached, positions, weights, depths = (
+                part.index_select(1, inner) for part in (reached, positions, weights, depths)
+            )
+        children = drafts.children
+        image = torch.arange(len(reached))[:, None] + self.first_image
+        inside = positions.cpu() < self.num_tokens
+        chosen = self.is_chosen[image, positions.cpu().clamp(max=self.num_tokens - 1)] & inside
+        rows, nodes = (chosen.to(reached.device) & reached & (children >= 0).any(-1)).nonzero(as_tuple=True)
+        draft_probs = None if drafts.draft_probs is None else drafts.draft_probs[rows, nodes]
+        probs = weights[rows, nodes].softmax(-1)
+        found = children[rows, nodes], rows.cpu() + self.first_image, depths[rows, nodes]
+        self.parts.append(VerifiedNodes(probs, draft_probs, *found))
+
+    def collect(self) -> VerifiedNodes:
+        """All nodes kept so far."""
+        columns = {}
+        for name in ("target_probs", "draft_probs", "children", "image", "depths"):
+            parts = [getattr(part, name) for part in self.parts]
+            columns[name] = None if parts[0] is None else torch.cat(parts)
+        return VerifiedNodes(**columns)
+
+
+def record_nodes(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    max_nodes: int,
+    batch_size: int,
+    recorder_class: type[NodeRecorder] | None = None,
+) -> VerifiedNodes:
+    """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
+    depends on the seed, not on the batch size. Every batch has a recorder of its own, of `recorder_class`.
+    """
+    if decoder.spec.drafts is None:
+        raise ValueError(f"method {decoder.spec.method_id} verifies no drafts; its distribution is the target's")
+    parts: list[VerifiedNodes] = []
+    try:
+        for begin in range(0, len(prompts), batch_size):
+            recorder = (recorder_class or NodeRecorder)(len(prompts), decoder.target.config, max_nodes, run_seed)
+            recorder.first_image, recorder.parts, decoder.observer = begin, parts, recorder
+            decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
+    finally:
+        decoder.observer = None
+    return recorder.collect()
+
+
+@torch.inference_mode()
+def measure_missing_context(
+    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
+) -> tuple[VerifiedNodes, OutputDistribution]:
+    """What lines drawn in parallel lose: draws images, and gives the target's distribution behind all tokens of an
+    image and the one that was drawn from, at positions chosen as by `record_nodes`, but not at position 0, which lacks
+    nothing.
+    """
+
+    def keep(scores: Scores) -> None:
+        """Keeps the positions of a step, (images, cells), and what they were drawn from, (images, cells, vocab)."""
+        steps.append((scores.positions, scores.weights.softmax(-1)))
+
+    is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
+    is_chosen[:, 0] = False
+    options = {"cfg_scale": decoder.sampling.cfg_scale, "batch_size": batch_size}
+    drawn_from, target, steps = [], [], []
+    try:
+        for begin in range(0, len(prompts), batch_size):
+            batch = prompts[begin : begin + batch_size]
+            steps.clear()
+            decoder.observer = keep
+            generation, _ = decode_timed(decoder, batch, encoder, run_seed)
+            chosen = is_chosen[begin : begin + batch_size]
+            drawn_from.append(_in_order(steps, decoder.num_tokens)[chosen])
+            texts = [prompt.text for prompt in batch]
+            for rows, _, logits in walk_logits(decoder.target, encoder, generation.codes, texts, **options):
+                target.append(filter_logits(logits[chosen[rows]], decoder.sampling).softmax(-1))
+    finally:
+        decoder.observer = None
+    image = is_chosen.nonzero()[:, 0].cpu()
+    nodes = VerifiedNodes(torch.cat(target), None, image.new_zeros(len(image), 0), image)
+    nothing = torch.zeros(len(image))
+    return nodes, OutputDistribution(torch.cat(drawn_from), nothing, nothing)
+
+
+def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:
+    """What every token of the images was drawn from, (images, tokens, vocab)."""
+    positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
+    laws = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
+    return laws.scatter_(1, positions[..., None].expand_as(probs), probs)[:, :num_tokens]
+
+
+def distribution_given_children(
+    target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rule: Rejection
+) -> OutputDistribution:
+    """Distribution after verification by rejection when the children are known: int64, (nodes, m), tried in this order,
+    -1 where there is none; all decisions of acceptance weighted. `draft_probs` (nodes, vocab) is what they were drawn
+    from without replacement, None for deterministic drafts.
+    """
+    emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
+    probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
+    for rank, tried in enumerate(rule.try_siblings(target_probs, children, draft_probs)):
+        token = children[:, rank : rank + 1].clamp(min=0)
+        accept = (tried.surrogate / tried.token_draft.clamp(min=tiny)).clamp(max=1) * tried.is_tried
+        emitted.scatter_add_(1, token, weight * accept)
+        weight, probs = weight * (1 - accept), tried.residual
+    weight = weight.squeeze(1)
+    return OutputDistribution(emitted + weight[:, None] * probs, 1 - weight, torch.zeros_like(weight))
+
+
+def distribution_of_one_sampled_draft(
+    target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: Rejection
+) -> OutputDistribution:
+    """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p; in one
+    formula where one residual follows all of them.
+    """
+    if rule.has_one_residual:
+        accepted = rule.accepted_mass(target_probs, draft_probs)
+        acceptance = accepted.sum(-1)
+        residual = rule.residual_probs(target_probs, None, draft_probs)
+        emitted = accepted + (1 - acceptance)[:, None] * residual
+        return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
+    emitted, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
+    for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):
+        node, token = pairs.unbind(1)
+        given = distribution_given_children(target_probs[node], draft_probs[node], token[:, None], rule)
+        weight = draft_probs[node, token]
+        emitted.index_add_(0, node, weight[:, None] * given.probs)
+        acceptance.index_add_(0, node, weight * given.acceptance)
+    return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
+
+
+def distribution_of_sampled_siblings(
+    nodes: VerifiedNodes, rule: Rejection, *, num_samples: int, seed: int
+) -> OutputDistribution:
+    """Distribution with several sampled drafts, by Monte Carlo over the drafts; what follows them is exact.
+
+    The number of a node's children is kept, the children are drawn anew, at least twice. What exact rejection makes of
+    the same draws has the target's distribution in the mean, so that only the difference from it is averaged: for an
+    exact rule no noise is left. The `error` is half the TV between the means of the even and the odd draws: what noise
+    alone adds to a TV, which is therefore overestimated by about as much.
+    """
+    generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
+    sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # of the even and the odd draws
+    acceptance = torch.zeros_like(nodes.target_probs[:, 0])
+    for number in range(num_samples):
+        exponential = torch.empty_like(nodes.draft_probs).exponential_(generator=generator)
+        keys = nodes.draft_probs / exponential  # the m largest are a draw without replacement
+        drawn = keys.topk(nodes.children.shape[1], dim=-1).indices.masked_fill(nodes.children < 0, -1)
+        given = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, rule)
+        exact = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, Rejection())
+        sums[number % 2] += nodes.target_probs + (given.probs - exact.probs)
+        acceptance += given.acceptance
+    first, second = (part / part.sum(-1, keepdim=True) for part in sums)
+    error = (first - second).abs().sum(-1) / 4
+    return OutputDistribution((sums[0] + sums[1]) / num_samples, acceptance / num_samples, error)
+
+
+def distribution_of_relaxed_sets(
+    target_probs: torch.Tensor, children: torch.Tensor, sets: RelaxedSets
+) -> OutputDistribution:
+    """Exact distribution with deterministic drafts, int64 (nodes, m), -1 where there is none, and one sample of the
+    target: the mass of {x} and A(x) goes to x, sibling after sibling, as `WithinBound` decides it.
+    """
+    emitted, left = target_probs.clone(), target_probs.clone()  # left: mass that no draft has taken yet
+    for token, relaxed, _ in sets.walk(target_probs, children):
+        is_drafted, token = token[:, None] >= 0, token[:, None].clamp(min=0)
+        codes = torch.where(is_drafted, relaxed.codes, 0)
+        taken = left.gather(1, codes) * (relaxed.is_member & is_drafted)
+        emitted.scatter_add_(1, codes, -taken).scatter_add_(1, token, taken.sum(1, keepdim=True))
+        left.scatter_add_(1, codes, -taken).scatter_add_(1, token, -left.gather(1, token) * is_drafted)
+    return OutputDistribution(emitted, 1 - left.sum(1), torch.zeros_like(left[:, 0]))
+
+
+def mean_over_nodes(
+    name: str, values: torch.Tensor, image: torch.Tensor, options: Mapping[str, int]
+) -> dict[str, float]:
+    """Mean over nodes with the 95 % interval of a bootstrap over images; nan where the values are."""
+    if values.isnan().any():
+        return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
+    _, place = image.unique(return_inverse=True)
+    sums = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add_(0, place, values.double()).numpy()
+    counts = place.bincount().numpy()
+    low, high = bootstrap_interval(ratio_statistic, sums, counts, **options)
+    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}

@@ -1,0 +1,196 @@
+"""Quality of generated images: every quality metric of every method on one prompt set at one temperature."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.data.image_files import decode_images
+from lantern_pipeline.data.image_sources import ImageSource
+from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.measure.evaluate_images import (
+    ImageScores,
+    chunks,
+    concatenate_scores,
+    score_codes,
+    score_images,
+    score_records,
+)
+from lantern_pipeline.measure.fidelity import ClassifierFidelity, Reference
+from lantern_pipeline.measure.losslessness import Equality, compare_with_autoregressive
+from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.registry import CEILINGS, IMAGES, REAL, RECONSTRUCTION, metrics_over
+from lantern_pipeline.measure.speed import BASELINE
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What `measure_quality` found; a metric that is switched off has no column.
+
+    Attributes:
+        rows: one row per method and ceiling: method_id, prompt_set, temperature, repeat, the method's parts and
+            parameters, cfg_scale, num_images, the quality metrics (those over sets with `_low` and `_high`),
+            tokens_equal_autoregressive and num_near_ties; and what the numbers are of: prompts_sha256, reference,
+            num_reference and, of each metric, `_extractor` and `_weights_sha256`.
+        images: one row per method or ceiling x prompt: what was measured on that image; `pixel_mse` and
+            `feature_distance` are distances from the autoregressive image of the same prompt and noise.
+    """
+
+    rows: pd.DataFrame
+    images: pd.DataFrame
+
+
+@torch.inference_mode()
+def measure_quality(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    source: ImageSource | None,
+    models: MeasuringModels,
+    *,
+    settings: Mapping[str, Any],
+    prompt_set: str,
+    split: str,
+    repeat: str,
+    seed: int,
+) -> Quality:
+    """Measures all methods on one prompt set at one temperature, and the two ceilings.
+
+    `records` are of one temperature and guidance scale and of `prompts` in their order; `source` gives held-out images,
+    None none; `settings` are config section `metrics`; `split` is the source's that the prompts are of ("val" for
+    prompts from a file); `seed` is of KID's subsets and of the resampling behind the intervals.
+
+    The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out
+    images of `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The
+    ceilings are as many images as there are prompts: "real" and "reconstruction", with their own captions.
+    """
+    scores = score_records(records, prompts, models, settings["batch_size"])
+    baseline = records[BASELINE]
+    reference = _make_reference(source, models, split, len(prompts), settings)
+    compare = (lambda found: reference.compare(found.features, settings, seed)) if reference else (lambda found: {})
+    place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
+    measured_with = {**(reference.columns if reference else {}), **models.describe()}
+    rows, images, of_baseline = [], [], scores[BASELINE]
+    for method_id, record in records.items():
+        found = scores[method_id]
+        head = {"method_id": method_id, **place}
+        equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
+        exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}
+        values = {**_mean_scores(found), **compare(found), **exactness}
+        rows.append({**head, **_parameters(record), **values, **hash_prompts(prompts), **measured_with})
+        columns = {**_speed_columns(record), **_equality_columns(equality)}
+        if reference and reference.scale:
+            columns["feature_distance"] = reference.distance(found.features, of_baseline.features)
+        images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in prompts]}, found, columns))
+    cfg_scale = baseline.metadata["cfg_scale"]
+    for name, ceiling in _score_ceilings(source, models, split, len(prompts), settings, cfg_scale).items():
+        own, head = source.prompts(split, len(prompts)), {"method_id": name, **place}
+        common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(own)}
+        values = {**_mean_scores(ceiling), **compare(ceiling)}
+        rows.append({**common, **values, **hash_prompts(own), **measured_with})
+        images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
+    return Quality(pd.DataFrame(rows), pd.concat(images, ignore_index=True))
+
+
+def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Hashes ids and texts of prompts in their order, as a column: rows of other prompts must not be compared."""
+    lines = (json.dumps([prompt.id, prompt.text], ensure_ascii=False) + "\n" for prompt in prompts)
+    return {"prompts_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
+
+
+def _make_reference(
+    source: ImageSource | None, models: MeasuringModels, split: str, first: int, settings: Mapping[str, Any]
+) -> Reference | None:
+    """Makes what sets are compared with; held-out images begin at number `first`, behind those of the prompts."""
+    if not isinstance(models.fidelity, ClassifierFidelity):
+        return models.fidelity.reference() if models.fidelity else None
+    if source is None:
+        raise ValueError(
+            "metrics.fidelity attribute_classifier compares with held-out images, and data.source gives none"
+        )
+    return models.fidelity.reference(
+        _reconstruct(source, models, split, first, settings), f"reconstructions of {split} images from {first} on"
+    )
+
+
+def _reconstruct(
+    source: ImageSource, models: MeasuringModels, split: str, first: int, settings: Mapping[str, Any]
+) -> Iterator[Tensor]:
+    """Batches of reconstructions (images, 3, S, S)."""
+    for indices in chunks(first, first + settings["num_reference"], settings["batch_size"], "reference"):
+        codes = models.tokenizer.encode(source.images(split, indices).to(models.device))
+        yield decode_images(models.tokenizer, codes, len(codes))
+
+
+def _score_ceilings(
+    source: ImageSource | None,
+    models: MeasuringModels,
+    split: str,
+    num_images: int,
+    settings: Mapping[str, Any],
+    cfg_scale: float,
+) -> dict[str, ImageScores]:
+    """Scores real images of the split and their reconstructions against their own captions; nothing without any."""
+    if source is None:
+        return {}
+    prompts = source.prompts(split, num_images)  # a folder may have fewer
+    parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
+    for indices in chunks(0, len(prompts), settings["batch_size"], "ceilings"):
+        images, chosen = source.images(split, indices).to(models.device), prompts[indices.start : indices.stop]
+        codes = models.tokenizer.encode(images)
+        parts[REAL].append(score_images(images, chosen, models, torch.full((len(chosen),), torch.nan)))
+        parts[RECONSTRUCTION].append(score_codes(codes, chosen, models, cfg_scale))
+    return {name: concatenate_scores(part) for name, part in parts.items()}
+
+
+def _mean_scores(scores: ImageScores) -> dict[str, float]:
+    """Means over the images that have a value; nan where none has."""
+    metrics = {metric.per_image: metric for metric in metrics_over(IMAGES)}
+    unknown = sorted(set(scores.columns) - set(metrics))
+    if unknown:
+        raise ValueError(f"the column {unknown[0]} is measured but has no row in metrics.registry.METRICS; add one")
+    found = {metric.column: scores.columns[name] for name, metric in metrics.items() if name in scores.columns}
+    distances = {metric.column for metric in metrics.values() if metric.is_distance}
+    return {name: float(column.nanmean()) for name, column in found.items() if name not in distances}
+
+
+def _parameters(record: GenerationRecords) -> dict[str, Any]:
+    """The method's parts and parameters and what the run adds: the identifying columns of a row."""
+    found = record.metadata
+    return {
+        **method_columns(found["method"]),
+        "cfg_scale": found["cfg_scale"],
+        "dtype": found["dtype"],
+        "num_images": len(record),
+    }
+
+
+def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
+    """Counts per image; `seconds_in_batch` is the image's share of the time that decoding took."""
+    return {
+        "num_tokens": torch.full((len(record),), record.codes.shape[1]),
+        "target_forwards": record.target_forwards,
+        "substitutions": record.substitutions,
+        "seconds_in_batch": record.seconds,
+    }
+
+
+def _equality_columns(equality: Equality) -> dict[str, Tensor]:
+    return {
+        "is_equal": equality.is_equal,
+        "is_near_tie": equality.is_near_tie,
+        "margin_at_difference": equality.margin_at_difference,
+    }
+
+
+def _to_frame(head: Mapping[str, Any], scores: ImageScores, others: Mapping[str, Tensor]) -> pd.DataFrame:
+    columns = {name: column.numpy() for name, column in {**others, **scores.columns}.items()}
+    return pd.DataFrame({**head, **columns})

@@ -1,0 +1,308 @@
+"""What is measured, one row a metric, for whatever measures, tabulates, compares or draws; and what a config chooses.
+
+A new metric over images is a module beside this one, with a class like `clip_score.ClipScore` and a function that loads
+it; here a row of METRICS, and one of CHOICES that names the function (where a config switches it on, under its key in
+config.yaml and the schema; else under ALWAYS). All tables then follow:
+
+- quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
+  the rows alone; both with `_low` and `_high` in the summary. What is switched off is an absent column.
+- summary: the columns follow the order of METRICS. An `is_yes_no` column has an exact interval; others are cut off at
+  `limits`.
+- comparisons: every metric over images but the yes-or-no ones is paired with autoregressive decoding; `better` says
+  which sign is an improvement, and the values of an `is_distance` metric are differences already.
+- tables and figures: `title` with `digits` after the point, in percent where the title says so.
+
+Read while Snakemake reads the workflow: no torch and no pandas here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
+
+TRAINED = ("attribute_classifier", "clip")  # models to measure with that a run trains, or brings from another
+IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
+HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which is better
+REAL, RECONSTRUCTION = "real", "reconstruction"
+CEILINGS = (REAL, RECONSTRUCTION)  # rows of images that no method drew
+FIDELITY = "fidelity"  # config key of what compares sets of images; all others score single ones
+ALWAYS = "always"  # in place of a config key's values: not to be switched off
+# Of the table of total variations: values with intervals, and others.
+TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
+TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
+
+
+def with_ends(*names: str) -> tuple[str, ...]:
+    """Columns of values and of the ends of their intervals."""
+    return tuple(name + end for name in names for end in ("", "_low", "_high"))
+
+
+TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured quantity, a column of the tables.
+
+    Attributes:
+        column: in the rows of quality and in the summary.
+        unit: of the column's values.
+        title: in tables and on axes, with the unit that a reader sees.
+        over: IMAGES (a mean over them), SETS of images, or DECODING (how the images were drawn).
+        better: HIGHER, LOWER or NEITHER.
+        digits: after the point, in tables; where `title` says per cent, those of the percentage.
+        key: of config section `metrics`, which switches it on; None where it is always measured.
+        is_share: lies in [0, 1].
+        is_non_negative: cannot be below 0, although its interval might.
+        is_yes_no: of an image it is 0 or 1.
+        is_distance: from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows.
+        image_column: in the table of images; empty where it is `column`.
+    """
+
+    column: str
+    unit: str
+    title: str
+    over: str
+    better: str
+    digits: int
+    key: str | None = None
+    is_share: bool = False
+    is_non_negative: bool = False
+    is_yes_no: bool = False
+    is_distance: bool = False
+    image_column: str = ""
+
+    @property
+    def per_image(self) -> str:
+        """Column of the table of images."""
+        return self.image_column or self.column
+
+    @property
+    def factor(self) -> float:
+        """From the column's values to those that tables and figures show: 100 where `title` says per cent."""
+        return 100.0 if "%" in self.title else 1.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Range of the quantity, at whose ends an interval is cut off."""
+        return 0.0 if self.is_share or self.is_non_negative else -math.inf, 1.0 if self.is_share else math.inf
+
+
+METRICS = (
+    Metric("mean_accepted_length", "tokens per forward", "tokens / forward", DECODING, HIGHER, 2),
+    Metric("latency_s", "seconds", "latency (s)", DECODING, LOWER, 2),
+    Metric("speedup", "times autoregressive decoding", "speed-up", DECODING, HIGHER, 2),
+    Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),
+    # likelier tokens are not better ones: greedy images are the likeliest
+    Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
+    # of Inception's features; the same formulas on features of the attribute classifier have names of their own
+    Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
+    Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("kernel_distance", "", "kernel distance (shape features)", SETS, LOWER, 3, FIDELITY),
+    Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
+    Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
+    Metric("clip_score", "cosine", "CLIP score", IMAGES, HIGHER, 3, "clip"),
+    Metric("hps", "cosine", "HPS", IMAGES, HIGHER, 4, "hps"),
+    Metric(
+        "prompt_accuracy",
+        "share of attributes",
+        "prompt accuracy (%)",
+        IMAGES,
+        HIGHER,
+        1,
+        "prompt_accuracy",
+        is_share=True,
+    ),
+    Metric(
+        "all_correct",
+        "share of images",
+        "images with every attribute right (%)",
+        IMAGES,
+        HIGHER,
+        1,
+        "prompt_accuracy",
+        is_share=True,
+        is_yes_no=True,
+        image_column="is_all_correct",
+    ),
+    Metric(
+        "tokens_equal_autoregressive",
+        "share of images",
+        "tokens equal to autoregressive (%)",
+        DECODING,
+        NEITHER,
+        0,
+        is_share=True,
+        is_yes_no=True,
+        image_column="is_equal",
+    ),
+    Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
+    Metric("law_p", "probability", "p of the target's law", DECODING, NEITHER, 3, is_share=True),
+    Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
+    # of the attribute classifier's features only
+    Metric(
+        "feature_distance",
+        "standard deviations of a feature",
+        "feature distance",
+        IMAGES,
+        NEITHER,
+        2,
+        FIDELITY,
+        is_distance=True,
+    ),
+)
+
+
+def metrics_over(what: str) -> tuple[Metric, ...]:
+    """Selects the metrics over IMAGES, SETS or DECODING."""
+    return tuple(metric for metric in METRICS if metric.over == what)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one value of a config key measures with: the function "<module of metrics>:<name>" that loads it from
+    (config section metrics, MetricFiles, device), models that the run trains (of TRAINED), published weights (keys of
+    config section metrics.published), and whether it compares with the real images of metrics.published.reference.
+    """
+
+    loader: str
+    trained: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    has_reference: bool = False
+
+
+# config key of section metrics -> its values; null and false switch a metric off
+CHOICES: dict[str, dict[str | bool, Choice]] = {
+    FIDELITY: {
+        "attribute_classifier": Choice("fidelity:load_classifier", trained=("attribute_classifier",)),
+        "inception": Choice("fidelity:load_published", weights=("inception", "vgg16"), has_reference=True),
+    },
+    "clip": {
+        "own": Choice("clip_score:load_own", trained=("clip",)),
+        "openai": Choice("clip_score:load_openai", weights=("clip",)),
+    },
+    "prompt_accuracy": {True: Choice("prompt_accuracy:load_accuracy", trained=("attribute_classifier",))},
+    "hps": {True: Choice("clip_score:load_hps", weights=("hps",))},
+}
+
+
+@dataclass(frozen=True)
+class MetricFiles:
+    """What images are measured with: paths, or manifests of resources; None what a config does not need."""
+
+    attribute_classifier: str | None = None
+    clip: str | None = None
+    inception_weights: str | None = None
+    vgg16_weights: str | None = None
+    clip_weights: str | None = None
+    hps_weights: str | None = None
+    reference: str | None = None
+    reference_images: str | None = None
+    reference_statistics: str | None = None
+
+    @classmethod
+    def among(cls, inputs: Mapping[str, Any]) -> MetricFiles:
+        """Takes its files from the named inputs of a rule."""
+        return cls(**{field.name: inputs[field.name] for field in fields(cls) if field.name in inputs})
+
+
+def chosen(metrics: Mapping[str, Any]) -> dict[str, Choice]:
+    """Looks up what config section `metrics` measures with: key -> choice, without those that are off."""
+    found = {}
+    for key, choices in CHOICES.items():
+        value = ALWAYS if ALWAYS in choices else metrics[key]
+        if value is None or value is False:
+            continue
+        if value not in choices:
+            known = ", ".join(str(way).lower() for way in (*choices, "null"))
+            raise ValueError(f"config key metrics.{key} must be one of {known}, got {value!r}")
+        found[key] = choices[value]
+    return found
+
+
+def loading_modules(metrics: Mapping[str, Any]) -> list[str]:
+    """Names the files, below the pipeline's folder, that load what config section `metrics` measures with."""
+    return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
+
+
+def trained_models(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names the models that the run has to train to measure with, of TRAINED."""
+    needed = {name for choice in chosen(metrics).values() for name in choice.trained}
+    return tuple(name for name in TRAINED if name in needed)
+
+
+def published_weights(metrics: Mapping[str, Any]) -> dict[str, str | None]:
+    """Finds the published weights that are needed: key of metrics.published -> a resource's name, a path, or None."""
+    keys = [key for choice in chosen(metrics).values() for key in choice.weights]
+    return {key: metrics["published"][key] for key in keys}
+
+
+def needs_reference(metrics: Mapping[str, Any]) -> bool:
+    """Tells whether a metric compares with real images from elsewhere."""
+    return any(choice.has_reference for choice in chosen(metrics).values())
+
+
+def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> dict[str, str]:
+    """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: field
+    of `MetricFiles` -> path or manifest, the reference as reference_images or reference_statistics.
+    """
+    files = {f"{key}_weights": resource_of(value, resources) for key, value in published_weights(metrics).items()}
+    if needs_reference(metrics):
+        reference = metrics["published"]["reference"]
+        given = "images" if reference["statistics"] is None else "statistics"
+        files[f"reference_{given}"] = resource_of(reference[given], resources)
+    return files
+
+
+def metric_files(
+    metrics: Mapping[str, Any],
+    trained: Mapping[str, str],
+    resources: Mapping[str, Resource],
+    measured_reference: str,
+) -> dict[str, str]:
+    """Names the files that measuring reads, the inputs of a rule: field of `MetricFiles` -> path or manifest. `trained`
+    are the files of TRAINED; `measured_reference` is where the features of a folder of real images are written.
+    """
+    files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
+    if needs_reference(metrics):
+        images = files.pop("reference_images", None)
+        files["reference"] = files.pop("reference_statistics") if images is None else measured_reference
+    return files
+
+
+def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
+    """Checks, before anything runs, that every metric has the weights and the reference that it needs."""
+    for key, value in published_weights(metrics).items():
+        _check_source(f"metrics.published.{key}", value, resources)
+    if needs_reference(metrics):
+        reference = metrics["published"]["reference"]
+        given = [key for key in ("images", "statistics") if reference[key] is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "config key metrics.published.reference must name either images (a folder) or statistics (a file), "
+                f"got {' and '.join(given) or 'neither'}; set metrics.fidelity to null to do without FID"
+            )
+        if reference["name"] is None:
+            raise ValueError(
+                "config key metrics.published.reference.name must name the set of real images, got nothing"
+            )
+        _check_source(f"metrics.published.reference.{given[0]}", reference[given[0]], resources)
+
+
+def _check_source(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
+    part = key.split(".")[2]
+    users = ", ".join(
+        metric
+        for metric, choices in CHOICES.items()
+        for choice in choices.values()
+        if part in choice.weights or (part == "reference" and choice.has_reference)
+    )
+    remedy = f"give the name of an entry of resources or a path, or switch off metrics.{users}"
+    if value is None:
+        raise ValueError(f"config key {key} names no file, which metrics.{users} needs; {remedy}")
+    check_reference(key, value, resources)

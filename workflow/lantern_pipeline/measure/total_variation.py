@@ -1,0 +1,265 @@
+"""Total variation from the target: every method on its own nodes, every rule on the same nodes; and, on the same nodes,
+what aggregating nearest codes does to acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from lantern.acceptance.base import Rule
+from lantern.acceptance.rejection import ByRejection, Rejection
+from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenShannonBound, RelaxedSets, WithinBound
+from lantern.codebook import with_line_end
+from lantern.decoding import Decoder, make_decoder
+from lantern.methods import MethodSpec
+from lantern.models.target import TargetModel
+from lantern.models.text import TextEncoder
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_coupled_drafts
+from lantern_pipeline.measure.image_law import ImageTest
+from lantern_pipeline.measure.losslessness import drawn_tokens, substitution_row
+from lantern_pipeline.measure.output_distribution import (
+    OutputDistribution,
+    VerifiedNodes,
+    distribution_given_children,
+    distribution_of_one_sampled_draft,
+    distribution_of_relaxed_sets,
+    distribution_of_sampled_siblings,
+    mean_over_nodes,
+    measure_missing_context,
+    record_nodes,
+)
+from lantern_pipeline.measure.registry import TV_COLUMNS
+
+ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
+COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
+RULES = {
+    "top_one_child": "one deterministic draft, LANTERN's bound",
+    "top_children": "several deterministic drafts, LANTERN's bound for each",
+    "top_official": "several deterministic drafts, the authors' code",
+    "bounded": "several deterministic drafts, one budget (ours)",
+    "sampled_paper": "one sampled draft, LANTERN's bound",
+    "sampled_official": "one sampled draft, the authors' code for LlamaGen",
+    "sampled_official_lumina": "one sampled draft, the authors' code for Lumina-mGPT",
+    "sampled_js": "one sampled draft, Jensen-Shannon bound",
+}
+
+
+@dataclass(frozen=True)
+class TotalVariationStudy:
+    """What all rows share.
+
+    Attributes:
+        target_model: in evaluation mode.
+        encoder: of its captions.
+        prompts: at whose images' nodes is looked.
+        tested_prompts: whose whole images are tested.
+        codebook: (vocab, code_dim), as the tokenizer decodes it.
+        settings: config section `total_variation`.
+        options: num_resamples and seed of the bootstrap; the seed is that of the noise and the choice of nodes, too.
+        batch_size: images decoded together.
+    """
+
+    target_model: TargetModel
+    encoder: TextEncoder
+    prompts: Sequence[Prompt]
+    tested_prompts: Sequence[Prompt]
+    codebook: torch.Tensor
+    settings: Mapping[str, Any]
+    options: Mapping[str, int]
+    batch_size: int
+
+    @torch.inference_mode()
+    def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
+        """Total variation and substitutions of every method at one temperature, at the nodes it visits itself, and
+        law_p, the p-value of its whole images; `records` are by method id. One row per method, COLUMNS.
+
+        kind is "enumeration", "monte_carlo", "coupling" where substitutions alone tell, as those of exact drafts of the
+        target's noise, "none" for autoregressive decoding and where it is not known.
+        """
+        image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
+        rows = []
+        for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
+            spec, drawn = decoder.spec, records[decoder.spec.method_id]
+            kind, measured = self._measure_nodes(decoder)
+            row: dict[str, Any] = {"method_id": spec.method_id, "kind": kind}
+            if measured:
+                row |= tv_row(*measured, spec.delta, self.options)
+            if not decoder.sampling.is_greedy:
+                row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
+            if spec.tree is not None and decoder.rule.draws_target_tokens:
+                row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
+            rows.append(row)
+        return pd.DataFrame(rows).reindex(columns=COLUMNS)
+
+    @torch.inference_mode()
+    def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
+        """Nodes of exact decoding with one sampled draft at a time, where all rules can be compared.
+
+        Any decoder of the run gives its models and its sampling.
+        """
+        spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
+        exact = make_decoder(decoder.models, spec, decoder.sampling)
+        return record_nodes(exact, self.prompts, self.encoder, **self._wanted)
+
+    @property
+    def _wanted(self) -> dict[str, int]:
+        max_nodes = self.settings["max_nodes"]
+        return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
+
+    def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
+        """kind, and nodes with their output distribution; those of lines in parallel are tokens, compared with the
+        target in full context.
+        """
+        spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
+        num_samples, seed = self.settings["num_samples"], self.options["seed"]
+        if spec.drafts is None:
+            return "none", None
+        if spec.tree is None:
+            return "enumeration", measure_missing_context(*arguments, **self._wanted)
+        if not spec.drafter.is_exact:  # drafts do not follow the distributions that are recorded
+            return "none", None
+        if not spec.drafter.is_coupled:
+            nodes = record_nodes(*arguments, **self._wanted)
+            kind, found = distribution_of_method(nodes, spec, decoder.rule, num_samples, seed)
+            return kind, (nodes, found)
+        if spec.is_exact or not knows_drafts(spec):
+            return "coupling", None
+        nodes, kind, found = measure_coupled_drafts(*arguments, **self._wanted, num_samples=num_samples)
+        return kind, (nodes, found)
+
+    def _count_substitutions(self, records: GenerationRecords, decoder: Decoder) -> dict[str, float]:
+        target, seed = (self.target_model, self.encoder, self.prompts), self.options["seed"]
+        drawn = drawn_tokens(*target, records.codes, decoder.sampling, seed)
+        return substitution_row(records, drawn, self.codebook, self.options)
+
+
+def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> GenerationRecords:
+    return records.select([records.prompt_ids.index(prompt.id) for prompt in prompts])
+
+
+def distribution_of_method(
+    nodes: VerifiedNodes, spec: MethodSpec, rule: Rule, num_samples: int, seed: int
+) -> tuple[str, OutputDistribution]:
+    """Output distribution of a method at its own nodes, and its kind: "enumeration" or "monte_carlo".
+
+    `rule` is the method's own above temperature 0; where several children are sampled, the distribution is a mean over
+    `num_samples` draws of `seed`.
+    """
+    if spec.drafts is None or spec.drafter.is_coupled:
+        raise ValueError(f"the distribution of {spec.drafts} drafts is not enumerated; count substitutions instead")
+    if isinstance(rule, WithinBound):
+        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, rule.sets)
+    rejection = rule.rejection.at(nodes.depths) if isinstance(rule, ByRejection) else Rejection()
+    if spec.drafts == "top":
+        return "enumeration", distribution_given_children(nodes.target_probs, None, nodes.children, rejection)
+    if nodes.children.shape[1] == 1:
+        return "enumeration", distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, rejection)
+    return "monte_carlo", distribution_of_sampled_siblings(nodes, rejection, num_samples=num_samples, seed=seed)
+
+
+def tv_row(
+    nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
+) -> dict[str, float]:
+    """Summarises total variation over nodes; the share above `delta` is nan where a method has none.
+
+    Means have intervals of a bootstrap that resamples images, since an image's nodes belong together.
+    """
+    tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
+    above = (tv > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
+    return {
+        "num_images": len(image.unique()),
+        "num_nodes": len(tv),
+        **mean_over_nodes("tv_mean", tv, image, options),
+        "tv_p95": float(tv.quantile(0.95)),
+        "tv_max": float(tv.max()),
+        **mean_over_nodes("tv_share_above_delta", above, image, options),
+        "monte_carlo_error": float(found.error.mean()),
+    }
+
+
+@torch.inference_mode()
+def tv_curves(
+    nodes: VerifiedNodes,
+    table: torch.Tensor,
+    *,
+    k: int,
+    deltas: Sequence[float],
+    num_children: int,
+    options: Mapping[str, int],
+) -> pd.DataFrame:
+    """Total variation of every rule against delta, a row per rule x delta, all at the same nodes.
+
+    The nodes are of exact decoding with sampled drafts, so that contexts follow the target's distribution; the
+    `num_children` top drafts are the most probable ones of the same draft_probs. `acceptance` is the probability that
+    a draft is accepted.
+    """
+    rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
+    for delta in deltas:
+        for name, compute in _rules(nodes, table, k, delta, num_children).items():
+            found = compute()
+            acceptance = {"acceptance": float(found.acceptance.mean())}
+            head = {"rule": name, "label": RULES[name], "delta": delta}
+            rows.append({**head, **acceptance, **tv_row(nodes, found, delta, options)})
+    return pd.DataFrame(rows)
+
+
+def _rules(
+    nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
+) -> dict[str, Callable[[], OutputDistribution]]:
+    target, draft = nodes.target_probs, nodes.draft_probs
+    top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
+    additive = AdditiveBound(table, **bound)
+
+    def sampled(sets: RelaxedSets, residual: str = "paper") -> OutputDistribution:
+        return distribution_of_one_sampled_draft(target, draft, Rejection(sets, residual))
+
+    return {
+        "top_one_child": lambda: distribution_of_relaxed_sets(target, top[:, :1], additive),
+        "top_children": lambda: distribution_of_relaxed_sets(target, top, additive),
+        "top_official": lambda: distribution_given_children(target, None, top, Rejection(additive, "official")),
+        "bounded": lambda: distribution_of_relaxed_sets(target, top, BudgetBound(table, **bound)),
+        "sampled_paper": lambda: sampled(additive),
+        "sampled_official": lambda: sampled(additive, "official"),
+        "sampled_official_lumina": lambda: sampled(additive, "official_lumina"),
+        "sampled_js": lambda: sampled(JensenShannonBound(table, **bound)),
+    }
+
+
+@torch.inference_mode()
+def acceptance_table(
+    nodes: VerifiedNodes,
+    tables: Mapping[str, torch.Tensor],
+    *,
+    counts: Sequence[int],
+    deltas: Sequence[float],
+    options: Mapping[str, int],
+) -> pd.DataFrame:
+    """Probability that a node's first draft is accepted, before and after its k nearest codes lend it their mass.
+
+    One row per drafts ("sampled": x ~ p, accepted with min(1, s(x) / p(x)); "top": the most probable x, with s(x)) x
+    neighbours (of `tables`, (vocab, columns)) x delta of the additive rule (nan: no bound, always added) x k (0
+    always, and what a table can serve).
+    """
+    rows, place = [], nodes.draft_probs.nonzero(as_tuple=True)  # summed in this order, so that digits stay
+    for neighbours, of_codes in tables.items():
+        table = with_line_end(of_codes, nodes.target_probs.shape[1])
+        for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
+            for delta in (*deltas, np.nan):
+                sets = AdditiveBound(table, k=k, delta=1.0 if np.isnan(delta) else delta)
+                mass = Rejection(sets).accepted_mass(nodes.target_probs, nodes.draft_probs)
+                sampled = torch.zeros_like(mass[:, 0]).index_add_(0, place[0], mass[place])
+                top = sets.surrogate(nodes.target_probs, None, nodes.draft_probs.argmax(-1, keepdim=True)).squeeze(-1)
+                for drafts, accepted in {"sampled": sampled, "top": top}.items():
+                    mean = mean_over_nodes("acceptance", accepted.cpu(), nodes.image.cpu(), options)
+                    head = {"drafts": drafts, "neighbours": neighbours, "k": k, "delta": delta}
+                    rows.append({**head, **mean, "num_nodes": len(nodes)})
+    return pd.DataFrame(rows)

@@ -1,0 +1,103 @@
+"""The page of the race: timed images and their forwards in one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lantern.methods import draws_target_tokens
+from lantern.prompts import Prompt
+from lantern_pipeline.measure.latency import TimedImages
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.pages.html_page import data_uri, fill_page, to_json
+from lantern_pipeline.tables.method_labels import label_method
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+# Snakemake's report opens the page as a data URI, of which Chromium takes 2 MiB and base64 makes four bytes of three.
+MAX_BYTES = 1_500_000
+MAX_EXACT_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly
+QUALITY = 75  # of their compression
+OWN, DRAFT, SUBSTITUTION = "tds"  # marks of a token
+
+
+def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]) -> str:
+    """Builds the page of as many of the first prompts as fit into MAX_BYTES.
+
+    `timed`: images of all methods for each prompt. `prompts`: in the order in which they are offered. `draw`: codes
+    (images, tokens) -> pixels (images, S, S, 3) uint8.
+    """
+    methods = _describe_methods(timed)
+    place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
+    data = {
+        "methods": methods,
+        "grid": math.isqrt(timed.codes.shape[1]),  # of tokens that end lines, too
+        "tokens": timed.codes.shape[1],
+        "pixelated": True,
+        "gpu": timed.metadata["gpu"],
+        "threads": timed.metadata["num_threads"],
+        "prompts": [],
+        "images": [],
+    }
+    size = len(fill_page(TEMPLATE, data))
+    for prompt in prompts:
+        rows = [place[prompt.id, method["id"]] for method in methods]
+        codes, which = timed.codes[rows].unique(dim=0, return_inverse=True)
+        pixels = draw(codes)
+        data["pixelated"] = pixels.shape[1] <= MAX_EXACT_SIDE
+        images = [_encode(image) for image in pixels]
+        runs = [
+            {"image": len(data["images"]) + image, **_describe_run(timed, row, rows[0])}
+            for row, image in zip(rows, which.tolist(), strict=True)
+        ]
+        entry = {"text": prompt.text, "runs": runs}
+        size += len(to_json(entry)) + len(to_json(images))
+        if size > MAX_BYTES:
+            break
+        data["prompts"].append(entry)
+        data["images"] += images
+    if not data["prompts"]:
+        raise ValueError(f"the race must fit into {MAX_BYTES} bytes, got {size} for one prompt; run fewer methods")
+    return fill_page(TEMPLATE, data)
+
+
+def _describe_methods(timed: TimedImages) -> list[dict[str, Any]]:
+    """The methods, autoregressive decoding first, each with the seconds of all its timed images."""
+    metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
+    for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
+        seconds[method_id] += row
+    methods = sorted(metadata["methods"].values(), key=lambda method: method["method_id"] != BASELINE)
+    kinds = [_kind(method, metadata["temperature"]) for method in methods]
+    return [
+        {"id": method["method_id"], "label": label, "kind": kind, "seconds": round(seconds[method["method_id"]], 3)}
+        for method, label, kind in zip(methods, map(label_method, methods), kinds, strict=True)
+    ]
+
+
+def _kind(method: Mapping[str, Any], temperature: float) -> str:
+    if method["method_id"] == BASELINE:
+        return "baseline"
+    kind = "exact" if method["is_exact"] else "relaxed"
+    return kind if draws_target_tokens(method, temperature) else f"{kind}_rejection"
+
+
+def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, Any]:
+    """An image: tokens and milliseconds of each forward, a mark for each token, tokens unlike the baseline's."""
+    lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
+    milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()
+    flags = zip(timed.is_draft[row].tolist(), timed.is_substituted[row].tolist(), strict=True)
+    return {
+        "lengths": lengths,
+        "ms": [round(found, 3) for found in milliseconds],
+        "marks": "".join(SUBSTITUTION if other else DRAFT if draft else OWN for draft, other in flags),
+        "differs": int((timed.codes[row] != timed.codes[baseline]).sum()),
+    }
+
+
+def _encode(pixels: np.ndarray) -> str:
+    is_exact = pixels.shape[0] <= MAX_EXACT_SIDE
+    return data_uri(pixels, "webp", method=6, lossless=is_exact, quality=100 if is_exact else QUALITY)

@@ -1,0 +1,169 @@
+"""The study's page: which pairs of images it shows, the page in one HTML file that needs no network, and the key that
+tells the images apart.
+
+The page holds no method: pairs carry numbers in a shuffled order, and which of a pair's two images is the
+autoregressive one stands in the key alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lantern.prompts import Prompt
+from lantern.records import GenerationRecords
+from lantern_pipeline.data.image_files import decode_images, to_pixels
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.pages.html_page import data_uri, fill_page
+from lantern_pipeline.pages.study_analysis import CHECK, KEY_FORMAT, PAIR, VERSION
+from lantern_pipeline.tables.method_labels import label_method
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+SHOWN_WIDTH = 336  # CSS pixels, about; the nearest multiple of the image's side is taken
+
+
+class Trial(NamedTuple):
+    """Two images under one caption.
+
+    Attributes:
+        kind: PAIR (autoregressive against a method) or CHECK (an image of the caption against one of another).
+        caption: shown as text, whatever it holds.
+        prompt_id: of the caption.
+        method_id: the method compared; empty for a check.
+        images: (2, S, S, 3) uint8, red, green, blue; first the autoregressive image of the caption.
+    """
+
+    kind: str
+    caption: str
+    prompt_id: str
+    method_id: str
+    images: np.ndarray
+
+
+def select_trials(
+    records: Mapping[str, GenerationRecords],
+    prompts: Sequence[Prompt],
+    tokenizer: nn.Module,
+    settings: Mapping[str, Any],
+) -> tuple[list[Trial], list[dict[str, Any]]]:
+    """Chooses and decodes the pairs of a study whose images differ, then the attention checks: (trials, methods).
+
+    Each method takes the next `num_trials` prompts of the set, so that no autoregressive image comes back while the
+    prompts last: an image seen twice would be known as the autoregressive one. Past the end it begins again. A compared
+    method has method_id, label, num_pairs (looked at) and num_ties (pairs whose images are equal in every token, hence
+    not shown). `records`: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+    """
+    _check_counts(settings, len(prompts))
+    compared, num_checks = _choose_methods(records, settings["methods"]), settings["num_checks"]
+    labels = [label_method(records[method_id].metadata["method"]) for method_id in compared]
+    trials, methods, used = [], [], set()
+    baseline = records[BASELINE].codes
+    for number, (method_id, label) in enumerate(zip(compared, labels, strict=True)):
+        first, count = number * settings["num_trials"], settings["num_trials"]
+        rows = np.arange(first, first + count) % len(prompts)
+        codes = torch.stack([baseline[rows], records[method_id].codes[rows]], dim=1)  # (pairs, 2, tokens)
+        is_tie = (codes[:, 0] == codes[:, 1]).all(dim=1).numpy()
+        methods.append({"method_id": method_id, "label": label, "num_pairs": count, "num_ties": int(is_tie.sum())})
+        shown = rows[~is_tie].tolist()
+        used.update(shown)
+        trials += _make_trials(PAIR, method_id, [prompts[i] for i in shown], _decode(tokenizer, codes[~is_tie]))
+    right = list(range(len(prompts) - num_checks, len(prompts)))  # which the pairs reach last
+    wrong = choose_wrong_prompts([prompt.text for prompt in prompts], right, used)
+    images = _decode(tokenizer, torch.stack([baseline[right], baseline[wrong]], dim=1))
+    return trials + _make_trials(CHECK, "", [prompts[i] for i in right], images), methods
+
+
+def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
+    """Finds, for each attention check, a prompt whose image clearly does not fit.
+
+    For each of `right` the other position whose caption shares the smallest part of its words; among equals the one
+    taken least often. `texts`: captions of the prompt set. `right`: positions of the captions shown. `used`: positions
+    whose images are shown in other trials; avoided while others are left.
+    """
+    words = [set(text.lower().split()) for text in texts]
+    times, chosen = [0] * len(texts), []
+    for place in right:
+        others = [i for i in range(len(texts)) if i != place]
+        common = {i: len(words[i] & words[place]) / max(1, len(words[i] | words[place])) for i in others}
+        best = min(others, key=lambda i: (i in used, common[i], times[i], i))
+        times[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+def build_page(
+    trials: Sequence[Trial], methods: Sequence[Mapping[str, Any]], *, question: str, seed: int
+) -> tuple[str, dict[str, Any]]:
+    """Builds the page and its key: (html, key).
+
+    Both carry the study's id, a hash of all that the page shows and of the key, so that answers to one page are never
+    read with the key of another. The key's `trials` map a pair's number to its kind, method_id, prompt_id and
+    `baseline`, the position (0 or 1) of the autoregressive image in the page's data; its `methods` are those of
+    `select_trials`. `seed`: of the order of the pairs in the page and of the order of the two images in each.
+    """
+    if not any(trial.kind == PAIR for trial in trials):
+        raise ValueError(
+            "the study has no pair to show: every image of the compared methods equals the autoregressive one, or "
+            "study.methods is empty; name relaxed methods in study.methods or raise study.num_trials"
+        )
+    generator = np.random.Generator(np.random.PCG64(seed))
+    shown, hidden = [], {}
+    for number, place in enumerate(generator.permutation(len(trials)).tolist(), start=1):
+        trial, baseline, name = trials[place], int(generator.integers(2)), f"t{number:03d}"
+        images = [data_uri(pixels) for pixels in trial.images]
+        shown.append({"id": name, "caption": trial.caption, "images": images[::-1] if baseline else images})
+        about = {"kind": trial.kind, "method_id": trial.method_id, "prompt_id": trial.prompt_id}
+        hidden[name] = {**about, "baseline": baseline}
+    side = trials[0].images.shape[1]
+    width = side * max(1, round(SHOWN_WIDTH / side))
+    data = {"question": question, "side": side, "width": width, "trials": shown}
+    key = {"format": KEY_FORMAT, "version": VERSION, "methods": [dict(method) for method in methods], "trials": hidden}
+    study = hashlib.sha256(json.dumps([data, key], sort_keys=True).encode()).hexdigest()[:16]
+    return fill_page(TEMPLATE, {"id": study, **data}), {**key, "study": study}
+
+
+def _make_trials(kind: str, method_id: str, prompts: Sequence[Prompt], images: np.ndarray) -> list[Trial]:
+    return [Trial(kind, prompt.text, prompt.id, method_id, pair) for prompt, pair in zip(prompts, images, strict=True)]
+
+
+def _decode(tokenizer: nn.Module, codes: Tensor) -> np.ndarray:
+    """Codes (pairs, 2, tokens) -> pixels (pairs, 2, S, S, 3) uint8."""
+    if not len(codes):
+        return np.zeros((0, 2, 1, 1, 3), np.uint8)
+    pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))
+    return pixels.reshape(-1, 2, *pixels.shape[1:])
+
+
+def _check_counts(settings: Mapping[str, Any], num_prompts: int) -> None:
+    for name in ("num_trials", "num_checks"):
+        if settings[name] > num_prompts:
+            raise ValueError(
+                f"config key study.{name} must be at most the {num_prompts} prompts of metrics.headline_prompt_set, "
+                f"got {settings[name]}"
+            )
+    if settings["num_checks"] and num_prompts < 2:
+        raise ValueError("attention checks need two prompts in metrics.headline_prompt_set; set study.num_checks to 0")
+
+
+def _choose_methods(records: Mapping[str, GenerationRecords], wanted: Sequence[str] | None) -> list[str]:
+    if wanted is None:
+        first: dict[str, str] = {}
+        for method_id, record in records.items():
+            if not record.metadata["method"]["is_exact"]:
+                first.setdefault(record.metadata["method"]["name"], method_id)
+        return list(first.values())
+    known = [method_id for method_id in records if method_id != BASELINE]
+    for method_id in wanted:
+        if method_id not in known:
+            raise ValueError(
+                f"config key study.methods names no method to compare with {BASELINE} at the headline temperature, "
+                f"got {method_id!r}; there are {', '.join(known)}"
+            )
+    return list(wanted)

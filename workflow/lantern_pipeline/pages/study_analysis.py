@@ -1,0 +1,282 @@
+"""What readers preferred: answer files of the study's page, rates with intervals over readers and prompts, and what
+follows against one half.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from scipy.stats import t
+
+from lantern.io import read_json
+from lantern_pipeline.measure.intervals import share_interval
+
+KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answers", 1
+PAIR, CHECK = "pair", "check"  # of trials
+LEVEL = 0.95
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+FOR_BASELINE, FOR_METHOD, UNDECIDED = "autoregressive", "relaxed", "none"
+
+_ANSWERS = {
+    "type": "object",
+    "required": ["format", "version", "study", "reader", "download", "answers"],
+    "properties": {
+        "format": {"const": ANSWERS_FORMAT},
+        "version": {"const": VERSION},
+        "study": {"type": "string"},
+        "reader": {"type": "string", "minLength": 1},
+        "download": {"type": "integer", "minimum": 1},
+        "answers": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["trial", "left", "choice", "milliseconds"],
+                "properties": {
+                    "trial": {"type": "string"},
+                    "left": {"enum": [0, 1]},
+                    "choice": {"enum": ["left", "right"]},
+                    "milliseconds": {"type": "number", "minimum": 0, "maximum": 1e11},
+                },
+            },
+        },
+    },
+}
+
+
+class Reader(NamedTuple):
+    """One reader's file.
+
+    Attributes:
+        path: the file.
+        reader: the reader's random id.
+        download: how many times the reader had saved the answers by then.
+        is_baseline: pair's number -> the autoregressive (in a check: the fitting) image was chosen.
+        is_left: pair's number -> the image on the left was chosen.
+        seconds: median time from a pair's appearance to its answer.
+    """
+
+    path: Path
+    reader: str
+    download: int
+    is_baseline: dict[str, bool]
+    is_left: dict[str, bool]
+    seconds: float
+
+
+def analyse_answers(
+    paths: Sequence[Path | str], key: Mapping[str, Any], *, min_checks: float, num_resamples: int = 1000, seed: int = 0
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Turns answer files into preference rates: (table, facts about the readers).
+
+    Of a reader who saved more than once the last file counts. A reader who passes a smaller share of the attention
+    checks than `min_checks` is left out.
+
+    The table has a row per method: method_id, label, num_pairs, num_ties (pairs that were equal and not shown),
+    num_shown, num_readers, num_judgements, share_autoregressive (+_low, _high), share_relaxed (+_low, _high), interval
+    (crossed_bootstrap, clopper_pearson or none) and preferred (autoregressive, relaxed or none). Shares are of the
+    judgements; shares and bounds are empty where no pair was shown. Of the facts `left` is the share of choices for the
+    left image with its exact interval as if choices were independent, and `seconds` the median over readers of their
+    median time per pair. `key`: of `read_key`.
+    """
+    if not paths:
+        raise ValueError("the answers folder holds no .json file; put the files that readers saved into study.answers")
+    readers = last_of_each_reader([read_answers(path, key) for path in paths])
+    checks = [name for name, trial in key["trials"].items() if trial["kind"] == CHECK]
+    counted = [reader for reader in readers if np.mean([reader.is_baseline[i] for i in checks] or [1]) >= min_checks]
+    if not counted:
+        raise ValueError(
+            f"none of the {len(readers)} readers passed {min_checks:.0%} of the {len(checks)} attention checks; "
+            "collect more answers or lower study.min_checks"
+        )
+    is_left = np.array([list(reader.is_left.values()) for reader in counted])
+    about = {
+        "num_files": len(paths),
+        "num_repeated": len(paths) - len(readers),
+        "num_inattentive": len(readers) - len(counted),
+        "num_readers": len(counted),
+        "min_checks": min_checks,
+        "num_checks": len(checks),
+        "left": (float(is_left.mean()), *map(float, share_interval(is_left.sum(), is_left.size))),
+        "seconds": median(reader.seconds for reader in counted),
+    }
+    return pd.DataFrame([_measure(method, key, counted, num_resamples, seed) for method in key["methods"]]), about
+
+
+def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: int = 0) -> tuple[float, float, str]:
+    """Computes the 95 % interval of a share of choices, for other readers and other prompts.
+
+    With several readers and prompts both are resampled, each prompt for all readers at once. Such resampling counts the
+    scatter of single choices three times, so its spread is scaled to the two-way clustered variance, which counts it
+    once, and from the normal's tails to Student's for the degrees of freedom that this variance has. The interval is
+    never narrower than the exact one of as many independent choices, which is also the answer for one reader or prompt.
+
+    (low, high, "crossed_bootstrap" or "clopper_pearson"). `chosen`: (readers, prompts) bool.
+
+    Source:
+        Owen (2007), The pigeonhole bootstrap, Annals of Applied Statistics 1(2), for the factor of three; Cameron,
+        Gelbach and Miller (2011), Robust inference with multiway clustering, for the variance; Satterthwaite (1946) for
+        its degrees of freedom.
+    """
+    chosen = np.asarray(chosen, dtype=np.float64)
+    exact_low, exact_high = map(float, share_interval(chosen.sum(), chosen.size))
+    if min(chosen.shape) < 2 or chosen.min() == chosen.max():
+        return exact_low, exact_high, "clopper_pearson"
+    num_readers, num_prompts = chosen.shape
+    generator = np.random.Generator(np.random.PCG64(seed))
+    readers = generator.multinomial(num_readers, [1 / num_readers] * num_readers, size=num_resamples)
+    prompts = generator.multinomial(num_prompts, [1 / num_prompts] * num_prompts, size=num_resamples)
+    means = ((readers @ chosen) * prompts).sum(axis=1) / chosen.size  # (resamples,)
+    share, scale = chosen.mean(), _standard_error(chosen) / means.std()
+    low, high = np.quantile(share + (means - share) * scale, TAILS)
+    return max(0.0, min(float(low), exact_low)), min(1.0, max(float(high), exact_high)), "crossed_bootstrap"
+
+
+def render_conclusion(table: pd.DataFrame, about: Mapping[str, Any]) -> str:
+    """Writes the outcome as Markdown: who read, a sentence for each method, what the numbers rest on."""
+    readers = f"{about['num_readers']} reader" + ("s" if about["num_readers"] != 1 else "")
+    share, low, high = about["left"]
+    lines = [
+        "# Perceptual study",
+        "",
+        f"{readers} counted, from {about['num_files']} files. Left out: {about['num_repeated']} other copies of "
+        f"a reader's answers, and {about['num_inattentive']} readers who passed fewer than "
+        f"{about['min_checks']:.0%} of the {about['num_checks']} attention checks.",
+        "",
+        *[f"- {row['label']}: {_sentence(row)}" for _, row in table.iterrows()],
+        "",
+        f"The left image was chosen in {share:.0%} of all pairs ({low:.0%} to {high:.0%}); sides were drawn at random. "
+        f"A pair took {about['seconds']:.1f} seconds in the median.",
+        "",
+        "Intervals hold 95 % and speak about other readers and other prompts. Each stands alone: with many methods one "
+        "in twenty would miss 50 % by chance. Pairs that are equal in every token were not shown; they are no "
+        "preference for either side.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+    ties = f"{row['num_ties']} of {row['num_pairs']} pairs were equal and not shown"
+    if not row["num_judgements"]:
+        return f"no pair to judge ({ties})."
+    words = {
+        FOR_BASELINE: "readers prefer the autoregressive images",
+        FOR_METHOD: "readers prefer the relaxed images",
+        UNDECIDED: f"no detectable preference at n = {row['num_judgements']} judgements",
+    }[row["preferred"]]
+    return (
+        f"{words}. The autoregressive image was chosen in {row['share_autoregressive']:.1%} of {row['num_judgements']} "
+        f"judgements by {row['num_readers']} readers of {row['num_shown']} pairs, 95 % interval "
+        f"{row['share_autoregressive_low']:.1%} to {row['share_autoregressive_high']:.1%}; {ties}."
+    )
+
+
+def read_key(path: Path | str) -> dict[str, Any]:
+    """Reads the key of a study."""
+    key = read_json(path)
+    if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
+        raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
+    return key
+
+
+def read_answers(path: Path | str, key: Mapping[str, Any]) -> Reader:
+    """Reads one reader's file with the key of the same study."""
+    path = Path(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is truncated or is not JSON ({error}); ask its reader to save it again") from error
+    if not isinstance(found, dict) or found.get("format") != ANSWERS_FORMAT:
+        raise ValueError(f"{path} is not an answer file of the study's page; move it out of the answers folder")
+    error = best_match(Draft202012Validator(_ANSWERS).iter_errors(found))
+    if error:
+        raise ValueError(f"{path} is malformed at {error.json_path}: {error.message:.200}; move it out of the folder")
+    if found["study"] != key["study"]:
+        raise ValueError(
+            f"{path} holds answers to study {found['study']}, but the key is of study {key['study']}; move it to that "
+            "study's answers, or put back the key.json that was built with its page"
+        )
+    answers = {answer["trial"]: answer for answer in found["answers"]}
+    _check_pairs(path, [answer["trial"] for answer in found["answers"]], key["trials"])
+    is_left = {trial: answer["choice"] == "left" for trial, answer in answers.items()}
+    is_baseline = {
+        trial: (answer["left"] if is_left[trial] else 1 - answer["left"]) == key["trials"][trial]["baseline"]
+        for trial, answer in answers.items()
+    }
+    seconds = median(answer["milliseconds"] for answer in found["answers"]) / 1000
+    return Reader(path, found["reader"], found["download"], is_baseline, is_left, seconds)
+
+
+def last_of_each_reader(files: Sequence[Reader]) -> list[Reader]:
+    """Keeps, of each reader, the file saved last, in the order in which the readers first appear."""
+    last: dict[str, Reader] = {}
+    for file in files:
+        other = last.setdefault(file.reader, file)
+        if file.download == other.download and file.is_baseline != other.is_baseline:
+            raise ValueError(
+                f"{other.path} and {file.path} come from one reader's one save but hold different answers; remove the "
+                "one that was edited"
+            )
+        if file.download > other.download:
+            last[file.reader] = file
+    return list(last.values())
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, Any]) -> None:
+    unknown = sorted(set(answered) - set(known))
+    twice = [name for name, times in Counter(answered).items() if times > 1]
+    if unknown or twice:
+        fault = f"{unknown[0]!r}, which the study does not have" if unknown else f"{twice[0]!r} twice"
+        raise ValueError(f"{path} answers pair {fault}; move it out of the folder")
+    if len(answered) < len(known):
+        raise ValueError(
+            f"{path} holds {len(answered)} of {len(known)} answers; ask its reader to finish and save the file again"
+        )
+
+
+def _measure(
+    method: Mapping[str, Any], key: Mapping[str, Any], readers: Sequence[Reader], num_resamples: int, seed: int
+) -> dict[str, Any]:
+    """One row of the table."""
+    ours = {"kind": PAIR, "method_id": method["method_id"]}
+    names = [name for name, trial in key["trials"].items() if trial.items() >= ours.items()]
+    chosen = np.array([[reader.is_baseline[name] for name in names] for reader in readers])  # (readers, pairs)
+    share, low, high, interval, preferred = (np.nan, np.nan, np.nan, "none", UNDECIDED)
+    if names:
+        share = float(chosen.mean())
+        low, high, interval = preference_interval(chosen, num_resamples=num_resamples, seed=seed)
+        preferred = FOR_BASELINE if low > 0.5 else FOR_METHOD if high < 0.5 else UNDECIDED
+    shares = {"share_autoregressive": share, "share_autoregressive_low": low, "share_autoregressive_high": high}
+    shares |= {"share_relaxed": 1 - share, "share_relaxed_low": 1 - high, "share_relaxed_high": 1 - low}
+    counts = {"num_shown": len(names), "num_readers": len(readers), "num_judgements": chosen.size}
+    return {**method, **counts, **shares, "interval": interval, "preferred": preferred}
+
+
+def _standard_error(chosen: np.ndarray) -> float:
+    """Standard error of the mean of (readers, prompts), both drawn at random, times Student's over the normal's tail.
+
+    Its three variances are of reader means, of prompt means, and of what the two leave unexplained.
+    """
+    num_readers, num_prompts = chosen.shape
+    reader_means, prompt_means = chosen.mean(axis=1, keepdims=True), chosen.mean(axis=0, keepdims=True)
+    residual = chosen - reader_means - prompt_means + chosen.mean()
+    freedom = np.array([num_readers - 1, num_prompts - 1, (num_readers - 1) * (num_prompts - 1)])
+    of_means = (reader_means.var(ddof=1) / num_readers, prompt_means.var(ddof=1) / num_prompts)
+    parts = np.array([*of_means, (residual**2).sum() / freedom[2] / chosen.size])
+    variance = parts[0] + parts[1] - parts[2]
+    if variance <= 0:
+        return 0.0  # less scatter than of independent choices: the exact interval decides
+    degrees = max(1.0, variance**2 / (parts**2 / freedom).sum())
+    return float(np.sqrt(variance) * t.ppf(TAILS[1], degrees) / t.ppf(TAILS[1], np.inf))

@@ -1,0 +1,295 @@
+"""What a run's tables come to, in numbers: what is exact, what is fastest, at what cost, whose claims stand.
+
+Sentences about them are written by hand in README.md and docs/results.md; a test compares their numbers with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lantern.methods import drafts_of, keeps_tokens
+from lantern_pipeline.measure.registry import with_ends
+from lantern_pipeline.measure.repeats import POOLED
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_length
+from lantern_pipeline.tables.summary import select_headline
+
+ACCURACY_TOLERANCE = 0.02  # a relaxed method may lose so much prompt accuracy and still count as fastest
+MIN_TIMED = 6  # prompts: of fewer, not even the range of all their ratios holds the median with 95 % confidence
+ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
+LEVEL = 0.05  # of all tests of the output distribution together: each has its share of it
+PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
+OF_A_ROW = (
+    *("method_id", "label"),
+    *with_ends("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "prompt_accuracy_change"),
+    *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
+)
+# Ablation -> column that tells curves apart, the curve asked about, those that it is compared with.
+OF_ABLATIONS = {
+    "rules": ("method", "proximity", ("lantern", "lantern_pp")),
+    "neighbours": ("neighbours", "l2_normalised", ("random", "probability")),
+}
+# Acceptance asked about -> those that it is compared with, on the same tree of the same drafts.
+OF_ACCEPTANCE = {"annealed": ("constant", "reversed"), "group": ("additive", "multiplicative")}
+
+
+def find_claims(
+    summary: pd.DataFrame,
+    curves: pd.DataFrame,
+    images: pd.DataFrame,
+    ablations: Mapping[str, pd.DataFrame],
+    reports: Mapping[str, Mapping[str, Any]],
+    *,
+    settings: Mapping[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """All claims of a run as JSON values; what was not run is left out.
+
+    `curves` is total_variation/curves.csv, `images` the tables of images, `ablations` those of ablations by name,
+    `reports` what the training rules of models reported, `settings` config section `metrics`, `seed` the bootstrap's.
+    """
+    rows = select_headline(summary, settings)
+    options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
+    equal_length = {}
+    for name, asked in OF_ABLATIONS.items():
+        if name in ablations:
+            equal_length |= _compare_curves(ablations[name], *asked, options)
+    place = {name: rows[name].iloc[0] for name in ("prompt_set", "temperature")} | {"repeat": images["repeat"].iloc[0]}
+    images = images[(images[list(place)] == pd.Series(place)).all(axis=1)]
+    for first, others in OF_ACCEPTANCE.items():
+        equal_length |= _compare_acceptance(rows, images, first, others, options)
+    claims = {
+        "setting": describe_setting(rows),
+        **claims_of_rows(rows),
+        "tokens": _count_equal_rows(summary),
+        "delta": _bound(curves),
+        "equal_length": equal_length,
+        "models": _numbers_of_models(reports),
+    }
+    return {name: found for name, found in claims.items() if found}
+
+
+def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
+    """Those claims that need the headline rows alone.
+
+    A relaxed row counts as fastest if it keeps its prompt accuracy; prompts of free text, without one, rule none out.
+    """
+    baseline = rows[rows["method_id"] == BASELINE].iloc[0]
+    lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
+    loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
+    is_slow = is_relaxed & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
+    return {
+        "baseline": _numbers_of_row(baseline),
+        "exact": _fastest(lossless),
+        "exact_without_draft_model": _fastest(lossless[lossless["drafts"] == "jacobi"]),
+        "relaxed": _fastest(rows[is_relaxed & ~loses]),
+        "relaxed_and_slow": list(rows.loc[is_slow, "label"]),
+        "distribution": _judge_distributions(rows),
+        "frontier": _frontier(rows),
+    }
+
+
+def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
+    """What the headline rows are of, as texts that captions interpolate."""
+    row = rows.set_index("method_id").loc[BASELINE]
+    is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
+    prompts = f"{int(row['num_images']) // num_repeats} prompts"
+    return {
+        "prompt_set": str(row["prompt_set"]),
+        "temperature": f"{row['temperature']:g}",
+        "cfg_scale": f"{row['cfg_scale']:g}",
+        "prompts": prompts if num_repeats == 1 else f"{prompts} in {num_repeats} repeats",
+        "num_methods": str(len(rows)),
+        "num_timed": f"{num_timed(row):.0f}" if is_timed else "no",
+        "autoregressive_latency_ms": f"{1000 * row['latency_s']:.0f}" if is_timed else "unknown",
+    }
+
+
+def describe_run(setting: Mapping[str, str]) -> str:
+    """A sentence of what `describe_setting` found."""
+    timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
+    return (
+        f"{setting['prompts']} of the set {setting['prompt_set']}, {timed} of them timed, temperature "
+        f"{setting['temperature']}, guidance scale {setting['cfg_scale']}; [low, high] are 95 % intervals. Speed-ups "
+        "are those of the machine that made this run."
+    )
+
+
+def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
+    """Timed prompts of each row, or of one row; each is timed in every repeat."""
+    return rows["num_timed"] / rows["num_repeats"]
+
+
+def speed_measure(rows: pd.DataFrame) -> str:
+    """The column by which methods are called fast: tokens per forward where nothing was timed."""
+    return "speedup" if rows["speedup"].notna().any() else "mean_accepted_length"
+
+
+def _is_lossless(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows are exact: by its proof, and tokens equal to autoregressive decoding's where they must be.
+
+    Verification by rejection without relaxation keeps the distribution, not the tokens; it counts by its proof. In
+    bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
+    candidates are closer than that. Autoregressive decoding itself does not count.
+    """
+    is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
+    return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
+
+
+def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows must hold autoregressive decoding's tokens, one for one."""
+    return _keeps_tokens(rows) & (rows["dtype"] == "float32")
+
+
+def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Adds to headline rows `has_draft_model`, and `distance`: total variation at nodes, or its upper bound, the share
+    of substitutions; 0 for autoregressive decoding and within rounding, nan where neither is known.
+    """
+    has_draft_model = [isinstance(name, str) and drafts_of(name).needs_draft_model for name in rows["drafts"]]
+    distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
+    return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0), has_draft_model=has_draft_model)
+
+
+def _compare_curves(
+    images: pd.DataFrame, column: str, first: str, others: tuple[str, ...], options: Mapping[str, int]
+) -> dict[str, Any]:
+    """Compares a curve with others at equal accepted length: its name -> other's name -> numbers, None where no length
+    is common. `column` of the rows of images names the curves; nothing where none of the others was run.
+    """
+    curves = dict(list(images.groupby(column)))
+    known = [other for other in others if first in curves and other in curves]
+    found = {other: compare_at_equal_length(curves[first], curves[other], **options) for other in known}
+    return {first: found} if found else {}
+
+
+def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
+    kept = [keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
+    return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
+
+
+def _fastest(rows: pd.DataFrame) -> dict[str, Any] | None:
+    measure = speed_measure(rows)
+    known = rows[rows[measure].notna()]
+    return None if known.empty else _numbers_of_row(known.loc[known[measure].idxmax()])
+
+
+def _numbers_of_row(row: pd.Series) -> dict[str, Any]:
+    """OF_A_ROW of a row, None where a cell is empty."""
+    cells = ((name, row[name]) for name in OF_A_ROW)
+    return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
+
+
+def _count_equal_rows(summary: pd.DataFrame) -> dict[str, Any]:
+    """Rows of all prompt sets, temperatures and repeats that must hold autoregressive decoding's tokens, and how many
+    do; in bfloat16, where none must, the share of images that do.
+    """
+    kept = summary[summary["repeat"] != POOLED]
+    kept = kept[_keeps_tokens(kept)]
+    must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
+    counts = {
+        "num_rows": len(must),
+        "num_equal": int((must["tokens_equal_autoregressive"] == 1).sum()),
+        "num_near_ties": int(must["num_near_ties"].sum()),
+    }
+    if len(rounded):
+        counts["share_equal_bfloat16"] = float(rounded["tokens_equal_autoregressive"].mean())
+    return counts
+
+
+def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
+    """Which rows without relaxation have the target's distribution, as far as a chi-square test of whole images, total
+    variation at nodes and equal tokens tell; and which relaxed ones that test tells from the target.
+    """
+    others = rows[rows["method_id"] != BASELINE]
+    tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
+    if not tested.any():
+        return {}
+    level = LEVEL / tested.sum()
+    is_refuted = (others["law_p"] < level) | (others["tv_mean"] > ROUNDING)
+    is_refuted |= _must_be_equal(others) & (others["tokens_equal_autoregressive"] < 1)
+    refuted, open_ = others[is_claimed & is_refuted], others[is_claimed & ~is_refuted & ~tested]
+    relaxed = others[tested & ~is_claimed]
+    alike = relaxed[relaxed["law_p"] >= level]
+    return {
+        "num_claims": int(is_claimed.sum()),
+        "num_stand": int(is_claimed.sum()) - len(refuted) - len(open_),
+        "refuted": dict(zip(refuted["label"], refuted["law_p"], strict=True)),
+        "not_measured": list(open_["label"]),
+        "num_tests": int(tested.sum()),
+        "level": float(level),
+        "baseline_p": float(rows.loc[rows["method_id"] == BASELINE, "law_p"].iloc[0]),
+        "num_relaxed": len(relaxed),
+        "num_told": len(relaxed) - len(alike),
+        "not_told": dict(zip(alike["label"], alike["law_p"], strict=True)),
+    }
+
+
+def _frontier(rows: pd.DataFrame) -> dict[str, Any]:
+    """Rows than which none is as fast and as close to the target, the fastest first: among all, and among those without
+    a draft model.
+    """
+    measure = speed_measure(rows)
+    placed = place_rows(rows[rows[measure].notna()])
+    known = placed[placed["distance"].notna()]
+    if (known["method_id"] != BASELINE).sum() < 2:
+        return {}
+    columns, best = ["label", measure, "distance"], {}
+    for name, part in {"all": known, "without_draft_model": known[~known["has_draft_model"]]}.items():
+        rows = part.sort_values([measure, "distance"], ascending=[False, True], kind="stable")
+        closest_before = rows["distance"].cummin().shift(fill_value=float("inf"))
+        best[name] = rows.loc[rows["distance"] < closest_before, columns].to_dict("records")
+    return {**best, "num_rows": len(known), "not_measured": list(placed.loc[placed["distance"].isna(), "label"])}
+
+
+def _bound(curves: pd.DataFrame) -> dict[str, Any]:
+    """Whether delta bounds the total variation: of published rules at the delta nearest to 0.1, of ours at all."""
+    if curves.empty:  # of a run without a draft model
+        return {}
+    delta = min(sorted(curves["delta"].unique()), key=lambda value: abs(value - 0.1))
+    at = curves[curves["delta"] == delta].set_index("rule").loc[list(PUBLISHED_RULES)]
+    ours = curves[curves["rule"] == "bounded"]
+    return {
+        "delta": float(delta),
+        "published": {rule: {name: float(row[name]) for name in with_ends("tv_mean")} for rule, row in at.iterrows()},
+        "published_is_above": bool((at["tv_share_above_delta"] > 0).any()),
+        "ours_is_above": bool((ours["tv_max"] > ours["delta"] + ROUNDING).any()),
+        "num_nodes": int(ours["num_nodes"].max()),
+        "num_deltas": len(ours),
+    }
+
+
+def _compare_acceptance(
+    rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
+) -> dict[str, Any]:
+    """Compares acceptances of the same drafts on the same tree: likelihood of their images, total variation."""
+    falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})  # of weighted drafts
+    rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
+    asked = rows[rows["acceptance"] == first]
+    if asked.empty:
+        return {}
+    is_same = (rows[["drafts", "tree"]] == asked[["drafts", "tree"]].iloc[0]).all(axis=1)
+    rows = rows[is_same & rows["acceptance"].isin((first, *others))]
+    drawn = images.merge(rows[["method_id", "acceptance"]], on="method_id")
+    found = _compare_curves(drawn, "acceptance", first, others, options)
+    known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
+    for other, numbers in found.get(first, {}).items():
+        if numbers:
+            lengths = np.linspace(numbers["shortest"], numbers["longest"], NUM_LENGTHS)
+            for name, kind in (("tv_first", first), ("tv_second", other)):
+                curve = known[known["acceptance"] == kind]
+                tv = np.interp(lengths, curve["mean_accepted_length"], curve["tv_mean"]) if len(curve) else [np.nan]
+                numbers[name] = None if np.isnan(tv).any() else float(np.mean(tv))
+    return found
+
+
+def _numbers_of_models(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """What training rules reported: model -> name -> number; the accuracy of a split is `<split>_accuracy`."""
+    found = {}
+    for name, report in reports.items():
+        splits = {f"{key}_accuracy": part["accuracy"] for key, part in report.items() if key in ("val", "unseen")}
+        found[name] = {key: value for key, value in {**report, **splits}.items() if isinstance(value, float)}
+    return found

@@ -1,0 +1,143 @@
+"""Comparisons by prompt: every method with autoregressive decoding, and two ways to relax at equal accepted length.
+
+Methods share their noise, so that a paired difference is known far better than the two means are. Each conclusion
+stands for itself: of true zeros, about one in twenty falls outside its 95 % interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lantern_pipeline.measure.intervals import (
+    LEVEL,
+    bootstrap_interval,
+    crossed_resamples,
+    mean_statistic,
+    median_statistic,
+)
+from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over
+from lantern_pipeline.measure.repeats import KEYS, repeat_groups, stack_prompts
+from lantern_pipeline.measure.speed import BASELINE, pair_latency
+
+INTERVAL = ("difference", "difference_low", "difference_high")
+PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
+NUM_LENGTHS = 21  # lengths at which curves are read off
+# Of a difference above 0 and one below, by the metric's direction.
+WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
+
+OF_IMAGES = {metric.column: metric for metric in metrics_over(IMAGES) if not metric.is_yes_no}
+SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
+
+
+def build_paired(
+    images: pd.DataFrame, latency: pd.DataFrame, *, settings: Mapping[str, Any], seed: int
+) -> pd.DataFrame:
+    """Compares every method with autoregressive decoding of the same prompts, noise and weights: PAIRED_COLUMNS.
+
+    `images` are the per-image tables of `measure_quality`, ceilings left out; `latency` is as `pair_latency` takes it.
+    One row per KEYS x metric that was measured. `difference` is a mean over prompts, that of the speed-up a median,
+    its interval over prompts and repeats; `num_prompts` counts prompts, in each repeat.
+    """
+    options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
+    rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
+    return pd.DataFrame(rows, columns=list(PAIRED_COLUMNS))
+
+
+def judge(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, metric: Metric) -> str:
+    """Says what a 95 % interval of a difference tells, and at how many prompts."""
+    above, below, none = *WORDS[metric.better], "no detectable difference"
+    if metric.column == "nll":  # likelier tokens are not better ones: greedy images are the likeliest
+        above, below = "worse", "lower (not a merit by itself)"
+    if metric.is_distance:
+        above, below, none = "different images", "", "identical images"
+    word = "no interval" if not np.isfinite(low) else above if low > 0 else below if high < 0 else none
+    return f"{word} at n = {num_prompts}" + (f" in {num_repeats} repeats" if num_repeats > 1 else "")
+
+
+def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
+    decoded = images[images["target_forwards"].notna()]
+    groups = dict(repeat_groups(decoded))
+    for key, group in groups.items():
+        if key[0] == BASELINE:
+            continue
+        for name, metric in OF_IMAGES.items():
+            if name not in group:  # switched off
+                continue
+            values = stack_prompts(group, name)
+            if not metric.is_distance:
+                values = values - stack_prompts(groups[BASELINE, *key[1:]], name)
+            values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
+            if values.size:
+                ends = bootstrap_interval(mean_statistic, values, **options)
+                yield _row(key, metric, values, (float(values.mean()), *ends))
+
+
+def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
+    for key, group in repeat_groups(pair_latency(latency)):
+        if key[0] != BASELINE:
+            ratios = stack_prompts(group, "ratio") - 1
+            ends = bootstrap_interval(median_statistic, ratios, **options)
+            yield {**_row(key, SPEEDUP, ratios, (float(np.median(ratios)), *ends)), "unit": f"{SPEEDUP.unit}, minus 1"}
+
+
+def _row(
+    key: tuple[str, ...], metric: Metric, values: np.ndarray, interval: tuple[float, float, float]
+) -> dict[str, Any]:
+    """A row of the table from differences (repeats, prompts)."""
+    num_repeats, num_prompts = values.shape
+    low, high = interval[1:]
+    if metric.is_distance:  # never negative: one image that differs is a difference, whatever the interval holds
+        low = high = float(values.max())
+    conclusion = judge(low, high, num_prompts, num_repeats, metric=metric)
+    row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
+    return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": metric.unit, "conclusion": conclusion}
+
+
+def compare_at_equal_length(
+    first: pd.DataFrame, second: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0
+) -> dict[str, float] | None:
+    """Compares two curves, per-image rows of one ablation on the same prompts, where both are equally fast.
+
+    A curve is piecewise linear through its methods' points, mean negative log-likelihood in nats per token over tokens
+    per forward. `shortest` and `longest` are the ends of the lengths that both reach, `first` and `second` each curve's
+    mean over them, `low` and `high` the 95 % interval of their `difference` over prompts, which are resampled for all
+    points together; each resample is read off at its own lengths. None where no length is common.
+    """
+    curves = [_stack(rows) for rows in (first, second)]
+    if not np.array_equal(curves[0][0], curves[1][0]):
+        raise ValueError("two curves are compared on the same prompts only; run both in one ablation")
+    shortest, longest, *means = _read_off(curves, slice(None))
+    if shortest > longest:
+        return None
+    differences = []
+    for _, prompts in crossed_resamples(1, len(curves[0][0]), num_resamples, seed):
+        resampled = [_read_off(curves, chosen)[2:] for chosen in prompts]
+        differences += [mean - other for mean, other in resampled]
+    low, high = (float(end) for end in np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    found = {"shortest": shortest, "longest": longest, "first": means[0], "second": means[1]}
+    return {**found, "difference": means[0] - means[1], "low": low, "high": high}
+
+
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _stack(rows: pd.DataFrame) -> Curve:
+    """(prompt ids, then num_tokens, target_forwards and nll, each (methods, prompts))."""
+    names = ["num_tokens", "target_forwards", "nll"]
+    table = rows.pivot(index="method_id", columns="prompt_id", values=names)
+    return table["nll"].columns.to_numpy(), *(table[name].to_numpy(float) for name in names)
+
+
+def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float, float]:
+    """(begin and end of the common lengths, mean nats of the first curve there, mean nats of the second)."""
+    lengths = [curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1) for curve in curves]
+    shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
+    common, nll = np.linspace(shortest, longest, NUM_LENGTHS), []
+    for curve, values in zip(curves, lengths, strict=True):
+        order = values.argsort()
+        nll.append(float(np.interp(common, values[order], curve[3][:, prompts].mean(1)[order]).mean()))
+    return float(shortest), float(longest), *nll

@@ -1,0 +1,110 @@
+"""Many targets, each with the same methods at the same settings: does what a method gains carry over to other models,
+and does it grow with their ambiguity?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lantern_pipeline.measure.intervals import bootstrap_interval, mean_with_interval, ratio_statistic
+from lantern_pipeline.measure.registry import with_ends
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.comparisons import INTERVAL
+from lantern_pipeline.tables.method_labels import label_method
+from lantern_pipeline.tables.summary import METHOD_PARTS, select_headline
+
+BASE = "base"  # the run's own target, from which the others differ
+MASSES = ("top1", "top10")
+LENGTH = "mean_accepted_length"
+MEASURED = (LENGTH, "nll", "prompt_accuracy", "tv_mean", "nll_change", "prompt_accuracy_change", "substitution_rate")
+COLUMNS = (
+    *("target", "differs", *with_ends(*MASSES)),
+    *("prompt_set", "temperature", "cfg_scale", "num_images", "num_repeats", "target_cross_entropy"),
+    *(*METHOD_PARTS, "method_id", *with_ends(*MEASURED), "made_by", *with_ends("gain"), "gain_over"),
+)
+
+
+def target_rows(
+    summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: Mapping[str, Any], seed: int
+) -> pd.DataFrame:
+    """The headline's rows of one target, with `nll_change` and gains.
+
+    `summary`, `paired` and `images` are tables of the target's run, `settings` config section `metrics`.
+    """
+    place = ["method_id", "prompt_set", "temperature", "repeat"]
+    changes = paired.loc[paired["metric"] == "nll", [*place, *INTERVAL]]
+    changes = changes.rename(columns=dict(zip(INTERVAL, with_ends("nll_change"), strict=True)))
+    rows = select_headline(summary, settings).merge(changes, on=place, how="left", validate="one_to_one")
+    return rows.join(measure_gains(rows, images, {"num_resamples": settings["bootstrap_resamples"], "seed": seed}))
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """What a variant changes in the config, but for files: "tokenizer.grid 12"."""
+    parts = [
+        f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
+        for section, keys in changes.items()
+        for key, value in keys.items()
+        if key != "checkpoint"
+    ]
+    return ", ".join(parts)
+
+
+def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[str, int]) -> dict[str, float]:
+    """Mean probability of the best token and of the best ten, guided as decoding is, with intervals over images."""
+    rows = ambiguity[np.isclose(ambiguity["cfg_scale"], cfg_scale)]
+    by_image = rows.groupby("image")[list(MASSES)].mean()
+    return {key: value for name in MASSES for key, value in mean_with_interval(name, by_image[name], **options).items()}
+
+
+def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str, int]) -> pd.DataFrame:
+    """Tokens per forward of each relaxed method by those of the exact one on the same drafts and tree, "gain" with its
+    ends, and the other's id, `gain_over`; a row per row of a target's table, empty where there is no such pair.
+    """
+    forwards = images.pivot(index="prompt_id", columns="method_id", values="target_forwards")
+    is_exact = rows["is_exact"].eq(True)
+    found = []
+    for number, row in rows.iterrows():
+        same = rows[is_exact & (rows["drafts"] == row["drafts"]) & (rows["tree"] == row["tree"])]
+        if is_exact[number] or row["method_id"] == BASELINE or same.empty:
+            found.append({})
+            continue
+        exact = same["method_id"].iloc[0]
+        pair = forwards[exact].to_numpy(), forwards[row["method_id"]].to_numpy()
+        low, high = bootstrap_interval(ratio_statistic, *pair, **options)
+        found.append({"gain": pair[0].sum() / pair[1].sum(), "gain_low": low, "gain_high": high, "gain_over": exact})
+    return pd.DataFrame(found, columns=[*with_ends("gain"), "gain_over"], index=rows.index)
+
+
+def find_generality_claims(table: pd.DataFrame) -> dict[str, Any]:
+    """What a table of COLUMNS comes to: method id -> numbers over its targets, of the gain where it is a relaxed method
+    and of tokens per forward else. `tau` is Kendall's, with one minus the mass of the ten best tokens.
+    """
+    rows = table[table["method_id"] != BASELINE]
+    return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
+
+
+def _claims_of_method(rows: pd.DataFrame) -> dict[str, Any]:
+    from scipy.stats import kendalltau  # most of a second
+
+    name = "gain" if rows["gain"].notna().any() else LENGTH
+    base = rows[rows["target"] == BASE].iloc[0]
+    is_apart = (rows[f"{name}_low"] > base[f"{name}_high"]) | (rows[f"{name}_high"] < base[f"{name}_low"])
+    tau, p = kendalltau(1 - rows["top10"], rows[name])
+    ends = {
+        f"{column}_{end}": float(getattr(rows[column], end)())
+        for column in (name, "nll_change", "tv_mean")
+        for end in ("min", "max")
+    }
+    numbers = {"base": float(base[name]), "tau": float(tau), "p": float(p), **ends}
+    return {
+        "label": label_method(rows.iloc[0]),
+        "measure": name,
+        "num_targets": len(rows),
+        "num_above_one": int((rows[f"{name}_low"] > 1).sum()),
+        "unlike_base": dict(zip(rows.loc[is_apart, "target"], rows.loc[is_apart, name], strict=True)),
+        **{key: value for key, value in numbers.items() if not np.isnan(value)},
+    }

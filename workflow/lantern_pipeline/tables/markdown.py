@@ -1,0 +1,183 @@
+"""Tables for readers: generated between two markers in README.md and docs/results.md, and on pages of the report."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lantern.io import write_text
+from lantern_pipeline.data.tables import read_table
+from lantern_pipeline.measure.registry import METRICS, REAL, Metric
+from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.generality import LENGTH
+from lantern_pipeline.tables.method_labels import label_method, preset_of
+from lantern_pipeline.tables.summary import select_ceilings, select_headline
+
+EMPTY = "–"
+# The full table has every metric but these.
+LEFT_OUT = ("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct")
+COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT)
+# Of the README; the first and the last without intervals, so that a line stays short.
+README_COLUMNS = ("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "tv_mean")
+README_PLAIN = ("mean_accepted_length", "tv_mean")
+PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without intervals everywhere
+NUM_EXACT, NUM_RELAXED = 2, 4  # in the README at most; NUM_EXACT of those with a draft model, and one without
+# Of a table of targets, column: title, digits, factor. Of the target itself, then of its methods.
+OF_TARGET = {
+    "target_cross_entropy": ("cross-entropy (nats / token)", ".2f", 1),
+    "top1": ("top-1", ".2f", 1),
+    "top10": ("top-10", ".2f", 1),
+    "nll": ("NLL (nats / token)", ".2f", 1),
+    "prompt_accuracy": ("prompt accuracy (%)", ".1f", 100),
+}
+OF_METHOD = {
+    LENGTH: ("tokens / forward", ".2f", 1),
+    "gain": ("gain", ".2f", 1),
+    "nll_change": ("NLL added", "+.2f", 1),
+    "prompt_accuracy_change": ("accuracy added (points)", "+.1f", 100),
+    "tv_mean": ("TV", ".3f", 1),
+}
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
+h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p {{ margin: 0.3em 0 }} div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 0.85em }} td, th {{ padding: 0.2em 0.6em; text-align: left }}
+tr {{ border-bottom: 1px solid #ccc }} td {{ white-space: nowrap }}</style></head>
+<body>
+{body}
+</body></html>
+"""
+Cells = list[list[str]]  # titles, then rows of texts
+
+
+def results_table(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows that readers are shown: the headline's, then its ceilings."""
+    return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
+
+
+def select_few(table: pd.DataFrame) -> pd.DataFrame:
+    """Selects at most nine rows of `results_table` for the README, in the table's order.
+
+    Autoregressive decoding and real images; of every preset the row with the highest speed-up (the first where none was
+    timed); of exact presets the two fastest and the fastest without a draft model, of relaxed ones the first four.
+    """
+    is_end = table["method"].isin((BASELINE, REAL))
+    decoded = table[table["acceptance"].notna() & ~is_end]
+    preset = decoded["method"].map(preset_of)
+    best = decoded.loc[decoded["speedup"].fillna(0).groupby(preset, sort=False).idxmax()]
+    exact, relaxed = (best[best["is_exact"].eq(True) == is_exact] for is_exact in (True, False))
+    alone, drafted = (exact[(exact["drafts"] == "jacobi") == is_alone] for is_alone in (True, False))
+    kept = [*alone.nlargest(1, "speedup").index, *drafted.nlargest(NUM_EXACT, "speedup").index]
+    kept += list(relaxed.index[:NUM_RELAXED])
+    return table[is_end | table.index.isin(kept)]
+
+
+def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
+    """A row per method; columns as in METRICS, `plain` ones without intervals, but those that no row has."""
+    metrics = [m for m in METRICS if m.column in columns and m.column in table and table[m.column].notna().any()]
+    cells = [["method", *(metric.title for metric in metrics)]]
+    for _, row in table.iterrows():
+        cells.append([row["label"], *(_cell(row, m, m.column in (*plain, *PLAIN)) for m in metrics)])
+    return cells
+
+
+def target_cells(table: pd.DataFrame) -> Cells:
+    """A column per target of a table of `generality.COLUMNS`: what it is, then what every method does on it."""
+    rows, targets = table.set_index(["method_id", "target"]), list(table["target"].unique())
+    changes = rows.loc[BASELINE, "differs"].fillna(EMPTY)
+    lines = [["what differs", *changes[targets]]]
+    for method_id in table["method_id"].unique():
+        found = rows.loc[method_id]
+        is_exact, label = found["is_exact"].eq(True).iloc[0], label_method(found.iloc[0])
+        shown = OF_TARGET if method_id == BASELINE else dict([*OF_METHOD.items()][: 1 if is_exact else None])
+        for column, (title, spec, factor) in shown.items():
+            cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
+            if set(cells) != {EMPTY}:
+                lines.append([title if method_id == BASELINE else f"{label}: {title}", *cells])
+    return [["", *targets], *lines]
+
+
+def claim_cells(claims: Mapping[str, Any]) -> Cells:
+    """Claims, nested numbers, one a row: "exact: speedup", its value and interval."""
+    return [["claim", "value"], *_flatten(claims, "")]
+
+
+def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
+    """Writes a value and its interval as "value [low, high]"; the value alone where there is no interval."""
+    ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
+    texts = [EMPTY if pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
+    return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+
+
+def markdown_table(cells: Cells) -> str:
+    """Writes cells as Markdown, numbers to the right."""
+    titles, *rows = cells
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def html_page(title: str, *blocks: str | Cells) -> str:
+    """A page of the report that needs nothing else: paragraphs of text, and tables."""
+    lines = [f"<h2>{html.escape(title)}</h2>"]
+    for block in blocks:
+        if isinstance(block, str):
+            lines.append(f"<p>{html.escape(block)}</p>")
+        else:
+            rows = [_html_row(row, "td" if number else "th") for number, row in enumerate(block)]
+            lines += ["<div><table>", *rows, "</table></div>"]
+    return PAGE.format(title=html.escape(title), body="\n".join(lines))
+
+
+def publish(root: Path) -> list[str]:
+    """Writes the tables of docs/*.csv between the markers of README.md and docs/results.md; names what changed."""
+    changed = []
+    for name in ("results", "peers", "generality", "targets"):
+        table = read_table(root / "docs" / f"{name}.csv")
+        cells = target_cells(table) if "differs" in table else method_cells(table)
+        blocks = {"docs/results.md": markdown_table(cells)}
+        if name == "results":
+            blocks["README.md"] = markdown_table(method_cells(select_few(table), README_COLUMNS, README_PLAIN))
+        changed += [page for page, text in blocks.items() if update_marked_block(root / page, text, name)]
+    return changed
+
+
+def update_marked_block(path: Path, text: str, name: str) -> bool:
+    """Rewrites what stands between `<!-- name:begin -->` and `<!-- name:end -->` in a file; whether it changed."""
+    before = path.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
+        raise ValueError(f"{path} must hold the marker {begin} once and, after it, {end} once")
+    head, rest = before.split(begin)
+    after = f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+    if after != before:
+        write_text(path, after)
+    return after != before
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
+    """A value with its interval; where the total variation is not known, its upper bound, the substitutions' share."""
+    name, bound = metric.column, ""
+    if name == "tv_mean" and pd.isna(row["tv_mean"]) and not pd.isna(row["substitution_rate"]):
+        name, bound = "substitution_rate", "≤ "
+    text = with_interval(row, name, f".{metric.digits}f", metric.factor)
+    return text if text == EMPTY else bound + (text.partition(" ")[0] if is_plain else text)
+
+
+def _flatten(claims: Mapping[str, Any], path: str) -> Iterator[list[str]]:
+    for name, value in claims.items():
+        place = f"{path}: {name}" if path else name
+        if isinstance(value, Mapping):
+            yield from _flatten(value, place)
+        elif isinstance(value, list):
+            parts = (part["label"] if isinstance(part, Mapping) else str(part) for part in value)
+            yield [place, ", ".join(parts) or EMPTY]
+        elif not name.endswith(("_low", "_high")):
+            yield [place, with_interval(claims, name, ".3g") if isinstance(value, float) else str(value)]
