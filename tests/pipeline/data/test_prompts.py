@@ -28,39 +28,27 @@ def pairs(prompts):
     return [(prompt.id, prompt.text) for prompt in prompts]
 
 
-def test_text_file_gets_ids(tmp_path):
-    first, second = load_prompts(write(tmp_path, "mine.txt", f"{CAPTION}\na cat\n"))
-    assert first == Prompt("mine-00000", CAPTION)
-    assert second == Prompt("mine-00001", "a cat")
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
-def test_formats_with_ids_agree(tmp_path, suffix):
-    rows = [{"id": "x", "text": "a cat"}, {"id": "y", "text": CAPTION}]
-    contents = {
-        ".jsonl": "\n".join(map(json.dumps, rows)),
-        ".json": json.dumps(rows),
-        ".csv": f"id,text\nx,a cat\ny,{CAPTION}\n",
-        ".tsv": f"id\ttext\nx\ta cat\ny\t{CAPTION}\n",
-    }
-    assert pairs(load_prompts(write(tmp_path, f"mine{suffix}", contents[suffix]))) == [("x", "a cat"), ("y", CAPTION)]
-
-
-def test_an_object_of_texts_by_id_is_read(tmp_path):
-    file = write(tmp_path, "mine.json", json.dumps({"x": "a cat", "y": "a dog"}))
-    assert pairs(load_prompts(file)) == [("x", "a cat"), ("y", "a dog")]
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.txt", "a cat\na dog\n"), ("a.json", '["a cat ", "a dog\\n"]'), ("a.jsonl", '"a cat"\n{"text": "a dog"}')],
+)
+def test_prompts_without_ids_are_numbered(tmp_path, name, content):
+    prompts = load_prompts(write(tmp_path, name, content))
+    assert prompts == [Prompt("a-00000", "a cat"), Prompt("a-00001", "a dog")]
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
+        ("a.csv", "id,text\n7,a cat\n8,a dog\n"),
+        ("a.json", '{"7": "a cat", "8": "a dog"}'),
         ("a.csv", "Image_ID,Caption\n7,a cat\n8,a dog\n"),
         ("a.tsv", "PROMPT\tnote\tid\na cat\tx\t7\na dog\t\t8\n"),
         ("a.json", '[{"image_id": 7, "caption": "a cat"}, {"image_id": 8, "caption": "a dog"}]'),
         ("a.jsonl", '{"id": 7, "prompt": "a cat"}\r\n{"id": "8", "prompt": "a dog"}\r\n'),
     ],
 )
-def test_usual_names_of_columns_are_known_in_any_case(tmp_path, name, content):
+def test_ids_are_read_in_every_format_and_usual_names_of_columns_in_any_case(tmp_path, name, content):
     assert pairs(load_prompts(write(tmp_path, name, content))) == [("7", "a cat"), ("8", "a dog")]
 
 
@@ -177,17 +165,9 @@ def test_the_longest_caption_of_each_coco_image_is_taken(tmp_path):
         ("000000000020", "A black cat on a mat."),
         ("000000000009", "Two big dogs yawn"),
     ]
-
-
-def test_coco_ids_without_the_list_of_images(tmp_path):
     content = json.loads(coco(tmp_path).read_text())
-    del content["images"]
+    del content["images"]  # which ids do not need
     assert load_prompts(write(tmp_path, "b.json", json.dumps(content)))[0].id == "000000000020"
-
-
-def test_a_list_of_reduced_captions_is_numbered(tmp_path):
-    file = write(tmp_path, "reduced.json", json.dumps(["A cat. ", "A dog\n"]))
-    assert pairs(load_prompts(file)) == [("reduced-00000", "A cat."), ("reduced-00001", "A dog")]
 
 
 def test_a_file_inside_an_archive_or_a_folder_is_read(tmp_path):
@@ -232,23 +212,15 @@ def test_copies_of_a_prompt_have_ids_of_their_own(tmp_path):
     assert found == [*first, *((f"{id}-r{turn}", text) for turn in (1, 2) for id, text in first)]
 
 
-def test_prompts_cut_off_within_a_line_are_named(tmp_path):
-    write_prompts(tmp_path / "p.jsonl", [Prompt("p0", "a")])
-    read_prompts(tmp_path / "p.jsonl")
-    (tmp_path / "p.jsonl").write_bytes((tmp_path / "p.jsonl").read_bytes()[:-2])
-    with pytest.raises(DamagedFileError, match=r"p.jsonl is truncated: its last line has no end; fetch it"):
-        read_prompts(tmp_path / "p.jsonl")
-
-
-def test_prompts_that_are_none_are_a_damaged_file(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"id": "p0"\n')
-    with pytest.raises(DamagedFileError, match=r"p\.jsonl holds no prompts"):
-        read_prompts(tmp_path / "p.jsonl")
-
-
-def test_prompts_come_back(tmp_path):
+def test_prompts_come_back_unless_their_file_is_damaged(tmp_path):
     written = [Prompt("seen-00000", CAPTION), Prompt("x", "“quotes” <b>")]
     write_prompts(tmp_path / "p.jsonl", written)
     rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert rows[0] == {"id": "seen-00000", "text": CAPTION} and rows[1]["id"] == "x"
     assert read_prompts(tmp_path / "p.jsonl") == written
+    (tmp_path / "p.jsonl").write_bytes((tmp_path / "p.jsonl").read_bytes()[:-2])
+    with pytest.raises(DamagedFileError, match=r"p.jsonl is truncated: its last line has no end; fetch it"):
+        read_prompts(tmp_path / "p.jsonl")
+    (tmp_path / "p.jsonl").write_text('{"id": "p0"\n')
+    with pytest.raises(DamagedFileError, match=r"p\.jsonl holds no prompts"):
+        read_prompts(tmp_path / "p.jsonl")

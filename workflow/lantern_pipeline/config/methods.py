@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lantern.methods import (
-    ACCEPTANCE,
-    DRAFTS,
     NEIGHBOURS,
     PARAMETERS,
     PRESETS,
@@ -183,8 +181,8 @@ def entry_properties(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
     known = {
         "preset": one_of(PRESETS),
         "tree": {"type": ["string", "array"]},
-        "drafts": {"type": ["string", "array"], "description": f"{', '.join(DRAFTS)} or my_module:MyDrafter"},
-        "acceptance": {"type": ["string", "array"], "description": f"{', '.join(ACCEPTANCE)} or my_module:MyClass"},
+        "drafts": {"type": ["string", "array"]},
+        "acceptance": {"type": ["string", "array"]},
         "residual": one_of(RESIDUALS),
         "neighbours": one_of(NEIGHBOURS),
         **{name: one_of(parameter.choices) for name, parameter in PARAMETERS.items() if parameter.choices},
@@ -195,7 +193,7 @@ def entry_properties(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
     every = own | {name: {**schema, "items": {**schema, "type": schema["type"][0]}} for name, schema in known.items()}
     numbers = {"type": "array", "minItems": 1, "items": {"type": "number", "minimum": 0, "maximum": 100}}
     name = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]*$"}
-    return every | {"name": name, "temperatures": {**numbers, "description": "0 = greedy"}}
+    return every | {"name": name, "temperatures": numbers}
 
 
 def _number(parameter: Parameter) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def _number(parameter: Parameter) -> dict[str, Any]:
     bounds = {low: parameter.low, "maximum": parameter.high}
     bounds = {name: value for name, value in bounds.items() if math.isfinite(value)}
     kind = "integer" if parameter.is_whole else "number"
-    return {"type": [kind, "array"], **bounds, "description": parameter.meaning}
+    return {"type": [kind, "array"], **bounds}
 
 
 def table_file(neighbours: str, training_seed: int | str) -> str:
