@@ -27,24 +27,19 @@ def plan(**sections):
     return RunPlan(config, parse_entries(config["resources"]))
 
 
-def test_a_drafter_of_an_ablation_has_a_name_a_seed_and_steps_of_its_own():
-    assert drafter_of(0) == "<results>/drafter/s0/model.safetensors"
-    assert drafter_of(3, 40) == "<results>/drafter/s3-40steps/model.safetensors"
-    assert drafter_seed("s12") == 12 and drafter_seed("s3-40steps") == 3
-    section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
-    assert drafter_settings("s3", section) == section
-    assert drafter_settings("s3-40steps", section) == {"num_steps": 40, "num_epochs": None, "batch_size": 8}
-    assert drafter_target("s3") == drafter_target("s3-40steps") == target_of(3)
-
-
-def test_a_target_of_the_way_through_training_has_a_draft_model_of_its_own():
+def test_a_drafter_of_an_ablation_has_a_name_a_seed_a_target_and_steps_of_its_own():
     assert target_of(3, 600) == "<results>/target/s3-600steps/model.safetensors"
-    assert drafter_of(3, 40, 600) == "<results>/drafter/s3-600target-40steps/model.safetensors"
-    assert drafter_of(3, target_steps=600) == "<results>/drafter/s3-600target/model.safetensors"
-    section = {"num_steps": 350, "num_epochs": None}
-    for name, steps in (("s3-600target-40steps", 40), ("s3-600target", 350)):
-        assert drafter_seed(name) == 3 and drafter_target(name) == target_of(3, 600)
-        assert drafter_settings(name, section)["num_steps"] == steps
+    section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
+    short = {"num_steps": 40, "num_epochs": None, "batch_size": 8}
+    for name, steps, target_steps, settings in (
+        ("s13", None, None, section),
+        ("s13-40steps", 40, None, short),
+        ("s13-600target", None, 600, section),
+        ("s13-600target-40steps", 40, 600, short),
+    ):
+        assert drafter_of(13, steps, target_steps) == f"<results>/drafter/{name}/model.safetensors"
+        assert drafter_seed(name) == 13 and drafter_target(name) == target_of(13, target_steps)
+        assert drafter_settings(name, section) == settings
 
 
 def test_an_ablation_over_targets_names_its_models_once():

@@ -49,10 +49,7 @@ def test_tables_are_named_after_their_files_up_to_the_first_dot(tmp_path):
         "random": (12, 3),
     }
     assert all(table.dtype == torch.int16 for table in tables.values())
-
-
-def test_one_table_or_none_need_no_list(tmp_path):
-    assert list(load_tables(str(save_table(tmp_path / "l2.safetensors")))) == ["l2"]
+    assert list(load_tables(str(save_table(tmp_path / "l2.safetensors")))) == ["l2"]  # one needs no list
     assert load_tables([]) == {}
 
 
