@@ -29,7 +29,7 @@ BASE_DISK_MB = 100
 # Of a parameter: a float32 value, and what training is resumed from, value and two moments, while a new one replaces
 # the old.
 FLOAT32_BYTES, RESUMABLE_BYTES = 4, 24
-# Logits that a job scores at once, and how many arrays of their size it holds; see metrics/likelihood.py.
+# Logits that a job scores at once, and how many arrays of their size it holds; see measure/likelihood.py.
 SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
 # Of an image token in a file of records, autoregressive ones with margins: measured 13.6, ids and header included.
 RECORD_BYTES = 13.6
