@@ -16,7 +16,7 @@ from lantern_pipeline.tables.generality import find_generality_claims
 from lantern_pipeline.tables.markdown import publish, with_interval
 from lantern_pipeline.tables.method_labels import label_rows
 
-PUBLISHED = ROOT / "workflow" / "lantern_pipeline" / "analysis" / "published_results.csv"
+PUBLISHED = ROOT / "workflow" / "lantern_pipeline" / "tables" / "published_results.csv"
 TABLES = {name: read_table(ROOT / "docs" / f"{name}.csv") for name in ("results", "peers", "targets", "generality")}
 CLAIMS = read_json(ROOT / "docs" / "claims.json")
 

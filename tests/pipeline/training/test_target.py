@@ -7,7 +7,7 @@ import torch
 from tiny_codes import CONFIG, make_dataset
 
 from lantern.models.target import TargetModel
-from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
+from lantern_pipeline.data.code_dataset import step_indices
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
@@ -72,8 +72,3 @@ def test_every_epoch_sees_every_image_once():
     assert sorted(seen[:10].tolist()) == list(range(10))
     assert sorted(seen[10:].tolist()) == list(range(10))
     assert seen[:10].tolist() != seen[10:].tolist()
-
-
-def test_codes_and_captions_must_be_as_many():
-    with pytest.raises(ValueError, match="codes and captions must be as many, got 2 and 1"):
-        CodeDataset(torch.zeros(2, 4), ["red"], None)
