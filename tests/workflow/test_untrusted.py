@@ -159,6 +159,6 @@ def test_a_script_in_a_prompt_is_text_in_study_and_report(hostile):
         page.set_viewport_size({"width": 390, "height": 844})
         assert page.evaluate("document.querySelector('.front').getBoundingClientRect().right") <= 390
         page.click(".next >> text=figures")
-        assert page.is_visible("text=(a) Same prompts, same noise, every method")
+        page.wait_for_selector("text=(a) Same prompts, same noise, every method")  # visible, at the latest in 30 s
         assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
         browser.close()
