@@ -77,19 +77,6 @@ def ablation_table() -> pd.DataFrame:
     return pd.DataFrame([*rows, variant("guidance", AUTOREGRESSIVE, 0.0)])
 
 
-def acceptance_table() -> pd.DataFrame:
-    """total_variation/acceptance.csv: 50 % (sampled) and 10 % (top) before, 1 % or 0.1 % a code more after."""
-    rows = [
-        {"drafts": drafts, "neighbours": kind, "k": k, "delta": delta}
-        | with_interval("acceptance", start + slope * k, 0.01, 0.02)
-        for drafts, start in (("sampled", 0.5), ("top", 0.1))
-        for kind, slope in (("l2_normalised", 0.01), ("random", 0.001))
-        for delta in (0.1, np.nan)
-        for k in (10, 0, 1)
-    ]
-    return pd.DataFrame(rows)
-
-
 def ambiguity_table() -> pd.DataFrame:
     """quality/ambiguity.csv of two guidance scales."""
     generator = np.random.default_rng(0)

@@ -47,7 +47,7 @@ TINY: dict[str, Any] = {
     "drafter": {"num_epochs": 2, "batch_size": 2, "num_eval": 2, "eval_every": 4, "passes": 2},
     "codebook": {"num_neighbours": 21},
     "generation": {"num_shards": 1, "batch_size": 4},
-    "total_variation": {"k": 10, "aggregated": [1, 4], "num_images": 2, "num_tested": 4, "max_nodes": 20},
+    "total_variation": {"k": 10, "num_images": 2, "num_tested": 4, "max_nodes": 20},
     "latency": {"num_images": 2, "num_warmup": 1},
     "metrics": {"fidelity": None, "clip": None, "hps": False, "kid_subset_size": 2, "bootstrap_resamples": 20},
     "figures": {"sample_prompts": 2, "dpi": 50},
@@ -202,7 +202,7 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     if "drafts" in repositories:
         assert summary.loc["eagle2", "mean_accepted_length"] > 1.3  # it was trained for this target
         report = json.loads(workflow.result("drafter/s0/report.json").read_text())
-        assert report["trained_for"] == "next_token" and report["embedding_copied_from"] == "token_embedding.weight"
+        assert report["embedding_copied_from"] == "token_embedding.weight"
     if "line_end" in expected:  # each line of each image ends in its token, the last of 65
         for records in workflow.result("generation").rglob("*.safetensors"):
             lines = load_records(records).codes.view(-1, 4, 5)

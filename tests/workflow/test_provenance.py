@@ -20,7 +20,7 @@ from lantern_pipeline.archive.provenance import FILE_PARTS
 from lantern_pipeline.cli import app
 from tiny_run import METHODS, ROOT, Workflow, planned, with_overlay
 
-DRAWN = [f"fig_{name}" for name in ("a_samples", "b_tradeoff", "d_aggregation", "e_latent_proximity")]
+DRAWN = [f"fig_{name}" for name in ("a_samples", "b_tradeoff", "e_latent_proximity")]
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ TINY = {
     "tokenizer": {"grid": 4, "codebook_size": 64, "code_dim": 8},
     "target": {"size": None, "dim": 64, "num_layers": 3, "num_heads": 4},
     "codebook": {"num_neighbours": 21},
-    "total_variation": {"k": 10, "aggregated": [1, 4]},
+    "total_variation": {"k": 10},
 }
 
 

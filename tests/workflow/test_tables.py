@@ -58,15 +58,12 @@ def test_exact_methods_keep_the_distribution_and_a_budget_is_kept(finished):
     assert (law["num_images"].dropna() == 3).all() and (law["num_nodes"].dropna() <= 20).all()
 
 
-def test_rules_and_aggregation_are_compared_at_the_same_nodes(finished):
+def test_rules_are_compared_at_the_same_nodes(finished):
     folder = finished.result("total_variation")
-    curves, acceptance = (read_table(folder / f"{name}.csv") for name in ("curves", "acceptance"))
+    curves = read_table(folder / "curves.csv")
     assert set(curves["rule"]) == set(RULES) and set(curves["delta"]) == {0.1, 0.2}
     assert len(curves) == 2 * len(RULES) and curves["num_nodes"].nunique() == 1
     assert (curves[curves["rule"] == "bounded"]["tv_share_above_delta"] == 0).all()
-    assert set(acceptance["k"]) == {0, 1, 4} and set(acceptance["neighbours"]) == {"l2_normalised", "random"}
-    assert len(acceptance) == 2 * 2 * 3 * 3  # drafts x neighbours x k x bounds, none among them
-    assert acceptance[acceptance["k"] == 0].groupby("drafts")["acceptance"].nunique().max() == 1
 
 
 def test_ablations_hold_their_points_beside_autoregressive_decoding(finished):

@@ -80,7 +80,7 @@ def test_a_run_of_jacobi_drafts_trains_no_draft_model(tmp_path):
     assert code == 0, output
     jobs = planned(output)
     assert jobs["generate_images"] == 4 and jobs["run_ablation"] == jobs["measure_total_variation"] == 1
-    assert not {"train_drafter", "draw_total_variation", "draw_aggregation"} & set(jobs)
+    assert not {"train_drafter", "draw_total_variation"} & set(jobs)
 
 
 # --- a whole run -----------------------------------------------------------------------------------

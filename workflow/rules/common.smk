@@ -25,7 +25,7 @@ from lantern_pipeline.config.paths import (
     target_of,
     trees_of,
 )
-from lantern_pipeline.config.resources import JobSizes, disk_mb, growing
+from lantern_pipeline.config.resources import JobSizes, growing
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries, resource_of
@@ -147,13 +147,6 @@ def num_drawn(wildcards):
 def num_measured(wildcards):
     """Images of a job that measures a prompt set's images of all methods at a temperature."""
     return SIZES.images_of(wildcards.prompt_set) * len(PLAN.methods_at(wildcards.temperature))
-
-
-def num_texts(wildcards):
-    """Texts of a job: those of a prompt set's shard, or of a shard of the training captions."""
-    if "prompt_set" in wildcards.keys():
-        return SIZES.images_of(wildcards.prompt_set, config["text"]["num_shards"])
-    return ((config["data"]["captions"] or {}).get("num") or 100_000) // config["data"]["num_shards"]
 
 
 def result_table(path, caption, title):

@@ -87,7 +87,6 @@ rule encode_prompts:
     resources:
         # flan-t5-xl: 2.3 GiB in bfloat16; the float32 file, mapped while it is read, makes it 7.6 at the peak.
         mem_mb=growing(10000),
-        disk_mb=lambda wildcards: SIZES.text_disk_mb(num_texts(wildcards)),
         runtime=growing(120),
         gpu=GPU,
     params:
@@ -125,7 +124,6 @@ rule encode_images:
     threads: TRAINING_THREADS
     resources:
         mem_mb=growing(3000),
-        disk_mb=SIZES.codes_disk_mb(config["data"]["num_train"] if SOURCE == "scenes" else None),
         runtime=growing(240),
         gpu=GPU,
     params:

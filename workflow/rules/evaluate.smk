@@ -24,7 +24,6 @@ rule measure_quality:
     resources:
         # On a CPU the published models lie in the same memory.
         mem_mb=SIZES.scoring_mb(10000 if METRIC_FILES and not GPU else 0),
-        disk_mb=lambda wildcards: SIZES.records_disk_mb(num_measured(wildcards)),
         runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
         gpu=GPU,
     params:
@@ -138,13 +137,11 @@ rule measure_total_variation:
         nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
         trees=trees_of(PLAN.specs.values(), FIRST["training_seed"]),
         nearest=f"<results>/codebook/{config['codebook']['neighbours']}.safetensors",
-        random="<results>/codebook/random.safetensors",
     output:
         methods=result_table(
             "<results>/total_variation/methods.csv", "total_variation", "Total variation of every method"
         ),
         curves="<results>/total_variation/curves.csv",
-        acceptance="<results>/total_variation/acceptance.csv",
     log:
         "<logs>/measure_total_variation.log",
     conda:
@@ -161,7 +158,6 @@ rule measure_total_variation:
         runs=PLAN.run_params(SAMPLED["temperature"]),
         settings=config["total_variation"],
         metrics=config["metrics"],
-        neighbours=config["codebook"]["neighbours"],
         place={**SAMPLED, "temperature": float(SAMPLED["temperature"]), "repeat": PLAN.repeats[0]},
         noise_seed=FIRST["noise_seed"],
     message:

@@ -12,7 +12,6 @@ rule build_nearest_codes:
         ENVIRONMENT
     resources:
         mem_mb=growing(2000),
-        disk_mb=SIZES.table_disk_mb(),
     params:
         code=code("build_nearest_codes.py"),
         settings=config["codebook"],
@@ -37,7 +36,6 @@ rule build_co_varying_codes:
         ENVIRONMENT
     resources:
         mem_mb=SIZES.scoring_mb(),
-        disk_mb=SIZES.table_disk_mb(),
         gpu=GPU,
     params:
         **TEXT_PARAMS,
@@ -68,7 +66,6 @@ rule sample_codes:
         ENVIRONMENT
     resources:
         mem_mb=SIZES.decoding_mb(),
-        disk_mb=SIZES.codes_disk_mb(None),
         runtime=growing(720),
         gpu=GPU,
     params:
@@ -99,7 +96,6 @@ rule generate_images:
         ENVIRONMENT
     resources:
         mem_mb=SIZES.decoding_mb(),
-        disk_mb=lambda wildcards: SIZES.records_disk_mb(num_drawn(wildcards)),
         runtime=lambda wildcards, attempt: SIZES.decoding_minutes(
             num_drawn(wildcards), config["generation"]["batch_size"]
         )(wildcards, attempt),

@@ -16,8 +16,6 @@ if config["tokenizer"]["checkpoint"]:
             ENVIRONMENT
         resources:
             mem_mb=growing(3000),
-            # VQ-16 has 72 million parameters.
-            disk_mb=disk_mb(3e8),
         params:
             code=code("convert_tokenizer.py"),
             settings=config["tokenizer"],
@@ -42,7 +40,6 @@ else:
         threads: TRAINING_THREADS
         resources:
             mem_mb=growing(3000),
-            disk_mb=disk_mb(3e7),
             runtime=growing(60),
         params:
             code=code("train_tokenizer.py"),
@@ -70,7 +67,6 @@ if config["target"]["checkpoint"]:
             ENVIRONMENT
         resources:
             mem_mb=SIZES.converting_mb(),
-            disk_mb=SIZES.target_disk_mb(is_trained=False),
         params:
             code=code("convert_target.py"),
             settings=config["target"],
@@ -102,7 +98,6 @@ else:
         threads: TRAINING_THREADS
         resources:
             mem_mb=SIZES.training_mb(),
-            disk_mb=SIZES.target_disk_mb(is_trained=True),
             runtime=growing(120),
             gpu=GPU,
         params:
@@ -123,9 +118,6 @@ if config["drafter"]["checkpoint"]:
         input:
             checkpoint=resource_of(config["drafter"]["checkpoint"], RESOURCES),
             target="<results>/target/s{training_seed}/model.safetensors",
-            # Of a target that reads tokens: it draws a few images, on which the drafter is tried.
-            text=PROMPT_TOKENIZER,
-            prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl" if PROMPT_TOKENIZER else [],
         output:
             model="<results>/drafter/s{training_seed}/model.safetensors",
             report="<results>/drafter/s{training_seed}/report.json",
@@ -134,13 +126,10 @@ if config["drafter"]["checkpoint"]:
         conda:
             ENVIRONMENT
         resources:
-            mem_mb=SIZES.decoding_mb() if PROMPT_TOKENIZER else growing(4000),
-            disk_mb=SIZES.drafter_disk_mb(is_trained=False),
-            runtime=SIZES.decoding_minutes(1, 1) if PROMPT_TOKENIZER else growing(60),
-            gpu=GPU if PROMPT_TOKENIZER else 0,
+            mem_mb=growing(4000),
         params:
-            **(DECODING_PARAMS if PROMPT_TOKENIZER else {"dtype": config["generation"]["dtype"]}),
             code=code("convert_drafter.py"),
+            dtype=config["generation"]["dtype"],
         message:
             "Converting the draft model"
         script:
@@ -171,7 +160,6 @@ rule train_drafter:
     threads: lambda wildcards: 1 if "-" in wildcards.drafter else TRAINING_THREADS
     resources:
         mem_mb=SIZES.training_mb(),
-        disk_mb=SIZES.drafter_disk_mb(is_trained=True),
         runtime=growing(1440 if SIZES.is_large else 120),
         gpu=GPU,
     params:

@@ -95,7 +95,6 @@ rule measure_reference:
     resources:
         mem_mb=growing(6000),
         # 25 KB an image: Inception's and VGG16's features in float32, of COCO's 40,504 validation images.
-        disk_mb=disk_mb(1e9),
         runtime=growing(240),
         gpu=GPU,
     params:

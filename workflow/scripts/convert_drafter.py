@@ -4,14 +4,10 @@ import torch
 
 from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import read_metadata, save_model
-from lantern.generation import load_decoding_models
 from lantern.io import write_json
 from lantern.models.target import TargetConfig
-from lantern_pipeline.data.prompt_files import read_prompts
-from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
-from lantern_pipeline.measure.draft_pairing import NUM_IMAGES, measure_pairing
-from lantern_pipeline.runtime.job import job_log, resolve_device
+from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, files, path = snakemake.params, snakemake.input, resource_path(snakemake.input.checkpoint)
@@ -28,11 +24,5 @@ with job_log(snakemake) as log:
         )
     report |= {"embedding_copied_from": embedding}
     save_model(snakemake.output.model, model, report)
-    if files.prompts:
-        models = load_decoding_models(
-            files.target, snakemake.output.model, device=resolve_device(params.device), dtype=params.dtype
-        )
-        encoder = make_text_encoder(params.text, params.source, files.text)
-        report |= measure_pairing(models, read_prompts(files.prompts)[:NUM_IMAGES], encoder, params.sampling)
     write_json(snakemake.output.report, report)
     log.info("converted %s: %s", path, report)

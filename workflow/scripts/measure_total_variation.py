@@ -1,4 +1,4 @@
-"""Measures total variation from the target, per method and per rule, and what aggregation does to acceptance."""
+"""Measures total variation from the target, per method and per rule."""
 
 import pandas as pd
 
@@ -11,7 +11,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.measure.total_variation import TotalVariationStudy, acceptance_table, tv_curves
+from lantern_pipeline.measure.total_variation import TotalVariationStudy, tv_curves
 from lantern_pipeline.runtime.job import job_log, resolve_device
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
@@ -33,13 +33,9 @@ with job_log(snakemake):
     )
     decoders = load_job_decoders(snakemake, params.runs)
     write_table(snakemake.output.methods, study.measure_methods(decoders, records).assign(**params.place))
-    curves, acceptance = pd.DataFrame(columns=["rule", "delta"]), pd.DataFrame(columns=["drafts"])
+    curves = pd.DataFrame(columns=["rule", "delta"])
     if files.drafter:
         nodes, nearest = study.common_nodes(decoders[0]), load_nearest_codes(files.nearest, device)
         wanted = {name: settings[name] for name in ("k", "deltas", "num_children")}
         curves = tv_curves(nodes, nearest, **wanted, options=options)
-        tables = {params.neighbours: nearest, "random": load_nearest_codes(files.random, device)}
-        wanted = {"counts": settings["aggregated"], "deltas": settings["aggregated_deltas"]}
-        acceptance = acceptance_table(nodes, tables, **wanted, options=options)
     write_table(snakemake.output.curves, curves)
-    write_table(snakemake.output.acceptance, acceptance)

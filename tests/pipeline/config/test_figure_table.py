@@ -42,6 +42,5 @@ def test_what_is_off_has_no_figure():
     config["methods"] = [{"preset": "autoregressive"}]
     assert set(FIGURES) - set(table_of(config)) == {
         "ablations",
-        "aggregation",
         "total_variation",
     }

@@ -4,14 +4,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from conftest import ROOT, load_config
-from lantern.checkpoints.native import empty_model, save_model
 from lantern.models.config import draft_parameters, target_parameters
-from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetModel
-from lantern_pipeline.config.resources import BASE_DISK_MB, JobSizes, disk_mb, growing, target_sizes
+from lantern_pipeline.config.resources import JobSizes, growing
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -57,16 +53,6 @@ def test_a_published_target_of_classes_is_as_large_as_one_of_captions():
     assert minutes > 10 * JobSizes(DEFAULT, True).decoding_minutes(10**6, 1)(None, 1)
 
 
-def test_disk_is_what_the_files_take(tmp_path):
-    sizes, config = JobSizes(DEFAULT, has_gpu=False), target_sizes(DEFAULT)
-    save_model(tmp_path / "target", TargetModel(config))
-    save_model(tmp_path / "draft", DraftModel(DraftConfig.of(config)))
-    asked = {"target": sizes.target_disk_mb(is_trained=False), "draft": sizes.drafter_disk_mb(is_trained=False)}
-    assert asked == {name: disk_mb((tmp_path / name).stat().st_size) for name in asked}
-    # Measured: 83,304 bytes for 96 autoregressive images of 64 tokens. The partial records beside them are as many.
-    assert sizes.records_disk_mb(9600) == BASE_DISK_MB + 17 == disk_mb(2 * 8_330_400)
-
-
 def test_a_target_of_seven_billion_parameters_is_never_held_in_float32():
     """Anole's and Janus-Pro-7B's weights in bfloat16 are 14 GB; the drafter's table of ids 0.5."""
     janus = overlaid("janus_pro")
@@ -79,35 +65,6 @@ def test_a_target_of_seven_billion_parameters_is_never_held_in_float32():
         assert target_parameters(sizes.sizes) / 1e9 == pytest.approx(num_target, abs=0.01)
         assert draft_parameters(sizes.drafter) / 1e9 == pytest.approx(num_drafter, abs=0.001)
         assert 15_000 < sizes.decoding_mb()(None, 1) < 20_000 and sizes.converting_mb()(None, 1) < 25_000
-        assert 13_500 < sizes.target_disk_mb(is_trained=False) < 15_000
-
-
-def test_disk_of_a_target_in_bfloat16(tmp_path):
-    config = overlaid("janus_pro")
-    config["target"] |= {"dim": 64, "num_layers": 2, "num_heads": 2, "ffn_width": 96}
-    config["tokenizer"] |= {"codebook_size": 2048}
-    sizes = JobSizes(config, has_gpu=False)
-    save_model(tmp_path / "target", empty_model(TargetModel, sizes.sizes, torch.bfloat16))
-    assert sizes.target_disk_mb(is_trained=False) == disk_mb((tmp_path / "target").stat().st_size)
-
-
-def test_training_needs_room_for_two_states_and_the_weights(tmp_path):
-    """AdamW keeps two moments; a new state is whole before the old one goes."""
-    model = DraftModel(DraftConfig.of(target_sizes(DEFAULT)))
-    optimiser = torch.optim.AdamW(model.parameters())
-    sum(value.sum() for value in model.parameters()).backward()
-    optimiser.step()
-    torch.save([model.state_dict(), optimiser.state_dict()], tmp_path / "state")
-    save_model(tmp_path / "draft", model)
-    taken = 2 * (tmp_path / "state").stat().st_size + (tmp_path / "draft").stat().st_size
-    assert abs(JobSizes(DEFAULT, has_gpu=False).drafter_disk_mb(is_trained=True) - disk_mb(taken)) <= 1
-
-
-def test_a_published_target_takes_gigabytes():
-    sizes = JobSizes(overlaid("llamagen_stage1"), has_gpu=True)
-    assert 1650 < sizes.target_disk_mb(is_trained=False) < 1750  # in bfloat16, with its head in float32
-    # 5,000 prompts of 120 tokens, each of 2,048 bfloat16 values; 16384 codes with their neighbours.
-    assert 2400 < sizes.text_disk_mb(5000) < 2700 and 130 < sizes.table_disk_mb() < 140
 
 
 def test_no_torch_is_imported_while_the_workflow_is_read():

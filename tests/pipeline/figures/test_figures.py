@@ -27,7 +27,6 @@ GREEDY = make_summary(0.0).iloc[:2]
 OF_SUMMARY = {"summary": make_summary(), "settings": SETTINGS}
 ARGUMENTS = {
     "ablations": {"table": tables.ablation_table()},
-    "aggregation": {"acceptance": tables.acceptance_table()},
     "ambiguity": {"ambiguity": tables.ambiguity_table()},
     "frontier": OF_SUMMARY,
     "generality": {"table": tables.generality_table()},
@@ -135,30 +134,13 @@ def test_the_legend_names_what_some_panel_shows():
     assert texts(legend.get_texts()) == shown
 
 
-# --- (c), (d) -------------------------------------------------------------------------------------
+# --- (c) -----------------------------------------------------------------------------------------
 
 
 def test_ambiguity_states_the_means():
     means = tables.ambiguity_table().groupby("cfg_scale").top1.mean()
     title = draw("ambiguity").axes[0].get_title(loc="left")
     assert title == f"means {means[1]:.2f} (guidance 1), {means[3]:.2f} (guidance 3)"
-
-
-def test_curves_of_acceptance_begin_at_the_value_before():
-    sampled, top = draw("aggregation").axes
-    assert sampled.get_title(loc="left") == "drafts sampled (50.0 % at k = 0)"
-    curves = {line.get_label(): line for line in top.lines}
-    assert list(curves["before"].get_ydata()) == pytest.approx([10, 10])
-    nearest, bounded = curves["l2_normalised, no bound"], curves["random, mass ≤ δ = 0.1"]
-    assert nearest.get_xdata().tolist() == [0, 1, 10]
-    assert nearest.get_ydata().tolist() == pytest.approx([10, 11, 20])
-    assert bounded.get_linestyle() == "--"
-    assert nearest.get_color() == curves["random, no bound"].get_color() != bounded.get_color()
-    assert len(top.collections) == 4
-    acceptance = tables.acceptance_table()
-    assert len(draw("aggregation", acceptance=acceptance[acceptance["drafts"] == "top"]).axes) == 1
-    raw = draw("aggregation", acceptance=acceptance.replace("l2_normalised", "l2"))  # as the authors measure distance
-    assert {line.get_linestyle() for line in raw.axes[0].lines[1:]} == {"-", "--"}
 
 
 # --- (f), (j) -------------------------------------------------------------------------------------

@@ -6,12 +6,10 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 
 from conftest import DATA, make_models, make_prompts
-from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import (
@@ -43,7 +41,6 @@ from lantern_pipeline.measure.output_distribution import (
 )
 from lantern_pipeline.measure.total_variation import (
     RULES,
-    acceptance_table,
     distribution_of_method,
     tv_curves,
     tv_row,
@@ -215,29 +212,6 @@ def test_a_row_by_hand():
     assert row["tv_mean"] == row["tv_p95"] == row["tv_max"] == 0.5
     assert row["tv_share_above_delta"] == row["tv_share_above_delta_low"] == 1
     assert tv_row(nodes, found, 0.5, OPTIONS)["tv_share_above_delta"] == 0
-
-
-def test_acceptance_before_and_after_aggregation(table):
-    nodes = random_nodes(50)
-    rows = acceptance_table(nodes, {"l2_normalised": table}, counts=[4, 99], deltas=[0.1], options=OPTIONS)
-    assert set(rows["k"]) == {0, 4}  # 99 columns are not there
-    before = rows[(rows["k"] == 0) & (rows["drafts"] == "sampled")]["acceptance"]
-    overlap = torch.minimum(nodes.target_probs, nodes.draft_probs).sum(-1).mean()
-    assert before.tolist() == pytest.approx([float(overlap)] * 2)
-    bounded, free = (rows[(rows["k"] == 4) & (rows["delta"].isna() == flag)] for flag in (False, True))
-    assert (free["acceptance"].to_numpy() > bounded["acceptance"].to_numpy()).all()
-    one = distribution_of_one_sampled_draft(
-        nodes.target_probs, nodes.draft_probs, Rejection(AdditiveBound(table, k=4, delta=0.1))
-    )
-    assert bounded[bounded["drafts"] == "sampled"]["acceptance"].item() == pytest.approx(float(one.acceptance.mean()))
-
-
-def test_acceptance_does_not_depend_on_how_many_masses_are_held(table, monkeypatch):
-    arguments = random_nodes(20), {"l2_normalised": table}
-    options = {"counts": [1, 4], "deltas": [0.1], "options": OPTIONS}
-    whole = acceptance_table(*arguments, **options)
-    monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 3)
-    pd.testing.assert_frame_equal(acceptance_table(*arguments, **options), whole, check_exact=True)
 
 
 def test_jensen_shannon_bound_against_its_definition(table):

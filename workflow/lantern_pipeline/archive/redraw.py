@@ -5,17 +5,15 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lantern.checkpoints.native import read_metadata
 from lantern.generation import decode_timed
 from lantern.methods import MethodSpec
-from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.records import GenerationRecords, load_records
 from lantern_pipeline.archive.archive import file_sum
 from lantern_pipeline.config.methods import expand_methods, table_file
@@ -26,8 +24,6 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
-MAX_SIZE = 2**17  # of any number in a model's config
-MAX_IDS = 16  # of a null prompt
 
 
 @dataclass(frozen=True)
@@ -103,10 +99,8 @@ class Redrawing:
         (decoder,) = load_decoders(
             [(asdict(spec), float(temperature))],
             config["sampling"],
-            target=self._model(f"target/s{seed}/model.safetensors", TargetConfig, target_parameters),
-            drafter=self._model(f"drafter/s{seed}/model.safetensors", DraftConfig, draft_parameters)
-            if spec.needs_draft_model
-            else None,
+            target=self._find(f"target/s{seed}/model.safetensors"),
+            drafter=self._find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,
             nearest_codes=[self._find(f"codebook/{table_file(spec.neighbours, seed)}")] if spec.neighbours else [],
             device=self.device,
             dtype=config["generation"]["dtype"],
@@ -142,11 +136,6 @@ class Redrawing:
         if record.codes.shape[1] != num_tokens:
             raise ValueError(f"{name} should have {num_tokens} codes an image, found {record.codes.shape[1]}")
 
-    def _model(self, name: str, config_class: type, count: Callable[[Any], int]) -> Path:
-        path = self._find(name)
-        check_model_size(path, config_class, count, self.config["tokenizer"]["grid"])
-        return path
-
     def _find(self, name: str) -> Path:
         """A file of the experiment, or the one of the same sum among the caller's."""
         if (self.folder / name).is_file():
@@ -162,33 +151,3 @@ class Redrawing:
         if file_sum(path) != sha256:
             raise ValueError(f"{path} should have sha256 {sha256} as in the archive, found {file_sum(path)}")
         return path
-
-
-def check_model_size(path: Path, config_class: type, count: Callable[[Any], int], grid: int) -> None:
-    """Makes sure, before a model is built, that the sizes in our checkpoint are plain numbers, `grid` tokens a side,
-    and ask for no more parameters (`count` of them) than the file holds.
-    """
-    metadata = read_metadata(path)
-    if metadata is None:
-        raise ValueError(f"{path} is truncated or is not a safetensors file of ours")
-    sizes = metadata.get("config")
-    defaults = {field.name: field.default for field in fields(config_class)}
-    if (
-        not isinstance(sizes, dict)
-        or set(sizes) - set(defaults)
-        or not all(value == defaults[name] or _is_size(value) for name, value in sizes.items())
-    ):
-        raise ValueError(f"{path}: the model's config must hold positive numbers for {', '.join(sorted(defaults))}")
-    config = config_class(**sizes)
-    if config.grid != grid:
-        raise ValueError(f"{path}: grid should be {grid} as config key tokenizer.grid says, found {config.grid}")
-    needed = 2 * count(config)  # bytes in the narrowest format
-    if needed > path.stat().st_size:
-        raise ValueError(f"{path}: its config asks for {needed} bytes of weights, the file has {path.stat().st_size}")
-
-
-def _is_size(value: Any) -> bool:
-    """Whether this is a switch, a number of fair size, a few of them, or the name of a rotary table."""
-    if isinstance(value, list):
-        return len(value) <= MAX_IDS and all(_is_size(part) for part in value)
-    return isinstance(value, bool) or value == "1d" or (isinstance(value, int | float) and 0 < value < MAX_SIZE)

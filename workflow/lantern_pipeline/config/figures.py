@@ -55,7 +55,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "samples": Figure("a", "Same prompts, same noise, every method", images, of_images),
         "tradeoff": Figure("b", "What speed costs", {"summary": SUMMARY}, of_rows),
         "ambiguity": Figure("c", "Token-selection ambiguity", {"ambiguity": "<results>/quality/ambiguity.csv"}),
-        "aggregation": Figure("d", "What aggregation does to acceptance", {"acceptance": f"{tables}/acceptance.csv"}),
         "latent_proximity": Figure(
             "e",
             "Are near codes look-alikes?",
@@ -81,7 +80,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
         "generality": Figure("r", "Acceptance over the ambiguity of many targets", {"table": GENERALITY}),
     }
     is_off = {
-        "aggregation": not plan.needs_draft_model,
         "total_variation": not plan.needs_draft_model,
         "ablations": not ablations,
         "generality": not config["variants"],

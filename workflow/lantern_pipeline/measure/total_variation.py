@@ -1,6 +1,4 @@
-"""Total variation from the target: every method on its own nodes, every rule on the same nodes; and, on the same nodes,
-what aggregating nearest codes does to acceptance.
-"""
+"""Total variation from the target: every method on its own nodes, every rule on the same nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -232,34 +229,3 @@ def _rules(
         "sampled_official_lumina": lambda: sampled(additive, "official_lumina"),
         "sampled_js": lambda: sampled(JensenShannonBound(table, **bound)),
     }
-
-
-@torch.inference_mode()
-def acceptance_table(
-    nodes: VerifiedNodes,
-    tables: Mapping[str, torch.Tensor],
-    *,
-    counts: Sequence[int],
-    deltas: Sequence[float],
-    options: Mapping[str, int],
-) -> pd.DataFrame:
-    """Probability that a node's first draft is accepted, before and after its k nearest codes lend it their mass.
-
-    One row per drafts ("sampled": x ~ p, accepted with min(1, s(x) / p(x)); "top": the most probable x, with s(x)) x
-    neighbours (of `tables`, (vocab, columns)) x delta of the additive rule (nan: no bound, always added) x k (0
-    always, and what a table can serve).
-    """
-    rows, place = [], nodes.draft_probs.nonzero(as_tuple=True)  # summed in this order, so that digits stay
-    for neighbours, of_codes in tables.items():
-        table = with_line_end(of_codes, nodes.target_probs.shape[1])
-        for k in sorted({0, *(count for count in counts if count <= table.shape[1])}):
-            for delta in (*deltas, np.nan):
-                sets = AdditiveBound(table, k=k, delta=1.0 if np.isnan(delta) else delta)
-                mass = Rejection(sets).accepted_mass(nodes.target_probs, nodes.draft_probs)
-                sampled = torch.zeros_like(mass[:, 0]).index_add_(0, place[0], mass[place])
-                top = sets.surrogate(nodes.target_probs, None, nodes.draft_probs.argmax(-1, keepdim=True)).squeeze(-1)
-                for drafts, accepted in {"sampled": sampled, "top": top}.items():
-                    mean = mean_over_nodes("acceptance", accepted.cpu(), nodes.image.cpu(), options)
-                    head = {"drafts": drafts, "neighbours": neighbours, "k": k, "delta": delta}
-                    rows.append({**head, **mean, "num_nodes": len(nodes)})
-    return pd.DataFrame(rows)
