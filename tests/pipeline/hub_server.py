@@ -34,7 +34,7 @@ class Repository:
 
 @dataclass
 class Served:
-    """What a request was: method, path, Range and Authorization header."""
+    """A request."""
 
     method: str
     path: str
@@ -79,9 +79,6 @@ class HubServer:
         self.repositories[repo] = Repository(files, **options)
         return self.repositories[repo].commit
 
-    def gets(self, path_end: str) -> list[Served]:
-        return [one for one in self.served if one.method == "GET" and one.path.endswith(path_end)]
-
     def close(self) -> None:
         self.closing.set()
         self.http.shutdown()
@@ -108,8 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send_file(path, self.hub.files[path])
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             return self._resolve(*match.groups())
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(?:tree|revision)/([^/]+))?", path):
-            return self._describe(path, *match.groups())
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
+            return self._describe(match[1])
         if match := re.fullmatch(r"/cdn/([0-9a-f]{64})", path):
             contents = (content for one in self.hub.repositories.values() for content in one.files.values())
             content = next(one for one in contents if hashlib.sha256(one).hexdigest() == match[1])
@@ -142,26 +139,15 @@ class _Handler(BaseHTTPRequestHandler):
             blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             return self._send_file(self.path, content, {"X-Repo-Commit": found.commit, "ETag": f'"{blob}"'})
         self.send_response(302)
-        self.send_header("Location", f"{self.hub.cdn}/cdn/{sha256}")
-        self.send_header("X-Repo-Commit", found.commit)
-        self.send_header("X-Linked-Etag", f'"{sha256}"')
-        self.send_header("X-Linked-Size", str(len(content)))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        linked = {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(content))}
+        where = {"Location": f"{self.hub.cdn}/cdn/{sha256}", "X-Repo-Commit": found.commit}
+        self._send_headers({**where, **linked, "Content-Length": "0"})
 
-    def _describe(self, path: str, repo: str, revision: str | None) -> None:
-        found = self._repository(repo, revision)
-        if found is None:
-            return
-        if "/tree/" not in path:
-            return self._send_json({"id": repo, "sha": found.commit, "siblings": []})
-        files = found.files.items()
-        return self._send_json(
-            [{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in files]
-        )
-
-    def _send_json(self, value) -> None:
-        self._send_file("", json.dumps(value).encode(), {"Content-Type": "application/json"})
+    def _describe(self, repo: str) -> None:
+        found = self._repository(repo, None)
+        if found is not None:
+            content = json.dumps({"id": repo, "sha": found.commit, "siblings": []}).encode()
+            self._send_file("", content, {"Content-Type": "application/json"})
 
     def _send_file(self, path: str, content: bytes, headers: dict[str, str] | None = None) -> None:
         faults = self.hub.faults.get(path)
@@ -174,10 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if first else 200)
         if first:
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        for name, value in {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', **(headers or {})}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content) - first))
-        self.end_headers()
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', **(headers or {})}
+        self._send_headers({**headers, "Content-Length": str(len(content) - first)})
         if self.command == "HEAD":
             return None
         end = min((one for one in (fault.cut_after, fault.stall_after) if one is not None), default=len(content))
@@ -192,7 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str | None = None) -> None:
         self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
+        self._send_headers({**({"X-Error-Code": code} if code else {}), "Content-Length": "0"})
+
+    def _send_headers(self, headers: dict[str, str]) -> None:
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()

@@ -21,7 +21,6 @@ from lantern_pipeline.data.image_files import read_images, resize_and_crop, to_r
 from lantern_pipeline.data.image_sources import FolderSource
 from lantern_pipeline.data.prompt_files import load_prompts, read_prompts, write_prompts
 from lantern_pipeline.data.tables import read_table, write_table
-from lantern_pipeline.fetch.entries import parse_entry
 from lantern_pipeline.figures.image_grid import draw_pictures, wrap_prompt
 from lantern_pipeline.figures.style import save_figure
 
@@ -201,7 +200,7 @@ def test_a_prompt_takes_a_bounded_number_of_lines_and_shows_what_was_cut():
     assert wrap_prompt("a\x00b") == "a\N{REPLACEMENT CHARACTER}b"
 
 
-# --- archives and resources -----------------------------------------------------------------------
+# --- archives -------------------------------------------------------------------------------------
 
 
 def zip_of(path, members):
@@ -245,24 +244,6 @@ def test_the_key_member_leads_to_no_file_outside_its_folder(tmp_path, member):
     (tmp_path / "b").mkdir()
     with pytest.raises(ValueError, match="the key member must name a file inside"):
         load_prompts(tmp_path / "b", member=member)
-
-
-@pytest.mark.parametrize("file", ["../a.pt", "/a.pt", "a/../../b.pt", "a\\b.pt", ".hidden", "", "a\nb.pt", "a\0b.pt"])
-def test_a_resource_names_no_file_outside_its_folder(file):
-    with pytest.raises(ValueError, match=r"resources\.x\.files: a file's name must be relative"):
-        parse_entry("x", {"url": "https://example.org/a", "files": {file: None}})
-
-
-@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "", ".x", "x\n", "$(x)", "a b"])
-def test_the_name_of_a_resource_is_no_path(name):
-    with pytest.raises(ValueError, match="a name may hold only letters"):
-        parse_entry(name, {"url": "https://example.org/a", "files": {"a": None}})
-
-
-@pytest.mark.parametrize("repo", ["../..", "a/..", "a/b/c", "a", "a b/c", "a/b?x"])
-def test_a_repository_is_owner_and_name(repo):
-    with pytest.raises(ValueError, match=r"resources\.x\.repo must be owner/name"):
-        parse_entry("x", {"repo": repo, "files": {"a": None}})
 
 
 # --- a user's own images --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Entries of the config section `resources`: what is malformed is named."""
+"""Entries of the config section `resources`: what is malformed is named, and no name leads out of its folder."""
 
 import pytest
 
@@ -6,26 +6,31 @@ from hub_server import COMMIT
 from lantern_pipeline.fetch.entries import check_reference, parse_entries, parse_entry, resource_of
 
 FILE = {"model.pt": None}
-GOOD_URL = {"url": "https://example.org/model.pt", "files": FILE}
-GOOD_REPO = {"repo": "someone/model", "revision": COMMIT, "files": FILE}
+URL = {"url": "https://example.org/model.pt", "files": FILE}
+REPO = {"repo": "someone/model", "revision": COMMIT, "files": FILE}
+OUTSIDE = ("../a.pt", "/a.pt", "a/../../b.pt", "a\\b.pt", ".hidden", "", "a\nb.pt", "a\0b.pt", ".record.json")
 
 
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
         ({}, "must have a path (a copy that you have), a url or a repo, got none of them"),
-        ({**GOOD_URL, **GOOD_REPO}, "got url and repo"),
-        ({**GOOD_URL, "url": "http://example.org/model.pt"}, "url must start with https://"),
-        ({**GOOD_URL, "url": "ftp://example.org/model.pt"}, "url must start with https://"),
-        ({**GOOD_URL, "files": {}}, "files must name the one file that the url gives, got 0 names"),
-        ({**GOOD_URL, "revision": COMMIT}, "revision belongs to a repo"),
-        ({**GOOD_REPO, "repo": "model"}, "repo must be owner/name"),
-        ({**GOOD_REPO, "revision": "main"}, "must be a commit of 40 digits, since a branch may change, got 'main'"),
-        ({**GOOD_REPO, "revision": "main"}, "/someone/model HEAD` prints the newest one"),
-        ({**GOOD_REPO, "files": {}}, "files must name the files of someone/model that are wanted"),
-        ({**GOOD_REPO, "files": {"../model.pt": None}}, "got '../model.pt'"),
-        ({**GOOD_REPO, "files": {".record.json": None}}, "got '.record.json'"),
-        ({**GOOD_REPO, "files": {"model.pt": "abc"}}, "resources.weights.files.model.pt must be the file's SHA-256"),
+        ({**URL, **REPO}, "got url and repo"),
+        *(
+            ({**URL, "url": f"{start}example.org/model.pt"}, "url must start with https://")
+            for start in ("http://", "")
+        ),
+        ({**URL, "files": {}}, "files must name the one file that the url gives, got 0 names"),
+        ({**URL, "revision": COMMIT}, "revision belongs to a repo"),
+        *(
+            ({**REPO, "repo": repo}, "resources.weights.repo must be owner/name")
+            for repo in ("../..", "a/..", "a/b/c", "a", "a b/c", "a/b?x")
+        ),
+        ({**REPO, "revision": "main"}, "must be a commit of 40 digits, since a branch may change, got 'main'"),
+        ({**REPO, "revision": "main"}, "/someone/model HEAD` prints the newest one"),
+        ({**REPO, "files": {}}, "files must name the files of someone/model that are wanted"),
+        *(({**URL, "files": {file: None}}, "a file's name must be relative, without '..'") for file in OUTSIDE),
+        ({**REPO, "files": {"model.pt": "abc"}}, "resources.weights.files.model.pt must be the file's SHA-256"),
         ({"path": "nowhere.pt"}, "resources.weights.path: there is no file or folder nowhere.pt"),
     ],
 )
@@ -35,13 +40,16 @@ def test_a_malformed_entry_is_named(entry, words):
     assert words in str(caught.value)
 
 
-def test_well_formed_entries():
-    entries = {"file": GOOD_URL, "repo": GOOD_REPO, "unpinned": {**GOOD_REPO, "revision": None}, "gone": None}
-    assert list(parse_entries(entries)) == ["file", "repo", "unpinned"] and parse_entries(None) == {}
+@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "", ".x", "x\n", "$(x)", "a b"])
+def test_the_name_of_an_entry_is_no_path(name):
+    with pytest.raises(ValueError, match="a name may hold only letters"):
+        parse_entry(name, URL)
 
 
 def test_a_config_value_is_an_entry_or_a_path(tmp_path):
-    resources = parse_entries({"llamagen": GOOD_REPO})
+    entries = {"file": URL, "llamagen": REPO, "unpinned": {**REPO, "revision": None}, "gone": None}
+    resources = parse_entries(entries)
+    assert list(resources) == ["file", "llamagen", "unpinned"] and parse_entries(None) == {}
     assert resource_of("llamagen", resources) == "resources/llamagen.json"
     assert resource_of("ckpts/model.pt", resources) == "ckpts/model.pt"
     assert resource_of(None, resources) == []

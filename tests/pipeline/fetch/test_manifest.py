@@ -1,16 +1,48 @@
-"""Manifests: paths that are none, what a conversion says of its file, and how little it takes to read one."""
+"""Manifests: from a rule's input to the files that were fetched, what a conversion says of its file."""
 
 import hashlib
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from conftest import ROOT
 from lantern.checkpoints.target import read_target
-from lantern_pipeline.fetch.manifest import describe_conversion, read_manifest, resource_path, resource_sha256
+from lantern_pipeline.fetch.manifest import (
+    describe_conversion,
+    describe_path,
+    make_manifest,
+    read_manifest,
+    resource_path,
+    resource_sha256,
+)
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 from published_layouts import CONFIG, ORIGINAL
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_job_gets_from_the_manifest_to_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file, path = Path("weights/model.pt"), Path("weights.json")
+    file.parent.mkdir()
+    file.write_bytes(b"weights")
+    path.write_text(json.dumps(make_manifest("weights", file, "somewhere", describe_path(file)), indent=1))
+    assert resource_path(path) == file and resource_sha256(path) == sha256(b"weights") == resource_sha256(file)
+    os.utime(file, (0, 0))
+    assert resource_path(path) == file  # another date, the same content
+    file.write_bytes(b"changed")
+    words = f"expected sha256 {sha256(b'weights')}, found {sha256(b'changed')}; delete weights.json"
+    with pytest.raises(ValueError, match=words):
+        resource_path(path)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"weights/model\.pt is gone; delete weights\.json and run again"):
+        resource_path(path)
 
 
 def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
@@ -23,32 +55,24 @@ def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
         resource_sha256(tmp_path / "empty")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [b"weight", b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 6\n"],
-    ids=["truncated", "empty", "pointer of git-lfs"],
-)
-def test_a_weight_file_is_what_the_sums_beside_it_say(tmp_path, damage):
+def test_a_weight_file_is_what_the_sums_beside_it_say(tmp_path):
     weights, other = tmp_path / "target.safetensors", tmp_path / "other.safetensors"
     weights.write_bytes(b"weights")
     other.write_bytes(b"no line of SHA256SUMS")
-    expected = hashlib.sha256(b"weights").hexdigest()
-    (tmp_path / "SHA256SUMS").write_text(f"{expected}  target.safetensors\n")
+    (tmp_path / "SHA256SUMS").write_text(f"{sha256(b'weights')}  target.safetensors\n")
     assert resource_path(weights) == weights and resource_path(other) == other
-    weights.write_bytes(damage)
-    found = hashlib.sha256(damage).hexdigest()
-    with pytest.raises(
-        ValueError, match=f"{weights} is damaged: expected sha256 {expected} .*, found {found}; "
-    ) as error:
-        resource_path(weights)
-    assert f"`git checkout {tmp_path}`" in str(error.value)
+    for damage in (b"weight", b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 6\n"):
+        weights.write_bytes(damage)
+        words = f"{weights} is damaged: expected sha256 {sha256(b'weights')} .*, found {sha256(damage)}; "
+        with pytest.raises(ValueError, match=f"{words}.*`git checkout {tmp_path}`"):
+            resource_path(weights)
 
 
 def test_what_was_converted_is_described():
     target = read_target(ORIGINAL, CONFIG)
     assert describe_conversion(ORIGINAL, target) == {
         "checkpoint": "target_llamagen.pt",
-        "sha256": hashlib.sha256(ORIGINAL.read_bytes()).hexdigest(),
+        "sha256": sha256(ORIGINAL.read_bytes()),
         "num_parameters": sum(parameter.numel() for parameter in target.parameters()),
         "norm_eps": CONFIG.norm_eps,
     }

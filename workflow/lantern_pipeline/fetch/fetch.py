@@ -13,9 +13,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
@@ -38,20 +38,20 @@ REACH_S = 3  # seconds in which each address of a server must accept a connectio
 ANSWER_S = 6  # seconds that a server may take to begin its answer
 WAITS_S = (1, 2, 4)  # seconds before a server that is busy or has hung up is asked again
 RECORD = ".record.json"
+UNPACKED = {"Accept-Encoding": "identity"}
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(NamedTuple):
     """A file on a server, before it is fetched."""
 
     url: str
+    headers: dict[str, str]  # to ask for it with
     size: int | None  # bytes; None where the server does not say
     version: str | None  # mark of the content (ETag or date), so that two versions are never mixed
     sha256: str | None = None  # what the hub says that the content's hash is
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def fetch_resource(resource: Resource) -> dict[str, Any]:
@@ -65,26 +65,29 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
     recorded, commit = _read_record(resource)
     resource = replace(resource, revision=resource.revision or commit)
     expected = {file: sha256 or recorded.get(file, {}).get("sha256") for file, sha256 in resource.files.items()}
-    present = [file for file in resource.files if (resource.folder / file).is_file()]
-    described = {file: _check_content(resource, file, resource.folder / file, expected[file]) for file in present}
+    places = {file: resource.folder / file for file in resource.files}
+    described = {
+        file: _check_content(resource, file, place, expected[file]) for file, place in places.items() if place.is_file()
+    }
     missing = [file for file in resource.files if file not in described]
     if missing:
-        with network_allowed():
+        with _network_allowed():
             resource = _pin_commit(resource, missing[0])
             remotes = {file: _locate(resource, file, expected[file]) for file in missing}
             _check_disk(resource, remotes)
-            _write_record(resource, {**recorded, **described})  # the commit holds even where the transfer breaks off
             for file, remote in remotes.items():
+                _write_record(
+                    resource, {**recorded, **described}
+                )  # the commit holds even where the transfer breaks off
                 described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
-                _write_record(resource, {**recorded, **described})
     _write_record(resource, described)
-    only = next(iter(resource.files)) if len(resource.files) == 1 else ""
+    place = next(iter(places.values())) if len(places) == 1 else resource.folder
     source = resource.url or f"{resource.repo} at {resource.revision or 'an unknown commit'} on the hub"
-    return make_manifest(resource.name, resource.folder / only, source, described)
+    return make_manifest(resource.name, place, source, described)
 
 
 @contextmanager
-def network_allowed() -> Iterator[None]:
+def _network_allowed() -> Iterator[None]:
     """Lets this process ask the hub while the block runs; HF_HUB_OFFLINE=1 is set for every job."""
     variable, offline = os.environ.pop("HF_HUB_OFFLINE", None), constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = False
@@ -159,35 +162,30 @@ def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
     if found.commit_hash != resource.revision:
         raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
     sha256 = found.etag if found.etag and len(found.etag) == 64 else None  # of large files; small ones have git's hash
-    return RemoteFile(url, found.size, found.etag, sha256, {**build_hf_headers(), "Accept-Encoding": "identity"})
+    return RemoteFile(url, {**build_hf_headers(), **UNPACKED}, found.size, found.etag, sha256)
 
 
 def _locate_by_url(url: str) -> RemoteFile:
     """Begins a GET and reads only the answer's head: some servers refuse HEAD requests."""
-    headers = {"Accept-Encoding": "identity"}
-    options = {"headers": headers, "timeout": _patience(), "follow_redirects": True}
+    options = {"headers": UNPACKED, "timeout": _patience(), "follow_redirects": True}
     with http_stream_backoff("GET", url, max_retries=0, retry_on_exceptions=(), **options) as answer:
         hf_raise_for_status(answer)
         found = answer.headers
     size = None if "Content-Encoding" in found else found.get("Content-Length")
-    return RemoteFile(url, int(size) if size else None, found.get("ETag") or found.get("Last-Modified"), None, headers)
+    return RemoteFile(url, UNPACKED, int(size) if size else None, found.get("ETag") or found.get("Last-Modified"))
 
 
 def _ask(question: Callable[[], T]) -> T:
     """Asks a server, again where it is busy or hung up, but not where it is silent or not there."""
-    for wait in (*WAITS_S, None):
+    for wait in WAITS_S:
         try:
             return question()
-        except HfHubHTTPError as error:
-            if wait is None or (error.response.status_code < 500 and error.response.status_code != 429):
-                raise
-            log.warning("%s; asking again", error)
-        except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError) as error:
-            if wait is None:
+        except (HfHubHTTPError, httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError) as error:
+            if isinstance(error, HfHubHTTPError) and error.response.status_code not in (429, *range(500, 600)):
                 raise
             log.warning("%s; asking again", error)
         time.sleep(wait)
-    raise AssertionError("the last wait is None")
+    return question()
 
 
 def _patience() -> httpx2.Timeout:
@@ -210,27 +208,26 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
     """Downloads to <file>.part, goes on where an earlier run stopped, checks, renames."""
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
-    part.parent.mkdir(parents=True, exist_ok=True)
     version = {"url": remote.url, "size": remote.size, "version": remote.version}
     is_known = remote.version and version_file.is_file() and json.loads(version_file.read_text()) == version
-    if not is_known or _size(part) > (remote.size or _size(part)):
+    if not is_known:
         part.unlink(missing_ok=True)  # of another version, or of nobody knows which
     write_json(version_file, version)
     log.info("fetching %s to %s, from byte %d of %s", remote.url, part, _size(part), remote.size)
+
+    def append() -> None:
+        options = {"headers": remote.headers, "expected_size": remote.size, "displayed_filename": part.stem}
+        with open(part, "ab") as opened:
+            http_get(remote.url, opened, resume_size=_size(part), **options)
+            opened.flush()
+            os.fsync(opened.fileno())
+
     with _one_sentence(resource, file):
-        _ask(lambda: _append(remote, part))
+        _ask(append)
     version_file.unlink()
     described = _check_content(resource, file, part, expected)
     os.replace(part, resource.folder / file)
     return described
-
-
-def _append(remote: RemoteFile, part: Path) -> None:
-    with open(part, "ab") as file:
-        options = {"headers": remote.headers, "expected_size": remote.size, "displayed_filename": part.stem}
-        http_get(remote.url, file, resume_size=_size(part), **options)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -272,20 +269,21 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, who: str, by_hand
     log_in = "log in with `hf auth login`"
     match error:
         case GatedRepoError():
-            return PermissionError(f"{who}: accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}")
+            fault = f"accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}"
         case RevisionNotFoundError():
-            hint = f"correct {key}.revision, {how_to_find_commit(repo)}"
-            return FileNotFoundError(f"{who}: {repo} has no commit {resource.revision}; {hint}")
+            fault = f"{repo} has no commit {resource.revision}; correct {key}.revision, {how_to_find_commit(repo)}"
         case RemoteEntryNotFoundError():
-            return FileNotFoundError(f"{who}: {repo} has no such file at this commit; correct {key}.files")
-        case RepositoryNotFoundError():
-            hint = f"correct {key}.repo, or {log_in}"
-            return FileNotFoundError(f"{who}: the hub has no {repo}, or shows it to members only; {hint}")
-    if status in (401, 403):
-        return PermissionError(f"{who}: the server refuses it (status {status}); {by_hand}")
-    if status in (404, 410):
-        return FileNotFoundError(f"{who}: there is no such file (status {status}); correct {key}, or {by_hand}")
-    return ConnectionError(f"{who}: the server is in trouble (status {status}); run again later, or {by_hand}")
+            fault = f"{repo} has no such file at this commit; correct {key}.files"
+        case RepositoryNotFoundError():  # which the hub answers with status 401
+            status, fault = 404, f"the hub has no {repo}, or shows it to members only; correct {key}.repo, or {log_in}"
+        case _ if status in (401, 403):
+            fault = f"the server refuses it (status {status}); {by_hand}"
+        case _ if status in (404, 410):
+            fault = f"there is no such file (status {status}); correct {key}, or {by_hand}"
+        case _:
+            fault = f"the server is in trouble (status {status}); run again later, or {by_hand}"
+    kinds = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 410: FileNotFoundError}
+    return kinds.get(status, ConnectionError)(f"{who}: {fault}")
 
 
 def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | None]:
