@@ -36,7 +36,7 @@ rule analyse_study:
         key=ancient(rules.build_study.output.key),
     output:
         table="<results>/study/preferences.csv",
-        conclusion="<results>/study/conclusion.md",
+        readers="<results>/study/readers.json",
     log:
         "<logs>/analyse_study.log",
     conda:

@@ -1,8 +1,8 @@
-"""Turns the readers' answer files into preference rates with intervals and a conclusion."""
+"""Turns the readers' answer files into preference rates with intervals, and facts about the readers."""
 
-from lantern.io import write_text
+from lantern.io import write_json
 from lantern_pipeline.data.tables import write_table
-from lantern_pipeline.pages.study_analysis import analyse_answers, read_key, render_conclusion
+from lantern_pipeline.pages.study_analysis import analyse_answers, read_key
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
@@ -15,4 +15,4 @@ with job_log(snakemake):
         seed=params.seed,
     )
     write_table(snakemake.output.table, table)
-    write_text(snakemake.output.conclusion, render_conclusion(table, about))
+    write_json(snakemake.output.readers, about)

@@ -14,7 +14,6 @@ from lantern_pipeline.pages.study_analysis import (
     preference_interval,
     read_answers,
     read_key,
-    render_conclusion,
 )
 
 METHODS = ("near", "far")
@@ -80,17 +79,13 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     assert far["share_relaxed_low"] == pytest.approx(1 - far["share_autoregressive_high"])
     assert (far["num_pairs"], far["num_ties"], far["num_shown"]) == (18, 2, 16)
     assert (far["num_readers"], far["num_judgements"], far["interval"]) == (12, 192, "crossed_bootstrap")
-    text = render_conclusion(table, about)
-    assert "no detectable preference at n = 192 judgements" in text
-    assert "readers prefer the autoregressive images" in text and "2 of 18 pairs were equal" in text
-    assert "12 readers counted, from 12 files" in text
+    assert (about["num_readers"], about["num_files"]) == (12, 12)
     assert analyse_answers(paths, key, min_checks=0.8)[0].equals(table)
     # the same readers, with what is the autoregressive image turned round in every pair of "far"
     for trial in key["trials"].values():
         trial["baseline"] = trial["baseline"] ^ (trial["method_id"] == "far")
-    table, about = analyse_answers(paths, key, min_checks=0.8)
+    table, _ = analyse_answers(paths, key, min_checks=0.8)
     assert table["preferred"].tolist() == ["none", "relaxed"]
-    assert "readers prefer the relaxed images" in render_conclusion(table, about)
 
 
 def simulate(generator, num_readers, num_prompts, shift, reader_scatter, prompt_scatter):
@@ -207,10 +202,9 @@ def test_of_a_reader_s_files_the_last_counts_once(tmp_path):
 def test_a_method_whose_pairs_were_all_equal_has_no_share(tmp_path):
     key = make_key()
     key["trials"] = {name: trial for name, trial in key["trials"].items() if trial["method_id"] != "near"}
-    table, about = analyse_answers(write_readers(tmp_path, key, 2, {"far": 0.5}), key, min_checks=0.8)
+    table, _ = analyse_answers(write_readers(tmp_path, key, 2, {"far": 0.5}), key, min_checks=0.8)
     near = table.iloc[0]
     assert np.isnan(near["share_autoregressive"]) and near["num_judgements"] == 0 and near["preferred"] == "none"
-    assert "no pair to judge (2 of 18 pairs were equal" in render_conclusion(table, about)
 
 
 def test_readers_who_always_press_left_show_up(tmp_path):
@@ -218,8 +212,8 @@ def test_readers_who_always_press_left_show_up(tmp_path):
     file = make_file(key, "r", lambda trial: True, generator)
     for answer in file["answers"]:
         answer["choice"] = "left"
-    table, about = analyse_answers([write(tmp_path, "r", file)], key, min_checks=0)
-    assert about["left"][0] == 1 and "The left image was chosen in 100%" in render_conclusion(table, about)
+    _, about = analyse_answers([write(tmp_path, "r", file)], key, min_checks=0)
+    assert about["left"][0] == 1
 
 
 def drop(file, place):

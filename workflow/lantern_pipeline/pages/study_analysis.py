@@ -140,45 +140,6 @@ def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: 
     return max(0.0, min(float(low), exact_low)), min(1.0, max(float(high), exact_high)), "crossed_bootstrap"
 
 
-def render_conclusion(table: pd.DataFrame, about: Mapping[str, Any]) -> str:
-    """Writes the outcome as Markdown: who read, a sentence for each method, what the numbers rest on."""
-    readers = f"{about['num_readers']} reader" + ("s" if about["num_readers"] != 1 else "")
-    share, low, high = about["left"]
-    lines = [
-        "# Perceptual study",
-        "",
-        f"{readers} counted, from {about['num_files']} files. Left out: {about['num_repeated']} other copies of "
-        f"a reader's answers, and {about['num_inattentive']} readers who passed fewer than "
-        f"{about['min_checks']:.0%} of the {about['num_checks']} attention checks.",
-        "",
-        *[f"- {row['label']}: {_sentence(row)}" for _, row in table.iterrows()],
-        "",
-        f"The left image was chosen in {share:.0%} of all pairs ({low:.0%} to {high:.0%}); sides were drawn at random. "
-        f"A pair took {about['seconds']:.1f} seconds in the median.",
-        "",
-        "Intervals hold 95 % and speak about other readers and other prompts. Each stands alone: with many methods one "
-        "in twenty would miss 50 % by chance. Pairs that are equal in every token were not shown; they are no "
-        "preference for either side.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _sentence(row: Mapping[str, Any]) -> str:
-    ties = f"{row['num_ties']} of {row['num_pairs']} pairs were equal and not shown"
-    if not row["num_judgements"]:
-        return f"no pair to judge ({ties})."
-    words = {
-        FOR_BASELINE: "readers prefer the autoregressive images",
-        FOR_METHOD: "readers prefer the relaxed images",
-        UNDECIDED: f"no detectable preference at n = {row['num_judgements']} judgements",
-    }[row["preferred"]]
-    return (
-        f"{words}. The autoregressive image was chosen in {row['share_autoregressive']:.1%} of {row['num_judgements']} "
-        f"judgements by {row['num_readers']} readers of {row['num_shown']} pairs, 95 % interval "
-        f"{row['share_autoregressive_low']:.1%} to {row['share_autoregressive_high']:.1%}; {ties}."
-    )
-
-
 def read_key(path: Path | str) -> dict[str, Any]:
     """Reads the key of a study."""
     key = read_json(path)
