@@ -61,6 +61,7 @@ def test_a_killed_job_and_a_killed_run_go_on_behind_their_finished_images(run, f
     with held_run(run, tmp_path / "second", TABLE) as second:
         second.job()
         assert f"{len(drawn)} of 4 images were drawn by an interrupted job" in log.read_text()
+        is_refused_beside(run, second.process.pid)
         os.killpg(second.process.pid, signal.SIGKILL)
         second.wait()
     assert not run.result(SHARD).exists()
@@ -72,6 +73,17 @@ def test_a_killed_job_and_a_killed_run_go_on_behind_their_finished_images(run, f
     assert f"{len(drawn_by_both)} of 4 images were drawn by an interrupted job" in log.read_text()
     assert os.listdir(run.result(SHARD).parent) == ["1-of-1.safetensors"]
     check_table(run, finished)
+
+
+def is_refused_beside(run, process):
+    """A second run in the folder of one that goes on does no harm: a dry one plans, any other is one sentence."""
+    for arguments in ([TABLE], ["--unlock"]):
+        code, output = run.run(*arguments)
+        sentence = output.strip().splitlines()[-1]
+        assert code != 0 and "and this one was not started: wait for it or stop it" in sentence
+        assert str(run.folder) in sentence and f"process {process} on" in sentence
+    code, output = run.run("--dry-run", TABLE)
+    assert code == 0 and jobs_of(output)["generate_images"] == 1, output
 
 
 def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_runs_its_own(run, finished, tmp_path):
@@ -93,21 +105,6 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
             assert second.wait() == 0, second.output() + run.logs()
     # Of the ablations, all but one have a number of prompts of their own.
     assert jobs_of(second.output()) == dict.fromkeys({"generate_images", "run_ablation", *FOLLOWERS}, 1)
-    check_table(run, finished)
-
-
-def test_a_second_run_in_the_same_folder_refuses_and_does_no_harm(run, finished, tmp_path):
-    with held_run(run, tmp_path / "first", TABLE) as first:
-        first.job()
-        for arguments in ([TABLE], ["--unlock"]):
-            code, output = run.run(*arguments)
-            sentence = output.strip().splitlines()[-1]
-            assert code != 0 and "and this one was not started: wait for it or stop it" in sentence
-            assert str(run.folder) in sentence and f"process {first.process.pid} on" in sentence
-        code, output = run.run("--dry-run", TABLE)
-        assert code == 0 and jobs_of(output)["generate_images"] == 1, output
-        first.release()
-        assert first.wait() == 0, first.output() + run.logs()
     check_table(run, finished)
 
 

@@ -113,8 +113,6 @@ def test_make_finds_nothing_to_do_after_a_run_and_writes_no_report_in_a_dry_one(
         code, output = finished.make(target, "--dry-run")
         assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
     assert not (finished.folder / "results" / "report.html").exists()
-    code, output = finished.make("readme", "--dry-run")
-    assert code == 0 and planned(output) == {"publish_readme": 1, "total": 1}, output
 
 
 def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tmp_path):
