@@ -5,20 +5,20 @@ import re
 
 import pytest
 
-from lantern_pipeline.pages.race import MAX_BYTES, build_page
-from race_data import PROMPTS, SCRIPT, draw, make_timed
+from lantern_pipeline.pages.race import MAX_BYTES
+from pages_data import SCRIPT, build_race
 
 DECODED = (
     "() => Promise.all(data.prompts[race.prompt].runs.map((run) => pictureOf(run).decode())).then(() => show(true))"
 )
-
 READING = "using getImageData"  # a hint about what tests alone do
+END = "goTo(Infinity)"
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("race") / "race.html"
-    path.write_text(build_page(make_timed(), PROMPTS, draw), encoding="utf-8")
+    path.write_text(build_race(), encoding="utf-8")
     return path.as_uri()
 
 
@@ -65,6 +65,10 @@ def drawn(page):
     )
 
 
+def bars(page):
+    return page.locator(".bar div").evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
+
+
 def test_play_draws_the_images_at_the_recorded_pace_and_pause_holds_them(visit):
     page = visit()
     page.uncheck("#outlines")
@@ -89,16 +93,13 @@ def test_play_draws_the_images_at_the_recorded_pace_and_pause_holds_them(visit):
 def test_the_end_gives_time_speed_up_and_equality_to_readers_and_screen_readers(visit):
     page = visit()
     assert facts(page, "speed-up") == ["–"] * 4 and page.inner_text("#news") == ""
-    page.evaluate("goTo(Infinity)")
+    page.evaluate("goTo(0.25)")
+    assert bars(page) == [12.5, 25, 37.5, 25]  # tokens drawn
+    page.evaluate(END)
     assert facts(page, "tokens") == ["16", "all 16 equal", "3 of 16 differ", "16 of 16 differ"]
-    assert facts(page, "rate") == ["1.00", "3.20", "4.00", "4.00"]
+    assert facts(page, "rate") == ["1.00", "3.20", "4.00", "4.00"] and bars(page) == [100] * 4
     assert facts(page, "took") == ["1.600 s", "0.500 s", "0.400 s", "0.400 s"]
     assert facts(page, "speed-up") == ["1.00 ×", "3.20 ×", "4.00 ×", "4.00 ×"]
-    bars = page.locator(".bar div").all()
-    assert [bar.evaluate("bar => parseFloat(bar.style.width)") for bar in bars] == [100] * 4
-    page.evaluate("goTo(0.25)")
-    assert [bar.evaluate("bar => parseFloat(bar.style.width)") for bar in bars] == [12.5, 25, 37.5, 25]  # tokens drawn
-    page.evaluate("goTo(Infinity)")
     news = page.locator("[role=status][aria-live=polite]").inner_text()
     assert "coupled: 5 forwards, 0.500 s, 3.20 times as fast as autoregressive decoding; of its tokens all 16" in news
     near = "near (chain3, coupled, additive, l2) k 20, δ 0.1"
@@ -111,12 +112,8 @@ def test_steps_count_forwards_of_the_target(visit):
     assert page.locator("#speed").input_value() == "2" and page.inner_text("#clock") == "forward 0 of 16"
     page.click("#next")
     page.click("#next")
-    assert facts(page, "forwards") == ["2"] * 4 and facts(page, "tokens") == [
-        "2 of 16",
-        "4 of 16",
-        "6 of 16",
-        "4 of 16",
-    ]
+    assert facts(page, "forwards") == ["2"] * 4
+    assert facts(page, "tokens") == [f"{number} of 16" for number in (2, 4, 6, 4)]
     page.click("#back")
     assert page.inner_text("#clock") == "forward 1 of 16"
     page.click("#play")
@@ -126,36 +123,31 @@ def test_steps_count_forwards_of_the_target(visit):
 
 def test_prompts_and_methods_are_chosen_and_a_prompt_s_markup_stays_text(visit):
     page = visit()
-    page.evaluate("goTo(Infinity)")
+    page.evaluate(END)
     page.select_option("#prompt", label=SCRIPT)
     assert facts(page, "forwards") == ["0"] * 4 and page.title() == "Token by token"
     assert page.locator("main script, main img").count() == 0
     page.uncheck("#outlines")
+    blind = "blind (chain3, sampled, additive, l2) k 20, δ 0.1"
+    assert f"Substitutions are unknown for {blind}:" in page.inner_text("#unknown")
     page.get_by_label("Remove method 4").click()
+    assert page.is_hidden("#unknown")
     page.get_by_label("Remove method 3").click()
     assert page.locator(".lane").count() == 2 and page.get_by_label("Remove method 1").is_hidden()
     page.get_by_label("Method 2", exact=True).select_option(label="sampled (chain3, sampled)")
     assert page.locator(".about").all_inner_texts()[1].startswith("Exact in distribution")
     taken = page.get_by_label("Method 1", exact=True).locator("option[disabled]")
     assert taken.all_inner_texts() == ["sampled (chain3, sampled)"]
-    page.evaluate("goTo(Infinity)")
+    page.evaluate(END)
     page.evaluate(DECODED)
     assert drawn(page) == [[80] * 16, [88] * 16]
     page.click("#add")
     assert page.get_by_label("Method 3", exact=True).evaluate("select => select === document.activeElement")
 
 
-def test_unknown_substitutions_are_said_to_be_unknown(visit):
-    page = visit()
-    blind = "blind (chain3, sampled, additive, l2) k 20, δ 0.1"
-    assert f"Substitutions are unknown for {blind}:" in page.inner_text("#unknown")
-    page.get_by_label("Remove method 4").click()
-    assert page.is_hidden("#unknown")
-
-
 def test_outlines_differ_by_shape_and_can_be_switched_off(visit):
     page = visit(device_scale_factor=1)
-    page.evaluate("goTo(Infinity)")
+    page.evaluate(END)
     lines = """(colour) => {
         const canvas = race.lanes[2].canvas, context = canvas.getContext("2d"), cells = Array(16).fill(0);
         const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
@@ -167,15 +159,14 @@ def test_outlines_differ_by_shape_and_can_be_switched_off(visit):
         return cells;
     }"""
     own, draft, other = (page.evaluate(lines, colour) for colour in ([255, 255, 255], [255, 216, 77], [255, 90, 31]))
-    marks = "tddsdtddddtddddt"
     for found, mark in ((own, "t"), (draft, "d"), (other, "s")):
-        assert [count > 0 for count in found] == [mark == other_mark for other_mark in marks]
+        assert [count > 0 for count in found] == [mark == other_mark for other_mark in "tddsdtddddtddddt"]
     assert max(draft) < max(own) * 1.3 < max(other)  # dashed, thin, thick with a corner
     page.uncheck("#outlines")
     assert set(page.evaluate(lines, [255, 216, 77])) == {0}
 
 
-def test_everything_works_by_keyboard(visit):
+def test_everything_works_by_keyboard_and_has_a_name(visit):
     page = visit()
     page.keyboard.press("Space")
     assert page.inner_text("#play") == "Pause"
@@ -198,6 +189,10 @@ def test_everything_works_by_keyboard(visit):
             assert page.inner_text("#clock").startswith("forward")
     assert seen[0] == "prompt" and seen[1:9] == ["lane"] * 8
     assert seen[9:] == ["play", "restart", "back", "next", "place", "mode", "speed", "outlines"]
+    names = page.locator("main :is(button, select, input):visible").evaluate_all(
+        "all => all.map((c) => c.ariaLabel || c.labels?.[0]?.innerText || c.textContent)"
+    )
+    assert len(names) >= 15 and all(re.search(r"\w", name) for name in names)
 
 
 def test_reduced_motion_shows_the_end_or_single_steps(visit):
@@ -209,13 +204,6 @@ def test_reduced_motion_shows_the_end_or_single_steps(visit):
     assert facts(page, "forwards") == ["16", "5", "4", "4"] and "coupled: 5 forwards" in page.inner_text("#news")
 
 
-def test_every_control_has_a_name(visit):
-    page = visit()
-    controls = page.locator("main button:visible, main select:visible, main input:visible").all()
-    names = [control.evaluate("c => c.ariaLabel || c.labels?.[0]?.innerText || c.textContent") for control in controls]
-    assert len(names) >= 15 and all(re.search(r"\w", name) for name in names)
-
-
 def test_images_stand_in_one_line_however_long_the_texts_above_them_are(visit):
     page = visit(viewport={"width": 1110, "height": 900})
     assert len({text.bounding_box()["height"] for text in page.locator(".about").all()}) == 1
@@ -223,28 +211,24 @@ def test_images_stand_in_one_line_however_long_the_texts_above_them_are(visit):
     assert len({image.bounding_box()["y"] for image in page.locator(".lane canvas").all()}) == 1
 
 
-@pytest.mark.parametrize("width", [360, 390])
-def test_a_phone_shows_two_lanes_side_by_side_without_scrolling_sideways(visit, width):
-    page = visit(viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True)
+def test_a_phone_shows_two_lanes_side_by_side_without_scrolling_sideways(visit):
+    page = visit(viewport={"width": 360, "height": 844}, has_touch=True, is_mobile=True)
     left, right = (lane.bounding_box() for lane in page.locator(".lane canvas").all())
     assert left["y"] == right["y"] and left["width"] >= 140 and left["width"] == pytest.approx(right["width"], abs=1)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.locator("#play").bounding_box()["y"] < 844  # stays in reach
     page.tap("#play")
     page.clock.run_for(500)
     assert page.inner_text("#play") == "Pause" and facts(page, "forwards")[0] == "1"
     page.tap("#add")
     page.tap("#add")
-    assert page.locator(".lane").count() == 4 and page.evaluate("document.documentElement.scrollWidth") <= width
-    smallest = min(
-        min(box["width"], box["height"])
-        for box in (button.bounding_box() for button in page.locator("button:visible, .lane select").all())
-    )
-    assert smallest >= 24  # WCAG 2.2, target size
+    assert page.locator(".lane").count() == 4 and page.evaluate("document.documentElement.scrollWidth") <= 360
+    boxes = [button.bounding_box() for button in page.locator("button:visible, .lane select").all()]
+    assert min(min(box["width"], box["height"]) for box in boxes) >= 24  # WCAG 2.2, target size
 
 
 def test_a_page_of_the_largest_size_plays_within_snakemakes_report(browser):
-    html = build_page(make_timed(), PROMPTS, draw)
+    html = build_race()
     html += " " * (MAX_BYTES - len(html))
     uri = f"data:text/html;charset=utf8;filename=race.html;base64,{base64.b64encode(html.encode()).decode()}"
     page = browser.new_page()

@@ -12,17 +12,14 @@ from lantern_pipeline.pages.study_analysis import (
     PAIR,
     analyse_answers,
     preference_interval,
-    read_answers,
     read_key,
 )
 
-METHODS = ("near", "far")
 
-
-def make_key(num_pairs=16, num_checks=6, methods=METHODS):
-    trials = [(PAIR, method, f"p{i}") for method in methods for i in range(num_pairs)]
+def make_key(num_checks=6, methods=("far",)):
+    trials = [(PAIR, method, f"p{i}") for method in methods for i in range(16)]
     trials += [(CHECK, "", f"c{i}") for i in range(num_checks)]
-    about = {"label": "a label", "num_pairs": num_pairs + 2, "num_ties": 2}
+    about = {"label": "a label", "num_pairs": 18, "num_ties": 2}
     return {
         "format": "lantern-study-key",
         "version": 1,
@@ -35,9 +32,9 @@ def make_key(num_pairs=16, num_checks=6, methods=METHODS):
     }
 
 
-def make_file(key, reader, wants_baseline, generator, **changes):
+def make_file(key, reader, wants_baseline, seed=0, **changes):
     """What the page saves of a reader who chooses the autoregressive image where `wants_baseline(trial)` says so."""
-    answers = []
+    generator, answers = np.random.default_rng(seed), []
     for name in generator.permutation(list(key["trials"])).tolist():
         trial, left = key["trials"][name], int(generator.integers(2))
         slot = trial["baseline"] if wants_baseline(trial) else 1 - trial["baseline"]
@@ -47,29 +44,34 @@ def make_file(key, reader, wants_baseline, generator, **changes):
     return {**head, "answers": answers, **changes}
 
 
+def always(trial):
+    return True
+
+
 def write(folder, name, value):
     path = folder / f"{name}.json"
-    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
     return path
 
 
-def attentive(chance, generator):
-    """Passes the checks; elsewhere chooses the autoregressive image with a chance per method."""
-    return lambda trial: trial["kind"] == CHECK or generator.random() < chance[trial["method_id"]]
+def write_readers(folder, key, number, chance):
+    """Readers who pass the checks and elsewhere choose the autoregressive image with a chance per method."""
+    generator = np.random.default_rng(0)
+
+    def wants(trial):
+        return trial["kind"] == CHECK or generator.random() < chance[trial["method_id"]]
+
+    return [write(folder, f"reader{i}", make_file(key, f"r{i}", wants, i)) for i in range(number)]
 
 
-def write_readers(folder, key, number, chance, seed=0):
-    generator = np.random.default_rng(seed)
-    return [
-        write(folder, f"reader{i}", make_file(key, f"r{i}", attentive(chance, generator), generator))
-        for i in range(number)
-    ]
+def analyse(paths, key, min_checks=0.8):
+    return analyse_answers(paths, key, min_checks=min_checks)
 
 
 def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
-    key = make_key()
+    key = make_key(methods=("near", "far"))
     paths = write_readers(tmp_path, key, 12, {"near": 0.5, "far": 0.7})
-    table, about = analyse_answers(paths, key, min_checks=0.8)
+    table, about = analyse(paths, key)
     near, far = (row for _, row in table.iterrows())
     assert (near["preferred"], far["preferred"]) == ("none", "autoregressive")
     # 192 judgements: the share's standard error is 0.033.
@@ -80,12 +82,14 @@ def test_a_planted_preference_is_found_and_none_where_there_is_none(tmp_path):
     assert (far["num_pairs"], far["num_ties"], far["num_shown"]) == (18, 2, 16)
     assert (far["num_readers"], far["num_judgements"], far["interval"]) == (12, 192, "crossed_bootstrap")
     assert (about["num_readers"], about["num_files"]) == (12, 12)
-    assert analyse_answers(paths, key, min_checks=0.8)[0].equals(table)
+    assert analyse(paths, key)[0].equals(table)
     # the same readers, with what is the autoregressive image turned round in every pair of "far"
     for trial in key["trials"].values():
         trial["baseline"] = trial["baseline"] ^ (trial["method_id"] == "far")
-    table, _ = analyse_answers(paths, key, min_checks=0.8)
-    assert table["preferred"].tolist() == ["none", "relaxed"]
+    assert analyse(paths, key)[0]["preferred"].tolist() == ["none", "relaxed"]
+
+
+# --- intervals ---------------------------------------------------------------------------------------
 
 
 def simulate(generator, num_readers, num_prompts, shift, reader_scatter, prompt_scatter):
@@ -117,32 +121,23 @@ def test_one_study_in_twenty_finds_a_preference_that_is_not_there(shape, scatter
 
 def test_readers_that_agree_widen_the_interval_and_a_strong_preference_is_still_found():
     generator = np.random.default_rng(1)
-    found = 0
-    for _ in range(100):
-        low, _, _ = preference_interval(simulate(generator, 12, 16, 1.2, 0.5, 0.8), num_resamples=300)
-        found += low > 0.5
-    assert found >= 80
+    intervals = (preference_interval(simulate(generator, 12, 16, 1.2, 0.5, 0.8), num_resamples=300) for _ in range(100))
+    assert sum(low > 0.5 for low, _, _ in intervals) >= 80
     same = np.repeat(generator.random((1, 16)) < 0.7, 12, axis=0)  # twelve readers, one opinion: 16 choices, not 192
     shuffled = generator.permutation(same.ravel()).reshape(same.shape)
-    width_of_same, width_of_shuffled = (
-        high - low for low, high, _ in (preference_interval(same), preference_interval(shuffled))
-    )
-    assert width_of_same > 2.5 * width_of_shuffled
+    of_same, of_shuffled = (high - low for low, high, _ in (preference_interval(same), preference_interval(shuffled)))
+    assert of_same > 2.5 * of_shuffled
 
 
-def test_one_reader_or_one_prompt_has_the_exact_binomial_interval():
+def test_an_interval_is_exact_for_one_reader_or_prompt_and_never_narrower():
     # 14 of 20: Clopper and Pearson's bounds, from the binomial's tails at 2.5 %.
     chosen = np.arange(20) < 14
     for one in (chosen[None], chosen[:, None]):
-        low, high, kind = preference_interval(one)
-        assert kind == "clopper_pearson"
-        assert (low, high) == (pytest.approx(0.45721, abs=1e-5), pytest.approx(0.88107, abs=1e-5))
-    assert share_interval(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
-    assert share_interval(10, 10) == (pytest.approx(0.025**0.1), 1.0)
+        assert preference_interval(one) == (
+            *(pytest.approx(end, abs=1e-5) for end in (0.45721, 0.88107)),
+            "clopper_pearson",
+        )
     assert preference_interval(np.ones((4, 5), bool)) == (pytest.approx(0.025**0.05), 1.0, "clopper_pearson")
-
-
-def test_an_interval_is_never_narrower_than_of_independent_choices():
     generator = np.random.default_rng(2)
     for _ in range(50):
         chosen = generator.random((4, 6)) < 0.5
@@ -151,84 +146,74 @@ def test_an_interval_is_never_narrower_than_of_independent_choices():
         assert 0 <= low <= exact_low and exact_high <= high <= 1
 
 
+# --- who counts --------------------------------------------------------------------------------------
+
+
 def test_readers_who_do_not_look_are_left_out_and_counted(tmp_path):
-    key, generator = make_key(methods=["far"]), np.random.default_rng(3)
+    key = make_key()
     paths = write_readers(tmp_path, key, 8, {"far": 0.9})
-    paths += [
-        write(tmp_path, f"blind{i}", make_file(key, f"blind{i}", lambda trial: False, generator)) for i in range(4)
-    ]
-    table, about = analyse_answers(paths, key, min_checks=0.8)
+    paths += [write(tmp_path, f"blind{i}", make_file(key, f"blind{i}", lambda trial: False, i)) for i in range(4)]
+    table, about = analyse(paths, key)
     assert (about["num_files"], about["num_readers"], about["num_inattentive"]) == (12, 8, 4)
     assert table.loc[0, "share_autoregressive"] > 0.8
-    everybody, others = analyse_answers(paths, key, min_checks=0)
+    everybody, others = analyse(paths, key, min_checks=0)
     assert others["num_inattentive"] == 0 and everybody.loc[0, "share_autoregressive"] < 0.7
     with pytest.raises(ValueError, match="none of the 4 readers passed 80% of the 6 attention checks"):
-        analyse_answers(paths[8:], key, min_checks=0.8)
-
-
-def test_one_missed_check_of_six_is_forgiven_and_two_are_not(tmp_path):
-    key, generator = make_key(methods=["far"]), np.random.default_rng(4)
-    counted = []
-    for missed in range(4):
+        analyse(paths[8:], key)
+    for missed, num_readers in ((1, 1), (2, 0)):  # one missed check of six is forgiven
         checks = {f"c{i}" for i in range(missed)}
-        file = make_file(key, "r", lambda trial, checks=checks: trial["prompt_id"] not in checks, generator)
-        path = write(tmp_path, f"missed{missed}", file)
-        try:
-            counted.append(analyse_answers([path], key, min_checks=0.8)[1]["num_readers"])
-        except ValueError:
-            counted.append(0)
-    assert counted == [1, 1, 0, 0]
-
-
-def test_a_study_without_checks_counts_every_reader(tmp_path):
-    key = make_key(num_checks=0)
-    _, about = analyse_answers(write_readers(tmp_path, key, 2, {"near": 0.5, "far": 0.5}), key, min_checks=1.0)
-    assert about["num_readers"] == 2
+        path = write(
+            tmp_path, "missed", make_file(key, "r", lambda trial, checks=checks: trial["prompt_id"] not in checks)
+        )
+        _, about = analyse([paths[0], path], key)
+        assert about["num_readers"] == 1 + num_readers
+    without = make_key(num_checks=0)
+    assert analyse(write_readers(tmp_path, without, 2, {"far": 0.5}), without, min_checks=1.0)[1]["num_readers"] == 2
 
 
 def test_of_a_reader_s_files_the_last_counts_once(tmp_path):
-    key, generator = make_key(methods=["far"]), np.random.default_rng(5)
-    first = make_file(key, "r", lambda trial: trial["kind"] == CHECK, generator)
-    last = make_file(key, "r", lambda trial: True, generator, download=2)
+    key = make_key()
+    first = make_file(key, "r", lambda trial: trial["kind"] == CHECK)
+    last = make_file(key, "r", always, download=2)
     paths = [write(tmp_path, name, file) for name, file in {"a": last, "b": first, "c": last}.items()]
-    table, about = analyse_answers(paths, key, min_checks=0.8)
+    table, about = analyse(paths, key)
     assert (about["num_files"], about["num_repeated"], about["num_readers"]) == (3, 2, 1)
     assert table.loc[0, "share_autoregressive"] == 1
-    other = write(tmp_path, "d", make_file(key, "r", lambda trial: trial["prompt_id"] != "p3", generator, download=2))
+    other = write(tmp_path, "d", make_file(key, "r", lambda trial: trial["prompt_id"] != "p3", download=2))
     with pytest.raises(ValueError, match=r"a\.json and .*d\.json come from one reader's one save"):
-        analyse_answers([*paths, other], key, min_checks=0.8)
+        analyse([*paths, other], key)
 
 
 def test_a_method_whose_pairs_were_all_equal_has_no_share(tmp_path):
-    key = make_key()
+    key = make_key(methods=("near", "far"))
     key["trials"] = {name: trial for name, trial in key["trials"].items() if trial["method_id"] != "near"}
-    table, _ = analyse_answers(write_readers(tmp_path, key, 2, {"far": 0.5}), key, min_checks=0.8)
-    near = table.iloc[0]
+    near = analyse(write_readers(tmp_path, key, 2, {"far": 0.5}), key)[0].iloc[0]
     assert np.isnan(near["share_autoregressive"]) and near["num_judgements"] == 0 and near["preferred"] == "none"
 
 
 def test_readers_who_always_press_left_show_up(tmp_path):
-    key, generator = make_key(), np.random.default_rng(6)
-    file = make_file(key, "r", lambda trial: True, generator)
+    file = make_file(make_key(), "r", always)
     for answer in file["answers"]:
         answer["choice"] = "left"
-    _, about = analyse_answers([write(tmp_path, "r", file)], key, min_checks=0)
+    _, about = analyse([write(tmp_path, "r", file)], make_key(), min_checks=0)
     assert about["left"][0] == 1
 
 
-def drop(file, place):
-    return {**file, "answers": file["answers"][:place]}
+# --- bad files ---------------------------------------------------------------------------------------
 
 
 def alter(file, **changes):
     return {**file, "answers": [{**file["answers"][0], **changes}, *file["answers"][1:]]}
 
 
+NO_JSON = [b"", b"[" * 100_000, b"[" + b"9" * 5000 + b"]", b'{"format": NaN}', b"\xef\xbb\xbf{", b"\xff\xfe\x00"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda file: json.dumps(file)[:-40], "truncated or is not JSON"),
-        (lambda file: "", "truncated or is not JSON"),
+        *((lambda file, content=content: content, "truncated or is not JSON") for content in NO_JSON),
+        (lambda file: json.dumps(file)[:-40].encode(), "truncated or is not JSON"),
         (lambda file: [file], "not an answer file"),
         (lambda file: {"name": "package.json"}, "not an answer file"),
         (lambda file: {**file, "study": "feedfeedfeedfeed"}, "study feedfeedfeedfeed, but the key is of study 0123"),
@@ -240,38 +225,21 @@ def alter(file, **changes):
         (lambda file: alter(file, milliseconds=-1), r"malformed at \$\.answers\[0\]\.milliseconds"),
         (lambda file: alter(file, trial="t999"), "answers pair 't999', which the study does not have"),
         (lambda file: alter(file, trial=file["answers"][1]["trial"]), "answers pair 't0.*' twice"),
-        (lambda file: drop(file, 10), "holds 10 of 38 answers; ask its reader to finish"),
+        (lambda file: {**file, "answers": file["answers"][:10]}, "holds 10 of 22 answers; ask its reader to finish"),
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, spoil, message):
     key = make_key()
-    good = make_file(key, "r", lambda trial: True, np.random.default_rng(0))
-    path = write(tmp_path, "spoilt", spoil(good))
+    good = make_file(key, "r", always)
     with pytest.raises(ValueError, match=rf"spoilt\.json .*{message}"):
-        analyse_answers([write(tmp_path, "good", good), path], key, min_checks=0.8)
+        analyse([write(tmp_path, "good", good), write(tmp_path, "spoilt", spoil(good))], key)
 
 
-def test_an_empty_folder_says_how_to_get_answers(tmp_path):
+def test_an_empty_folder_says_how_to_get_answers_and_only_a_key_is_read_as_a_key(tmp_path):
     with pytest.raises(ValueError, match=r"no answer file in .*study\.html.*study\.answers"):
         answer_files(tmp_path, "study.html")
-    with pytest.raises(ValueError, match=r"study\.answers"):
-        analyse_answers([], make_key(), min_checks=0.8)
-    write(tmp_path, "b", {}), write(tmp_path, "a", {})
+    write(tmp_path, "b", {"format": "lantern-study-answers", "version": 1}), write(tmp_path, "a", make_key())
     assert answer_files(tmp_path, "study.html") == [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]
-
-
-def test_only_a_key_is_read_as_a_key(tmp_path):
-    assert read_key(write(tmp_path, "key", make_key())) == make_key()
-    with pytest.raises(ValueError, match=r"answers\.json is not the key"):
-        read_key(write(tmp_path, "answers", {"format": "lantern-study-answers", "version": 1}))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"[" * 100_000, b"[" + b"9" * 5000 + b"]", b'{"format": NaN}', b"\xef\xbb\xbf{", b"", b"\xff\xfe\x00"],
-    ids=["deep", "long number", "NaN", "byte order mark", "empty", "no text"],
-)
-def test_a_file_that_is_no_json_is_named_whatever_it_holds(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.json is truncated or is not JSON"):
-        read_answers(tmp_path / "a.json", {})
+    assert read_key(tmp_path / "a.json") == make_key()
+    with pytest.raises(ValueError, match=r"b\.json is not the key"):
+        read_key(tmp_path / "b.json")

@@ -26,10 +26,8 @@ OWN, DRAFT, SUBSTITUTION = "tds"  # marks of a token
 
 
 def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]) -> str:
-    """Builds the page of as many of the first prompts as fit into MAX_BYTES.
-
-    `timed`: images of all methods for each prompt. `prompts`: in the order in which they are offered. `draw`: codes
-    (images, tokens) -> pixels (images, S, S, 3) uint8.
+    """Builds the page of as many of the first prompts as fit into MAX_BYTES; `draw` makes codes (images, tokens) pixels
+    (images, S, S, 3) uint8.
     """
     methods = _describe_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
@@ -70,11 +68,14 @@ def _describe_methods(timed: TimedImages) -> list[dict[str, Any]]:
     metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
     for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
         seconds[method_id] += row
-    methods = sorted(metadata["methods"].values(), key=lambda method: method["method_id"] != BASELINE)
-    kinds = [_kind(method, metadata["temperature"]) for method in methods]
     return [
-        {"id": method["method_id"], "label": label, "kind": kind, "seconds": round(seconds[method["method_id"]], 3)}
-        for method, label, kind in zip(methods, map(label_method, methods), kinds, strict=True)
+        {
+            "id": method["method_id"],
+            "label": label_method(method),
+            "kind": _kind(method, metadata["temperature"]),
+            "seconds": round(seconds[method["method_id"]], 3),
+        }
+        for method in sorted(metadata["methods"].values(), key=lambda method: method["method_id"] != BASELINE)
     ]
 
 

@@ -30,21 +30,13 @@ SHOWN_WIDTH = 336  # CSS pixels, about; the nearest multiple of the image's side
 
 
 class Trial(NamedTuple):
-    """Two images under one caption.
+    """Two images under one caption."""
 
-    Attributes:
-        kind: PAIR (autoregressive against a method) or CHECK (an image of the caption against one of another).
-        caption: shown as text, whatever it holds.
-        prompt_id: of the caption.
-        method_id: the method compared; empty for a check.
-        images: (2, S, S, 3) uint8, red, green, blue; first the autoregressive image of the caption.
-    """
-
-    kind: str
-    caption: str
+    kind: str  # PAIR (autoregressive against a method) or CHECK (an image of the caption against one of another)
+    caption: str  # shown as text, whatever it holds
     prompt_id: str
-    method_id: str
-    images: np.ndarray
+    method_id: str  # of the method compared; empty for a check
+    images: np.ndarray  # (2, S, S, 3) uint8, red, green, blue; first the autoregressive image of the caption
 
 
 def select_trials(
@@ -56,17 +48,20 @@ def select_trials(
     """Chooses and decodes the pairs of a study whose images differ, then the attention checks: (trials, methods).
 
     Each method takes the next `num_trials` prompts of the set, so that no autoregressive image comes back while the
-    prompts last: an image seen twice would be known as the autoregressive one. Past the end it begins again. A compared
-    method has method_id, label, num_pairs (looked at) and num_ties (pairs whose images are equal in every token, hence
-    not shown). `records`: method_id -> records of one prompt set and temperature, in the order of `prompts`.
+    prompts last: an image seen twice would be known as the autoregressive one. Past the end it begins again. Pairs
+    whose images are equal in every token, `num_ties`, are not shown. `records`: by method_id, in the prompts' order.
     """
-    _check_counts(settings, len(prompts))
-    compared, num_checks = _choose_methods(records, settings["methods"]), settings["num_checks"]
-    labels = [label_method(records[method_id].metadata["method"]) for method_id in compared]
+    for name in ("num_trials", "num_checks"):
+        if settings[name] > len(prompts):
+            raise ValueError(
+                f"config key study.{name} must be at most the {len(prompts)} prompts of metrics.headline_prompt_set, "
+                f"got {settings[name]}"
+            )
+    count, num_checks = settings["num_trials"], settings["num_checks"]
     trials, methods, used = [], [], set()
     baseline = records[BASELINE].codes
-    for number, (method_id, label) in enumerate(zip(compared, labels, strict=True)):
-        first, count = number * settings["num_trials"], settings["num_trials"]
+    for number, method_id in enumerate(_choose_methods(records, settings["methods"])):
+        label, first = label_method(records[method_id].metadata["method"]), number * count
         rows = np.arange(first, first + count) % len(prompts)
         codes = torch.stack([baseline[rows], records[method_id].codes[rows]], dim=1)  # (pairs, 2, tokens)
         is_tie = (codes[:, 0] == codes[:, 1]).all(dim=1).numpy()
@@ -81,11 +76,8 @@ def select_trials(
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
-    """Finds, for each attention check, a prompt whose image clearly does not fit.
-
-    For each of `right` the other position whose caption shares the smallest part of its words; among equals the one
-    taken least often. `texts`: captions of the prompt set. `right`: positions of the captions shown. `used`: positions
-    whose images are shown in other trials; avoided while others are left.
+    """For each of the positions `right` among `texts`, the one whose image clearly does not fit: its caption shares the
+    smallest part of the words; among equals the one taken least often. Those `used` in other trials come last.
     """
     words = [set(text.lower().split()) for text in texts]
     times, chosen = [0] * len(texts), []
@@ -104,9 +96,8 @@ def build_page(
     """Builds the page and its key: (html, key).
 
     Both carry the study's id, a hash of all that the page shows and of the key, so that answers to one page are never
-    read with the key of another. The key's `trials` map a pair's number to its kind, method_id, prompt_id and
-    `baseline`, the position (0 or 1) of the autoregressive image in the page's data; its `methods` are those of
-    `select_trials`. `seed`: of the order of the pairs in the page and of the order of the two images in each.
+    read with the key of another. `seed` orders the pairs and the two images of each; `baseline` in the key is the
+    position (0 or 1) of the autoregressive one.
     """
     if not any(trial.kind == PAIR for trial in trials):
         raise ValueError(
@@ -139,17 +130,6 @@ def _decode(tokenizer: nn.Module, codes: Tensor) -> np.ndarray:
         return np.zeros((0, 2, 1, 1, 3), np.uint8)
     pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))
     return pixels.reshape(-1, 2, *pixels.shape[1:])
-
-
-def _check_counts(settings: Mapping[str, Any], num_prompts: int) -> None:
-    for name in ("num_trials", "num_checks"):
-        if settings[name] > num_prompts:
-            raise ValueError(
-                f"config key study.{name} must be at most the {num_prompts} prompts of metrics.headline_prompt_set, "
-                f"got {settings[name]}"
-            )
-    if settings["num_checks"] and num_prompts < 2:
-        raise ValueError("attention checks need two prompts in metrics.headline_prompt_set; set study.num_checks to 0")
 
 
 def _choose_methods(records: Mapping[str, GenerationRecords], wanted: Sequence[str] | None) -> list[str]:

@@ -53,42 +53,25 @@ _ANSWERS = {
 
 
 class Reader(NamedTuple):
-    """One reader's file.
-
-    Attributes:
-        path: the file.
-        reader: the reader's random id.
-        download: how many times the reader had saved the answers by then.
-        is_baseline: pair's number -> the autoregressive (in a check: the fitting) image was chosen.
-        is_left: pair's number -> the image on the left was chosen.
-        seconds: median time from a pair's appearance to its answer.
-    """
+    """One reader's file."""
 
     path: Path
-    reader: str
-    download: int
-    is_baseline: dict[str, bool]
-    is_left: dict[str, bool]
-    seconds: float
+    reader: str  # a random id
+    download: int  # how many times the reader had saved the answers by then
+    is_baseline: dict[str, bool]  # pair's number -> the autoregressive (in a check: the fitting) image was chosen
+    is_left: dict[str, bool]  # pair's number -> the image on the left was chosen
+    seconds: float  # median time from a pair's appearance to its answer
 
 
 def analyse_answers(
     paths: Sequence[Path | str], key: Mapping[str, Any], *, min_checks: float, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Turns answer files into preference rates: (table, facts about the readers).
+    """Turns answer files into preference rates: a table with a row per method, and facts about the readers.
 
-    Of a reader who saved more than once the last file counts. A reader who passes a smaller share of the attention
-    checks than `min_checks` is left out.
-
-    The table has a row per method: method_id, label, num_pairs, num_ties (pairs that were equal and not shown),
-    num_shown, num_readers, num_judgements, share_autoregressive (+_low, _high), share_relaxed (+_low, _high), interval
-    (crossed_bootstrap, clopper_pearson or none) and preferred (autoregressive, relaxed or none). Shares are of the
-    judgements; shares and bounds are empty where no pair was shown. Of the facts `left` is the share of choices for the
-    left image with its exact interval as if choices were independent, and `seconds` the median over readers of their
-    median time per pair. `key`: of `read_key`.
+    Of a reader who saved more than once the last file counts; one who passes a smaller share of the attention checks
+    than `min_checks` is left out. `left` is the share of choices for the left image with its exact interval as if
+    choices were independent, `seconds` the median over readers of their median time per pair.
     """
-    if not paths:
-        raise ValueError("the answers folder holds no .json file; put the files that readers saved into study.answers")
     readers = last_of_each_reader([read_answers(path, key) for path in paths])
     checks = [name for name, trial in key["trials"].items() if trial["kind"] == CHECK]
     counted = [reader for reader in readers if np.mean([reader.is_baseline[i] for i in checks] or [1]) >= min_checks]
@@ -112,19 +95,13 @@ def analyse_answers(
 
 
 def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: int = 0) -> tuple[float, float, str]:
-    """Computes the 95 % interval of a share of choices, for other readers and other prompts.
+    """The 95 % interval of a share of choices (readers, prompts) bool, for other readers and prompts, and its name.
 
     With several readers and prompts both are resampled, each prompt for all readers at once. Such resampling counts the
-    scatter of single choices three times, so its spread is scaled to the two-way clustered variance, which counts it
-    once, and from the normal's tails to Student's for the degrees of freedom that this variance has. The interval is
-    never narrower than the exact one of as many independent choices, which is also the answer for one reader or prompt.
-
-    (low, high, "crossed_bootstrap" or "clopper_pearson"). `chosen`: (readers, prompts) bool.
-
-    Source:
-        Owen (2007), The pigeonhole bootstrap, Annals of Applied Statistics 1(2), for the factor of three; Cameron,
-        Gelbach and Miller (2011), Robust inference with multiway clustering, for the variance; Satterthwaite (1946) for
-        its degrees of freedom.
+    scatter of single choices three times (Owen 2007, The pigeonhole bootstrap), so its spread is scaled to the two-way
+    clustered variance (Cameron, Gelbach and Miller 2011), which counts it once, and from the normal's tails to
+    Student's for its degrees of freedom (Satterthwaite 1946). The interval is never narrower than the exact one of as
+    many independent choices, which is also the answer for one reader or prompt.
     """
     chosen = np.asarray(chosen, dtype=np.float64)
     exact_low, exact_high = map(float, share_interval(chosen.sum(), chosen.size))

@@ -1,11 +1,19 @@
-"""Timed images of four made-up methods, 4 x 4 tokens, for the tests of the race's page."""
+"""What the tests of pages show: timed images of five made-up methods, and pairs of a made-up study."""
+
+import base64
+import io
+import json
+import re
 
 import numpy as np
 import torch
+from PIL import Image
 
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern_pipeline.measure.latency import TimedImages
+from lantern_pipeline.pages import race, study
+from lantern_pipeline.pages.study import CHECK, PAIR, Trial
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\"> & ring"
 PROMPTS = [Prompt("p0", "a red ring"), Prompt("p1", SCRIPT), Prompt("p2", "a [[data]] or [[policy]]")]
@@ -40,20 +48,52 @@ def make_timed(temperature=1.0, gpu=None):
             is_draft[torch.tensor(lengths).cumsum(0) - 1] = False
             is_substituted = torch.arange(NUM_TOKENS) == (3 if spec.method_id == "near" else -1)
             seconds = padded([0.1] * len(lengths), torch.float32)
-            rows.append((prompt.id, spec, codes, padded(lengths, torch.int16), seconds, is_draft, is_substituted))
-    ids, specs, *tensors = zip(*rows, strict=True)
-    metadata = {
-        "methods": {spec.method_id: spec.to_dict() for spec in SPECS},
-        "temperature": temperature,
-        "gpu": gpu,
-        "num_threads": 1,
-    }
-    return TimedImages(
-        list(ids), [spec.method_id for spec in specs], *(torch.stack(found) for found in tensors), metadata=metadata
-    )
+            rows.append(
+                (prompt.id, spec.method_id, codes, padded(lengths, torch.int16), seconds, is_draft, is_substituted)
+            )
+    prompt_ids, method_ids, *tensors = zip(*rows, strict=True)
+    methods = {spec.method_id: spec.to_dict() for spec in SPECS}
+    metadata = {"methods": methods, "temperature": temperature, "gpu": gpu, "num_threads": 1}
+    return TimedImages(list(prompt_ids), list(method_ids), *map(torch.stack, tensors), metadata=metadata)
 
 
 def draw(codes, side=8):
     """Codes c of an image as patches of grey level 4 c + 40."""
     patches = (4 * codes + 40).to(torch.uint8).view(-1, 4, 4, 1).expand(-1, -1, -1, 3).numpy()
     return np.kron(patches, np.ones((1, side // 4, side // 4, 1), np.uint8))
+
+
+def build_race(timed=None, side=8):
+    return race.build_page(timed or make_timed(), PROMPTS, lambda codes: draw(codes, side))
+
+
+NUM_PAIRS, NUM_CHECKS = 8, 4
+METHODS = [
+    {"method_id": "lantern-k20", "label": "LANTERN k 20", "num_pairs": NUM_PAIRS, "num_ties": 0},
+    {"method_id": "proximity-k5", "label": "proximity k 5", "num_pairs": NUM_PAIRS, "num_ties": 0},
+]
+KINDS = [(PAIR, method["method_id"]) for method in METHODS for _ in range(NUM_PAIRS)] + [(CHECK, "")] * NUM_CHECKS
+# Trial i shows the grey levels 5 i + 1 (autoregressive or fitting) and 5 i + 2.
+TRIALS = [
+    Trial(
+        kind,
+        SCRIPT if i == 0 else f"caption {i}",
+        f"seen-{i}",
+        method_id,
+        np.stack([np.full((6, 6, 3), 5 * i + side, np.uint8) for side in (1, 2)]),
+    )
+    for i, (kind, method_id) in enumerate(KINDS)
+]
+
+
+def build_study(seed=0, trials=TRIALS, question="is [[data]] or [[policy]] nicer?"):
+    return study.build_page(trials, METHODS, question=question, seed=seed)
+
+
+def data_of(html):
+    """What a page's script reads."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def pixels_of(uri):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))

@@ -1,0 +1,56 @@
+"""The page of the race: what it holds of the timed images, and that it keeps to its size."""
+
+import numpy as np
+import pytest
+
+from lantern_pipeline.pages import race
+from pages_data import NUM_TOKENS, PROMPTS, SCRIPT, build_race, data_of, make_timed, pixels_of
+
+
+def run_of(data, method_id, prompt=0):
+    return data["prompts"][prompt]["runs"][[method["id"] for method in data["methods"]].index(method_id)]
+
+
+def test_autoregressive_decoding_comes_first_and_each_method_says_how_it_verifies():
+    data = data_of(build_race(make_timed(gpu="NVIDIA H200")))
+    kinds = {method["id"]: method["kind"] for method in data["methods"]}
+    assert list(kinds) == ["autoregressive", "coupled", "near", "blind", "sampled"] and data["gpu"] == "NVIDIA H200"
+    assert list(kinds.values()) == ["baseline", "exact", "relaxed", "relaxed_rejection", "exact_rejection"]
+    greedy = {method["id"]: method["kind"] for method in data_of(build_race(make_timed(temperature=0.0)))["methods"]}
+    assert greedy["blind"] == "relaxed" and greedy["sampled"] == "exact"  # the target's best token is known
+
+
+def test_a_run_has_the_recorded_forwards_marks_and_differences_and_its_image():
+    data = data_of(build_race())
+    assert data["grid"] ** 2 == NUM_TOKENS and [prompt["text"] for prompt in data["prompts"]][1] == SCRIPT
+    near = run_of(data, "near")
+    assert near["lengths"] == [1, 5, 5, 5] and near["ms"] == [100.0] * 4
+    assert near["marks"] == "tddsdtddddtddddt" and near["differs"] == 3
+    assert run_of(data, "coupled")["differs"] == 0 and run_of(data, "blind")["differs"] == 16
+    assert run_of(data, "autoregressive")["marks"] == "t" * 16
+    assert len(data["images"]) == 3 * len(PROMPTS)  # equal ones are stored once
+    assert run_of(data, "coupled")["image"] == run_of(data, "autoregressive")["image"]
+    for prompt in range(len(PROMPTS)):
+        for method_id, level in (("autoregressive", 40), ("near", 40), ("blind", 48)):
+            pixels = pixels_of(data["images"][run_of(data, method_id, prompt)["image"]])
+            assert pixels[0, 0, 0] == level + 40 * prompt
+            assert pixels[0, 7, 0] == level + 40 * prompt + 4 * (method_id == "near")  # its fourth token
+
+
+def test_small_images_are_exact_and_large_ones_compressed():
+    small, large = data_of(build_race()), data_of(build_race(side=256))
+    assert small["pixelated"] and not large["pixelated"]
+    noise = np.random.default_rng(0).integers(0, 256, (2, 65, 65, 3), np.uint8)
+    assert np.array_equal(pixels_of(race._encode(noise[0][:64, :64])), noise[0][:64, :64])
+    assert not np.array_equal(pixels_of(race._encode(noise[1])), noise[1])
+
+
+def test_the_page_keeps_to_its_size_by_leaving_the_last_prompts_out(monkeypatch):
+    whole = len(build_race())
+    assert whole < race.MAX_BYTES
+    monkeypatch.setattr(race, "MAX_BYTES", whole - 1)
+    html = build_race()
+    assert len(html) < whole and [prompt["text"] for prompt in data_of(html)["prompts"]] == ["a red ring", SCRIPT]
+    monkeypatch.setattr(race, "MAX_BYTES", 10_000)
+    with pytest.raises(ValueError, match=r"must fit into 10000 bytes, got .* run fewer methods"):
+        build_race()
