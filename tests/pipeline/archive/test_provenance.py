@@ -51,12 +51,15 @@ def test_paths_of_one_machine_and_passwords_are_not_published(given, published):
 
 
 def make_project(folder):
-    (folder / "lantern").mkdir(parents=True)
-    (folder / "workflow" / "scripts").mkdir(parents=True)
-    (folder / "lantern" / "__init__.py").write_text("")
-    (folder / "workflow" / "scripts" / "work.py").write_text("import lantern\n")
-    (folder / "Snakefile").write_text("")
-    (folder / "README.md").write_text("")
+    files = {
+        "lantern/__init__.py": "",
+        "workflow/scripts/work.py": "import lantern\n",
+        "Snakefile": "",
+        "README.md": "",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     return folder
 
 
@@ -67,7 +70,7 @@ def git(folder, *arguments):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_code_is_named_by_commit_and_by_what_differs_from_it(tmp_path):
+def test_the_code_is_named_by_commit_and_by_what_differs_from_it(tmp_path, monkeypatch):
     project = make_project(tmp_path / "project")
     assert describe_code(project)["commit"] is None and describe_code(project)["is_modified"] is None
     git(project, "init", "--quiet")
@@ -80,22 +83,15 @@ def test_the_code_is_named_by_commit_and_by_what_differs_from_it(tmp_path):
     assert describe_code(project)["is_modified"] is False
     (project / "lantern" / "new.py").write_text("")
     assert describe_code(project)["is_modified"] is True
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_a_repository_around_an_installed_package_is_not_taken_for_its_own(tmp_path):
-    git(tmp_path, "init", "--quiet")
-    assert describe_code(make_project(tmp_path / "inside"))["commit"] is None
-
-
-def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert describe_code(make_project(tmp_path / "project"))["commit"] is None
+    # A repository around an installed package is not taken for its own.
+    assert describe_code(make_project(project / "inside"))["commit"] is None
+    monkeypatch.setenv("PATH", str(tmp_path))  # without git
+    assert describe_code(project)["commit"] is None
 
 
 def test_environment_and_machine_are_described_without_user_and_host():
     environment, machine = describe_environment(), describe_machine()
-    assert environment["packages"]["torch"] == torch.__version__.partition("+")[0] or environment["packages"]["torch"]
+    assert torch.__version__.startswith(environment["packages"]["torch"].partition("+")[0])
     assert machine["cpu"] and machine["cores"] >= 1 and isinstance(machine["gpus"], list)
     words = json.dumps([environment, machine]).lower().replace('"', " ").split()
     assert socket.gethostname().lower() not in words and getpass.getuser().lower() not in words
@@ -147,14 +143,8 @@ def test_the_reports_page_shows_the_facts_as_text():
         **{part: {} for part in provenance.FILE_PARTS},
     }
     page = provenance.render_page(value)
-    for words in (
-        "Lantern 1, commit unknown",
-        "A &lt;b&gt;CPU&lt;/b&gt;",
-        "GPU 1, driver 550.1",
-        "cpu, float32, torch 2",
-    ):
-        assert words in page
-    assert "seed 0" in page and "SHA-256 of 0 files" in page
+    found = ["Lantern 1, commit unknown", "A &lt;b&gt;CPU&lt;/b&gt;", "GPU 1, driver 550.1", "cpu, float32, torch 2"]
+    assert all(words in page for words in [*found, "seed 0", "SHA-256 of 0 files"])
 
 
 def test_code_is_compared_by_what_a_script_runs(monkeypatch):

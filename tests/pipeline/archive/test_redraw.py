@@ -45,31 +45,21 @@ def experiment(tmp_path, config):
     return make_experiment(tmp_path / "results" / "tiny", config)
 
 
-def make_target(config):
+def make_experiment(folder, config, *, dtype="float32"):
     torch.manual_seed(0)
-    text = config["text"]
-    sizes = TargetConfig(32, 2, 2, 32, 4, text["max_tokens"], text["caption_dim"], ffn_multiple=16)
-    target = TargetModel(sizes)
+    text, config["generation"]["dtype"] = config["text"], dtype
+    target = TargetModel(TargetConfig(32, 2, 2, 32, 4, text["max_tokens"], text["caption_dim"], ffn_multiple=16))
     with torch.no_grad():
         target.head.weight.mul_(50)
-    return target
-
-
-def make_experiment(folder, config, *, dtype="float32"):
-    target = make_target(config)
-    sizes = target.config
-    save_model(folder / "target/s0/model.safetensors", target)
-    draft = DraftModel(DraftConfig.of(sizes))
-    save_model(folder / "drafter/s0/model.safetensors", draft)
+    files = {name: folder / name / "s0" / "model.safetensors" for name in ("target", "drafter")}
+    save_model(files["target"], target)
+    save_model(files["drafter"], DraftModel(DraftConfig.of(target.config)))
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
-    config["generation"]["dtype"] = dtype
-    encoder = make_text_encoder(config["text"], "scenes")
+    encoder = make_text_encoder(text, "scenes")
     for run in expand_methods(config):
         spec = resolve_tree(run.spec, run.temperature, folder / "trees/s0.json")
-        drafter = folder / "drafter/s0/model.safetensors" if run.spec.drafts else None
-        models = load_decoding_models(folder / "target/s0/model.safetensors", drafter, dtype=dtype)
-        sampling = SamplingConfig(temperature=run.temperature, **config["sampling"])
-        decoder = make_decoder(models, spec, sampling)
+        models = load_decoding_models(files["target"], files["drafter"] if spec.drafts else None, dtype=dtype)
+        decoder = make_decoder(models, spec, SamplingConfig(temperature=run.temperature, **config["sampling"]))
         records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
         save_records(folder / f"generation/{run.spec.method_id}/seen/T1/s0n0/1-of-1.safetensors", records)
     write_provenance(folder, config)
@@ -121,29 +111,21 @@ def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
     assert code != 0 and "s0.json holds no tree of eagle1-tuned T1" in output
 
 
-def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(experiment, config):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(tmp_path, config, dtype):
+    folder = make_experiment(tmp_path / "results" / "tiny", config, dtype=dtype)
+
     def edit(tensors):
         tensors["codes"][:, 5] = (tensors["codes"][:, 5] + 1) % 32
-
-    change(experiment / COUPLED, edit)
-    write_provenance(experiment, config)
-    code, output = verify(experiment, "--images", "2")
-    assert code == 1 and "differs: coupled" in output and "15 of 16 tokens, the first difference at token 5" in output
-    assert "1 of 2 images drawn again differ" in output and "equal: autoregressive" in output
-
-
-def test_bfloat16_is_not_compared_across_devices(tmp_path, config):
-    folder = make_experiment(tmp_path / "results" / "tiny", config, dtype="bfloat16")
-
-    def edit(tensors):
-        tensors["codes"][:, 9] = (tensors["codes"][:, 9] + 1) % 32
 
     change(folder / COUPLED, edit)
     write_provenance(folder, config)
     code, output = verify(folder, "--images", "2")
-    assert code == 0, output
-    assert "not comparable: coupled" in output and "15 of 16 tokens, the first difference at token 9" in output
-    assert "images drawn again: 1 not comparable, 1 equal" in output or "1 equal, 1 not comparable" in output
+    assert "15 of 16 tokens, the first difference at token 5" in output and "equal: autoregressive" in output
+    if dtype == "float32":
+        assert code == 1 and "differs: coupled" in output and "1 of 2 images drawn again differ" in output
+    else:  # which rounds differently on each device
+        assert code == 0 and "not comparable: coupled" in output
 
 
 def test_models_that_the_archive_leaves_out_are_taken_from_a_folder_if_they_are_the_same(experiment, config, tmp_path):
@@ -182,13 +164,6 @@ def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config
     write_provenance(experiment, config)
     code, output = verify(experiment, "--images", "4")
     assert code == 1 and ("unknown word" in output or "has no prompt" in output) and "Traceback" not in output
-
-
-def test_a_pickle_in_place_of_a_model_is_not_loaded(experiment, config):
-    torch.save({"weight": torch.zeros(1)}, experiment / "target/s0/model.safetensors")
-    write_provenance(experiment, config)
-    code, output = verify(experiment)
-    assert code == 1 and "is truncated or is not a safetensors file" in output
 
 
 def test_a_sample_has_as_many_methods_as_it_can(tmp_path, config):

@@ -24,7 +24,7 @@ def results(tmp_path, monkeypatch):
     save_tensors(folder / SHARD, {"codes": torch.arange(100)})
     write_table(folder / TABLE, pd.DataFrame({"speedup": [1.5, 2.25]}))
     (folder / PAGE).write_text("a page")
-    monkeypatch.setattr(repair, "_fingerprints", dict)
+    monkeypatch.setattr(repair, "describe_code", lambda: {"fingerprints": {}})
     parts = {part: {} for part in FILE_PARTS} | {"records": hash_files([folder / SHARD], folder)}
     parts["tables"] = hash_files([folder / TABLE, folder / PAGE], folder)
     write_json(folder / "provenance.json", {**parts, "config": CONFIG, "code": {"fingerprints": {}}})
@@ -41,12 +41,6 @@ def edit(file, content):
     os.utime(file, ns=(2 * 10**18, 2 * 10**18))
 
 
-def test_a_whole_run_has_nothing_to_repair(results):
-    assert damage(results) == {}
-    edit(results / PAGE, (results / PAGE).read_bytes())  # touched, and the same
-    assert damage(results) == {}
-
-
 def test_what_is_missing_cut_or_edited_is_found(results):
     shard = results / SHARD
     edit(shard, shard.read_bytes()[:-40])
@@ -59,8 +53,11 @@ def test_what_is_missing_cut_or_edited_is_found(results):
     assert damage(results)[PAGE] == "was changed"
 
 
-def test_what_a_later_job_wrote_is_believed(results):
-    """An interrupted run with another seed, say: its files carry sums of their own."""
+def test_a_whole_run_has_nothing_to_repair_and_what_a_later_job_wrote_is_believed(results):
+    assert damage(results) == {}
+    edit(results / PAGE, (results / PAGE).read_bytes())  # touched, and the same
+    assert damage(results) == {}
+    # An interrupted run with another seed, say: its files carry sums of their own.
     save_tensors(results / SHARD, {"codes": torch.arange(50)})
     write_table(results / TABLE, pd.DataFrame({"speedup": [1.0]}))
     assert damage(results) == {}
@@ -69,7 +66,7 @@ def test_what_a_later_job_wrote_is_believed(results):
 def test_a_run_of_another_config_or_code_is_left_alone(results, monkeypatch):
     (results / PAGE).unlink()
     assert damage(results, {"experiment": "mine", "seed": 1}) == {}
-    monkeypatch.setattr(repair, "_fingerprints", lambda: {"summarise.py": "0"})
+    monkeypatch.setattr(repair, "describe_code", lambda: {"fingerprints": {"summarise.py": "0"}})
     assert damage(results) == {}
 
 

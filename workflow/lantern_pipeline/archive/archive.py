@@ -10,14 +10,14 @@ import hashlib
 import re
 import stat
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from lantern.io import atomic_path, read_json
 from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND
+from lantern_pipeline.fetch.manifest import SUMS, describe_file
 
-SUMS = "SHA256SUMS"
 # Of results/<experiment>/ stay out: training data, logs, readers' answers, what is made again, what was set aside.
 _LEFT_OUT = re.compile(r"(codes|captions|samples|logs|study|weights|reference)/.*|trees/features.*|.*\.damaged")
 BESIDE = ("summary.csv", "paired.csv", "report.html")  # of results/, where they are the experiment's
@@ -30,10 +30,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
 
 
 def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
-    """Packs results/<experiment> into a zip file: (packed files, SHA-256 of their sums).
-
-    What is missing or differs from the provenance is refused, and so is an output that exists and is no archive.
-    """
+    """Packs results/<experiment>, as its provenance has it, into a zip file: (packed files, SHA-256 of their sums)."""
     folder, output = Path(folder), Path(output)
     if not (folder / FILE_NAME).is_file():
         raise FileNotFoundError(f"there is no {folder / FILE_NAME}: run `make reproduce` to the end first")
@@ -41,14 +38,13 @@ def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
         raise ValueError(f"{output} exists and is no archive of `lantern pack`; choose another --output or remove it")
     provenance = read_json(folder / FILE_NAME)
     expected = {f"results/{folder.name}/{name}": sha256 for name, sha256 in _sums_of(provenance).items()}
-    files = _files_to_pack(folder, provenance["config"])
+    files, lines = _files_to_pack(folder, provenance["config"]), []
     if lost := sorted(name for name in expected if not (folder.parent.parent / name).is_file()):
         raise ValueError(f"{lost[0]} is named in {folder / FILE_NAME} but missing; run `make reproduce` again")
-    lines = []
     with atomic_path(output) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for name, source in sorted(files.items()):
             with open(source, "rb") as file, archive.open(_new_member(name, source.stat().st_size), "w") as member:
-                sha256 = copy_hashed(file, member)
+                sha256 = _copy_hashed(file, member)
             if sha256 != expected.get(name, sha256):
                 raise ValueError(
                     f"{source} has changed since {folder / FILE_NAME} was written; run `make reproduce`, which makes "
@@ -61,30 +57,33 @@ def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
 
 
 def unpack(path: Path | str, folder: Path) -> tuple[int, str]:
-    """Unpacks an archive into an empty folder: (files, SHA-256 of their sums).
-
-    Nothing is believed before it has been looked at: names are relative and of letters, digits, ".", "_" and "-";
-    members are plain files, stored uncompressed, so that together they are no larger than the archive.
-
-    Raises:
-        ValueError: it is no archive of `pack_experiment`, or a file is damaged, missing or foreign; names one.
+    """Unpacks an archive into an empty folder, nothing believed before it has been looked at: (files, SHA-256 of their
+    sums). What is no archive of `pack_experiment`, or holds a damaged, missing or foreign file, is a ValueError.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    found = {}
     try:
         with zipfile.ZipFile(path) as archive:
             _check_members(Path(path), archive.infolist())
-            found = {name: _extract(archive, name, folder / name) for name in archive.namelist()}
+            for name in archive.namelist():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as member, open(folder / name, "wb") as file:
+                    found[name] = _copy_hashed(member, file)
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
         raise ValueError(
             f"{path} is damaged, truncated or no archive of `lantern pack` ({error}); have it sent again"
         ) from error
-    if (folder / SUMS).is_dir() or SUMS not in found:
+    if SUMS not in found:
         raise ValueError(f"{path} holds no {SUMS}: it is no archive of `lantern pack`, or of an earlier version's")
     expected, of_sums = _read_sums(folder / SUMS, path), found.pop(SUMS)
     damaged = [name for name in found if name in expected and found[name] != expected[name]]
     kinds = {"damaged": damaged, "missing": expected.keys() - found.keys(), "foreign": found.keys() - expected.keys()}
-    said = [f"{kind}: {min(names)}" + _and_more(names) for kind, names in kinds.items() if names]
+    said = [
+        f"{kind}: {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1)
+        for kind, names in kinds.items()
+        if names
+    ]
     if said:
         raise ValueError(f"{path} is not what was packed ({'; '.join(said)}); have it sent again")
     return len(found), of_sums
@@ -110,12 +109,12 @@ def find_experiment(folder: Path, archive: Path | str) -> tuple[Path, dict[str, 
     if not is_ours:
         raise ValueError(f"{archive}: {FILE_NAME} is no provenance of Lantern; pack the experiment again")
     for name, sha256 in sums.items():
-        if (file := found[0].parent / name).is_file() and file_sum(file) != sha256:
+        if (file := found[0].parent / name).is_file() and describe_file(file)["sha256"] != sha256:
             raise ValueError(f"{archive}: {name} is not the file of {FILE_NAME}; have it packed again")
     return found[0].parent, provenance
 
 
-def copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
+def _copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
     """Copies a file in pieces, so that a large one is never in memory, and returns its SHA-256."""
     digest = hashlib.sha256()
     while piece := source.read(2**20):
@@ -124,18 +123,8 @@ def copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def file_sum(path: Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _sums_of(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
-
-
-def _and_more(names: Collection[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _is_archive(path: Path) -> bool:
@@ -170,13 +159,6 @@ def _new_member(name: str, size: int) -> zipfile.ZipInfo:
     member = zipfile.ZipInfo(name, _DATE)
     member.create_system, member.external_attr, member.file_size = 3, (stat.S_IFREG | 0o644) << 16, size
     return member
-
-
-def _extract(archive: zipfile.ZipFile, name: str, path: Path) -> str:
-    """Writes a member and returns its SHA-256."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(name) as member, open(path, "wb") as file:
-        return copy_hashed(member, file)
 
 
 def _read_sums(file: Path, path: Path | str) -> dict[str, str]:

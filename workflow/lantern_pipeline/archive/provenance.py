@@ -6,7 +6,6 @@ builds the workflow: no torch here, but inside functions.
 
 from __future__ import annotations
 
-import html
 import platform
 import re
 import subprocess
@@ -47,16 +46,12 @@ PACKAGES = (
 
 
 def publishable_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without what belongs to one machine: folders of paths that are absolute or lead out of the run's
-    folder, user names and passwords in addresses.
-    """
+    """The config without what belongs to one machine: folders outside the run's, names and passwords in addresses."""
     return {key: _publishable(value) for key, value in config.items()}
 
 
 def describe_code(root: Path = ROOT) -> dict[str, Any]:
-    """Names the code: version; commit and is_modified (whether Snakefile, lantern/ or workflow/ differ from it), both
-    None where the folder is no git repository; fingerprints, script -> 16 hexadecimal digits.
-    """
+    """Names the code: version, fingerprint of each script, commit and `is_modified` (None where there is no git)."""
     commit, is_modified = None, None
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():  # not a repository around an installed package
@@ -117,15 +112,11 @@ def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, dic
 
 
 def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Any]]:
-    """Describes files from elsewhere, given manifests of `fetch_resource` or paths of the user's own files and folders:
-    name -> file name -> sha256 and bytes. Where they lie is left out; fetched files are not read again.
-    """
+    """Describes files from elsewhere, of manifests or the user's own: name -> file name -> sha256 and bytes."""
     found = {}
-    for given in dict.fromkeys(map(str, inputs)):
-        manifest = read_manifest(given)
-        name, files = (manifest["name"], manifest["files"]) if manifest else (Path(given).name, None)
-        files = files or describe_path(Path(given))
-        found[name] = {file: _digest_and_size(files[file]) for file in sorted(files)}
+    for path in sorted({Path(given) for given in inputs}):
+        manifest = read_manifest(path) or {"name": path.name, "files": describe_path(path)}
+        found[manifest["name"]] = {name: _digest_and_size(file) for name, file in sorted(manifest["files"].items())}
     return dict(sorted(found.items()))
 
 
@@ -140,7 +131,7 @@ def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, Any]]:
 
 def render_page(provenance: Mapping[str, Any]) -> str:
     """The report's page of what made the results, as HTML that needs nothing else."""
-    from lantern_pipeline.tables.markdown import PAGE
+    from lantern_pipeline.tables.markdown import html_page
 
     code, environment, machine = (provenance[part] for part in ("code", "environment", "machine"))
     commit = code["commit"] or "unknown (no git repository)"
@@ -160,8 +151,7 @@ def render_page(provenance: Mapping[str, Any]) -> str:
         "seeds": ", ".join(f"{name} {value}" for name, value in provenance["seeds"].items()),
         "checked by": f"SHA-256 of {num_files} files and of {len(provenance['resources'])} resources from elsewhere",
     }
-    rows = [f"<h2>{name}</h2>\n<p>{html.escape(text)}</p>" for name, text in facts.items()]
-    return PAGE.format(title="What made these results", body="\n".join(rows))
+    return html_page("What made these results", *(f"{name}: {text}" for name, text in facts.items()))
 
 
 def _publishable(value: Any) -> Any:

@@ -15,13 +15,12 @@ import torch
 from lantern.generation import decode_timed
 from lantern.methods import MethodSpec
 from lantern.records import GenerationRecords, load_records
-from lantern_pipeline.archive.archive import file_sum
 from lantern_pipeline.config.methods import expand_methods, table_file
-from lantern_pipeline.config.resources import target_sizes
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.fetch.manifest import describe_file
 
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
 
@@ -43,14 +42,7 @@ class Comparison:
 
 
 class Redrawing:
-    """Draws images of results/<experiment> again.
-
-    Args:
-        folder: of the experiment, its sums checked.
-        provenance: of it.
-        models: results/<experiment>/ of a run that converted the models that `folder` lacks.
-        device: where to draw.
-    """
+    """Draws images of results/<experiment> again; `models` is that of a run that converted the models it lacks."""
 
     def __init__(
         self,
@@ -80,12 +72,11 @@ class Redrawing:
         files = [name for name in files if _RECORDS.fullmatch(name)]
         draw.shuffle(files)
         turns: Counter = Counter()
-        order = []
+        turn_of = {}
         for name in files:
-            method = name.split("/")[1]
-            order.append((turns[method], name))
-            turns[method] += 1
-        ranked = [name for _, name in sorted(order, key=lambda one: one[0])]
+            turn_of[name] = turns[name.split("/")[1]]
+            turns[name.split("/")[1]] += 1
+        ranked = sorted(files, key=turn_of.__getitem__)
         return [ranked[place % len(ranked)] for place in range(num if ranked else 0)]
 
     def _compare(self, name: str, record: GenerationRecords) -> Comparison:
@@ -132,9 +123,6 @@ class Redrawing:
                     f"{name} should have {key} {value} as its path and the config say, found "
                     f"{record.metadata.get(key)!r:.100}"
                 )
-        num_tokens = target_sizes(self.config).num_image_tokens
-        if record.codes.shape[1] != num_tokens:
-            raise ValueError(f"{name} should have {num_tokens} codes an image, found {record.codes.shape[1]}")
 
     def _find(self, name: str) -> Path:
         """A file of the experiment, or the one of the same sum among the caller's."""
@@ -148,6 +136,6 @@ class Redrawing:
                 "convert_target, convert_drafter and convert_tokenizer make it and name its experiment's folder with "
                 "--models"
             )
-        if file_sum(path) != sha256:
-            raise ValueError(f"{path} should have sha256 {sha256} as in the archive, found {file_sum(path)}")
+        if (found := describe_file(path)["sha256"]) != sha256:
+            raise ValueError(f"{path} should have sha256 {sha256} as in the archive, found {found}")
         return path

@@ -30,11 +30,7 @@ CATALOGUE = Path(__file__).resolve().parents[2] / "resources.yaml"
 
 
 def check_folder(folder: Path = Path()) -> None:
-    """Makes sure that a run may start in a folder.
-
-    Raises:
-        ValueError: a run goes on there, or one was killed, or results/ cannot be written.
-    """
+    """Raises a ValueError where a run goes on in a folder, or was killed there, or results/ cannot be written."""
     RunLock(folder / LOCK_FILE).check([])
     if any((folder / ".snakemake" / "locks").glob("*")):
         raise ValueError("the last run in this folder was killed: `make resume` goes on where it stopped")
@@ -58,7 +54,8 @@ def find_damage(results: Path, config: dict[str, Any]) -> Iterator[tuple[Path, s
     if not path.is_file():
         return
     provenance = read_json(path)
-    if provenance["config"] != publishable_config(config) or provenance["code"]["fingerprints"] != _fingerprints():
+    is_same_code = provenance["code"]["fingerprints"] == describe_code()["fingerprints"]
+    if not is_same_code or provenance["config"] != publishable_config(config):
         return
     since = path.stat().st_mtime_ns
     for name, entry in sorted({name: entry for part in FILE_PARTS for name, entry in provenance[part].items()}.items()):
@@ -95,10 +92,6 @@ def _lay_over(config: dict[str, Any], overlay: dict[str, Any]) -> None:
             _lay_over(config[key], value)
         else:
             config[key] = value
-
-
-def _fingerprints() -> dict[str, str]:
-    return describe_code()["fingerprints"]
 
 
 def repair(arguments: Sequence[str]) -> list[str]:
