@@ -84,6 +84,7 @@ import lantern, lantern_pipeline
 assert "bare" in lantern.__file__ and "bare" in lantern_pipeline.__file__
 images = lantern.load("embedded").draw("a red circle on grass", method="lantern", k=20, delta=0.1)
 assert images.pixels.shape == (1, 48, 48, 3) and images.steps[0] < 64
+assert "torch._dynamo" not in sys.modules  # PyTorch's compiler: a second and 150 MB
 """
 
 

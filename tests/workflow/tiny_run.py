@@ -16,12 +16,15 @@ from functools import cache
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
-import matplotlib.figure  # noqa: F401 (with pandas, scipy and torch: what jobs that are forks find imported)
+import accelerate  # noqa: F401 (here and below: what jobs that are forks find imported)
+import matplotlib.figure  # noqa: F401
+import open_clip  # noqa: F401
 import pandas  # noqa: F401
 import scipy.stats  # noqa: F401
 import snakemake.cli
 import snakemake.script
-import torch  # noqa: F401
+import torch._dynamo  # noqa: F401
+import torch_fidelity  # noqa: F401
 import yaml
 from filelock import FileLock
 
