@@ -12,72 +12,55 @@ from lantern_pipeline.world.attribute_classifier import (
     attribute_targets,
     evaluate_attribute_classifier,
 )
-from lantern_pipeline.world.scenes import parse_caption, render, sample_scene
-
-
-@pytest.fixture(scope="module")
-def attribute_classifier():
-    torch.manual_seed(0)
-    return AttributeClassifier(AttributeClassifierConfig(width=8)).eval()
+from lantern_pipeline.world.scenes import parse_caption, sample_scene
 
 
 def perfect_logits(targets):
     return {name: torch.nn.functional.one_hot(index.clamp(min=0), len(HEADS[name])) for name, index in targets.items()}
 
 
-def test_targets_are_canonical():
+def test_targets_are_canonical_and_leave_out_what_a_scene_does_not_have():
     texts = [
         "a large red circle right of a small blue square on grass",
         "a small blue square left of a large red circle on grass",
         "a small white ring on night",
     ]
-    targets = attribute_targets([parse_caption(text) for text in texts])
-    for name in HEADS:
-        assert targets[name][0] == targets[name][1]
+    scenes = [parse_caption(text) for text in texts]
+    targets = attribute_targets(scenes)
+    assert all(torch.equal(targets[name][0], targets[name][1]) for name in HEADS)
     named = {name: [HEADS[name][i] if i >= 0 else None for i in column.tolist()] for name, column in targets.items()}
     assert named["colour_0"] == ["blue", "blue", "white"] and named["shape_1"] == ["circle", "circle", None]
     assert named["layout"] == ["horizontal", "horizontal", "single"]
-    as_dicts = attribute_targets([parse_caption(text).to_dict() for text in texts])
+    as_dicts = attribute_targets([scene.to_dict() for scene in scenes])
     assert all(torch.equal(targets[name], as_dicts[name]) for name in HEADS)
-
-
-def test_matches_leave_out_what_a_scene_does_not_have():
-    targets = attribute_targets([parse_caption("a small white ring on night")])
     is_match, is_applicable = attribute_matches(perfect_logits(targets), targets)
-    assert is_applicable.tolist() == [[True] * 5 + [False] * 3]
+    assert is_applicable.tolist() == [[True] * 8] * 2 + [[True] * 5 + [False] * 3]
     assert torch.equal(is_match, is_applicable)
 
 
 def test_accuracy_counts_right_answers():
     scenes = [sample_scene(0, i, "train") for i in range(40)]
-    targets = attribute_targets(scenes)
 
-    class Stub:
+    class AlwaysWrongAboutBackgrounds:
         def features(self, images):
             return images
 
         def read_features(self, images):
-            logits = perfect_logits(targets)
-            logits["background"] = logits["background"].roll(1, dims=-1)  # always wrong
-            return logits
+            logits = perfect_logits(attribute_targets(scenes))
+            return {**logits, "background": logits["background"].roll(1, dims=-1)}
 
-    result = evaluate_attribute_classifier(Stub(), torch.zeros(40, 1), scenes)
+    result = evaluate_attribute_classifier(AlwaysWrongAboutBackgrounds(), torch.zeros(40, 1), scenes)
     assert result["accuracy_background"] == 0 and result["accuracy_all"] == 0
     assert all(result[f"accuracy_{name}"] == 1 for name in HEADS if name != "background")
     applicable = sum(5 + 3 * (len(scene.objects) - 1) for scene in scenes)
     assert result["accuracy"] == pytest.approx(1 - 40 / applicable)
 
 
-def test_features_do_not_depend_on_the_batch(attribute_classifier):
-    scenes = [sample_scene(0, i, "train") for i in range(5)]
-    images = render(scenes, 0, range(5))
-    features = attribute_classifier.features(images)
+def test_features_do_not_depend_on_the_batch_and_come_back_from_a_file(tmp_path):
+    torch.manual_seed(0)
+    model, images = AttributeClassifier(AttributeClassifierConfig(width=8)).eval(), torch.rand(5, 3, 48, 48)
+    features = model.features(images)
     assert features.shape == (5, 128) and features.dtype == torch.float32
-    assert torch.allclose(features[2:3], attribute_classifier.features(images[2:3]), atol=1e-5)
-
-
-def test_saved_model_reads_the_same(attribute_classifier, tmp_path):
-    save_model(tmp_path / "model.safetensors", attribute_classifier)
-    images = torch.rand(3, 3, 48, 48)
-    loaded = load_model(tmp_path / "model.safetensors", AttributeClassifier)
-    assert torch.equal(loaded.features(images), attribute_classifier.features(images))
+    assert torch.allclose(features[2:3], model.features(images[2:3]), atol=1e-5)
+    save_model(tmp_path / "model.safetensors", model)
+    assert torch.equal(load_model(tmp_path / "model.safetensors", AttributeClassifier).features(images), features)

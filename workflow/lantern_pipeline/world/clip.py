@@ -33,9 +33,7 @@ class ClipConfig:
     input_size: int = 64  # pixels to which images are resized; open_clip's ModifiedResNet divides them by 32
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
-        if self.input_size % 32:
-            raise ValueError(f"input_size must be a multiple of 32 pixels, got {self.input_size}")
+        object.__setattr__(self, "vocabulary", tuple(self.vocabulary))  # a list in a checkpoint
 
 
 class WordTokenizer:
@@ -50,11 +48,6 @@ class WordTokenizer:
         self.is_open_vocabulary = is_open_vocabulary
         self.start = FIRST_WORD + len(self.ids)
         self.end = self.start + 1
-
-    @property
-    def num_tokens(self) -> int:
-        """Size of the token vocabulary, special tokens included."""
-        return self.end + 1
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
         """Turns texts into token ids, (texts, context_length) int64."""
@@ -92,7 +85,7 @@ class ClipModel(nn.Module):
         vision = {"layers": [1, 1, 1, 1], "width": config.width, "head_width": 32, "image_size": config.input_size}
         text = {
             "context_length": config.context_length,
-            "vocab_size": self.tokenizer.num_tokens,
+            "vocab_size": self.tokenizer.end + 1,
             "width": config.text_width,
             "heads": config.text_width // 32,
             "layers": config.text_layers,
@@ -109,19 +102,17 @@ class ClipModel(nn.Module):
         return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
 
     def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Embeds images (n, 3, S, S) float32 in [-1, 1] and tokens (n, context_length) int64 as image_features and
-        text_features, each (n, embed_dim) of unit length; also gives logit_scale.
+        """image_features and text_features, each (n, embed_dim) of unit length, of images (n, 3, S, S) in [-1, 1] and
+        tokens (n, context_length); also logit_scale.
         """
         return self.clip(self.preprocess(images), tokens)
 
 
 class ClipScorer:
-    """Scores how well images fit texts.
+    """Scores how well images fit texts: the cosine of their embeddings, in [-1, 1]; some papers multiply it by 100.
 
-    The score is the cosine between image and text embedding, in [-1, 1], the field's convention (about 0.32 for good
-    images with OpenAI's ViT-B/32); some papers multiply it by 100. Scores of different encoders or text prefixes must
-    not be compared. `model` is open_clip's, `tokenizer` maps a list of texts to token ids, `preprocess` maps images
-    (n, 3, S, S) in [-1, 1] to the model's input; `prompt_prefix` is put in front of every text.
+    `model` is open_clip's, `tokenizer` maps a list of texts to token ids, `preprocess` maps images (n, 3, S, S) in
+    [-1, 1] to the model's input; `prompt_prefix` is put in front of every text.
     """
 
     def __init__(
@@ -140,23 +131,18 @@ class ClipScorer:
 
     @classmethod
     def from_checkpoint(cls, path: Path, device: torch.device | str = "cpu") -> ClipScorer:
-        """Reads a model that was saved after training, onto a device; random weights give plausible-looking scores."""
+        """Reads a trained model onto a device; random weights, whose scores look plausible, are refused."""
         model = load_model(path, ClipModel)
         if not (read_metadata(path) or {}).get("num_steps"):
             raise ValueError(
                 f"{path} holds a CLIP model without a training report; refusing to score with random weights"
             )
-        return cls.from_model(model).to(device)
+        return cls.from_model(model.to(device))
 
     @property
     def device(self) -> torch.device:
         """Where the towers lie."""
         return next(self.model.parameters()).device
-
-    def to(self, device: torch.device | str) -> ClipScorer:
-        """Moves the towers; returns self."""
-        self.model.to(device)
-        return self
 
     @torch.inference_mode()
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
@@ -171,8 +157,6 @@ class ClipScorer:
 
     def score(self, images: torch.Tensor, texts: Sequence[str], batch_size: int = 64) -> torch.Tensor:
         """Scores image i, (n, 3, S, S) float32 in [-1, 1], against text i: (n,) float32 cosine, on the CPU."""
-        if len(images) != len(texts):
-            raise ValueError(f"score needs one text per image, got {len(images)} images and {len(texts)} texts")
         scores = []
         for first in range(0, len(texts), batch_size):
             rows = slice(first, first + batch_size)

@@ -24,14 +24,6 @@ from lantern_pipeline.world.textures import (
 )
 
 
-def _circle(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    return (x * x + y * y).sqrt() - r
-
-
-def _square(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    return torch.maximum(x.abs(), y.abs()) - 0.88 * r
-
-
 def _triangle(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     below = y - 0.72 * r
     return torch.maximum(below, 0.866 * x.abs() - 0.5 * (y + 0.02 * r) - 0.56 * r)
@@ -43,16 +35,13 @@ def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     return torch.minimum(upright, torch.maximum(x.abs() - long, y.abs() - short))
 
 
-def _ring(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    return ((x * x + y * y).sqrt() - 0.73 * r).abs() - 0.29 * r
-
-
+# Signed distance from offsets x and y of the centre, for a radius r; negative inside.
 DISTANCES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "circle": _circle,
-    "square": _square,
+    "circle": lambda x, y, r: (x * x + y * y).sqrt() - r,
+    "square": lambda x, y, r: torch.maximum(x.abs(), y.abs()) - 0.88 * r,
     "triangle": _triangle,
     "cross": _cross,
-    "ring": _ring,
+    "ring": lambda x, y, r: ((x * x + y * y).sqrt() - 0.73 * r).abs() - 0.29 * r,
 }
 SHAPES = tuple(DISTANCES)
 COLOURS = {
@@ -104,11 +93,8 @@ class Scene:
 
     def to_dict(self) -> dict:
         """Return JSON values: background, objects (lists) and relation."""
-        return {
-            "background": self.background,
-            "objects": [list(item) for item in self.objects],
-            "relation": self.relation,
-        }
+        objects = [list(item) for item in self.objects]
+        return {"background": self.background, "objects": objects, "relation": self.relation}
 
     @classmethod
     def from_dict(cls, values: dict) -> Scene:
@@ -178,8 +164,6 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
 
     Splits "train" and "seen" never hold a HELD_OUT (colour, shape); "unseen" holds at least one.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
     sizes, colours = tuple(SIZES), tuple(COLOURS)
     while True:
@@ -203,8 +187,6 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
     (images, 3, image_size, image_size) float32 in [-1, 1], red, green, blue, on 256 levels.
     """
-    if len(scenes) != len(indices):
-        raise ValueError(f"scenes and indices must have the same length, got {len(scenes)} and {len(indices)}")
     images = torch.empty(len(scenes), 3, image_size, image_size)
     for start in range(0, len(scenes), RENDER_CHUNK):
         rows = slice(start, start + RENDER_CHUNK)

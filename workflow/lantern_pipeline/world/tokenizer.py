@@ -34,13 +34,6 @@ class TokenizerConfig:
     decoder_width: int = 64  # the same for the decoder
     decoder_blocks: int = 2  # residual blocks of the decoder at each of the two resolutions
 
-    def __post_init__(self) -> None:
-        if self.image_size % (2 * self.grid):
-            raise ValueError(
-                f"tokenizer.image_size must be a multiple of 2 * grid = {2 * self.grid}, got {self.image_size}; "
-                "change image_size or grid"
-            )
-
 
 class ImageTokenizer(nn.Module):
     """Images to codes and back.
@@ -105,9 +98,7 @@ class ImageTokenizer(nn.Module):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Return the nearest codes, the first one on ties, of images (images, 3, size, size) float32 in [-1, 1]:
-        (images, grid * grid) int64.
-        """
+        """Nearest codes (images, grid * grid) int64 of images (images, 3, size, size) float32 in [-1, 1]."""
         check_images(images, self.config.image_size)
         return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
 
@@ -139,10 +130,7 @@ class ResidualBlock(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Return the index, (...,) int64, of the row (rows, dim) nearest to each vector (..., dim), the first one on ties.
-
-    All have unit length, so the nearest row is the one of largest inner product.
-    """
+    """Index (...,) of the row (rows, dim) nearest to each vector (..., dim), all of unit length; the first on ties."""
     return (vectors @ rows.T).argmax(-1)
 
 
@@ -153,10 +141,9 @@ def evaluate_tokenizer(
     images: Tensor,
     scenes: Sequence[Scene | dict] | None,
 ) -> dict[str, float]:
-    """Measure reconstructions of held-out images (images, 3, size, size) in [-1, 1].
-
-    psnr_db (mean over images, peak 2 on [-1, 1]), codes_used_share (of the codebook, in [0, 1]), perplexity (of the
-    code frequencies, in codes) and, with scenes, `evaluate_attribute_classifier` of the reconstructions.
+    """Measure reconstructions of held-out images (images, 3, size, size) in [-1, 1]: psnr_db (mean over images),
+    codes_used_share (of the codebook), perplexity (of the code frequencies, in codes) and, with scenes,
+    `evaluate_attribute_classifier`.
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)
@@ -182,10 +169,7 @@ def load_tokenizer(path: Path | str) -> ImageTokenizer | VQ16 | Emu3Tokenizer:
 def read_tokenizer(
     path: Path, image_size: int, grid: int, codebook_size: int, code_dim: int
 ) -> ImageTokenizer | VQ16 | Emu3Tokenizer:
-    """Reads a published VQ-16, another model's tokenizer, or one in our own layout, in evaluation mode.
-
-    A ValueError names a size that is not what config key data.image_size (pixels) or section tokenizer says.
-    """
+    """Reads a published tokenizer, or one in our own layout, in evaluation mode, of the sizes that the config names."""
     file = find_weights(path)
     is_own = read_metadata(file) is not None
     model = load_tokenizer(file) if is_own else read_image_tokenizer(file, image_size)
