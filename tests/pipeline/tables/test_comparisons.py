@@ -1,4 +1,4 @@
-"""Differences paired by prompt, and equal accepted length: read off by hand, and intervals that cover."""
+"""Differences paired by prompt, equal accepted length, published numbers: read off by hand, intervals that cover."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from conftest import ROOT
 from lantern_pipeline.measure.registry import IMAGES, NEITHER, Metric
 from lantern_pipeline.tables.comparisons import (
     OF_IMAGES,
     PAIRED_COLUMNS,
     build_paired,
     compare_at_equal_length,
+    compare_with_published,
     judge,
 )
 
@@ -72,14 +74,10 @@ def test_a_difference_is_paired_by_prompt_and_each_side_has_its_word(metric, cha
     assert row[INTERVAL].tolist() == pytest.approx([change] * 3) and row.conclusion == f"{word} at n = 40"
 
 
-@pytest.mark.parametrize("metric", ["pixel_mse", "feature_distance"])
-def test_one_different_image_is_a_difference(metric):
-    row = compare(make_images(**{metric: (np.arange(NUM) == 3) * 0.01})).set_index("metric").loc[metric]
+def test_one_different_image_is_a_difference_and_words_of_intervals():
+    row = compare(make_images(pixel_mse=(np.arange(NUM) == 3) * 0.01)).set_index("metric").loc["pixel_mse"]
     assert (row.conclusion, row.difference_low) == ("different images at n = 40", 0.0)
     assert row.difference == pytest.approx(0.01 / NUM)
-
-
-def test_words_of_intervals():
     plain = Metric("redness", "levels", "redness", IMAGES, NEITHER, 1)
     assert [judge(end, end, 9, metric=plain) for end in (-1.0, 1.0)] == ["lower at n = 9", "higher at n = 9"]
     assert judge(np.nan, np.nan, 1, metric=OF_IMAGES["nll"]) == "no interval at n = 1"
@@ -146,3 +144,43 @@ def test_interval_covers_the_true_difference():
         found = compare_at_equal_length(first, second, num_resamples=150, seed=number)
         hits += found["low"] <= 0.1 <= found["high"]
     assert 67 <= hits <= 80
+
+
+# --- published numbers --------------------------------------------------------------------------------
+
+
+def summary():
+    """LANTERN at two deltas, EAGLE-2 at two temperatures, and another prompt set."""
+    rows = [
+        ("lantern-a", "lantern", 0.3, 1.0, "coco", 1.5),
+        ("lantern-b", "lantern", 0.4, 1.0, "coco", 1.7),
+        ("eagle2", "eagle2", None, 1.0, "coco", 0.9),
+        ("eagle2", "eagle2", None, 0.0, "coco", 1.2),
+        ("eagle2", "eagle2", None, 1.0, "parti", 9.0),
+    ]
+    frame = pd.DataFrame(rows, columns=["method_id", "method", "delta", "temperature", "prompt_set", "speedup"])
+    return frame.assign(repeat="s0n0", speedup_low=frame["speedup"] - 0.1, fid=20.0, omega=None)
+
+
+def line(table, source, method, **more):
+    found = table[(table["source"] == source) & (table["method"] == method)]
+    for name, value in more.items():
+        found = found[found[name] == value]
+    return found
+
+
+def test_published_rows_meet_ours_by_method_temperature_and_parameters():
+    published = pd.read_csv(ROOT / "workflow/lantern_pipeline/tables/published_results.csv")
+    settings = {"headline_prompt_set": "coco", "headline_temperature": 1.0}
+    table = compare_with_published(published, summary(), settings, "LlamaGen-XL stage I")
+    (vvs,) = line(table, "VVS", "lantern", parameters="delta 0.3").to_dict("records")
+    assert (vvs["method_id"], vvs["speedup_published"], vvs["speedup"]) == ("lantern-a", 1.45, 1.5)
+    assert (vvs["fid_published"], vvs["fid"], vvs["speedup_low"]) == (24.97, 20.0, 1.4)
+    (greedy,) = line(table, "LANTERN", "eagle2", temperature=0.0).to_dict("records")
+    assert (greedy["speedup_published"], greedy["speedup"]) == (1.29, 1.2)
+    # a source without parameters meets every row of its method, and numbers that nothing meets stay
+    assert sorted(line(table, "CIAR", "lantern")["method_id"]) == ["lantern-a", "lantern-b"]
+    (missing,) = line(table, "VVS", "lantern", parameters="delta 0.2").to_dict("records")
+    assert pd.isna(missing["speedup"]) and missing["speedup_published"] == 1.26
+    assert set(table.loc[table["is_same_model"], "model"]) == {"LlamaGen-XL stage I"}
+    assert not compare_with_published(published, summary(), settings, None)["is_same_model"].any()

@@ -47,19 +47,17 @@ def find_claims(
     settings: Mapping[str, Any],
     seed: int,
 ) -> dict[str, Any]:
-    """All claims of a run as JSON values; what was not run is left out.
-
-    `curves` is total_variation/curves.csv, `images` the tables of images, `ablations` those of ablations by name,
-    `reports` what the training rules of models reported, `settings` config section `metrics`, `seed` the bootstrap's.
+    """All claims of a run as JSON values, of its tables (`ablations` by name) and its models' training `reports`; what
+    was not run is left out.
     """
     rows = select_headline(summary, settings)
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
+    place = {name: rows[name].iloc[0] for name in ("prompt_set", "temperature")} | {"repeat": images["repeat"].iloc[0]}
+    images = images[(images[list(place)] == pd.Series(place)).all(axis=1)]
     equal_length = {}
     for name, asked in OF_ABLATIONS.items():
         if name in ablations:
             equal_length |= _compare_curves(ablations[name], *asked, options)
-    place = {name: rows[name].iloc[0] for name in ("prompt_set", "temperature")} | {"repeat": images["repeat"].iloc[0]}
-    images = images[(images[list(place)] == pd.Series(place)).all(axis=1)]
     for first, others in OF_ACCEPTANCE.items():
         equal_length |= _compare_acceptance(rows, images, first, others, options)
     claims = {
@@ -74,10 +72,7 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
-    """Those claims that need the headline rows alone.
-
-    A relaxed row counts as fastest if it keeps its prompt accuracy; prompts of free text, without one, rule none out.
-    """
+    """Those claims that need the headline rows alone; a relaxed row counts as fastest if it keeps its accuracy."""
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
     loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
@@ -130,25 +125,22 @@ def speed_measure(rows: pd.DataFrame) -> str:
 
 
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
-    """Tells which rows are exact: by its proof, and tokens equal to autoregressive decoding's where they must be.
-
-    Verification by rejection without relaxation keeps the distribution, not the tokens; it counts by its proof. In
-    bfloat16 a forward over several nodes rounds otherwise than one over a single node, and tokens part wherever two
-    candidates are closer than that. Autoregressive decoding itself does not count.
-    """
+    """Tells which rows but the baseline are exact: by proof, and by equal tokens where they must be equal."""
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Tells which rows must hold autoregressive decoding's tokens, one for one."""
+    """Tells which rows must hold autoregressive decoding's tokens, one for one.
+
+    Rejection without relaxation keeps the distribution, not the tokens. In bfloat16 a forward over several nodes rounds
+    otherwise than one over a single node, and tokens part wherever two candidates are closer than that.
+    """
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
 def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds to headline rows `has_draft_model`, and `distance`: total variation at nodes, or its upper bound, the share
-    of substitutions; 0 for autoregressive decoding and within rounding, nan where neither is known.
-    """
+    """Adds `has_draft_model`, and `distance`: total variation, or its upper bound, the share of substitutions."""
     has_draft_model = [isinstance(name, str) and drafts_of(name).needs_draft_model for name in rows["drafts"]]
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0), has_draft_model=has_draft_model)
@@ -157,9 +149,7 @@ def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
 def _compare_curves(
     images: pd.DataFrame, column: str, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Compares a curve with others at equal accepted length: its name -> other's name -> numbers, None where no length
-    is common. `column` of the rows of images names the curves; nothing where none of the others was run.
-    """
+    """Compares a curve with others, which `column` names: name -> other -> numbers, None without a common length."""
     curves = dict(list(images.groupby(column)))
     known = [other for other in others if first in curves and other in curves]
     found = {other: compare_at_equal_length(curves[first], curves[other], **options) for other in known}
@@ -184,9 +174,7 @@ def _numbers_of_row(row: pd.Series) -> dict[str, Any]:
 
 
 def _count_equal_rows(summary: pd.DataFrame) -> dict[str, Any]:
-    """Rows of all prompt sets, temperatures and repeats that must hold autoregressive decoding's tokens, and how many
-    do; in bfloat16, where none must, the share of images that do.
-    """
+    """Rows of all repeats that must hold the baseline's tokens, and how many do; in bfloat16 the share of images."""
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
     must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
@@ -201,8 +189,8 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, Any]:
 
 
 def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
-    """Which rows without relaxation have the target's distribution, as far as a chi-square test of whole images, total
-    variation at nodes and equal tokens tell; and which relaxed ones that test tells from the target.
+    """Which rows without relaxation have the target's distribution, as far as a test of whole images, total variation
+    at nodes and equal tokens tell; and which relaxed ones that test tells from the target.
     """
     others = rows[rows["method_id"] != BASELINE]
     tested, is_claimed = others["law_p"].notna(), others["is_exact"].eq(True)
@@ -229,9 +217,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, Any]:
-    """Rows than which none is as fast and as close to the target, the fastest first: among all, and among those without
-    a draft model.
-    """
+    """Rows than which none is as fast and as close to the target, fastest first: of all, and without a draft model."""
     measure = speed_measure(rows)
     placed = place_rows(rows[rows[measure].notna()])
     known = placed[placed["distance"].notna()]

@@ -1,4 +1,5 @@
-"""Comparisons by prompt: every method with autoregressive decoding, and two ways to relax at equal accepted length.
+"""Comparisons: every method with autoregressive decoding by prompt, two ways to relax at equal accepted length, and
+published numbers with this run's.
 
 Methods share their noise, so that a paired difference is known far better than the two means are. Each conclusion
 stands for itself: of true zeros, about one in twenty falls outside its 95 % interval.
@@ -6,6 +7,7 @@ stands for itself: of true zeros, about one in twenty falls outside its 95 % int
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +21,15 @@ from lantern_pipeline.measure.intervals import (
     mean_statistic,
     median_statistic,
 )
-from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over
+from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over, with_ends
 from lantern_pipeline.measure.repeats import KEYS, repeat_groups, stack_prompts
 from lantern_pipeline.measure.speed import BASELINE, pair_latency
+from lantern_pipeline.tables.summary import preferred_rows
 
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
 NUM_LENGTHS = 21  # lengths at which curves are read off
+OF_A_SOURCE = ("source", "arxiv", "grade", "gpu", "model", "dataset", "temperature", "method", "parameters", "note")
 # Of a difference above 0 and one below, by the metric's direction.
 WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
 
@@ -36,11 +40,9 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 def build_paired(
     images: pd.DataFrame, latency: pd.DataFrame, *, settings: Mapping[str, Any], seed: int
 ) -> pd.DataFrame:
-    """Compares every method with autoregressive decoding of the same prompts, noise and weights: PAIRED_COLUMNS.
+    """Compares every method with autoregressive decoding of the same prompts and noise: a row per KEYS x metric.
 
-    `images` are the per-image tables of `measure_quality`, ceilings left out; `latency` is as `pair_latency` takes it.
-    One row per KEYS x metric that was measured. `difference` is a mean over prompts, that of the speed-up a median,
-    its interval over prompts and repeats; `num_prompts` counts prompts, in each repeat.
+    `difference` is a mean over prompts, that of the speed-up a median; its interval is over prompts and repeats.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
@@ -102,10 +104,9 @@ def compare_at_equal_length(
 ) -> dict[str, float] | None:
     """Compares two curves, per-image rows of one ablation on the same prompts, where both are equally fast.
 
-    A curve is piecewise linear through its methods' points, mean negative log-likelihood in nats per token over tokens
-    per forward. `shortest` and `longest` are the ends of the lengths that both reach, `first` and `second` each curve's
-    mean over them, `low` and `high` the 95 % interval of their `difference` over prompts, which are resampled for all
-    points together; each resample is read off at its own lengths. None where no length is common.
+    A curve is piecewise linear through its methods' points, NLL over tokens per forward. `first` and `second` are the
+    means over the lengths that both reach, `low` and `high` the 95 % interval of their difference over prompts, which
+    are resampled for all points together. None where no length is common.
     """
     curves = [_stack(rows) for rows in (first, second)]
     if not np.array_equal(curves[0][0], curves[1][0]):
@@ -122,17 +123,16 @@ def compare_at_equal_length(
     return {**found, "difference": means[0] - means[1], "low": low, "high": high}
 
 
-Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-def _stack(rows: pd.DataFrame) -> Curve:
+def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
     """(prompt ids, then num_tokens, target_forwards and nll, each (methods, prompts))."""
     names = ["num_tokens", "target_forwards", "nll"]
     table = rows.pivot(index="method_id", columns="prompt_id", values=names)
     return table["nll"].columns.to_numpy(), *(table[name].to_numpy(float) for name in names)
 
 
-def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[float, float, float, float]:
+def _read_off(
+    curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
+) -> tuple[float, float, float, float]:
     """(begin and end of the common lengths, mean nats of the first curve there, mean nats of the second)."""
     lengths = [curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1) for curve in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
@@ -141,3 +141,32 @@ def _read_off(curves: Sequence[Curve], prompts: slice | np.ndarray) -> tuple[flo
         order = values.argsort()
         nll.append(float(np.interp(common, values[order], curve[3][:, prompts].mean(1)[order]).mean()))
     return float(shortest), float(longest), *nll
+
+
+def compare_with_published(
+    published: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any], model: str | None
+) -> pd.DataFrame:
+    """Puts this run's rows of the same method, temperature and, where the source gives them, parameters beside each
+    line of published_results.csv; only where `is_same_model` may their numbers be compared.
+    """
+    measures = [name for name in published.columns if name in {metric.column for metric in METRICS}]
+    rows = preferred_rows(summary)
+    rows = rows[rows["prompt_set"] == settings["headline_prompt_set"]]
+    own = [name for name in with_ends(*measures) if name in rows]
+    lines = []
+    for _, line in published.iterrows():
+        found = _matching(rows, line, settings["headline_temperature"])
+        head = {name: line[name] for name in OF_A_SOURCE} | {f"{name}_published": line[name] for name in measures}
+        head["is_same_model"] = model is not None and line["model"] == model
+        lines += [head | values for values in found[["method_id", *own]].to_dict("records") or [{}]]
+    order = [*OF_A_SOURCE, "is_same_model", "method_id"]
+    order += [column for name in measures for column in (f"{name}_published", *with_ends(name))]
+    return pd.DataFrame(lines).reindex(columns=order)
+
+
+def _matching(rows: pd.DataFrame, line: pd.Series, default_temperature: float) -> pd.DataFrame:
+    temperature = default_temperature if pd.isna(line["temperature"]) else line["temperature"]
+    found = rows[(rows["method"] == line["method"]) & (rows["temperature"] == temperature)]
+    for name, value in re.findall(r"(\w+) ([\d.]+)", "" if pd.isna(line["parameters"]) else line["parameters"]):
+        found = found[np.isclose(found[name].astype(float), float(value))]
+    return found

@@ -31,10 +31,7 @@ COLUMNS = (
 def target_rows(
     summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: Mapping[str, Any], seed: int
 ) -> pd.DataFrame:
-    """The headline's rows of one target, with `nll_change` and gains.
-
-    `summary`, `paired` and `images` are tables of the target's run, `settings` config section `metrics`.
-    """
+    """The headline's rows of one target's run, with `nll_change` and gains."""
     place = ["method_id", "prompt_set", "temperature", "repeat"]
     changes = paired.loc[paired["metric"] == "nll", [*place, *INTERVAL]]
     changes = changes.rename(columns=dict(zip(INTERVAL, with_ends("nll_change"), strict=True)))
@@ -44,13 +41,12 @@ def target_rows(
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     """What a variant changes in the config, but for files: "tokenizer.grid 12"."""
-    parts = [
+    return ", ".join(
         f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
         for section, keys in changes.items()
         for key, value in keys.items()
         if key != "checkpoint"
-    ]
-    return ", ".join(parts)
+    )
 
 
 def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[str, int]) -> dict[str, float]:
@@ -61,9 +57,7 @@ def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[s
 
 
 def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str, int]) -> pd.DataFrame:
-    """Tokens per forward of each relaxed method by those of the exact one on the same drafts and tree, "gain" with its
-    ends, and the other's id, `gain_over`; a row per row of a target's table, empty where there is no such pair.
-    """
+    """Tokens per forward of each relaxed row by those of the exact one on the same drafts and tree, its `gain_over`."""
     forwards = images.pivot(index="prompt_id", columns="method_id", values="target_forwards")
     is_exact = rows["is_exact"].eq(True)
     found = []
@@ -80,9 +74,7 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
 
 
 def find_generality_claims(table: pd.DataFrame) -> dict[str, Any]:
-    """What a table of COLUMNS comes to: method id -> numbers over its targets, of the gain where it is a relaxed method
-    and of tokens per forward else. `tau` is Kendall's, with one minus the mass of the ten best tokens.
-    """
+    """What a table of COLUMNS comes to, by method: numbers over its targets, of the gain, or of tokens per forward."""
     rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
 
@@ -93,7 +85,7 @@ def _claims_of_method(rows: pd.DataFrame) -> dict[str, Any]:
     name = "gain" if rows["gain"].notna().any() else LENGTH
     base = rows[rows["target"] == BASE].iloc[0]
     is_apart = (rows[f"{name}_low"] > base[f"{name}_high"]) | (rows[f"{name}_high"] < base[f"{name}_low"])
-    tau, p = kendalltau(1 - rows["top10"], rows[name])
+    tau, p = kendalltau(1 - rows["top10"], rows[name])  # with ambiguity
     ends = {
         f"{column}_{end}": float(getattr(rows[column], end)())
         for column in (name, "nll_change", "tv_mean")

@@ -60,10 +60,8 @@ def results_table(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Data
 
 
 def select_few(table: pd.DataFrame) -> pd.DataFrame:
-    """Selects at most nine rows of `results_table` for the README, in the table's order.
-
-    Autoregressive decoding and real images; of every preset the row with the highest speed-up (the first where none was
-    timed); of exact presets the two fastest and the fastest without a draft model, of relaxed ones the first four.
+    """Selects at most nine rows of `results_table` for the README: both ends, and of every preset the fastest row; of
+    exact presets the two fastest and the fastest without a draft model, of relaxed ones the first four.
     """
     is_end = table["method"].isin((BASELINE, REAL))
     decoded = table[table["acceptance"].notna() & ~is_end]

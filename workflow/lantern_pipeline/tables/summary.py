@@ -74,18 +74,12 @@ def build_summary(
     settings: Mapping[str, Any],
     seed: int,
 ) -> pd.DataFrame:
-    """Assembles the table of results, SUMMARY_COLUMNS, pooled rows first; `settings` is config section `metrics`.
+    """Assembles the table of results, SUMMARY_COLUMNS, pooled rows first; what was not measured has empty cells.
 
-    `quality` and `images` are `Quality.rows` and `Quality.images` of all prompt sets, temperatures and repeats,
-    `latency` has PLACE, repeat, prompt_id, seconds and stepping, `total_variation` KEYS and TV_COLUMNS; what was not
-    timed, or is not in the latter, has empty cells. `cross_entropy` is the target's on held-out images by training
-    seed, nats per token.
-
-    `prompt_accuracy_change` is the paired difference from autoregressive decoding of the same noise, and
-    `target_prompt_accuracy` that decoding's accuracy in the same place. `stepping` is how the timed steps ran; where
-    they were captured, `speedup_eager` has eager steps on both sides. `margin_at_difference` is the median
-    of the autoregressive decoder's margins, in nats, where images first differ. The ceilings appear once per prompt set
-    and repeat, with an empty temperature.
+    `cross_entropy`: the target's on held-out images by training seed. `prompt_accuracy_change` is the paired difference
+    from autoregressive decoding, whose accuracy is `target_prompt_accuracy`. `stepping` is how the timed steps ran;
+    where they were captured, `speedup_eager` has eager steps on both sides. `margin_at_difference` is the median of the
+    autoregressive decoder's margins, in nats, where images first differ.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     images_of = dict(repeat_groups(images))
@@ -155,9 +149,7 @@ def _combine(rows: pd.DataFrame, name: str, limits: tuple[float, float]) -> dict
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds rows of all repeats to the table of total variations: means, but the largest of tv_max, and of p-values what
-    Fisher's method makes of them.
-    """
+    """Total variations over all repeats: means, but the largest of tv_max, and p-values combined by Fisher's method."""
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, Any] = dict(zip(KEYS, key, strict=True))
@@ -203,9 +195,7 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
 def _share_with_interval(
     name: str, is_hit: np.ndarray, is_counted: np.ndarray, options: dict[str, int]
 ) -> dict[str, float]:
-    """Share of hits among the counted images (repeats, prompts), nan where none counts, and its exact interval; over
-    several repeats the bootstrap's where that is wider.
-    """
+    """Share of hits among the counted images (repeats, prompts), its exact interval, or the bootstrap's if wider."""
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
