@@ -22,7 +22,8 @@ def test_normalised_and_raw_rows_differ_when_norms_do():
 
 @pytest.mark.parametrize("neighbours", ["l2", "l2_normalised"])
 def test_nearest_equals_a_full_sort(neighbours):
-    codebook = torch.randn(60, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """Of more codes than are worked out at once."""
+    codebook = torch.randn(1100, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = codebook if neighbours == "l2" else F.normalize(codebook, dim=1)
     distance = (rows[:, None] - rows[None]).pow(2).sum(-1).fill_diagonal_(float("inf"))
     assert torch.equal(nearest_codes(codebook, 20, neighbours).long(), distance.argsort(1)[:, :20])
