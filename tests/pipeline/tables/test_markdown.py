@@ -49,14 +49,12 @@ def test_the_full_table(table):
     pooled = shown(join(make_tables(), make_tables(repeat="s1n0")))
     assert len(pooled) == len(METHODS) + 1 and set(pooled["repeat"]) == {"pooled"}
 
-
-def test_the_total_variation_is_bounded_by_the_substitutions_where_it_is_not_known(table):
-    changed = table.copy()
+    # Where the total variation is not known, the substitutions bound it.
     names = ["substitution_rate", "substitution_rate_low", "substitution_rate_high"]
-    changed.loc[table["method_id"] == "coupled", names] = 0.03, 0.02, 0.04
+    bounded = table.copy()
+    bounded.loc[table["method_id"] == "coupled", names] = 0.03, 0.02, 0.04
     for plain, expected in (((), "≤ 0.030 [0.020, 0.040]"), (README_PLAIN, "≤ 0.030")):
-        rows = method_cells(changed, plain=plain)
-        assert next(row for row in rows if row[0] == "coupled")[-1] == expected
+        assert next(row for row in method_cells(bounded, plain=plain) if row[0] == "coupled")[-1] == expected
 
 
 def test_the_readme_has_few_rows_and_columns():
@@ -86,8 +84,7 @@ def test_the_readme_has_few_rows_and_columns():
     expected = ["autoregressive", "eagle1", "coupled", "tree", "pp", "proximity", "bounded", "real"]
     assert untimed["method_id"].tolist() == expected
 
-
-def test_the_readme_has_the_fastest_method_without_a_draft_model_besides():
+    # Of exact methods, two, and the fastest without a draft model besides.
     trees = {"eagle1": "chain6", "coupled": "chain6", "jacobi": "chain6", "hybrid": "chain6+chain3"}
     methods = {"autoregressive": METHODS["autoregressive"]}
     for number, (name, tree) in enumerate(trees.items()):
@@ -97,10 +94,10 @@ def test_the_readme_has_the_fastest_method_without_a_draft_model_besides():
     assert few["method_id"].tolist() == ["autoregressive", "coupled", "jacobi", "hybrid", "real"]
 
 
-def test_a_page_stands_alone(table):
-    page = html_page("1 < 2?", "<script> & more", method_cells(table))
+def test_a_page_stands_alone_and_escapes_texts():
+    page = html_page("1 < 2?", "<script> & more", [["method", "x"], ["a > b", "1"]])
     assert "<h2>1 &lt; 2?</h2>" in page and "<p>&lt;script&gt; &amp; more</p>" in page
-    assert page.count("<tr>") == 1 + len(table) and "<td>LANTERN chain k 20, δ 0.1</td>" in page
+    assert "<tr><th>method</th><th>x</th></tr>" in page and "<tr><td>a &gt; b</td><td>1</td></tr>" in page
     assert "src=" not in page and "href=" not in page
 
 

@@ -2,12 +2,12 @@
 
 import json
 from collections import defaultdict
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from snakemake.utils import update_config
 
+from conftest import ROOT
 from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
@@ -24,7 +24,6 @@ from lantern_pipeline.tables.method_labels import (
     method_name,
 )
 
-ROOT = Path(__file__).parents[3]
 PUBLISHED = ("peers", "generality", "ablations", "embedded_training")
 
 
@@ -106,6 +105,5 @@ def test_rows_of_a_table_have_the_labels_of_their_methods():
 
 def test_what_is_unsaid_is_the_default():
     config = load_yaml(ROOT / "config.yaml")
-    assert config["draft_tree"]["static"] == STATIC_TREE
-    assert config["codebook"]["neighbours"] == "l2_normalised"
+    assert (config["draft_tree"]["static"], config["codebook"]["neighbours"]) == (STATIC_TREE, "l2_normalised")
     assert set(METHODS) == {*PRESETS, "lantern_chain", "pjd"}
