@@ -30,9 +30,7 @@ def describe_training(
     reports: Mapping[str, Mapping[str, Any]],
     files: Mapping[str, Path],
 ) -> dict[str, Any]:
-    """Says as JSON values what made the weights `files`, rounded ones; `reports` are those of their training, by model.
-    Refuses more than MAX_BYTES.
-    """
+    """Says as JSON values what made the rounded weights `files`, at most MAX_BYTES, by the `reports` of training."""
     models = {name: _describe_model(files[name], report) for name, report in reports.items()}
     if (size := sum(model["bytes"] for model in models.values())) > MAX_BYTES:
         raise ValueError(

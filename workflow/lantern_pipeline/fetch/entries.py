@@ -44,11 +44,6 @@ class Resource:
         """What rule `fetch_resource` takes as input: the user's copy, so that a change of it is noticed, or nothing."""
         return [self.path.as_posix()] if self.path is not None else []
 
-    @property
-    def origin(self) -> dict[str, str | None]:
-        """What decides the content of a fetched file; a change of it means other files."""
-        return {"url": self.url, "repo": self.repo, "revision": self.revision}
-
     def address(self, file: str) -> str:
         """Where a file can be downloaded, by hand as well."""
         return self.url or f"{hub_endpoint()}/{self.repo}/resolve/{self.revision or 'main'}/{file}"
@@ -129,9 +124,7 @@ def how_to_find_commit(repo: str) -> str:
 
 
 def check_reference(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    """Checks a config value, such as target.checkpoint, that names an entry, an existing file or folder, a file below
-    results/, which another rule may make, or None.
-    """
+    """Checks that a config value is None, names an entry, or an existing path, or one below results/ (of a rule)."""
     if value is None or value in resources or Path(value).exists() or value.startswith("results/"):
         return
     near = difflib.get_close_matches(value, list(resources), n=1, cutoff=0.6)
@@ -140,9 +133,8 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
 
 
 def resource_of(value: str | None, resources: Mapping[str, Resource]) -> str | list[str]:
-    """What a rule takes as input for a config value such as target.checkpoint: an entry's manifest, a path, or nothing.
-
-    A job gets from that input to the file or folder itself by `lantern_pipeline.fetch.manifest.resource_path`.
+    """What a rule takes as input for a config value such as target.checkpoint: an entry's manifest, a path, or nothing;
+    `manifest.resource_path` leads a job from there to the file.
     """
     if value is None:
         return []

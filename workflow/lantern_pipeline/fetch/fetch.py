@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,8 +56,7 @@ class RemoteFile(NamedTuple):
 def fetch_resource(resource: Resource) -> dict[str, Any]:
     """Makes a resource be there (the user's own copy, files that lie in place already, or a download); its manifest.
 
-    Hashes of fetched files are recorded in resources/<name>/.record.json and hold from then on; so does the commit of a
-    repository, which for an entry without one is the newest at the time of the first fetch.
+    What the first fetch found, hashes and the repository's commit, is recorded in .record.json and holds from then on.
     """
     if resource.path is not None:
         return _use_own_copy(resource)
@@ -74,7 +72,6 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
         with _network_allowed():
             resource = _pin_commit(resource, missing[0])
             remotes = {file: _locate(resource, file, expected[file]) for file in missing}
-            _check_disk(resource, remotes)
             for file, remote in remotes.items():
                 _write_record(
                     resource, {**recorded, **described}
@@ -102,10 +99,9 @@ def _network_allowed() -> Iterator[None]:
 def _use_own_copy(resource: Resource) -> dict[str, Any]:
     """Hashes what the user has, where it is; a hash in the config must fit."""
     described = describe_path(resource.path)
-    # A user's copy of the only file may have another name.
-    names = {next(iter(resource.files)): next(iter(described))} if len(resource.files) == len(described) == 1 else {}
+    is_alone = len(resource.files) == len(described) == 1  # and may have another name
     for file, expected in resource.files.items():
-        found = described.get(names.get(file, file))
+        found = next(iter(described.values())) if is_alone else described.get(file)
         if expected is not None and found is not None and found["sha256"] != expected:
             raise ValueError(
                 f"config key resources.{resource.name}.files.{file}: {resource.path} has another content: expected "
@@ -190,18 +186,6 @@ def _ask(question: Callable[[], T]) -> T:
 
 def _patience() -> httpx2.Timeout:
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
-
-
-def _check_disk(resource: Resource, remotes: Mapping[str, RemoteFile]) -> None:
-    resource.folder.mkdir(parents=True, exist_ok=True)
-    wanted = sum(max(0, (remote.size or 0) - _size(_part(resource, file))) for file, remote in remotes.items())
-    free = shutil.disk_usage(resource.folder).free
-    if wanted > free:
-        raise OSError(
-            f"resource {resource.name}: {', '.join(remotes)} needs {wanted / 1e9:.1f} GB more below {resource.folder}, "
-            f"where {free / 1e9:.1f} GB are free; make room, or set config key resources.{resource.name}.path to a "
-            "copy elsewhere"
-        )
 
 
 def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> dict[str, Any]:
@@ -292,7 +276,7 @@ def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | N
     if not path.is_file():
         return {}, None
     record = json.loads(path.read_text(encoding="utf-8"))
-    was, now = record["origin"], resource.origin
+    was, now = record["origin"], _origin(resource)
     # Files put there by hand are of a commit that nobody has looked up: no reason to fetch them again. Nor need a
     # config name the commit that the first fetch found.
     differs = any(was[part] != now[part] for part in now if part != "revision" or (was[part] and now[part]))
@@ -306,7 +290,12 @@ def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | N
 
 
 def _write_record(resource: Resource, described: Mapping[str, Mapping[str, Any]]) -> None:
-    write_json(resource.folder / RECORD, {"origin": resource.origin, "files": dict(described)})
+    write_json(resource.folder / RECORD, {"origin": _origin(resource), "files": dict(described)})
+
+
+def _origin(resource: Resource) -> dict[str, str | None]:
+    """What decides the content of fetched files."""
+    return {part: getattr(resource, part) for part in ("url", "repo", "revision")}
 
 
 def _part(resource: Resource, file: str) -> Path:

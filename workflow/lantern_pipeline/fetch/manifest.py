@@ -24,10 +24,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Puts a manifest together: `place` is the file itself or the folder that holds `files`, `source` is for people.
-
-    `sha256` is that of the one file, else of the list of all.
-    """
+    """Puts a manifest together: `place` is the one file or the folder that holds `files`, `source` is for people."""
     return {
         "kind": KIND,
         "name": name,
@@ -39,10 +36,8 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mappi
 
 
 def resource_path(given: Path | str) -> Path:
-    """Finds the file or folder behind a rule's input and makes sure that it is still what was fetched.
-
-    Only where size or date differ is a file hashed again. A path that is no manifest comes back as it is; a file must
-    be what SHA256SUMS beside it says, if that is there and names it.
+    """Finds the file or folder behind a rule's input and makes sure that it is still what was fetched (hashed again
+    where size or date differ), or what SHA256SUMS beside it says; a path that is no manifest comes back as it is.
     """
     manifest = read_manifest(given)
     if manifest is None:
@@ -71,9 +66,7 @@ def resource_sha256(given: Path | str) -> str:
 
 
 def describe_conversion(given: Path | str, model: Any) -> dict[str, Any]:
-    """Says which file a model was converted from: name, sha256, num_parameters and, of a transformer, norm_eps; beside
-    the report of its training, where the file is in our own layout.
-    """
+    """Says which file a model was converted from, beside the report of its training if the layout is our own."""
     from lantern.checkpoints.files import find_weights
     from lantern.checkpoints.native import read_report
 

@@ -1,7 +1,6 @@
-"""The attribute classifier: a small convolutional net that reads the attributes of an image of the embedded world.
+"""The attribute classifier: a small convolutional net that reads the attributes of an image of the embedded data set.
 
-It measures the embedded experiment (prompt accuracy, features of FID and KID) and serves the tokenizer's perceptual
-loss.
+It measures prompt accuracy, gives the features of FID and KID, and serves the tokenizer's perceptual loss.
 """
 
 from __future__ import annotations
@@ -94,10 +93,7 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
 
 
 def attribute_targets(scenes: Sequence[Scene | dict]) -> dict[str, Tensor]:
-    """The right answer of each head for scenes or their `to_dict()`, made canonical first.
-
-    Head -> (scenes,) int64, index into HEADS[head]; -1 where the scene has no such object.
-    """
+    """Right answers, head -> (scenes,) int64 index into HEADS[head], of canonical scenes; -1 without such an object."""
     columns: dict[str, list[int]] = {name: [] for name in HEADS}
     for item in scenes:
         scene = (Scene.from_dict(item) if isinstance(item, dict) else item).canonical()
@@ -111,8 +107,8 @@ def attribute_targets(scenes: Sequence[Scene | dict]) -> dict[str, Tensor]:
 
 
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compare what is read, head -> (images, values), with what the captions say, head -> (images,): which heads match
-    and which apply, both (images, heads) bool in the order of HEADS; a head that does not apply never matches.
+    """Compare logits, head -> (images, values), with `attribute_targets`: which heads match and which apply, both
+    (images, heads) bool in the order of HEADS; a head that does not apply never matches.
     """
     expected = torch.stack([targets[name] for name in HEADS], dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in HEADS], dim=1)
@@ -123,10 +119,8 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
 def evaluate_attribute_classifier(
     attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene | dict]
 ) -> dict[str, float]:
-    """Shares in [0, 1] of what is read as the scenes of images (images, 3, size, size) in [-1, 1] have it.
-
-    "accuracy_<head>" for each head, "accuracy" (of all attributes that apply), "accuracy_all" (of images with every
-    attribute right).
+    """Shares of what is read right in images (images, 3, size, size) in [-1, 1]: "accuracy_<head>", "accuracy" of all
+    attributes that apply, "accuracy_all" of images with every attribute right.
     """
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
     is_match, is_applicable = attribute_matches(logits, attribute_targets(scenes))

@@ -160,10 +160,7 @@ def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
 
 
 def sample_scene(seed: int, index: int, split: str) -> Scene:
-    """Draw the scene of one index in [0, 2**48), whose two objects, if two, differ in colour or shape.
-
-    Splits "train" and "seen" never hold a HELD_OUT (colour, shape); "unseen" holds at least one.
-    """
+    """Draw the scene of one index in [0, 2**48); split "unseen" alone has a HELD_OUT (colour, shape), always."""
     generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
     sizes, colours = tuple(SIZES), tuple(COLOURS)
     while True:
@@ -183,9 +180,8 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
 
 
 def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_size: int = 48) -> Tensor:
-    """Render scenes; image i is a pure function of (scenes[i], seed, indices[i], image_size).
-
-    (images, 3, image_size, image_size) float32 in [-1, 1], red, green, blue, on 256 levels.
+    """Render (images, 3, image_size, image_size) float32 in [-1, 1] on 256 levels; image i is a pure function of
+    (scenes[i], seed, indices[i], image_size).
     """
     images = torch.empty(len(scenes), 3, image_size, image_size)
     for start in range(0, len(scenes), RENDER_CHUNK):
@@ -265,9 +261,8 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
 
 
 def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor, angle: Tensor) -> Tensor:
-    """Signed distance to each image's outline, negative inside: (images, size, size), in the unit of `radius`.
-
-    x (images, 1, size) and y (images, size, 1), downwards, are offsets from the centre; `angle` (images,) in radians.
+    """Signed distance to each image's outline, negative inside: (images, size, size), in the unit of `radius`; x and y
+    (downwards) are offsets from the centre, `angle` is in radians.
     """
     distance = torch.empty(len(shapes), y.shape[1], x.shape[2])
     for shape in sorted(set(shapes)):

@@ -36,11 +36,8 @@ class TokenizerConfig:
 
 
 class ImageTokenizer(nn.Module):
-    """Images to codes and back.
-
-    Encoder: patches of image_size / (2 * grid) pixels -> residual blocks at 2 * grid and at grid -> code_dim channels,
-    normalised per position. Codes are the nearest rows of the l2-normalised codebook.
-    Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: what is normalised where.
+    """Images to the nearest rows of the l2-normalised codebook and back, normalised as in LlamaGen's vq_model.py
+    (FoundationVision/LlamaGen@ce98ec4); patches of image_size / (2 * grid) pixels, blocks at 2 * grid and at grid.
     """
 
     kind = "image_tokenizer"  # of its checkpoints
