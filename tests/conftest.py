@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import DecodingModels
+from lantern.decoding import DecodingModels, Generation, make_decoder
+from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import load_yaml, validate_config
 
 torch.set_num_threads(1)
@@ -106,6 +109,34 @@ def make_prompts(models: DecodingModels, batch: int, seed: int = 1) -> tuple[tor
     lengths = torch.arange(batch) % config.num_text_tokens + 1
     mask = torch.arange(config.num_text_tokens) >= config.num_text_tokens - lengths[:, None]
     return features * mask[..., None], mask
+
+
+def generate(
+    models: DecodingModels, spec: MethodSpec, rows: Iterable[int] = range(5), observer=None, **sampling
+) -> Generation:
+    """Images "prompt-0" and so on, of five prompts in turn, guided by 2 unless told otherwise."""
+    decoder = make_decoder(models, spec, SamplingConfig(**{"cfg_scale": 2.0, **sampling}))
+    decoder.observer = observer
+    features, mask = make_prompts(models, 5)
+    prompts = [row % 5 for row in rows]
+    noise = [decoder.make_noise(7, f"prompt-{row}") for row in rows]
+    return decoder.generate(features[prompts], mask[prompts], noise)
+
+
+def assert_distribution(counts: torch.Tensor, probs: torch.Tensor) -> None:
+    """Chi-square of how often codes were drawn, where fewer than five are expected together; fails once in 10^4 by
+    chance.
+    """
+    from scipy.stats import chisquare
+
+    assert not counts[probs == 0].any(), counts
+    counts, expected = counts.double(), probs.double() / probs.sum() * counts.sum()
+    is_rare = (expected < 5) & (probs > 0)
+    kept = (expected >= 5) & (probs > 0)
+    cells = [
+        torch.cat([part[kept], part[is_rare].sum()[None]][: 1 + bool(is_rare.any())]) for part in (counts, expected)
+    ]
+    assert len(cells[0]) > 1 and chisquare(*cells).pvalue > 1e-4, cells
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def test_wrong_drafters(tmp_path, changes, words):
 
 
 def test_a_drafter_for_chameleon(tmp_path):
-    """Its numbers are in tests/core/test_reference_llama.py; here what config.json says."""
+    """Its numbers are in tests/core/test_reference_families.py; here what config.json says."""
     settings = json.loads((LLAMA / "anole_drafter.json").read_text())
     target = TargetConfig(64, 3, 4, vocab_size=64, grid=6, num_text_tokens=14, num_prompt_ids=160, null_ids=(0, 69))
     save_file(anole_drafter(), tmp_path / "model.safetensors")

@@ -1,6 +1,6 @@
 """LlamaGen's published targets, really written and really broken: what is read is right, what is wrong is one sentence.
 
-Files are those of the public code (tests/data/full_len); numbers are in tests/core/test_reference_full_len.py.
+Files are those of the public code (tests/data/full_len); numbers are in tests/core/test_reference.py.
 """
 
 from __future__ import annotations
