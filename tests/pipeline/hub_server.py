@@ -7,15 +7,14 @@ import json
 import re
 import threading
 from collections import deque
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@dataclass
-class Fault:
+class Fault(NamedTuple):
     """What goes wrong with one GET; each fault holds for one request, in the order given."""
 
     status: int | None = None  # answer with this status instead
@@ -23,8 +22,7 @@ class Fault:
     stall_after: int | None = None  # send nothing more after so many bytes of the body
 
 
-@dataclass
-class Repository:
+class Repository(NamedTuple):
     """A repository at one commit."""
 
     files: dict[str, bytes]
@@ -32,8 +30,7 @@ class Repository:
     gated: bool = False
 
 
-@dataclass
-class Served:
+class Served(NamedTuple):
     """A request."""
 
     method: str
@@ -42,20 +39,17 @@ class Served:
     authorization: str | None
 
 
-@dataclass
 class HubServer:
     """Serves until `close`. Paths of plain files begin with "/files/"."""
 
-    files: dict[str, bytes] = field(default_factory=dict)
-    repositories: dict[str, Repository] = field(default_factory=dict)
-    faults: dict[str, deque[Fault]] = field(default_factory=dict)
-    ranges: bool = True  # whether Range requests are honoured
-    served: list[Served] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.repositories: dict[str, Repository] = {}
+        self.faults: dict[str, deque[Fault]] = {}
+        self.ranges = True  # whether Range requests are honoured
+        self.served: list[Served] = []
         self.closing = threading.Event()
-        handler = type("Handler", (_Handler,), {"hub": self})
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -92,76 +86,65 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.served.append(Served(self.command, path, self.headers["Range"], self.headers["Authorization"]))
         if path in self.hub.files:
-            return self._send_file(path, self.hub.files[path])
-        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            return self._resolve(*match.groups())
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
-            return self._describe(match[1])
-        if match := re.fullmatch(r"/cdn/([0-9a-f]{64})", path):
+            self._send_file(self.hub.files[path], path)
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._resolve(*match.groups())
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
+            if found := self._repository(match[1], None):
+                about = {"id": match[1], "sha": found.commit, "siblings": []}
+                self._send_file(json.dumps(about).encode(), headers={"Content-Type": "application/json"})
+        elif match := re.fullmatch(r"/cdn/([0-9a-f]{64})", path):
             contents = (content for one in self.hub.repositories.values() for content in one.files.values())
-            content = next(one for one in contents if hashlib.sha256(one).hexdigest() == match[1])
-            return self._send_file(path, content)
-        return self._refuse(404)
+            self._send_file(next(one for one in contents if hashlib.sha256(one).hexdigest() == match[1]), path)
+        else:
+            self._send_head(404)
+
+    do_HEAD = do_GET
 
     def _repository(self, repo: str, revision: str | None, file: str | None = None) -> Repository | None:
         """Finds a repository, or answers as the hub does where there is none."""
         found = self.hub.repositories.get(repo)
         if found is None:
-            self._refuse(401, "RepoNotFound")
+            status, code = 401, "RepoNotFound"
         elif found.gated:
-            self._refuse(403, "GatedRepo")
+            status, code = 403, "GatedRepo"
         elif revision not in (None, "main", found.commit):
-            self._refuse(404, "RevisionNotFound")
+            status, code = 404, "RevisionNotFound"
         elif file is not None and file not in found.files:
-            self._refuse(404, "EntryNotFound")
+            status, code = 404, "EntryNotFound"
         else:
             return found
-        return None
+        return self._send_head(status, {"X-Error-Code": code})
 
     def _resolve(self, repo: str, revision: str, file: str) -> None:
         """Large files (*.safetensors, *.pt, *.bin) come by a redirect to the CDN, small ones directly."""
         found = self._repository(repo, revision, file)
         if found is None:
             return
-        content = found.files[file]
-        sha256 = hashlib.sha256(content).hexdigest()
-        if not file.endswith((".safetensors", ".pt", ".bin")):
+        content, headers = found.files[file], {"X-Repo-Commit": found.commit}
+        if file.endswith((".safetensors", ".pt", ".bin")):
+            sha256 = hashlib.sha256(content).hexdigest()
+            headers |= {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(content))}
+            self._send_head(302, {**headers, "Location": f"{self.hub.cdn}/cdn/{sha256}"})
+        else:
             blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            return self._send_file(self.path, content, {"X-Repo-Commit": found.commit, "ETag": f'"{blob}"'})
-        self.send_response(302)
-        linked = {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(content))}
-        where = {"Location": f"{self.hub.cdn}/cdn/{sha256}", "X-Repo-Commit": found.commit}
-        self._send_headers({**where, **linked, "Content-Length": "0"})
+            self._send_file(content, headers={**headers, "ETag": f'"{blob}"'})
 
-    def _describe(self, repo: str) -> None:
-        found = self._repository(repo, None)
-        if found is not None:
-            content = json.dumps({"id": repo, "sha": found.commit, "siblings": []}).encode()
-            self._send_file("", content, {"Content-Type": "application/json"})
-
-    def _send_file(self, path: str, content: bytes, headers: dict[str, str] | None = None) -> None:
+    def _send_file(self, content: bytes, path: str = "", headers: dict[str, str] | None = None) -> None:
         faults = self.hub.faults.get(path)
         fault = faults.popleft() if faults and self.command == "GET" else Fault()
         if fault.status is not None:
-            return self._refuse(fault.status)
-        first = 0
-        if self.hub.ranges and (match := re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")):
-            first = int(match[1])
-        self.send_response(206 if first else 200)
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+            return self._send_head(fault.status)
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "") if self.hub.ranges else None
+        first = int(asked[1]) if asked else 0
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', **(headers or {})}
-        self._send_headers({**headers, "Content-Length": str(len(content) - first)})
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        self._send_head(206 if first else 200, headers, len(content) - first)
         if self.command == "HEAD":
             return None
         end = min((one for one in (fault.cut_after, fault.stall_after) if one is not None), default=len(content))
@@ -174,11 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or first + end < len(content)
         return None
 
-    def _refuse(self, status: int, code: str | None = None) -> None:
+    def _send_head(self, status: int, headers: dict[str, str] | None = None, length: int = 0) -> None:
         self.send_response(status)
-        self._send_headers({**({"X-Error-Code": code} if code else {}), "Content-Length": "0"})
-
-    def _send_headers(self, headers: dict[str, str]) -> None:
-        for name, value in headers.items():
+        for name, value in {**(headers or {}), "Content-Length": str(length)}.items():
             self.send_header(name, value)
         self.end_headers()

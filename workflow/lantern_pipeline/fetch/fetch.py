@@ -73,9 +73,8 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
             resource = _pin_commit(resource, missing[0])
             remotes = {file: _locate(resource, file, expected[file]) for file in missing}
             for file, remote in remotes.items():
-                _write_record(
-                    resource, {**recorded, **described}
-                )  # the commit holds even where the transfer breaks off
+                # Before the transfer, which may break off: the commit holds.
+                _write_record(resource, {**recorded, **described})
                 described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
     _write_record(resource, described)
     place = next(iter(places.values())) if len(places) == 1 else resource.folder
