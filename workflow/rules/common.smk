@@ -156,7 +156,7 @@ def result_table(path, caption, title):
 
 def page_templates(page):
     """Files of a page that are no Python, which alone the fingerprint of the code sees."""
-    return [(PIPELINE / file).resolve().as_posix() for file in (f"pages/{page}.html", "pages/page_shell.html")]
+    return [(PIPELINE / "pages" / f"{name}.html").resolve().as_posix() for name in (page, "page_shell")]
 
 
 def claim_numbers(wildcards, input):

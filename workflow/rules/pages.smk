@@ -8,6 +8,7 @@ rule write_front_page:
         records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
         prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,
+        template=page_templates("front_page"),
     output:
         page="<results>/front.html",
     log:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,50 +17,12 @@ from lantern_pipeline.tables.markdown import with_interval
 
 SIZE = 144  # pixels a side to which larger images are shrunk
 # Within Snakemake's report: its own styles of text stay out (`not-prose`), and ours within `.front`.
-PAGE = """<div class="front not-prose">
-<style>
-.front {{ font-family: sans-serif; color: #1f2933; line-height: 1.35 }}
-.front p {{ margin: 0.2rem 0 0.8rem }}
-.front .tiles {{ display: flex; flex-wrap: wrap; gap: 0.8rem; margin-bottom: 0.8rem }}
-.front .tile {{ flex: 1 1 15rem; border: 1px solid #c3ccd5; border-top: 4px solid #0072b2; padding: 0.5rem 0.8rem }}
-.front .tile:nth-child(n+2) {{ border-top-color: #d55e00 }}
-.front .tile h2 {{ font-size: 0.95rem; font-weight: bold; margin: 0 }}
-.front .tile strong {{ font-size: 2rem }}
-.front .tile p {{ margin: 0; font-size: 0.9rem }}
-.front table {{ border-collapse: collapse; width: 100%; table-layout: fixed; font-size: 0.8rem }}
-.front th {{ font-weight: normal; text-align: left; vertical-align: bottom; padding: 0.1rem 0.4rem 0.2rem 0 }}
-.front th[scope=row] {{ vertical-align: middle; font-size: 0.9rem }}
-.front tr:first-child > td {{ width: 9rem }}
-.front td {{ padding: 1px }}
-.front img {{ display: block; width: 100%; margin: 0; image-rendering: pixelated }}
-.front .cut {{ display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 4; overflow: hidden }}
-@media (max-width: 640px) {{
-.front p, .front .tile p {{ font-size: 0.8rem; line-height: 1.25 }}
-.front .tiles {{ gap: 0.3rem }}
-.front .tile {{ padding: 0.1rem 0.6rem }}
-.front .tile strong {{ font-size: 1.4rem }}
-.front table, .front th[scope=row] {{ font-size: 0.7rem }}
-.front tr:first-child > td {{ width: 5.5rem }}
-.front tr > :nth-child(n+5) {{ display: none }}
-}}
-</style>
-<p>{setting}</p>
-<div class="tiles">
-{tiles}
-</div>
-<table>
-{rows}
-</table>
-</div>
-"""
+TEMPLATE = Path(__file__).with_suffix(".html")
 TILE = """<div class="tile"><h2>{title}</h2><strong>{number}</strong> {interval}<p>{text}</p></div>"""
 
 
 def describe_front(claims: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first screen says, as texts: `setting`, `tiles`, and `methods`, the rows of images.
-
-    `claims`: of `lantern_pipeline.tables.claims.find_claims`.
-    """
+    """What the first screen says of `find_claims`, as texts: `setting`, `tiles`, and `methods`, the rows of images."""
     setting = claims["setting"]
     baseline, exact, relaxed = (claims.get(name) for name in ("baseline", "exact", "relaxed"))
     is_equal = exact is not None and exact["tokens_equal_autoregressive"] == 1
@@ -104,10 +68,7 @@ def _price_tile(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str
 
 
 def render_front(front: Mapping[str, Any], pictures: Mapping[str, np.ndarray], texts: Sequence[str]) -> str:
-    """Writes the first screen as a piece of HTML that needs nothing else.
-
-    `front`: of `describe_front`; `pictures`: method_id -> (prompts, S, S, 3) uint8; `texts`: the prompts'.
-    """
+    """Writes what `describe_front` says, and pictures, method_id -> (prompts, S, S, 3) uint8, as a piece of HTML."""
     texts = [html.escape(text) for text in texts]
     heads = "".join(f'<th scope="col"><span class="cut" title="{text}">{text}</span></th>' for text in texts)
     lines = [f"<tr><td></td>{heads}</tr>"]
@@ -118,8 +79,8 @@ def render_front(front: Mapping[str, Any], pictures: Mapping[str, np.ndarray], t
         )
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
     tiles = [TILE.format_map({key: html.escape(text) for key, text in tile.items()}) for tile in front["tiles"]]
-    setting = html.escape(front["setting"])
-    return PAGE.format(setting=setting, tiles="\n".join(tiles), rows="\n".join(lines))
+    parts = {"setting": html.escape(front["setting"]), "tiles": "\n".join(tiles), "rows": "\n".join(lines)}
+    return re.sub(r"\[\[(\w+)\]\]", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _shrink(pixels: np.ndarray) -> np.ndarray:
