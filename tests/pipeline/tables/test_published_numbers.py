@@ -13,7 +13,7 @@ from lantern.io import read_json
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.tables.claims import claims_of_rows, describe_setting
 from lantern_pipeline.tables.generality import find_generality_claims
-from lantern_pipeline.tables.markdown import publish, with_interval
+from lantern_pipeline.tables.markdown import publish
 from lantern_pipeline.tables.method_labels import label_rows
 
 PUBLISHED = ROOT / "workflow" / "lantern_pipeline" / "tables" / "published_results.csv"
@@ -56,63 +56,60 @@ def assert_close(found, stored):
         assert found == (pytest.approx(stored, rel=1e-4, abs=1e-6) if isinstance(found, float) else stored)
 
 
-def of_results():
-    """Sentences about the default run."""
+# --- sentences -----------------------------------------------------------------------------------------
+# Each function lists, paragraph by paragraph, the numbers of a section in their order, and texts that stand there.
+
+
+def interval(row, name, factor=1):
+    return [factor * row[f"{name}{end}"] for end in ("", "_low", "_high")]
+
+
+def frontier(claims):
+    rows = claims["frontier"]["all"]
+    assert rows[-1]["distance"] == 0
+    return [value for row in rows for value in (row["label"], row["speedup"], row["distance"])]
+
+
+def of_readme():
     found = CLAIMS["results"]
-    exact, relaxed, base, delta = (found[key] for key in ("exact", "relaxed", "baseline", "delta"))
+    exact, relaxed, delta = (found[key] for key in ("exact", "relaxed", "delta"))
     assert found["tokens"] == {"num_rows": 8, "num_equal": 8, "num_near_ties": 0}  # "all eight"
     assert exact == found["exact_without_draft_model"] and delta["published_is_above"] and not delta["ours_is_above"]
-    change = with_interval(relaxed, "prompt_accuracy_change", "+.1f", 100)
-    rules = [delta["published"][rule] for rule in ("sampled_paper", "top_children", "top_official")]
-    one, several, official = (with_interval(rule, "tv_mean") for rule in rules)
-    tvs = [rule["tv_mean"] for rule in rules]
-    law, models = found["distribution"], found["models"]
-    ((not_told, p),) = law["not_told"].items()
-    assert not law["refuted"] and law["num_stand"] == law["num_claims"]
+    change = interval(relaxed, "prompt_accuracy_change", 100)
+    tvs = [rule["tv_mean"] for rule in delta["published"].values()]
+    papers = {"EAGLE-1": ("EAGLE-1",) * 2, "LANTERN": ("LANTERN δ 0.3", "LANTERN"), "LANTERN++": ("LANTERN++ λ 5",) * 2}
     return [
-        f"Jacobi is fastest, {exact['speedup']:.2f}x, without a draft model",
-        f"{exact['label']} is the fastest exact method, {times(exact)}, and needs no draft model",
-        f"LANTERN chain is fastest, {relaxed['speedup']:.2f}x. Its NLL rises from {base['nll']:.2f} to",
-        f"to {relaxed['nll']:.2f}; prompt accuracy changes by {change} points",
-        f"{relaxed['label']} is the fastest whose prompt accuracy is within two points",
-        f"decoding's: {times(relaxed)}. {found['relaxed_and_slow'][0]} is slower than autoregressive decoding.",
-        f"rises from {base['nll']:.2f} to {with_interval(relaxed, 'nll')}, and its tokens lie {relaxed['tv_mean']:.2f}",
-        f"Prompt accuracy changes by {change} points, which {found['setting']['prompts']} cannot tell",
-        f"mean TV is {min(tvs):.2f} to {max(tvs):.2f} at delta {delta['delta']:g}",
-        f"{one} for one sampled draft under LANTERN's bound, {several} for several top drafts each under it",
-        f"{official} for the authors' code",
-        f"never exceeded its delta on {delta['num_nodes']} nodes at {delta['num_deltas']} values",
-        f"any of the {law['num_claims']} exact methods",
-        f"({law['num_tests']} tests, so p must be below {law['level']:.4f})",
-        f"tells {law['num_told']} of {law['num_relaxed']} relaxed rows from the target, but not {not_told} (p {p:.2f})",
-        list_frontier(found),
-        f"The target has {models['target']['val_cross_entropy']:.2f} nats per token on held-out images",
-        f"reconstructs them at {models['tokenizer']['psnr_db']:.1f} dB",
-        f"reads {100 * models['attribute_classifier']['val_accuracy']:.1f} % of the attributes",
-        f"in {100 * models['clip']['val_image_to_text_accuracy']:.1f} % of cases",
-        "{prompts} of the set {prompt_set}, {num_timed} of them timed, temperature {temperature}, guidance scale "
-        "{cfg_scale};".format_map(found["setting"]),
+        ["Jacobi", exact["speedup"]],
+        ["LANTERN chain", relaxed["speedup"], found["baseline"]["nll"], relaxed["nll"], *change],
+        [min(tvs), max(tvs), delta["delta"]],
+        [part for name, (there, here) in papers.items() for part in (name, *numbers_there(there), *numbers_here(here))],
     ]
 
 
-def of_peers():
-    found = CLAIMS["peers"]
-    law, annealed, group = (found["distribution"], *(found["equal_length"][key] for key in ("annealed", "group")))
-    ((refuted, p),) = law["refuted"].items()
-    constant, additive = annealed["constant"], group["additive"]
-    assert annealed["reversed"] is None and refuted.startswith("SJD-PAC") and additive["high"] < 0 < constant["low"]
+def of_results():
+    found = CLAIMS["results"]
+    exact, relaxed, delta, models = (found[key] for key in ("exact", "relaxed", "delta", "models"))
+    cost = [*interval(relaxed, "nll"), relaxed["tv_mean"], *interval(relaxed, "prompt_accuracy_change", 100)]
+    tvs = [interval(delta["published"][rule], "tv_mean") for rule in ("sampled_paper", "top_children", "top_official")]
+    law = found["distribution"]
+    told = [law[name] for name in ("num_claims", "num_tests", "level", "num_told", "num_relaxed")]
+    assert not law["refuted"] and law["num_stand"] == law["num_claims"]
+    classifier, clip = models["attribute_classifier"]["val_accuracy"], models["clip"]["val_image_to_text_accuracy"]
+    quality = [
+        models["target"]["val_cross_entropy"],
+        models["tokenizer"]["psnr_db"],
+        100 * classifier,
+        "32",
+        100 * clip,
+    ]
     return [
-        f"{found['setting']['prompts']} of the set seen, {found['setting']['num_timed']} of them timed.",
-        f"{law['num_stand']} of {law['num_claims']}; SJD-PAC's is refuted at this noise seed (p {p:.4f}, where ",
-        f"{law['num_tests']} tests need {law['level']:.4f})",
-        f"tells {law['num_told']} of {law['num_relaxed']} relaxed rows from the target: 96 images are few",
-        list_frontier(found),
-        f"COOL-SD's NLL is {constant['difference']:.2f} [{constant['low']:.2f}, {constant['high']:.2f}] higher at the",
-        f"at the same {constant['shortest']:.2f} to {constant['longest']:.2f} tokens per forward, and its total",
-        f"total variation {constant['tv_first']:.3f} against {constant['tv_second']:.3f}",
-        f"GSD's NLL is {-additive['difference']:.2f} [{-additive['high']:.2f}, {-additive['low']:.2f}] below that of",
-        f"at {additive['shortest']:.2f} to {additive['longest']:.2f} tokens per forward, at a total variation of ",
-        f"{additive['tv_first']:.3f} against {additive['tv_second']:.3f}",
+        [exact["label"], *interval(exact, "speedup")],
+        [relaxed["label"], *interval(relaxed, "speedup"), found["relaxed_and_slow"][0]],
+        [found["baseline"]["nll"], *cost, found["setting"]["prompts"]],
+        [delta["delta"], *tvs[0], *tvs[1], *tvs[2], delta["num_nodes"], delta["num_deltas"]],
+        [*told, *next(iter(law["not_told"].items()))],
+        frontier(found),
+        quality,
     ]
 
 
@@ -124,35 +121,48 @@ def of_targets():
     chains = [name for name in percent.index if "chain5" in name]
     apart = {key for key, value in CLAIMS["targets"].items() if value["unlike_base"]}
     assert apart == {"jacobi", "hybrid", "proximity-k60", *chains}
+    assert round(percent["jacobi"]) == round(percent["hybrid"]) and len({round(percent[name]) for name in chains}) == 1
     assert (rows.loc[~rows["is_exact"].eq(True), "prompt_accuracy_change_high"] > 0).all()
+    fewer = ["Jacobi and hybrid", -percent["jacobi"], -percent[chains[0]]]
     return [
-        f"is {best['target_cross_entropy']:.2f} against {worse['target_cross_entropy']:.2f} nats per token",
-        f"draws {100 * best['prompt_accuracy']:.1f} % against {100 * worse['prompt_accuracy']:.1f} % of the attributes",
-        *(f"Jacobi and hybrid emit {-percent[name]:.0f} % fewer tokens per forward" for name in ("jacobi", "hybrid")),
-        *(f"and LANTERN chain {-percent[name]:.0f} % fewer" for name in chains),
-        f"proximity k 60 {percent['proximity-k60']:.0f} % more",
-        f"its cost in NLL grows from {nll['short']:.2f} to {nll['base']:.2f}",
+        [
+            row[name] * factor
+            for name, factor in (("target_cross_entropy", 1), ("prompt_accuracy", 100))
+            for row in (best, worse)
+        ],
+        [*fewer, "EAGLE-1", "proximity k 60", percent["proximity-k60"], nll["short"], nll["base"]],
+    ]
+
+
+def of_peers():
+    found = CLAIMS["peers"]
+    law, annealed, group = (found["distribution"], *(found["equal_length"][key] for key in ("annealed", "group")))
+    ((refuted, p),) = law["refuted"].items()
+    constant, additive = annealed["constant"], group["additive"]
+    assert annealed["reversed"] is None and refuted.startswith("SJD-PAC") and additive["high"] < 0 < constant["low"]
+    ends = ("shortest", "longest", "tv_first", "tv_second")
+    told = [law[name] for name in ("num_tests", "level", "num_told", "num_relaxed")]
+    return [
+        [law["num_stand"], law["num_claims"], "SJD-PAC's", p, *told, "96"],
+        frontier(found),
+        [constant[name] for name in ("difference", "low", "high", *ends)],
+        [*(-additive[name] for name in ("difference", "high", "low")), *(additive[name] for name in ends)],
     ]
 
 
 def of_generality():
     found = CLAIMS["generality"]
-    parts = [
-        next(found[key] for key in found if key.startswith(name))
-        for name in ("lantern_chain", "lantern_pp", "proximity")
-    ]
+    names = ("lantern_chain", "lantern_pp", "proximity")
+    parts = [next(found[key] for key in found if key.startswith(name)) for name in names]
     chain, pp, proximity = parts
     assert all(part["num_above_one"] == part["num_targets"] == 8 for part in parts)
     untold = [chain, pp, *(found[name] for name in ("hybrid", "coupled", "eagle1-chain5"))]
     assert found["jacobi"]["p"] < 0.05 < min(part["p"] for part in untold)
-    gains = [f"{part['gain_min']:.2f} to {part['gain_max']:.2f} times" for part in parts]
-    costs = [f"{part['nll_change_min']:.2f} to {part['nll_change_max']:.2f}" for part in parts]
+    ranges = [part[f"{name}_{end}"] for name in ("gain", "nll_change") for part in parts for end in ("min", "max")]
     return [
-        f"LANTERN chain gains {gains[0]}, LANTERN++ {gains[1]}, proximity {gains[2]}.",
-        f"LANTERN chain costs {costs[0]} nats per token, LANTERN++ {costs[1]}, proximity {costs[2]}.",
-        f"(Kendall's tau {proximity['tau']:.2f}, p {proximity['p']:.4f})",
-        f"(tau {chain['tau']:+.2f} and {pp['tau']:+.2f})",
-        f"Jacobi's fall with it (tau {found['jacobi']['tau']:.2f}, p {found['jacobi']['p']:.3f})",
+        ["all 8 targets", *ranges],
+        ["top-10 mass", proximity["tau"], proximity["p"], chain["tau"], pp["tau"]],
+        ["Jacobi's fall", found["jacobi"]["tau"], found["jacobi"]["p"]],
     ]
 
 
@@ -172,55 +182,44 @@ PAPERS = {
 }
 
 
-def of_papers():
-    """Rows of the table of published numbers, and the README's sentence of some."""
-    published, here, there = pd.read_csv(PUBLISHED), {}, {}
-    for label, (run, own, source, method, parts) in PAPERS.items():
-        rows = published[(published["source"] == source) & (published["method"] == method)]
-        for name, start in parts.items():
-            rows = rows[rows[name].fillna("").str.startswith(start)]
-        assert len(rows) == bool(source), label
-        there[label] = numbers_of(rows.iloc[0]) if source else "–"
-        here[label] = numbers_of(TABLES[run].set_index("label").loc[own]) if run else "–"
-    names = {"results": " (default)", "peers": " (peers)", None: ""}
-    few = {label: f"{there[label]} (here {here[label]})" for label in ("EAGLE-1", "LANTERN++ λ 5")}
-    return [
-        *(f"| {label} | {here[label]}{names[PAPERS[label][0]]} | {there[label]} |" for label in PAPERS),
-        f"EAGLE-1 {few['EAGLE-1']}; LANTERN {there['LANTERN δ 0.3']} (here {here['LANTERN']}); LANTERN++ "
-        f"{few['LANTERN++ λ 5']}.",
-    ]
+def numbers_here(label):
+    run, own, *_ = PAPERS[label]
+    return numbers_of(TABLES[run].set_index("label").loc[own]) if run else []
+
+
+def numbers_there(label):
+    *_, source, method, parts = PAPERS[label]
+    rows = pd.read_csv(PUBLISHED)
+    rows = rows[(rows["source"] == source) & (rows["method"] == method)]
+    for name, start in parts.items():
+        rows = rows[rows[name].fillna("").str.startswith(start)]
+    assert len(rows) == bool(source), label
+    return numbers_of(rows.iloc[0]) if source else []
 
 
 def numbers_of(row):
-    length = "" if pd.isna(row["mean_accepted_length"]) else f", {row['mean_accepted_length']:.2f}"
-    return f"{row['speedup']:.2f}x{length}"
+    return [row[name] for name in ("speedup", "mean_accepted_length") if not pd.isna(row[name])]
 
 
-def times(row):
-    return f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+def of_papers():
+    runs = {"results": "(default)", "peers": "(peers)", None: "–"}
+    rows = [[f"| {label} |", *numbers_here(label), runs[PAPERS[label][0]], *numbers_there(label)] for label in PAPERS]
+    return [["3.5 million"], *rows]
 
 
-def list_frontier(claims):
-    rows = claims["frontier"]["all"]
-    texts = [f"{row['label']} ({row['speedup']:.2f}x, TV {row['distance']:.2f})" for row in rows[:-1]]
-    texts[1:] = [text.replace("TV ", "") for text in texts[1:]]
-    assert rows[-1]["distance"] == 0
-    return f"{', '.join(texts)} and {rows[-1]['label']} ({rows[-1]['speedup']:.2f}x, 0)"
-
-
-@pytest.mark.parametrize("sentences", [of_results, of_peers, of_targets, of_generality, of_papers])
-def test_sentences_of_the_documents_have_the_numbers_of_the_tables(sentences):
-    text = " ".join(((ROOT / "README.md").read_text() + (ROOT / "docs" / "results.md").read_text()).split())
-    for sentence in sentences():
-        assert sentence in text, sentence
-
-
-def test_every_number_of_a_sentence_is_compared():
-    """Decimal numbers of the sentences, outside the generated tables and the guide to reading them."""
-    text = (ROOT / "docs" / "results.md").read_text().partition("## How to read")[0]
-    text += (ROOT / "README.md").read_text().partition("## Results")[2].partition("\n## ")[0]
+def test_sentences_have_the_numbers_of_the_tables_in_their_order_and_no_other():
+    text = (ROOT / "README.md").read_text().partition("## Results")[2].partition("\n## ")[0] + "\n\n"
+    text += (ROOT / "docs" / "results.md").read_text().partition("## How to read")[0]
     text = re.sub(r"(?s)<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text)
-    lists = (of_results, of_peers, of_targets, of_generality, of_papers)
-    compared = {number for part in lists for sentence in part() for number in re.findall(r"\d+\.\d+", sentence)}
-    known = {"3.5", "0.3"}  # million parameters; delta of a published row
-    assert set(re.findall(r"\d+\.\d+", text)) <= compared | known
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- |\| )", text)]
+    paragraphs = [part for part in paragraphs if re.search(r"\d\.\d", part)]
+    expected = [*of_readme(), *of_results(), *of_papers(), *of_targets(), *of_peers(), *of_generality()]
+    for paragraph, wanted in zip(paragraphs, expected, strict=True):
+        if paragraph.startswith("|"):  # the other columns say what was measured
+            paragraph = "|".join(paragraph.split("|")[:4])
+        numbers = re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)?")
+        parts = [part for value in wanted for part in (numbers.findall(value) if isinstance(value, str) else [value])]
+        for found, value in zip(numbers.findall(paragraph), parts, strict=True):
+            form = f"{'+' * found.startswith('+')}.{len(found.partition('.')[2])}f"
+            assert found == (value if isinstance(value, str) else f"{value:{form}}"), paragraph
+        assert all(value in paragraph for value in wanted if isinstance(value, str)), paragraph
