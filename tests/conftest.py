@@ -130,7 +130,7 @@ def assert_distribution(counts: torch.Tensor, probs: torch.Tensor) -> None:
     from scipy.stats import chisquare
 
     assert not counts[probs == 0].any(), counts
-    counts, expected = counts.double(), probs.double() / probs.sum() * counts.sum()
+    counts, expected = counts.double(), probs.double() / probs.double().sum() * counts.sum()
     is_rare = (expected < 5) & (probs > 0)
     kept = (expected >= 5) & (probs > 0)
     cells = [

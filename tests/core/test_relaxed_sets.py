@@ -1,6 +1,8 @@
-"""Relaxed sets checkable by eye, against a slow loop, and the divergences that they are bounded by."""
+"""Relaxed sets checkable by eye, against a slow loop, and what rules make of them."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -8,15 +10,19 @@ import torch
 from lantern.acceptance.relaxed_sets import (
     AdditiveBound,
     BudgetBound,
+    ByLookAlike,
+    GreedyWithinBound,
     JensenShannonBound,
     MultiplicativeBound,
     Proximity,
+    WithinBound,
 )
+from lantern.draft_tree import static_tree
+from lantern.step import Proposal
 
 # Codes 0 to 4 with 40, 30, 15, 10 and 5 % of the mass; the nearest codes of 0 are 3, 4, 2, 1, in this order.
 PROBS = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
 TABLE = torch.tensor([[3, 4, 2, 1], [0, 2, 3, 4], [3, 1, 0, 4], [2, 4, 0, 1], [3, 2, 1, 0]])
-NOTHING_SPENT = torch.tensor(0.0, dtype=torch.float64)
 
 
 def merge(sets, probs, tokens):
@@ -24,60 +30,39 @@ def merge(sets, probs, tokens):
     return sets.merge(probs, None, sets.codes_of(tokens))
 
 
-def grow(sets, token=0, spent=NOTHING_SPENT):
-    """Codes of A(x) and its mass."""
-    codes = sets.nearest(torch.tensor(token))
-    relaxed = sets.grow(codes, PROBS.gather(-1, codes), spent[..., None])
-    return relaxed.codes[relaxed.is_member].tolist(), float(relaxed.mass)
-
-
 @pytest.mark.parametrize(
-    "sets, codes, mass",
+    ("sets", "token", "spent", "codes", "mass"),
     [
-        (AdditiveBound(TABLE, k=4, delta=0.16), [3, 4], 0.15),
-        (AdditiveBound(TABLE, k=4, delta=0.09), [], 0.0),
-        (AdditiveBound(TABLE, k=4, delta=1.0), [3, 4, 2, 1], 0.6),
-        (AdditiveBound(TABLE, k=1, delta=1.0), [3], 0.1),
-        (MultiplicativeBound(TABLE, k=4, lambda_=1.3), [3], 0.1),  # (1.3 - 1) 0.4 = 0.12
-        (MultiplicativeBound(TABLE, k=4, lambda_=1.8), [3, 4, 2], 0.3),  # 0.32
-        (MultiplicativeBound(TABLE, k=4, lambda_=1.0), [], 0.0),
-        (BudgetBound(TABLE, k=4, delta=0.16), [3, 4], 0.15),
-        (Proximity(TABLE, k=3), [3, 4, 2], 0.3),
-        (JensenShannonBound(TABLE, k=4, delta=1.0), [3, 4, 2, 1], 0.6),
-        (JensenShannonBound(TABLE, k=4, delta=0.0), [], 0.0),
+        (AdditiveBound(TABLE, k=4, delta=0.16), 0, 0.0, [3, 4], 0.15),
+        (AdditiveBound(TABLE, k=4, delta=0.09), 0, 0.0, [], 0.0),
+        (AdditiveBound(TABLE, k=4, delta=1.0), 0, 0.0, [3, 4, 2, 1], 0.6),
+        (AdditiveBound(TABLE, k=1, delta=1.0), 0, 0.0, [3], 0.1),
+        (AdditiveBound(TABLE, k=0, delta=1.0), 0, 0.0, [], 0.0),
+        (AdditiveBound(TABLE, k=4, delta=0.16), 0, 0.1, [3, 4], 0.15),  # whatever is spent
+        (MultiplicativeBound(TABLE, k=4, lambda_=1.3), 0, 0.0, [3], 0.1),  # (1.3 - 1) 0.4 = 0.12
+        (MultiplicativeBound(TABLE, k=4, lambda_=1.8), 0, 0.0, [3, 4, 2], 0.3),  # 0.32
+        (MultiplicativeBound(TABLE, k=4, lambda_=1.0), 0, 0.0, [], 0.0),
+        (MultiplicativeBound(TABLE, k=4, lambda_=2.0), 4, 0.0, [], 0.0),  # 0.05 of its own; its nearest code has 0.1
+        (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.0, [3, 4], 0.15),
+        (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.05, [3], 0.1),  # what earlier siblings left
+        (BudgetBound(TABLE, k=4, delta=0.16), 0, 0.1, [], 0.0),
+        (Proximity(TABLE, k=3), 0, 0.0, [3, 4, 2], 0.3),
+        (JensenShannonBound(TABLE, k=4, delta=1.0), 0, 0.0, [3, 4, 2, 1], 0.6),
+        (JensenShannonBound(TABLE, k=4, delta=0.0), 0, 0.0, [], 0.0),
     ],
-    ids=str,
 )
-def test_the_relaxed_set_is_the_longest_prefix_within_the_bound(sets, codes, mass):
-    found, found_mass = grow(sets)
-    assert found == codes and found_mass == pytest.approx(mass)
-
-
-def test_a_multiplicative_bound_gives_unlikely_drafts_less():
-    assert grow(MultiplicativeBound(TABLE, k=4, lambda_=2.0), token=0) == ([3, 4, 2], pytest.approx(0.3))
-    assert grow(MultiplicativeBound(TABLE, k=4, lambda_=2.0), token=4) == (
-        [],
-        0.0,
-    )  # 0.05 of its own, and its nearest code has 0.1
-
-
-def test_a_budget_is_what_earlier_siblings_left():
-    assert grow(BudgetBound(TABLE, k=4, delta=0.16), spent=NOTHING_SPENT + 0.05) == ([3], pytest.approx(0.1))
-    assert grow(BudgetBound(TABLE, k=4, delta=0.16), spent=NOTHING_SPENT + 0.1) == ([], 0.0)
-    assert grow(AdditiveBound(TABLE, k=4, delta=0.16), spent=NOTHING_SPENT + 0.1) == ([3, 4], pytest.approx(0.15))
-
-
-def test_without_neighbours_the_set_is_empty():
-    assert grow(AdditiveBound(TABLE, k=0, delta=1.0)) == ([], 0.0)
+def test_the_relaxed_set_is_the_longest_prefix_within_the_bound(sets, token, spent, codes, mass):
+    near = sets.nearest(torch.tensor(token))
+    found = sets.grow(near, PROBS.gather(-1, near), torch.tensor([spent], dtype=torch.float64))
+    assert found.codes[found.is_member].tolist() == codes and float(found.mass) == pytest.approx(mass)
+    assert sorted(found.taken.unique().tolist()) == sorted([token, *codes])
 
 
 def jensen_shannon_bits(a: torch.Tensor, b: torch.Tensor) -> float:
     """The divergence by its definition, over all codes."""
     middle = (a + b) / 2
-    return (
-        float((torch.xlogy(a, a) + torch.xlogy(b, b)).sum() / 2 - torch.xlogy(middle, middle).sum())
-        / 0.6931471805599453
-    )
+    nats = (torch.xlogy(a, a) + torch.xlogy(b, b)).sum() / 2 - torch.xlogy(middle, middle).sum()
+    return float(nats) / math.log(2)
 
 
 @pytest.mark.parametrize("delta", [0.003, 0.03, 0.1, 0.3])
@@ -100,20 +85,6 @@ def test_the_jensen_shannon_set_is_the_longest_prefix_by_the_definition(delta):
         assert relaxed.is_member.tolist() == [True] * expected + [False] * (8 - expected)
 
 
-def test_the_jensen_shannon_divergence_grows_with_the_mass_and_is_at_most_the_mass():
-    mass = torch.linspace(0, 0.5, 101, dtype=torch.float64)
-    for own in (0.0, 1e-6, 0.01, 0.5):
-        token_probs = torch.tensor([own], dtype=torch.float64)
-        admitted = [
-            int(JensenShannonBound(TABLE, k=101, delta=delta).admits(mass, token_probs, NOTHING_SPENT[None]).sum())
-            for delta in torch.linspace(0, 0.5, 51).tolist()
-        ]
-        additive = [int((mass <= delta).sum()) for delta in torch.linspace(0, 0.5, 51).tolist()]
-        assert admitted == sorted(admitted) and all(js >= tv for js, tv in zip(admitted, additive, strict=True))
-        bound = JensenShannonBound(TABLE, k=101, delta=0.1).admits(mass, token_probs, NOTHING_SPENT[None])
-        assert bound.tolist() == sorted(bound.tolist(), reverse=True)  # once False, False ever after
-
-
 def test_a_draft_without_mass_of_its_own_is_bounded_by_the_mass_alone():
     # t~ and t share no code but those outside of {x} and A(x): their divergence is the mass that moves.
     admits = JensenShannonBound(TABLE, k=3, delta=0.25).admits
@@ -122,56 +93,122 @@ def test_a_draft_without_mass_of_its_own_is_bounded_by_the_mass_alone():
 
 
 @pytest.mark.parametrize(
-    "sets",
-    [
-        AdditiveBound(TABLE, k=4, delta=0.2),
-        MultiplicativeBound(TABLE, k=4, lambda_=1.5),
-        JensenShannonBound(TABLE, k=4, delta=0.05),
-        Proximity(TABLE, k=4),
-    ],
-    ids=str,
+    "sets", [AdditiveBound(TABLE, k=4, delta=0.2), MultiplicativeBound(TABLE, k=4, lambda_=1.5), Proximity(TABLE, k=4)]
 )
 def test_many_drafts_at_once_equal_one_after_the_other(sets):
     probs = (2 * torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).softmax(-1)
     tokens = torch.tensor([[0, 1], [2, 3], [4, 0]])
     together = merge(sets, probs, tokens)
-    for i in range(3):
-        for j in range(2):
-            alone = merge(sets, probs[i, j], tokens[i, j])
-            assert torch.equal(together.is_member[i, j], alone.is_member)
-            assert together.mass[i, j] == alone.mass
+    for place in [(i, j) for i in range(3) for j in range(2)]:
+        alone = merge(sets, probs[place], tokens[place])
+        assert torch.equal(together.is_member[place], alone.is_member) and together.mass[place] == alone.mass
 
 
-def test_what_is_removed_is_the_draft_and_its_set():
-    relaxed = merge(AdditiveBound(TABLE, k=4, delta=0.16), PROBS, torch.tensor(0))
-    assert sorted(relaxed.taken.unique().tolist()) == [0, 3, 4]
+@pytest.mark.parametrize(
+    ("sets", "children", "expected"),
+    [
+        # 0.1, and with code 1 it would be 0.4. 0.25 are gone: of the rest, code 4 has 0.05 / 0.75, and code 3 has
+        # nothing left to give.
+        (AdditiveBound(TABLE, k=2, delta=0.26), [2, 0], [(2, [3], 0.1), (0, [3, 4], 0.05 / 0.75)]),
+        # A budget is neither rescaled nor exceeded: 0.05 of code 4 would exceed what is left, 0.02.
+        (BudgetBound(TABLE, k=2, delta=0.12), [2, 0], [(2, [3], 0.1), (0, [3], 0.0)]),
+        (BudgetBound(TABLE, k=2, delta=0.12), [2, 3, 0], [(2, [3], 0.1), (3, [2], 0.0), (0, [3], 0.0)]),
+        # A missing sibling takes nothing.
+        (AdditiveBound(TABLE, k=2, delta=0.26), [-1, 0], [(-1, [5, 5], 0.0), (0, [3, 4], 0.15)]),
+    ],
+)
+def test_siblings_get_what_earlier_ones_left(sets, children, expected):
+    found = [
+        (int(token), relaxed.codes[relaxed.is_member].tolist(), pytest.approx(float(relaxed.mass)))
+        for token, relaxed, _ in sets.walk(PROBS, torch.tensor(children))
+    ]
+    assert found == expected
 
 
-def walk(sets, children):
-    """(token, codes of A(x), mass) of each rank."""
-    found = []
-    for token, relaxed, _ in sets.walk(PROBS, torch.tensor(children)):
-        found.append((int(token), relaxed.codes[relaxed.is_member].tolist(), float(relaxed.mass)))
-    return found
+class Judged:
+    """What a rule reads of `Scores`: nodes with these probabilities, at which the target draws this token."""
+
+    def __init__(self, probs: torch.Tensor, drawn: int) -> None:
+        self.weights = self.logits = probs.log()
+        self.keys = torch.nn.functional.one_hot(torch.full(probs.shape[:-1], drawn), probs.shape[-1]).double()
 
 
-def test_siblings_get_what_earlier_ones_left():
-    first, second = walk(AdditiveBound(TABLE, k=2, delta=0.26), [2, 0])
-    assert first == (2, [3], pytest.approx(0.1))  # 0.1, and with code 1 it would be 0.4
-    # 0.25 are gone: of the rest, code 4 has 0.05 / 0.75, and code 3 has nothing left to give
-    assert second == (0, [3, 4], pytest.approx(0.05 / 0.75))
+def chosen(rule, drawn: int, children: list[int]) -> int | None:
+    """Rank of the child that is accepted at a node of PROBS, None for none."""
+    found = rule.judge(Judged(PROBS.expand(1, 1, -1), drawn), torch.tensor([[children]]), None)
+    assert found.own.item() == drawn
+    return children.index(int(found.chosen)) if int(found.chosen) in children else None
 
 
-def test_a_shared_budget_is_neither_rescaled_nor_exceeded():
-    first, second = walk(BudgetBound(TABLE, k=2, delta=0.12), [2, 0])
-    assert first == (2, [3], pytest.approx(0.1))
-    assert second == (0, [3], pytest.approx(0.0))  # 0.05 of code 4 would exceed what is left, 0.02
-    total = sum(mass for *_, mass in walk(BudgetBound(TABLE, k=4, delta=0.3), [4, 2, 0, 1]))
-    assert 0 < total <= 0.3
+@pytest.mark.parametrize(
+    ("children", "rank"),
+    [
+        ([0, 4, -1], 0),  # 2 is near 0, and near 4 too, which comes later
+        ([0, 4, 2], 2),  # 2 itself is preferred
+        ([2, 0, 2], 0),
+        ([-1, 2, -1], 1),
+        ([-1, 4, 0], 1),
+        ([-1, -1, -1], None),  # no draft's nearest codes are read
+    ],
+)
+def test_the_drawn_token_or_else_its_first_look_alike_is_accepted(children, rank):
+    table = torch.tensor([[1, 2], [0, 2], [3, 1], [1, 0], [3, 2]])
+    for kind in (table, table.short()):
+        assert chosen(ByLookAlike(Proximity(kind, k=2)), 2, children) == rank
 
 
-def test_a_missing_sibling_takes_nothing():
-    assert (
-        walk(AdditiveBound(TABLE, k=2, delta=0.26), [-1, 0])[1] == walk(AdditiveBound(TABLE, k=2, delta=0.26), [0])[0]
-    )
-    assert walk(AdditiveBound(TABLE, k=2, delta=0.26), [-1, 0])[0] == (-1, [len(PROBS)] * 2, 0.0)
+NEAREST = torch.tensor([[1, 2], [0, 2], [3, 1], [2, 1], [3, 2]])  # two codes of each
+
+
+@pytest.mark.parametrize(
+    ("sets", "drawn", "rank"),
+    [
+        (AdditiveBound(NEAREST, k=2, delta=0.0), 3, 0),  # the draft itself
+        (AdditiveBound(NEAREST, k=2, delta=0.0), 2, None),  # no one's
+        (AdditiveBound(NEAREST, k=2, delta=0.16), 2, 0),  # code 2 is the nearest to draft 3 and has 0.15
+        (AdditiveBound(NEAREST, k=2, delta=0.1), 2, None),
+        (AdditiveBound(NEAREST, k=2, delta=0.42), 1, 1),  # with 2 and 1, A(3) would have 0.45; but 1 is near draft 0
+        (AdditiveBound(NEAREST, k=2, delta=0.5), 1, 0),
+        (BudgetBound(NEAREST, k=2, delta=0.42), 1, None),  # 0.15 of 0.42 are spent, and code 1 has 0.3
+        (MultiplicativeBound(NEAREST, k=2, lambda_=2.0), 2, None),  # 0.15 > 0.1
+        (MultiplicativeBound(NEAREST, k=2, lambda_=2.5), 2, 0),
+        (JensenShannonBound(NEAREST, k=2, delta=0.16), 2, 0),
+        (JensenShannonBound(NEAREST, k=2, delta=0.01), 2, None),
+    ],
+)
+def test_a_child_is_accepted_for_what_its_relaxed_set_holds(sets, drawn, rank):
+    assert chosen(WithinBound(sets), drawn, [3, 0]) == rank
+    assert chosen(WithinBound(sets), drawn, [3, 0, -1, -1]) == rank
+    assert chosen(WithinBound(sets), drawn, [-1, -1]) is None
+
+
+def accepted_greedily(sets, probs: torch.Tensor, tokens: list[int], choices: list) -> list[bool]:
+    """Which nodes but the root are accepted at temperature 0."""
+    scores = Judged(probs.expand(1, len(tokens), -1), 0)
+    proposal = Proposal(torch.tensor([tokens]), static_tree(choices))
+    return GreedyWithinBound(sets).judge_all(scores, proposal)[0][0, 1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sets", "accepted"),
+    [
+        (AdditiveBound(NEAREST, k=2, delta=0.0), [False, True, False]),  # code 0 is the most probable of the root's
+        (AdditiveBound(NEAREST, k=2, delta=0.46), [True, True, False]),  # draft 3 with codes 2 and 1 has 0.55 > 0.4
+        (AdditiveBound(NEAREST, k=2, delta=0.2), [False, True, False]),  # 0.25 with code 2 alone
+        (JensenShannonBound(NEAREST, k=2, delta=0.45), [True, True, False]),
+        (MultiplicativeBound(NEAREST, k=2, lambda_=5.6), [True, True, False]),
+        (MultiplicativeBound(NEAREST, k=2, lambda_=5.0), [False, True, False]),
+    ],
+)
+def test_at_temperature_0_every_child_that_its_set_makes_the_most_probable_is_accepted(sets, accepted):
+    """A root with two children, the first of which has one."""
+    assert accepted_greedily(sets, PROBS, [0, 3, 0, 4], [(0,), (1,), (0, 0)]) == accepted
+
+
+def test_at_temperature_0_a_tie_goes_to_the_lower_code_and_a_missing_draft_is_not_accepted():
+    sets = AdditiveBound(torch.tensor([[2], [0], [0]]), k=1, delta=1.0)
+    probs = torch.tensor([0.25, 0.5, 0.25])
+    # 0 with 2 has 0.5 as code 1 has; so has 2 with 0.
+    assert accepted_greedily(sets, probs, [0, 0, 2], [(0,), (1,)]) == [True, False]
+    missing = AdditiveBound(NEAREST, k=2, delta=0.46)  # as code 0, which is the most probable
+    assert accepted_greedily(missing, PROBS, [0, -1, 0], [(0,), (1,)]) == [False, True]

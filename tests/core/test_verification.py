@@ -3,83 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
+from conftest import assert_distribution
 from lantern.acceptance import base
 from lantern.acceptance.base import ByEquality, Exact
 from lantern.acceptance.relaxed_sets import AdditiveBound, WithinBound
 from lantern.acceptance.rules import make_rule
 from lantern.codebook import nearest_codes
 from lantern.draft_tree import reached_nodes, static_tree, tree_from_parents
-from lantern.methods import MethodSpec
+from lantern.methods import MethodSpec, make_method
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 
-COUNT = 20_000  # emissions
+COUNT = 8_000  # emissions
 TARGET = torch.tensor([0.0, 0.45, 0.3, 0.25, 0.0])
 DRAFT = torch.tensor([0.5, 0.05, 0.15, 0.1, 0.2])
 STREAMS = ("target", "accept")
 TABLE = torch.tensor([[1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2]])
+LANTERN_PP = {"acceptance": "multiplicative", "neighbours": "l2", "k": 3, "lambda_": 3.0}
 
 
-@cache
-def make_field() -> NoiseField:
-    field = NoiseField(COUNT, 1, len(TARGET), STREAMS)
-    field.fill(range(COUNT), [ImageNoise(3, f"p{i}", STREAMS, 1, len(TARGET)) for i in range(COUNT)])
-    return field
+@pytest.fixture(scope="module")
+def noise() -> NoiseField:
+    noise = NoiseField(COUNT, 1, len(TARGET), STREAMS)
+    noise.fill(range(COUNT), [ImageNoise(3, f"p{i}", STREAMS, 1, len(TARGET)) for i in range(COUNT)])
+    return noise
 
 
-def emit(children: torch.Tensor, **parts) -> torch.Tensor:
-    """Tokens that COUNT images emit at a root with these drafted children, int64 (COUNT, m) drawn from DRAFT."""
-    num_children = children.shape[1]
-    choices = [(rank,) for rank in range(num_children)]
+@pytest.mark.parametrize(
+    ("children", "parts", "weights"),
+    [
+        # Drafts of target mass 0 are always rejected; one after the other, each leaves max(0, t - p), normalised.
+        ([0], {}, [0.0, 0.4, 0.15, 0.15, 0.0]),
+        ([0, 4], {}, [0.0, 0.4 / 0.7 - 0.1, 0.0, 0.15 / 0.7 - 0.2, 0.0]),
+        # Draft 0 has no mass, so that A(0) is empty.
+        ([0], LANTERN_PP, [0.0, 0.4, 0.15, 0.15, 0.0]),
+    ],
+)
+def test_what_is_emitted_behind_drafts_follows_the_residual(noise, children, parts, weights):
+    """Of many images at a root with these drafted children."""
+    choices = [(rank,) for rank in range(len(children))]
     spec = MethodSpec.of("rejects", tree="mine", drafts="sampled", tree_shape=choices, **parts)
-    tokens = torch.cat([torch.zeros(COUNT, 1, dtype=torch.int64), children], dim=1)
+    tokens = torch.tensor([[0, *children]]).expand(COUNT, -1)
     proposal = Proposal(tokens, static_tree(choices), DRAFT.expand(COUNT, 1, -1))
-    weights = TARGET.log().expand(COUNT, 1 + num_children, -1)
-    positions = torch.zeros(COUNT, 1 + num_children, dtype=torch.int64)
-    scores = Scores(None, weights, positions, make_field(), SamplingConfig())
-    return make_rule(spec, SamplingConfig(), TABLE).verify(scores, proposal).emitted[:, 0]
-
-
-def follow(tokens: torch.Tensor, expected: torch.Tensor) -> None:
-    """Chi-square of tokens against a distribution; fails once in 10^4 by chance."""
-    counts = torch.bincount(tokens, minlength=len(expected)).double()
-    assert not counts[expected == 0].any(), counts
-    kept = expected > 0
-    wanted = expected[kept].double() / expected.double().sum() * COUNT
-    assert chisquare(counts[kept].numpy(), wanted.numpy()).pvalue > 1e-4, (counts, wanted)
-
-
-@pytest.mark.parametrize("children", [[0], [0, 4]])
-def test_what_is_emitted_after_a_rejection_follows_the_residual(children):
-    """Drafts of target mass 0 are always rejected; one after the other, each leaves max(0, t - p), normalised."""
-    left, draft = TARGET.clone(), DRAFT.clone()
-    for child in children:
-        left = (left - draft).clamp(min=0)
-        left = left / left.sum()
-        draft[child] = 0.0
-        draft = draft / draft.sum()
-    follow(emit(torch.tensor(children).expand(COUNT, -1)), left)
-
-
-@pytest.mark.parametrize("num_children", [1, 2, 4])
-def test_sampled_drafts_keep_the_targets_distribution(num_children):
-    generator = torch.Generator().manual_seed(0)
-    children = torch.multinomial(DRAFT.expand(COUNT, -1), num_children, generator=generator)
-    follow(emit(children), TARGET)
-
-
-def test_a_relaxed_set_that_is_rejected_takes_its_mass_along():
-    """LANTERN++ with lambda 3 on draft 1: A(1) = {2, 3}, s(1) = 1; draft 0 has no mass, so A(0) is empty."""
-    parts = {"acceptance": "multiplicative", "neighbours": "l2", "k": 3, "lambda_": 3.0}
-    assert (emit(torch.ones(COUNT, 1, dtype=torch.int64), **parts) == 1).all()
-    follow(emit(torch.zeros(COUNT, 1, dtype=torch.int64), **parts), (TARGET - DRAFT).clamp(min=0))
+    scores = Scores(None, TARGET.log().expand(*tokens.shape, -1), torch.zeros_like(tokens), noise, SamplingConfig())
+    emitted = make_rule(spec, SamplingConfig(), TABLE).verify(scores, proposal).emitted[:, 0]
+    assert_distribution(emitted.bincount(minlength=5), torch.tensor(weights))
 
 
 @pytest.mark.parametrize(
@@ -92,27 +65,35 @@ def test_a_relaxed_set_that_is_rejected_takes_its_mass_along():
     ],
 )
 def test_bounds_of_nothing_are_exact_decoding_and_need_no_table(bound):
-    spec = MethodSpec.of(
-        **{"name": "exact", "tree": "chain3", "drafts": "sampled", "neighbours": "l2", "k": 3, **bound}
-    )
+    spec = MethodSpec.of("exact", **{"tree": "chain3", "drafts": "sampled", "neighbours": "l2", "k": 3, **bound})
     for temperature in (0.0, 1.0):
         rule = make_rule(spec, SamplingConfig(temperature), None)
         assert isinstance(rule, ByEquality) or type(rule.rejection.acceptance) is Exact
 
 
-@pytest.mark.parametrize("bound", [{"acceptance": "additive", "delta": 0.001}, {"acceptance": "proximity"}])
-def test_any_other_bound_needs_its_table(bound):
-    spec = MethodSpec.of(name="near", tree="chain3", drafts="top", neighbours="l2", k=3, **bound)
-    with pytest.raises(ValueError, match="near needs the 3 nearest codes, got no table"):
-        make_rule(spec, SamplingConfig(), None)
+@pytest.mark.parametrize(
+    ("parts", "table", "words"),
+    [
+        ({"acceptance": "additive", "delta": 0.001}, None, "near needs the 3 nearest codes, got no table"),
+        ({"acceptance": "proximity"}, None, "near needs the 3 nearest codes, got no table"),
+        # They zero the nearest k + 1 codes; k columns would zero k and say nothing.
+        (
+            {"acceptance": "additive", "delta": 0.1, "residual": "official"},
+            TABLE,
+            "near needs the 4 nearest codes, got a table of 3 columns",
+        ),
+    ],
+)
+def test_any_other_bound_needs_its_table(parts, table, words):
+    spec = MethodSpec.of("near", tree="dynamic", drafts="top", neighbours="l2", k=3, **parts)
+    with pytest.raises(ValueError, match=words):
+        make_rule(spec, SamplingConfig(), table)
 
 
-def test_official_residuals_need_one_column_more_where_they_are_used():
-    """They zero the nearest k + 1 codes; k columns would zero k and say nothing."""
-    parts = {"acceptance": "additive", "neighbours": "l2", "k": 3, "delta": 0.1, "residual": "official"}
-    spec = MethodSpec.of(name="near", tree="dynamic", drafts="top", **parts)
-    with pytest.raises(ValueError, match="near needs the 4 nearest codes, got a table of 3 columns"):
-        make_rule(spec, SamplingConfig(), TABLE)
+def test_groups_need_the_targets_embedding_where_they_reject():
+    with pytest.raises(ValueError, match="method gsd needs the target's token embedding, got none"):
+        make_rule(make_method("gsd"), SamplingConfig(), None)
+    make_rule(make_method("gsd"), SamplingConfig(temperature=0.0), None)
 
 
 NEAR = {"neighbours": "l2", "k": 6}

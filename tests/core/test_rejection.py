@@ -1,0 +1,351 @@
+"""Verification by rejection: output distributions by enumeration, against stored numbers of public code, and decisions
+checkable by eye.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from table_world import TableWorld
+
+from conftest import DATA, generate
+from lantern.acceptance import relaxed_sets
+from lantern.acceptance.base import Exact
+from lantern.acceptance.rejection import Rejection, accept_chain
+from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
+from lantern.acceptance.rules import make_rule
+from lantern.acceptance.weights import DraftWeights
+from lantern.codebook import nearest_codes
+from lantern.methods import make_method
+from lantern.sampling import SamplingConfig
+
+LAWS = json.loads((DATA / "reference" / "emission_law.json").read_text())
+COOL = json.loads((DATA / "peers" / "cool.json").read_text())
+COOL_TENSORS = load_file(DATA / "peers" / "cool.safetensors")
+GSD = json.loads((DATA / "peers" / "gsd_verify.json").read_text())
+GSD_TENSORS = load_file(DATA / "peers" / "gsd_verify.safetensors")
+VOCAB = 24
+EMBEDDING = torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(3))
+TABLE = nearest_codes(EMBEDDING, 20)
+
+
+def distribution_of(rule: Rejection, target: torch.Tensor, draft: torch.Tensor, num_drafts: int = 1) -> torch.Tensor:
+    """Exact distribution of the token emitted at one node, (vocab,): every sequence of drafts drawn without
+    replacement, every accept or reject, weighted.
+    """
+    sequences = torch.tensor(list(itertools.permutations(range(len(target)), num_drafts)))
+    return distribution_given(rule, target, draft.expand(len(sequences), -1), sequences)
+
+
+def distribution_given(rule: Rejection, target, draft, sequences: torch.Tensor) -> torch.Tensor:
+    """The same of some sequences, (n, drafts), by the functions that decode."""
+    tried = list(rule.try_siblings(target.expand(len(sequences), -1), sequences, draft))
+    weight, emitted = torch.ones(len(sequences), dtype=target.dtype), torch.zeros_like(target)
+    for turn in tried:
+        weight = weight * turn.token_draft[:, 0]
+    for token, turn in zip(sequences.T, tried, strict=True):
+        accept = (turn.surrogate / turn.token_draft)[:, 0].clamp(max=1)
+        emitted.index_add_(0, token, weight * accept)
+        weight = weight * (1 - accept)
+    return emitted + (weight[:, None] * tried[-1].residual).sum(0)
+
+
+def random_probs(rows: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
+    """A target's distributions and a drafter's, (rows, VOCAB)."""
+    logits = 1.5 * torch.randn(2, rows, VOCAB, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
+
+
+def weighted(*weights: float) -> Rejection:
+    """COOL-SD's rejection with these weights of the nodes."""
+    return Rejection(DraftWeights(torch.tensor(weights, dtype=torch.float64)), "matched")
+
+
+def grouped(residual: str, embedding: torch.Tensor = EMBEDDING, **parts) -> Rejection:
+    """GSD's."""
+    spec = make_method("gsd", **{"h": 3, "p_max": 0.2, "d_max": 6.0, "residual": residual, **parts})
+    return make_rule(spec, SamplingConfig(), None, embedding).rejection
+
+
+def acceptance_of(case: dict) -> Exact:
+    """The reference packs both bounds in one number: 0 is exact, up to 1 it is delta, above it is lambda."""
+    table = torch.tensor(case["neighbours"])
+    if case["delta"] == 0:
+        return Exact()
+    if case["delta"] > 1:
+        return MultiplicativeBound(table, k=case["k"], lambda_=case["delta"])
+    return AdditiveBound(table, k=case["k"], delta=case["delta"])
+
+
+@pytest.mark.parametrize("case", LAWS, ids=lambda c: f"{c['rule']}-{c['siblings']}-{c['delta']}")
+def test_the_distribution_is_the_references(case):
+    target, draft, expected = (torch.tensor(case[name], dtype=torch.float64) for name in ("q", "p", "law"))
+    residual = {"paper": "paper", "static_lumina": "official_lumina"}.get(case["rule"], "official")
+    rule = Rejection(acceptance_of(case), residual)
+    if case["deterministic_draft"]:
+        found = distribution_given(rule, target, None, draft.topk(case["siblings"]).indices[None])
+    else:
+        found = distribution_of(rule, target, draft, case["siblings"])
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+@pytest.mark.parametrize("rule", [Rejection(), Rejection(residual="matched"), weighted(0.4), weighted(1.0)])
+def test_siblings_of_exact_rules_keep_the_targets_distribution(rule, num_drafts):
+    target, draft = (probs[0] for probs in random_probs())
+    torch.testing.assert_close(distribution_of(rule, target, draft, num_drafts), target)
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 4])
+def test_a_chain_is_judged_as_a_reader_would_write_it(drafts):
+    """The rule for one chain, in a loop over its drafts, beside the batched one."""
+    generator = torch.Generator().manual_seed(drafts)
+    rejected = 0
+    for _ in range(200):
+        probs = (2 * torch.randn(drafts + 1, 6, generator=generator, dtype=torch.float64)).softmax(-1)
+        draft_probs = (2 * torch.randn(drafts, 6, generator=generator, dtype=torch.float64)).softmax(-1)
+        tokens = [int(torch.multinomial(row, 1, generator=generator)) for row in draft_probs]
+        uniforms = torch.rand(drafts, generator=generator, dtype=torch.float64)
+        expected, left = accept_chain(probs, tokens, draft_probs, uniforms.tolist())
+        accepted, found = judge(Rejection(), probs, draft_probs, tokens, uniforms)
+        assert accepted == expected
+        rejected += accepted < drafts
+        torch.testing.assert_close(found, left)
+    assert (rejected > 20) == (drafts > 0)
+
+
+def judge(rule: Rejection, probs, draft_probs, tokens: list[int], uniforms) -> tuple[int, torch.Tensor]:
+    """(number of accepted drafts, distribution behind them) of a chain."""
+    count, children = len(tokens), torch.tensor(tokens, dtype=torch.int64).view(1, -1, 1)
+    rank, residual = rule.accept(probs[None, :count], children, draft_probs[None, :count], uniforms.view(1, -1, 1))
+    accepted = int((rank[0] == 0).long().cumprod(0).sum())
+    return accepted, residual[0, accepted] if accepted < count else probs[count]
+
+
+@pytest.mark.parametrize(("uniform", "rank"), [(0.39, 0), (0.41, 1), (0.95, 2)])
+def test_children_are_tried_in_order_against_what_is_left(uniform, rank):
+    probs = torch.tensor([[[0.4, 0.3, 0.3]]], dtype=torch.float64)
+    children, uniforms = torch.tensor([[[0, 1]]]), torch.full((1, 1, 2), uniform, dtype=torch.float64)
+    assert Rejection().accept(probs, children, None, uniforms)[0].item() == rank  # 0.4, then 0.3 / 0.6
+
+
+@pytest.mark.parametrize("bound", [AdditiveBound(TABLE, k=8, delta=0.1), MultiplicativeBound(TABLE, k=8, lambda_=3.0)])
+def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound, monkeypatch):
+    target, draft = random_probs()
+    rule = Rejection(bound, "matched")
+    accepted = rule.accepted_mass(target, draft)
+    surrogates = [bound.surrogate(target, draft, torch.full((20, 1), code)) for code in range(VOCAB)]
+    torch.testing.assert_close(accepted, torch.minimum(draft, torch.cat(surrogates, dim=-1)))
+    monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 20 * 9 * 5)  # however many are held
+    assert torch.equal(rule.accepted_mass(target, draft), accepted)
+    for t, p, least in zip(target, draft, (accepted - target).clamp(min=0).sum(-1), strict=True):
+        tv, other = (float((distribution_of(r, t, p) - t).abs().sum()) / 2 for r in (rule, Rejection(bound)))
+        assert tv == pytest.approx(float(least)) and 0 < tv < other + 1e-9
+
+
+@pytest.mark.parametrize("case", COOL["weights"], ids=str)
+def test_the_weights_of_cool_are_the_references(case):
+    spec = make_method("cool", tree=f"chain{case['length']}", fall=0.7 if case["nu"] else 0.0, omega=case["delta"])
+    weights = make_rule(spec, SamplingConfig()).rejection.acceptance
+    assert weights.weights.tolist() == pytest.approx(case["omega"])
+    assert weights.at(torch.tensor([1, 1])).weights.tolist() == pytest.approx([case["omega"][1]] * 2)
+
+
+@pytest.mark.parametrize("case", COOL["one_position"], ids=lambda case: f"{case['case']}-{case['omega']}")
+def test_one_position_has_the_distribution_of_cool(case):
+    name, omega = f"one.{case['case']}", case["omega"]
+    target, draft = COOL_TENSORS[f"{name}.target"], COOL_TENSORS[f"{name}.draft"]
+    name += f".{(0.3, 0.8, 1, 1.1, 2, 5).index(omega)}"
+    rule = weighted(omega)
+    assert float(rule.accepted_mass(target, draft).sum()) == pytest.approx(case["acceptance"])
+    if case["acceptance"] < 1 - 1e-9:
+        residual = rule.residual_probs(target, None, draft)
+        torch.testing.assert_close(residual.view(-1), COOL_TENSORS[f"{name}.residual"], atol=1e-9, rtol=0)
+    found = distribution_of(rule, target, draft)
+    torch.testing.assert_close(found, COOL_TENSORS[f"{name}.law"], atol=1e-9, rtol=0)
+    tv = float((found - target).abs().sum()) / 2
+    assert tv == pytest.approx(case["tv"], abs=1e-9) and tv <= max(0.0, 1 - 1 / omega) + 1e-9
+
+
+def probs_of(world: TableWorld, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Distribution of the token behind these."""
+    contexts = torch.nn.functional.pad(torch.tensor(tokens, dtype=torch.int64), (0, 1)).view(1, 1, -1)
+    return world.logits(contexts, torch.tensor([[len(tokens)]]))[0, 0].softmax(-1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_whole_images_of_cool_are_the_references_token_by_token(number):
+    case = COOL["chain"][number]
+    stored = {
+        name.split(".", 2)[2]: tensor.double() for name, tensor in COOL_TENSORS.items() if f"chain.{number}" in name
+    }
+    target, draft = (
+        TableWorld({name: stored[f"{kind}.{name}"] for name in TABLES}, case["width"], SamplingConfig())
+        for kind in ("target", "draft")
+    )
+    spec = make_method("cool", tree=f"chain{case['length']}", omega=case["delta"])
+    rejection, tokens = make_rule(spec, SamplingConfig(), None).rejection, []
+    for number_of_step, step in enumerate(case["steps"]):
+        noise = {kind: stored[f"noise.{kind}"][number_of_step] for kind in ("draft", "accept", "target")}
+        length, drafts = min(case["length"], case["N"] - len(tokens) - 1), []
+        for place in range(length):
+            drafts.append(int((probs_of(draft, (*tokens, *drafts)).log() + noise["draft"][place]).argmax()))
+        assert drafts == step["drafts"]
+        contexts = [(*tokens, *drafts[:place]) for place in range(length + 1)]
+        probs, draft_probs = (torch.stack([probs_of(world, c) for c in contexts]) for world in (target, draft))
+        rule = rejection.at(torch.arange(length))
+        accepted, left = judge(rule, probs, draft_probs, drafts, noise["accept"][:length])
+        assert accepted == step["accepted"]
+        tokens = [*tokens, *drafts[:accepted], int((left.log() + noise["target"][accepted]).argmax())]
+    assert tokens == case["tokens"]
+
+
+TABLES = ("base_c", "left_c", "left2_c", "up_c")
+
+
+def make_tables(seed: int, scales: tuple[float, ...], vocab: int, positions: int) -> dict[str, torch.Tensor]:
+    """The recipe of tests/data/peers for a stub's tables; of the null half's, which are drawn in between, nothing is
+    kept.
+    """
+    generator, tables = np.random.RandomState(seed), {}
+    for name, scale in zip(TABLES, scales, strict=True):
+        size = (positions if name == "base_c" else vocab, vocab)
+        values = (scale * generator.standard_normal(size)).astype(np.float32)
+        tables[name] = torch.from_numpy(values).double()
+        generator.standard_normal(size)
+    return tables
+
+
+WORLD = COOL["whole_image_law"]
+
+
+@pytest.mark.parametrize("row", WORLD["rows"], ids=lambda row: row["schedule"])
+def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
+    vocab, count = WORLD["V"], WORLD["N"]
+    tables = make_tables(WORLD["seed_target"], (1, 1.2, 0.6, 0.6), vocab, count)
+    moved = make_tables(WORLD["seed_draft"], (0.6, 0.6, 0.4, 0.4), vocab, count)
+    target = TableWorld(tables, WORLD["width"], SamplingConfig())
+    draft = TableWorld({name: table + moved[name] for name, table in tables.items()}, WORLD["width"], SamplingConfig())
+    weights = [1.0] * 3
+    if row["schedule"] != "exact":
+        name, omega = row["schedule"].split()
+        fall = {"annealed": 0.7, "uniform": 0.0, "reversed": -0.7}[name]
+        spec = make_method("cool", tree="chain3", fall=fall, omega=float(omega))
+        weights = make_rule(spec, SamplingConfig()).rejection.acceptance.weights.tolist()
+    rules = [weighted(weight) for weight in weights]
+
+    @cache
+    def masses(tokens: tuple[int, ...], place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(target probabilities, probability that a code is drafted and accepted, that it is emitted otherwise)."""
+        probs, draft_probs = probs_of(target, tokens), probs_of(draft, tokens)
+        accepted = rules[place].accepted_mass(probs, draft_probs).view(-1)
+        residual = rules[place].residual_probs(probs, None, draft_probs).view(-1)
+        return probs, accepted, (1 - accepted.sum()) * residual
+
+    @cache
+    def images_behind(tokens: tuple[int, ...], place: int) -> torch.Tensor:
+        """Distribution of the images behind these tokens, `place` of which are drafts accepted in this step."""
+        if len(tokens) == count:
+            return torch.ones(1, dtype=torch.float64)
+        if place == min(3, count - len(tokens) + place - 1):
+            probs = probs_of(target, tokens)
+            return torch.cat([probs[code] * images_behind((*tokens, code), 0) for code in range(vocab)])
+        _, accepted, rejected = masses(tokens, place)
+        following = [[images_behind((*tokens, code), behind) for behind in (place + 1, 0)] for code in range(vocab)]
+        return torch.cat(
+            [a * kept + r * other for a, r, (kept, other) in zip(accepted, rejected, following, strict=True)]
+        )
+
+    def num_accepted(tokens: tuple[int, ...]) -> float:
+        """Expected number of the drafts behind these, all of one step, that are accepted."""
+        if len(tokens) == 3:
+            return 0.0
+        accepted = masses(tokens, len(tokens))[1]
+        return sum(float(mass) * (1 + num_accepted((*tokens, code))) for code, mass in enumerate(accepted))
+
+    images = torch.cartesian_prod(*[torch.arange(vocab)] * count)
+    contexts, positions = images[:, None].expand(-1, count, -1), torch.arange(count).expand(len(images), -1)
+    probs = target.logits(contexts, positions).softmax(-1).gather(2, images[..., None]).squeeze(2).prod(1)
+    assert float((images_behind((), 0) - probs).abs().sum()) / 2 == pytest.approx(row["tv_image"], abs=1e-7)
+    assert num_accepted(()) == pytest.approx(row["accepted_first_step"], abs=1e-7)
+
+
+@pytest.mark.parametrize("number", range(len(GSD)))
+def test_groups_of_gsd_decide_as_the_authors_code_does(number):
+    """Acceptance of each draft, how many are accepted, and the token drawn from what is left."""
+    case, names = GSD[number], ("target", "label", "embedding", "uniform", "residual")
+    target, label, embedding, uniform, noise = (GSD_TENSORS[f"{number}.{name}"].double() for name in names)
+    rule = make_rule(make_method("gsd"), SamplingConfig(), None, embedding).rejection
+    drafts = torch.tensor(case["drafts"])[:, None]
+    probs, draft_probs = target[: len(drafts)], label[1 : len(drafts) + 1]
+    surrogate = rule.acceptance.surrogate(probs, draft_probs, drafts)
+    acceptance = (surrogate / draft_probs.gather(-1, drafts)).clamp(max=1)[:, 0]
+    assert acceptance.tolist() == pytest.approx(case["acceptance"], rel=1e-5, abs=1e-9)
+    accepted, left = judge(rule, target, draft_probs, case["drafts"], uniform[1 : len(drafts) + 1])
+    assert accepted == case["accepted"]
+    if accepted < len(drafts):
+        assert int((left.log() + noise[accepted + 1]).argmax()) == case["emitted"]
+
+
+def test_a_group_holds_codes_as_probable_as_the_draft_and_near_it():
+    """By hand: a loop over the draft's ranks."""
+    target, draft = random_probs()
+    acceptance = grouped("paper").acceptance
+    is_near = acceptance.is_near
+    assert 0.1 < is_near.double().mean() < 0.9 and torch.equal(is_near, is_near.T)
+    for t, p in zip(target, draft, strict=True):
+        order = t.argsort().tolist()
+        for code in range(VOCAB):
+            rank, group = order.index(code), [code]
+            if rank >= 3:
+                near = [other for other in order[rank - 3 : rank + 3] if is_near[code, other]]
+                group = [other for other in near if abs(t[other] - t[code]) < 0.2]
+            found = acceptance.surrogate(t, p, torch.tensor([code])) / p[code]
+            assert float(found) == pytest.approx(float(t[group].sum() / p[group].sum()))
+
+
+@pytest.mark.parametrize("residual", ["paper", "matched"])
+def test_either_residual_is_the_least_where_groups_accept_more_than_single_codes(residual):
+    target, draft = random_probs()
+    rule = grouped(residual)
+    mass = rule.accepted_mass(target, draft)
+    assert (mass.sum(-1) >= torch.minimum(target, draft).sum(-1)).all()
+    found = torch.stack([distribution_of(rule, t, p) for t, p in zip(target, draft, strict=True)])
+    tv = (found - target).abs().sum(-1) / 2
+    torch.testing.assert_close(tv, (mass - target).clamp(min=0).sum(-1))
+    assert tv.mean() > 0.01
+
+
+@pytest.mark.parametrize(("residual", "expected"), [("paper", [0.1, 0.2743, 0.6257]), ("matched", [0.1, 0.3, 0.6])])
+def test_where_groups_accept_less_the_matched_residual_is_exact_and_the_plain_one_is_not(residual, expected):
+    """Code 1 stands in a group with code 0, which is drafted far too often."""
+    target, draft = (torch.tensor(row, dtype=torch.float64) for row in ([0.1, 0.3, 0.6], [0.6, 0.1, 0.3]))
+    rule = grouped(residual, torch.zeros(3, 2), h=1, p_max=1.0)
+    assert rule.accepted_mass(target, draft).tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
+    assert distribution_of(rule, target, draft).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("parts", [{"h": VOCAB}, {"d_max": 1e-9}, {"p_max": 1e-12}])
+def test_groups_of_no_width_are_exact(parts):
+    target, draft = random_probs()
+    torch.testing.assert_close(grouped("paper", **parts).accepted_mass(target, draft), torch.minimum(target, draft))
+
+
+def test_a_weight_of_1_and_the_matched_residual_change_no_token_and_heavy_weights_accept_more(models):
+    cool = [generate(models, make_method("cool", tree="chain3", fall=0.0, omega=omega)) for omega in (0.3, 1.0, 5.0)]
+    forwards = [int(generation.target_forwards.sum()) for generation in cool]
+    assert forwards[0] > forwards[1] > forwards[2]
+    chain, bushy = (
+        [
+            generate(models, make_method("eagle1", tree=tree, residual=residual)).codes
+            for residual in ("paper", "matched")
+        ]
+        for tree in ("chain3", "naive_extend_57")
+    )
+    assert torch.equal(*chain) and torch.equal(*bushy) and torch.equal(cool[1].codes, chain[0])
