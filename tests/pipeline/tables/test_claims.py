@@ -71,17 +71,12 @@ def test_the_fastest_rows(table):
     assert bfloat16["tokens"] == expected and bfloat16["exact"]["label"] == "coupled"  # reported and not demanded
 
 
-@pytest.mark.parametrize(("seconds", "fastest"), [(0.6, "jacobi"), (0.9, "coupled")])
-def test_an_exact_method_without_a_draft_model_stands_apart(seconds, fastest):
-    jacobi = make_method("jacobi", tree="chain9", method_id="jacobi")
-    found = find(summarise({**METHODS, "jacobi": (jacobi, 24, 0.0, 0.0, seconds)}))
-    assert found["tokens"]["num_rows"] == 2 and found["exact"]["method_id"] == fastest
-    assert found["exact_without_draft_model"]["method_id"] == "jacobi"
-
-
-def test_rows_of_single_repeats_are_counted_once_each():
-    found = find(build_summary(*join(make_tables(), make_tables(repeat="s1n0")), settings=SETTINGS, seed=0))
-    assert found["tokens"]["num_rows"] == 2
+def test_rows_of_single_repeats_are_counted_once_each_and_methods_without_a_draft_model_apart():
+    methods = {**METHODS, "jacobi": (make_method("jacobi", tree="chain9", method_id="jacobi"), 24, 0.0, 0.0, 0.9)}
+    tables = join(make_tables(methods), make_tables(methods, repeat="s1n0"))
+    found = find(build_summary(*tables, settings=SETTINGS, seed=0))
+    assert found["tokens"]["num_rows"] == 4
+    assert (found["exact"]["method_id"], found["exact_without_draft_model"]["method_id"]) == ("coupled", "jacobi")
     assert describe_run(found["setting"]).startswith("20 prompts in 2 repeats of the set seen, 6 of them timed, temp")
 
 
