@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.draft_tree import static_tree, tree_from_parents
+from lantern.draft_tree import join_trees, longest_path, static_tree, tree_from_parents
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 
 
@@ -24,10 +24,27 @@ def test_static_tree_by_eye():
     assert [places.tolist() for places in tree.drafted] == [[0, 1], [0, 1, 2]]
 
 
-def test_chain_has_no_siblings():
-    tree = static_tree(tree_choices("chain4"))
-    assert tree.num_nodes == 5
-    assert tree.max_depth == 4
+def test_two_trees_are_joined_below_one_root():
+    joined = join_trees(static_tree(tree_choices("chain2")), static_tree([(0,), (1,), (0, 0)]))
+    assert joined.parents.tolist() == [[0, 0, 1, 0, 0, 3]]
+    assert joined.depths.tolist() == [[0, 1, 2, 1, 1, 2]]
+    assert joined.ranks.tolist() == [[0, 0, 0, 1, 2, 0]]
+
+
+def test_longest_path_by_eye():
+    """Root 0 with children 1 and 2, 1 with child 3, 2 with child 4."""
+    tree = static_tree([(0,), (1,), (0, 0), (1, 0)])
+    accepted = torch.tensor(
+        [
+            [False, True, False, True, False],  # 0-1-3
+            [False, False, True, True, False],  # 3's parent is not accepted: 0-2
+            [False, True, True, True, True],  # two longest paths: the first
+            [True, False, False, True, True],  # none: the root alone
+        ]
+    )
+    path, counts = longest_path(tree, accepted)
+    assert path.tolist() == [[0, 1, 3], [0, 2, 2], [0, 1, 3], [0, 0, 0]]
+    assert counts.tolist() == [2, 1, 2, 0]
 
 
 def test_rows_of_a_batch_may_have_different_trees():

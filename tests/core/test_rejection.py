@@ -133,6 +133,8 @@ def test_children_are_tried_in_order_against_what_is_left(uniform, rank):
     probs = torch.tensor([[[0.4, 0.3, 0.3]]], dtype=torch.float64)
     children, uniforms = torch.tensor([[[0, 1]]]), torch.full((1, 1, 2), uniform, dtype=torch.float64)
     assert Rejection().accept(probs, children, None, uniforms)[0].item() == rank  # 0.4, then 0.3 / 0.6
+    cannot_be_drawn = torch.tensor([[[0.0, 0.6, 0.4]]], dtype=torch.float64)
+    assert Rejection().accept(probs, children, cannot_be_drawn, uniforms)[0].item() == max(rank, 1)  # 0.3 / 0.6
 
 
 @pytest.mark.parametrize("bound", [AdditiveBound(TABLE, k=8, delta=0.1), MultiplicativeBound(TABLE, k=8, lambda_=3.0)])
