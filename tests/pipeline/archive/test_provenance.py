@@ -24,7 +24,7 @@ from lantern_pipeline.archive.provenance import (
 from lantern_pipeline.fetch.manifest import describe_file, make_manifest
 from lantern_pipeline.runtime.machine import describe_machine
 
-SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 @pytest.mark.parametrize(
@@ -98,26 +98,19 @@ def test_environment_and_machine_are_described_without_user_and_host():
     assert str(Path.home()) not in words
 
 
-def test_files_are_named_relative_to_the_folder_and_in_order(tmp_path):
+def test_files_are_named_relative_to_the_folder_and_resources_by_their_hashes(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x.csv").write_text("abc")
     (tmp_path / "a.csv").write_text("")
-    found = hash_files([tmp_path / "b" / "x.csv", tmp_path / "a.csv"], tmp_path)
-    assert list(found) == ["a.csv", "b/x.csv"]
-    assert found["b/x.csv"] == {"sha256": SHA256_OF_ABC, "bytes": 3}
+    found, entry = hash_files([tmp_path / "b" / "x.csv", tmp_path / "a.csv"], tmp_path), {"sha256": ABC, "bytes": 3}
+    assert list(found) == ["a.csv", "b/x.csv"] and found["b/x.csv"] == entry
     with pytest.raises(FileNotFoundError, match="gone"):
         hash_files([tmp_path / "gone.csv"], tmp_path)
-
-
-def test_resources_are_named_by_their_hashes_and_not_by_their_place(tmp_path):
-    own = tmp_path / "own.txt"
-    own.write_text("abc")
+    own = tmp_path / "b" / "x.csv"
     manifest = make_manifest("weights", own, f"a copy at {own}", {"w.pt": describe_file(own)})
     (tmp_path / "weights.json").write_text(json.dumps(manifest))
-    own.with_name("weights.pt").write_text("not read again")
-    found = describe_resources([tmp_path / "weights.json", own])
-    entry = {"sha256": SHA256_OF_ABC, "bytes": 3}
-    assert found == {"own.txt": {"own.txt": entry}, "weights": {"w.pt": entry}}
+    resources = describe_resources([tmp_path / "weights.json", own])
+    assert resources == {"weights": {"w.pt": entry}, "x.csv": {"x.csv": entry}}  # not by their place
 
 
 def test_decoding_lists_each_device_and_format_once(tmp_path):

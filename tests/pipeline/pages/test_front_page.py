@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -16,9 +17,14 @@ from lantern_pipeline.tables.claims import claims_of_rows, describe_setting
 from lantern_pipeline.tables.summary import build_summary, select_headline
 
 
-def describe(methods=None, **changed):
-    summary = build_summary(*(make_tables(methods) if methods else make_tables()), settings=SETTINGS, seed=0)
-    rows = select_headline(summary.assign(**changed), SETTINGS)
+@cache
+def summarise(*changes):
+    return build_summary(*make_tables(with_changes(**dict(changes))), settings=SETTINGS, seed=0)
+
+
+def describe(*changes, **columns):
+    """The first screen of METHODS with `changes` of some, and columns of their table replaced."""
+    rows = select_headline(summarise(*changes).assign(**columns), SETTINGS)
     front = describe_front({"setting": describe_setting(rows), **claims_of_rows(rows)})
     assert json.dumps(front, allow_nan=False)
     return front
@@ -34,13 +40,13 @@ def test_three_numbers_of_the_fastest_exact_and_relaxed_methods():
     assert (price["number"], price["interval"]) == ("0.20", "[0.10, 0.30]")
     assert "→" in price["text"] and "prompt accuracy -1.0 [" in price["text"]
     assert list(front["methods"]) == ["autoregressive", "coupled", "lantern-a"]
-    other = describe(with_changes(eagle1=(32, 0, 0, 0.5)))  # exact, with other tokens
+    other = describe(("eagle1", (32, 0, 0, 0.5)))  # exact, with other tokens
     assert other["tiles"][0]["text"].endswith("in the target's distribution.")
 
 
 def test_what_is_missing_is_said():
-    slow = with_changes(lantern_a=(20, 1, 0.9, 0.5), lantern_b=(16, 1, 0.9, 0.3))
-    assert [tile["number"] for tile in describe(slow)["tiles"]] == ["1.43 ×", "–"]
+    bad = [("lantern_a", (20, 1, 0.9, 0.5)), ("lantern_b", (16, 1, 0.9, 0.3))]
+    assert [tile["number"] for tile in describe(*bad)["tiles"]] == ["1.43 ×", "–"]
     assert "Only 2 prompts timed: too few to tell." in describe(num_timed=2)["tiles"][0]["text"]
     untold = {"substitution_rate": 0.03, "substitution_rate_low": 0.02, "substitution_rate_high": 0.04}
     price = describe(tv_mean=np.nan, **untold)["tiles"][2]

@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.io import DamagedFileError, load_tensors, read_json
-from lantern_pipeline.archive.provenance import (
-    FILE_NAME,
-    FILE_PARTS,
-    describe_code,
-    hash_files,
-    publishable_config,
-)
+from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, describe_code, hash_files, publishable_config
 from lantern_pipeline.config.validate import load_yaml, validate_config
 from lantern_pipeline.data.tables import check_sum, sum_file
 from lantern_pipeline.runtime.locks import LOCK_FILE, RunLock

@@ -26,9 +26,7 @@ def round_model(source: Path | str, destination: Path | str, more: Mapping[str, 
 
 
 def describe_training(
-    config: Mapping[str, Any],
-    reports: Mapping[str, Mapping[str, Any]],
-    files: Mapping[str, Path],
+    config: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]], files: Mapping[str, Path]
 ) -> dict[str, Any]:
     """Says as JSON values what made the rounded weights `files`, at most MAX_BYTES, by the `reports` of training."""
     models = {name: _describe_model(files[name], report) for name, report in reports.items()}
