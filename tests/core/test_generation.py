@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,40 +27,20 @@ PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a bl
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 
 
-def save_table(path, num_columns=4, name="nearest_codes"):
-    table = torch.arange(num_columns).expand(12, -1) + torch.arange(12)[:, None] + 1
-    save_tensors(path, {name: (table % 12).int()}, {})
-    return path
-
-
-@pytest.fixture
-def files(tmp_path):
-    """Checkpoints of an untrained run."""
-    config = {"dim": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 12, "grid": 4}
-    target = TargetModel(TargetConfig(**config, num_text_tokens=5, caption_dim=16, ffn_multiple=16))
-    save_model(tmp_path / "target.safetensors", target)
-    save_model(tmp_path / "drafter.safetensors", DraftModel.from_target(target, 0))
-    return SimpleNamespace(
-        target=tmp_path / "target.safetensors",
-        drafter=tmp_path / "drafter.safetensors",
-    )
-
-
 def test_a_file_without_a_table_is_named(tmp_path):
-    path = save_table(tmp_path / "l2.safetensors", name="codes")
+    save_tensors(tmp_path / "l2.safetensors", {"codes": torch.zeros(12, 4).int()}, {})
     with pytest.raises(ValueError, match=r"l2\.safetensors holds no tensor nearest_codes, found \['codes'\]"):
-        load_nearest_codes(path)
+        load_nearest_codes(tmp_path / "l2.safetensors")
 
 
-def test_a_draft_model_of_another_target_is_refused(files, tmp_path):
-    other = TargetModel(
-        TargetConfig(dim=32, num_layers=1, num_heads=2, vocab_size=12, grid=2, num_text_tokens=5, caption_dim=16)
-    )
-    save_model(tmp_path / "other.safetensors", DraftModel.from_target(other, 0))
+def test_a_draft_model_of_another_target_is_refused(tmp_path):
+    target, drafter = tmp_path / "target.safetensors", tmp_path / "drafter.safetensors"
+    save_model(target, TargetModel(TargetConfig(32, 1, 2, 12, grid=4)))
+    save_model(drafter, DraftModel.from_target(TargetModel(TargetConfig(32, 1, 2, 12, grid=2)), 0))
     with pytest.raises(
-        ValueError, match=r"other\.safetensors: grid should be 4 as in .*found 2; train the drafter again"
+        ValueError, match=r"drafter\.safetensors: grid should be 4 as in .*found 2; train the drafter again"
     ):
-        load_decoding_models(files.target, tmp_path / "other.safetensors")
+        load_decoding_models(target, drafter)
 
 
 def decoder_of(spec=None, temperature=1.0, **options):
@@ -102,29 +81,18 @@ def test_a_tuned_tree_must_be_chosen_before_anything_is_decoded():
         decoder_of(MethodSpec.of("a", tree="tuned", drafts="coupled"))
 
 
-def test_records_do_not_depend_on_the_batches():
-    whole = make_records(decoder_of(), 5)
-    parts = make_records(decoder_of(), 2)
-    assert whole.prompt_ids == parts.prompt_ids == ["p0", "p1", "p2", "p3", "p4"]
-    for name in ("codes", "target_forwards", "step_lengths", "is_substituted"):
-        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
-    assert (whole.step_lengths.sum(1) == 16).all()
-    assert whole.substitutions.sum() > 0
-
-
-def test_records_say_how_they_were_made():
+def test_records_say_how_they_were_made_and_autoregressive_ones_hold_the_targets_margins():
     records = make_records(decoder_of(), 2)
     metadata = records.metadata
     assert metadata["method"]["method_id"] == "near-k4" and metadata["method"]["k"] == 4
     assert (metadata["temperature"], metadata["cfg_scale"], metadata["run_seed"]) == (1.0, 2.0, 3)
-    assert records.margins.shape == (5, 0)
-
-
-def test_autoregressive_records_hold_the_targets_margins():
-    spec = MethodSpec.of("autoregressive", method_id="autoregressive")
-    records = make_records(decoder_of(spec, records_margins=True), 3)
+    assert records.margins.shape == (5, 0) and records.substitutions.sum() > 0
+    decoder = decoder_of(MethodSpec.of("autoregressive"), records_margins=True)
+    counted = Counted(decoder)
+    records = make_records(decoder, 2)
     assert records.margins.shape == (5, 16) and (records.margins > 0).all()
     assert (records.target_forwards == 16).all()
+    assert counted.fills == [["p0", "p1"], ["p2", "p3"], ["p4"]] and counted.steps == 3 * 15
 
 
 SPECS = {
@@ -141,32 +109,29 @@ SPECS = {
 }
 
 
+PARTS = ("codes", "target_forwards", "step_lengths", "is_substituted")
+
+
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in SPECS), ("dynamic", 0.0), ("jacobi", 0.0)])
-def test_images_do_not_depend_on_the_row_that_they_take_over(name, temperature):
+def test_images_depend_neither_on_the_row_that_they_take_over_nor_on_the_window_of_their_noise(
+    name, temperature, monkeypatch
+):
     """Eight prompts through one, three and five rows, against each prompt in a batch of its own."""
     prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(8)]
-    decoder = decoder_of(SPECS[name], temperature)
+    decoder, held = decoder_of(SPECS[name], temperature), []
+    allocate = decoder.allocate
     alone = [make_records(decoder, 1, [prompt]) for prompt in prompts]
-    for batch_size in (1, 3, 5):
+    for batch_size in (1, 3, 5, 2):
+        if batch_size == 2:
+            monkeypatch.setattr(noise, "WHOLE_BYTES", 0)
+            monkeypatch.setattr(noise, "WINDOW", 7)
+            decoder.allocate = lambda num_rows: held.append(allocate(num_rows)) or held[0]
         found = make_records(decoder, batch_size, prompts)
         assert found.prompt_ids == [prompt.id for prompt in prompts]
-        for part in ("codes", "target_forwards", "step_lengths", "is_substituted"):
+        for part in PARTS:
             expected = torch.cat([getattr(record, part) for record in alone])
             assert torch.equal(getattr(found, part), expected), part
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_images_do_not_depend_on_the_window_of_their_noise(name, monkeypatch):
-    decoder = decoder_of(SPECS[name])
-    whole = make_records(decoder, 2)
-    monkeypatch.setattr(noise, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(noise, "WINDOW", 7)
-    held = []
-    allocate = decoder.allocate
-    decoder.allocate = lambda num_rows: held.append(allocate(num_rows)) or held[0]
-    part = make_records(decoder, 2)
     assert held[0].noise.window == 7
-    assert torch.equal(part.codes, whole.codes) and torch.equal(part.step_lengths, whole.step_lengths)
 
 
 class Counted:
@@ -210,13 +175,6 @@ def test_rows_take_prompts_in_groups_and_the_last_ones_at_once():
     assert first < third
     assert fills[25] == [(24, 0), (1, first)]
     assert fills[30][1][0] >= 3 and fills[30][1][1] == third
-
-
-def test_autoregressive_images_are_filled_in_batches():
-    decoder = decoder_of(MethodSpec.of("autoregressive"))
-    counted = Counted(decoder)
-    make_records(decoder, 2)
-    assert counted.fills == [["p0", "p1"], ["p2", "p3"], ["p4"]] and counted.steps == 3 * 15
 
 
 def test_seconds_add_up_to_the_time_of_decoding(monkeypatch):

@@ -1,4 +1,4 @@
-"""Speculative Jacobi drafts: the public functions' tokens under their noise, and the laws of whole images."""
+"""Speculative Jacobi drafts and PathRelax: the public functions' tokens under their noise, distributions of images."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from enumeration import law_of_images
 from safetensors.torch import load_file
 from table_world import Images, TableWorld, count_images
 
-from conftest import DATA, make_prompts
+from conftest import DATA, generate
 from lantern.acceptance.rules import make_rule
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.draft_tree import static_tree
+from lantern.drafters.path_relax import ParallelChainsDrafter
 from lantern.drafters.sjd import SpeculativeJacobiDrafter
 from lantern.methods import PRESETS, make_method
 from lantern.models.config import TargetConfig
 from lantern.sampling import SamplingConfig
+from lantern.tree_shapes import tree_choices
 
 FOLDER = DATA / "peers"
 
@@ -124,15 +126,21 @@ def distance(law: torch.Tensor, case: str, name: str = "autoregressive") -> floa
     return float((law - TENSORS[f"{case}.{name}"]).abs().sum()) / 2
 
 
-EXACT = [("sjd", {}), ("sjd", {"labels": "uniform"}), ("scd", {}), ("scd", {"labels": "uniform"})]
-EXACT += [("sjd_pac", {"tree": "chain2k2d1"}), ("sjd_pac", {"tree": "chain1k3d1"})]
-
-
-@pytest.mark.parametrize(("name", "parts"), EXACT, ids=[f"{name}-{'-'.join(parts.values())}" for name, parts in EXACT])
-def test_whole_images_have_the_targets_law(name, parts):
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("sjd", {"tree": "chain2"}),
+        ("sjd", {"tree": "chain2", "labels": "uniform"}),
+        ("scd", {"tree": "chain2"}),
+        ("scd", {"tree": "chain2", "labels": "uniform"}),
+        ("sjd_pac", {"tree": "chain2k2d1"}),
+        ("sjd_pac", {"tree": "chain1k3d1"}),
+    ],
+)
+def test_whole_images_have_the_targets_distribution(name, parts):
     """By enumeration of every outcome; labels are kept in float32."""
     world = law_world("small", torch.float64)
-    assert distance(law_of_images(world, *make_parts(world, name, **{"tree": "chain2", **parts}), 4), "small") < 1e-7
+    assert distance(law_of_images(world, *make_parts(world, name, **parts), 4), "small") < 1e-7
 
 
 def test_a_threshold_leaves_the_targets_law_as_far_as_is_stated():
@@ -168,7 +176,7 @@ def test_groups_leave_the_targets_law_as_far_as_is_stated():
         ("sjd_pac", {"tree": "chain2k2d2", "labels": "point"}, True),
     ],
 )
-def test_many_images_have_the_targets_law(name, parts, is_exact):
+def test_many_images_have_the_targets_distribution(name, parts, is_exact):
     """A chi-square test with 80 degrees of freedom, mean 80 and deviation 13; the noise is keyed as that of images."""
     world, num_images = law_world("small", torch.float32), 2**15
     drafter, rule = make_parts(world, name, **{"tree": "chain3", **parts})
@@ -178,23 +186,99 @@ def test_many_images_have_the_targets_law(name, parts, is_exact):
     assert (chi_square < 130) if is_exact else (chi_square > 150)
 
 
-SJD = [name for name, parts in PRESETS.items() if parts.get("drafts") in ("sjd", "sjd_pp")]
-
-
-def draw(models, spec, sampling, rows):
-    decoder = make_decoder(DecodingModels(models.target), spec, SamplingConfig(cfg_scale=2.0, **sampling))
-    features, mask = make_prompts(models, 5)
-    return decoder.generate(features[rows], mask[rows], [decoder.make_noise(7, f"prompt-{row}") for row in rows])
-
-
 def test_tokens_that_the_filters_took_away_are_not_emitted(models):
     """Uniform labels draft them; with one code left the image is that of greedy decoding."""
-    greedy = draw(models, make_method("autoregressive"), {"temperature": 0.0}, [0, 1])
-    for name in SJD:
-        assert torch.equal(draw(models, make_method(name), {"top_k": 1}, [0, 1]).codes, greedy.codes)
+    bare = DecodingModels(models.target)
+    greedy = generate(bare, make_method("autoregressive"), temperature=0.0)
+    for name in (name for name, parts in PRESETS.items() if parts.get("drafts") in ("sjd", "sjd_pp")):
+        assert torch.equal(generate(bare, make_method(name), top_k=1).codes, greedy.codes)
 
 
 def test_a_tree_of_too_many_siblings_is_refused(models):
     with pytest.raises(ValueError, match=r"siblings x depths that have some must be at most 64 .*, got 9 x 8"):
         spec = make_method("sjd_pac", tree="wide", tree_shape=[[0] * n + [rank] for n in range(8) for rank in range(9)])
         make_decoder(DecodingModels(models.target), spec, SamplingConfig())
+
+
+def make_chains(world: TableWorld, num_chains: int, length: int, delta: float):
+    spec = make_method("path_relax", tree=f"chain{length}x{num_chains}", delta=delta)
+    config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
+    chain = SpeculativeJacobiDrafter(static_tree(tree_choices(f"chain{length}")), spec, config)
+    drafter = ParallelChainsDrafter(static_tree(spec.tree_shape), chain, delta)
+    return drafter, drafter.rule
+
+
+class NoiseOfChains:
+    """The public functions' noise of one image, by step, chain and row."""
+
+    def __init__(self, noise: dict[str, torch.Tensor]) -> None:
+        self.noise, self.step, self.length = noise, -1, 1
+        self.num_chains, self.num_rows = noise["uniform"].shape[1:]
+
+    def by_row(self, name: str, chains: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.noise[name][self.step][chains, rows]
+
+    def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
+        """Of nodes in order: the root, then chain by chain at every depth."""
+        rows = positions - self.length
+        chains = (torch.arange(positions.shape[1]) - 1).clamp(min=0) % self.num_chains
+        residual = self.by_row("residual", chains.expand_as(rows), (rows + 1).clamp(max=self.num_rows - 1))
+        own = self.by_row("draw", chains.expand_as(rows), rows)
+        return torch.where((rows == self.num_rows - 1)[..., None], own, residual)
+
+    def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
+        rows = positions - self.length + 1
+        return self.by_row("uniform", torch.arange(num_slots), rows[..., None])
+
+    def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        init = self.noise["init"]
+        codes = init[(slots // self.num_rows).expand_as(positions), positions.clamp(max=init.shape[1] - 1)]
+        return (codes + 0.5) / len(self.noise["first"])
+
+    def draw(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        noise = self.by_row("draw", slots // self.num_rows, slots % self.num_rows)
+        return (probs.log() + noise).argmax(-1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_public_functions_tokens_and_drafts_of_path_relax(number):
+    case = json.loads((FOLDER / "paths.json").read_text())[number]
+    tensors = load_file(FOLDER / "paths.safetensors")
+    tables = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith(f"{number}.")}
+    world = TableWorld(tables, case["width"], SamplingConfig(cfg_scale=case["cfg_scale"], top_k=case["top_k"]))
+    drafter, rule = make_chains(world, case["K"], case["window"] - 1, case["delta"])
+    noise = NoiseOfChains(tables)
+    images = Images(world, drafter, rule, noise, torch.tensor([[case["tokens"][0]]]), case["N"])
+    for step in case["steps"]:
+        noise.step, noise.length = noise.step + 1, int(images.lengths)
+        left = case["N"] - 1 - noise.length  # drafts in the public window
+        outcome = images.step()
+        assert min(int(outcome.num_accepted), left) == step["accepted"]
+        if step["accepted"] > 0:
+            assert (int(outcome.path[0, 1]) - 1) % case["K"] == step["path"]
+        for chain, wanted in enumerate(step["next"]):
+            count = max(0, min(len(wanted), case["N"] - 1 - int(images.lengths)))
+            assert images.state.drafts[chain, :count].tolist() == wanted[:count]
+    assert images.tokens[0, : case["N"] - 1].tolist() == case["tokens"][:-1]
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3])
+def test_path_relax_leaves_the_targets_distribution_as_far_as_is_stated(delta):
+    """Of all tokens but the last, see above; by 2^16 images, where chance alone is a distance of about 0.007."""
+    world = law_world("small", torch.float32)
+    law = count_images(world, *make_chains(world, 2, 1, delta), 2**16, 4) / 2**16
+    names = ("autoregressive", f"paths_K2_delta{delta}")
+    found, target, stated = (part.view(27, 3).sum(1) for part in (law, *(TENSORS[f"small.{name}"] for name in names)))
+    assert float((found - stated).abs().sum()) / 2 < 0.01
+    assert float((target - stated).abs().sum()) / 2 > 0.03
+
+
+@pytest.mark.parametrize(("tree", "is_allowed"), [("chain15x4", True), ("chain12x5", False)])
+def test_chains_have_at_most_as_many_nodes_as_a_position_has_noise(models, tree, is_allowed):
+    """4 x 16 = 64 slots, and 5 x 13 = 65; each chain has a root."""
+    spec = make_method("path_relax", tree=tree)
+    if is_allowed:
+        assert ParallelChainsDrafter.make(models, spec, SamplingConfig()).num_chains == 4
+    else:
+        with pytest.raises(ValueError, match="must have at most 64 nodes, each with a root, got 5 of 13"):
+            ParallelChainsDrafter.make(models, spec, SamplingConfig())

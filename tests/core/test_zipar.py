@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from conftest import DATA, make_prompts
+from conftest import DATA, generate, make_prompts
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
 from lantern.drafters.zipar import line_schedule
@@ -28,15 +28,6 @@ def test_positions_are_fed_and_drawn_in_the_public_forwards(case):
     assert 1 + len(schedule) == expected["forwards"]
     if expected.get("feeds"):
         assert [[[feed.source, feed.place] for feed in feeds] for feeds in schedule] == expected["feeds"][1:]
-
-
-def decoder_of(models, window: int, sampling: SamplingConfig = SAMPLING) -> Decoder:
-    return make_decoder(models, make_method("zipar", window=window), sampling)
-
-
-def draw(decoder: Decoder, rows: list[int]):
-    features, mask = make_prompts(decoder.models, 5)
-    return decoder.generate(features[rows], mask[rows], [decoder.make_noise(7, f"prompt-{row}") for row in rows])
 
 
 def draw_slowly(decoder: Decoder, row: int) -> list[int]:
@@ -68,29 +59,34 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_images_are_those_of_a_loop_that_feeds_one_token_after_the_other(models, window):
-    decoder = decoder_of(models, window)
+    spec = make_method("zipar", window=window)
+    decoder = make_decoder(models, spec, SAMPLING)
     with torch.inference_mode():
         expected = [draw_slowly(decoder, row) for row in (4, 1)]
-    found = draw(decoder, [4, 1])
+    found = generate(models, spec, [4, 1], top_k=8)
     assert found.codes.tolist() == expected
     assert (found.target_forwards == 4 + 3 * window).all() and (found.step_lengths.sum(1) == 16).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_window_of_a_line_is_autoregressive_decoding_and_a_smaller_one_is_not(models, temperature):
-    sampling = SamplingConfig(temperature, top_k=8, cfg_scale=2.0)
-    expected = draw(make_decoder(models, make_method("autoregressive"), sampling), [0, 1, 2, 3, 4])
+    sampling = {"temperature": temperature, "top_k": 8}
+    expected = generate(models, make_method("autoregressive"), **sampling)
     for window in (4, 16):
-        found = draw(decoder_of(models, window, sampling), [0, 1, 2, 3, 4])
+        found = generate(models, make_method("zipar", window=window), **sampling)
         for field in fields(expected):
             assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
-    assert not torch.equal(draw(decoder_of(models, 2, sampling), [0, 1, 2, 3, 4]).codes, expected.codes)
+    assert not torch.equal(generate(models, make_method("zipar", window=2), **sampling).codes, expected.codes)
 
 
-def test_parts_are_checked():
-    with pytest.raises(ValueError, match="window of zipar must be a whole number >= 1, got 0"):
-        make_method("zipar", window=0)
-    with pytest.raises(ValueError, match="zipar with drafts zipar and acceptance exact needs window, a whole number"):
-        make_method("zipar", window=None)
-    with pytest.raises(ValueError, match="zipar has a tree and no drafts to fill it, got tree chain3; remove it"):
-        make_method("zipar", tree="chain3")
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"window": 0}, "window of zipar must be a whole number >= 1, got 0"),
+        ({"window": None}, "zipar with drafts zipar and acceptance exact needs window, a whole number"),
+        ({"tree": "chain3"}, "zipar has a tree and no drafts to fill it, got tree chain3; remove it"),
+    ],
+)
+def test_parts_are_checked(parts, words):
+    with pytest.raises(ValueError, match=words):
+        make_method("zipar", **parts)
