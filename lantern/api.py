@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
-from lantern.generation import draw_images
+from lantern.generation import draw_images, generate_records
 from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern.models.config import target_parameters
 from lantern.models.text import TextEncoder
@@ -32,11 +33,11 @@ class Images:
     """Images of some prompts by one method.
 
     Attributes:
-        pixels: uint8, (images, size, size, 3).
+        pixels: uint8, (images, size, size, 3); None of a model that draws codes alone.
         records: codes, (images, tokens), and how they were decoded.
     """
 
-    pixels: np.ndarray
+    pixels: np.ndarray | None
     records: GenerationRecords
 
     @property
@@ -78,7 +79,7 @@ class Model:
 
     Attributes:
         models: target and, where there is one, draft model, prepared for decoding.
-        tokenizer: decodes codes to images in [-1, 1], and has a `codebook`.
+        tokenizer: decodes codes to images in [-1, 1], where its `decode` is not None, and has a `codebook`.
         encoder: of the prompts.
         sampling: temperature, filters and guidance unless `draw` is told others.
         parts: parts of a method that it has unless `draw` is told others: `static` and `dynamic`, what the trees of
@@ -118,6 +119,9 @@ class Model:
         with _threads(1 if target_parameters(models.target.config) < SMALL else torch.get_num_threads()):
             decoder = make_decoder(models, spec, sampling)
             todo = [Prompt(str(place), text) for place, text in enumerate(texts)]
+            if self.tokenizer.decode is None:
+                options = {"run_seed": seed, "batch_size": batch_size}
+                return Images(None, generate_records(decoder, todo, self.encoder, **options))
             records, pixels = draw_images(decoder, todo, self.encoder, self.tokenizer.decode, seed, batch_size)
         return Images(pixels.numpy(), records)
 
@@ -168,15 +172,35 @@ def load(
         ValueError: an unknown name, lists the known ones; or a file that is damaged or of another model.
         FileNotFoundError: a file that the model needs is not here.
     """
-    try:
-        from lantern_pipeline.pretrained import open_model
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"lantern.load needs more than the core ({error.name}): pip install 'lantern[pipeline]'", name=error.name
-        ) from error
     files = {"target": target, "drafter": drafter, "tokenizer": tokenizer, "text": text}
     files = {name: Path(path) for name, path in files.items() if path is not None}
-    return open_model(source, files, torch.device(device), getattr(torch, dtype))
+    return _pretrained("load").open_model(source, files, torch.device(device), getattr(torch, dtype))
+
+
+def from_transformers(model: Any, processor: Any, *, grid: int | None = None, max_tokens: int = 128) -> Model:
+    """Makes a model of transformers draw by any method: Jacobi decoding needs nothing else and changes no token.
+
+    Args:
+        model: of a class with a row in `lantern.models.families.FAMILIES`, loaded as transformers does; it is used as
+            it stands, on its device and in its number format.
+        processor: the one that belongs to it, or its tokenizer.
+        grid: tokens of an image's side, where it is not the published one.
+        max_tokens: rows of the longest prompt; longer ones lose the end of their caption.
+
+    Raises:
+        ValueError: a class without a row, lists those with one; or a tokenizer of another model.
+    """
+    return _pretrained("from_transformers").adopt_model(model, processor, grid, max_tokens)
+
+
+def _pretrained(asked: str) -> ModuleType:
+    try:
+        from lantern_pipeline import pretrained
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"lantern.{asked} needs more than the core ({error.name}): pip install 'lantern[pipeline]'", name=error.name
+        ) from error
+    return pretrained
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class CommonSizes:
     grid: int
     columns: int
     line_end: int | None
+    small_grid = 0
 
     @property
     def head_dim(self) -> int:
@@ -62,7 +63,7 @@ class CommonSizes:
     @property
     def num_image_tokens(self) -> int:
         """Tokens of an image."""
-        return self.grid * self.line_width
+        return self.small_grid**2 + self.grid * self.line_width
 
     def ends_line(self, positions: Any) -> Any:
         """Whether the tokens at these positions of the image, numbers or tensors of them, end a line."""
@@ -80,7 +81,8 @@ class TargetConfig(CommonSizes):
     heads of keys and values, each for as many of queries; 0 for one each.
     `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by position.
     `columns`: codes of a line where the image is no square of `grid`. `line_end`: id, in the prompts' vocabulary, of
-    the token that ends every line of codes, the last of the `vocab_size` tokens; None for no such token.
+    the token that ends every line of codes, the last of the `vocab_size` tokens; None for no such token. `small_grid`:
+    side of a smaller image whose tokens come first; 0 for none.
     `has_qk_norm`: each head's queries and keys are normalised. `has_mlp_head`: the head has a hidden layer.
     """
 
@@ -104,6 +106,7 @@ class TargetConfig(CommonSizes):
     has_mlp_head: bool = False
     columns: int = 0
     line_end: int | None = None
+    small_grid: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "null_ids", tuple(self.null_ids))  # JSON has lists

@@ -58,7 +58,7 @@ class DraftModel(nn.Module):
             draft.from_hidden.weight.copy_(torch.eye(target.config.dim))
             draft.from_token.bias.zero_()
             draft.token_embedding.weight.copy_(target.token_embedding.weight)
-        return draft.to(target.head.weight.device)
+        return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The token half of the fc layer: int64 (...) -> (..., dim)."""

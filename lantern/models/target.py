@@ -15,46 +15,38 @@ from lantern.models.transformer import DecodingLayer, Layer, RMSNorm, gather_rot
 from lantern.sampling import guide
 
 
-class TargetModel(nn.Module):
-    """Decoder-only transformer over prompts and image tokens.
+class Target(nn.Module):
+    """What decoders, draft models and measurements ask of a target, whatever its layers are.
 
-    Source: LlamaGen autoregressive/models/gpt.py; options of `TargetConfig` make it a language model.
+    A class of it has a `config`, a `token_embedding` of what it draws, the `cache_shape` of its layers and whether its
+    head is linear; it embeds prompts, reads logits off hidden states, and runs nodes with a cache (`run_nodes`) or
+    whole images without (`forward`).
     """
 
-    kind = "target_model"  # of its checkpoints
-    config_class = TargetConfig
-    wide = ("head.", "head_in.")  # weights that stay float32: guidance, filters and acceptance start from such logits
+    config: TargetConfig
+    token_embedding: nn.Embedding
+    is_head_linear = True
 
-    def __init__(self, config: TargetConfig) -> None:
-        super().__init__()
-        self.config = config
-        if config.num_prompt_ids:
-            self.prompt_embedding = nn.Embedding(config.num_prompt_ids, config.dim)
-        else:
-            self.caption_in = nn.Linear(config.caption_dim, config.dim, bias=False)
-            self.caption_out = nn.Linear(config.dim, config.dim, bias=False)
-            self.null_caption = nn.Parameter(
-                torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
-            )
-        self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.final_norm = RMSNorm(config.dim, config.norm_eps)
-        self.head_in = nn.Linear(config.dim, config.dim) if config.has_mlp_head else None
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)
-        table = rotary_table(config.num_text_tokens, config.lines, config.head_dim, config.rope_base, config.rope)
-        self.register_buffer("rotary", table, persistent=False)
-        is_code = torch.arange(config.vocab_size) < config.num_codes
-        self.register_buffer("forbidden", torch.stack([~is_code, is_code]), persistent=False)  # in a line, at its end
-        self.decoding_layers: list[DecodingLayer] = []  # of the weights once prepared for decoding
-        self._initialise()
+    def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
+        raise NotImplementedError
 
-    def _initialise(self) -> None:
-        for part in self.modules():
-            if isinstance(part, nn.Linear | nn.Embedding):
-                nn.init.normal_(part.weight, std=0.02)
-        for layer in self.layers:  # residual branches start small, so that a deep stack starts near the identity
-            for part in (layer.attention_out, layer.down):
-                nn.init.normal_(part.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+    def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
+        """Caption features (..., rows, caption_dim), or ids int64 (..., rows) -> (..., rows, dim)."""
+        raise NotImplementedError
+
+    def run_nodes(
+        self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
+    ) -> torch.Tensor:
+        """Embedded nodes (rows, nodes, dim), which it may change -> hidden states (captions, batch, nodes, dim); other
+        arguments as in `extend`.
+        """
+        raise NotImplementedError
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, heads of keys and values, and width of a head."""
+        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
@@ -65,13 +57,6 @@ class TargetModel(nn.Module):
     def dtype(self) -> torch.dtype:
         """Number format of weights, cache and hidden states, all but the `wide` ones."""
         return self.token_embedding.weight.dtype
-
-    def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
-        hidden = hidden.to(self.head.weight.dtype)
-        if self.head_in is not None:
-            hidden = F.gelu(self.head_in(hidden))
-        return self.head(hidden).float()
 
     def guided_logits(
         self, hidden: torch.Tensor, cfg_scale: float, positions: torch.Tensor | None = None
@@ -84,19 +69,14 @@ class TargetModel(nn.Module):
         """
         if len(hidden) == 1:
             logits = self.read_logits(hidden[0])
-        elif self.head_in is None:
+        elif self.is_head_linear:
             logits = self.read_logits(guide(hidden.flatten(0, 1), cfg_scale))
         else:
             logits = guide(self.read_logits(hidden.flatten(0, 1)), cfg_scale)
         if positions is None or self.config.line_end is None:
             return logits
-        return logits.masked_fill(F.embedding(self.config.ends_line(positions).long(), self.forbidden), -torch.inf)
-
-    def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Caption features (..., rows, caption_dim), or ids int64 (..., rows) -> (..., rows, dim)."""
-        if self.config.num_prompt_ids:
-            return self.prompt_embedding(features)
-        return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
+        is_code = torch.arange(logits.shape[-1], device=logits.device) < self.config.num_codes
+        return logits.masked_fill(self.config.ends_line(positions)[..., None] == is_code, -torch.inf)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The prompt of no caption beside those of a mask, bool (..., num_text_tokens) -> (features or ids, mask): the
@@ -127,12 +107,7 @@ class TargetModel(nn.Module):
         `features`: caption features (images, num_text_tokens, caption_dim), or ids int64 (images, num_text_tokens);
         `mask`: bool, True where a token of the prompt is; `codes`: int64 (images, n), of which the last predicts none.
         """
-        x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
-        rotary = self.rotary[: x.shape[1], None]
-        attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
-        for layer in self.layers:
-            x = layer(x, rotary, attention_mask)
-        return self.final_norm(x)
+        raise NotImplementedError
 
     def forward_with_null(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """`forward` of images with their prompts, then with the null prompt: (2 images, ...)."""
@@ -147,12 +122,12 @@ class TargetModel(nn.Module):
         cache = self.make_cache(mask, num_slots)
         rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
         x = self.embed_prompts(features).flatten(0, 1)
-        return self._run(x, rows, rows, cache.text_mask(mask), cache), cache
+        return self.run_nodes(x, rows, rows, cache.text_mask(mask), cache), cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model."""
-        layer = self.layers[0]
-        return KVCache(visible, len(self.layers), num_slots, (layer.num_kv_heads, layer.head_dim), self.dtype)
+        num_layers, *head_shape = self.cache_shape
+        return KVCache(visible, num_layers, num_slots, tuple(head_shape), self.dtype)
 
     def extend(
         self, cache: KVCache, tokens: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor
@@ -163,12 +138,88 @@ class TargetModel(nn.Module):
         `tokens`, `slots` of their keys and values, and `rotary_rows` of the rotary table: int64, (batch, nodes).
         `mask`: additive, (rows, 1, nodes, slots), see `KVCache.mask`.
         """
-        return self._run(repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_rows, mask, cache)
+        return self.run_nodes(repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_rows, mask, cache)
 
-    def _run(
+    def prepare_for_decoding(self) -> Target:
+        """Makes the model faster to decode with, in place, where it can be."""
+        return self
+
+
+class TargetModel(Target):
+    """Decoder-only transformer over prompts and image tokens.
+
+    Source: LlamaGen autoregressive/models/gpt.py; options of `TargetConfig` make it a language model.
+    """
+
+    kind = "target_model"  # of its checkpoints
+    config_class = TargetConfig
+    wide = ("head.", "head_in.")  # weights that stay float32: guidance, filters and acceptance start from such logits
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.num_prompt_ids:
+            self.prompt_embedding = nn.Embedding(config.num_prompt_ids, config.dim)
+        else:
+            self.caption_in = nn.Linear(config.caption_dim, config.dim, bias=False)
+            self.caption_out = nn.Linear(config.dim, config.dim, bias=False)
+            self.null_caption = nn.Parameter(
+                torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
+            )
+        self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.final_norm = RMSNorm(config.dim, config.norm_eps)
+        self.head_in = nn.Linear(config.dim, config.dim) if config.has_mlp_head else None
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)
+        table = rotary_table(config.num_text_tokens, config.lines, config.head_dim, config.rope_base, config.rope)
+        self.register_buffer("rotary", table, persistent=False)
+        self.decoding_layers: list[DecodingLayer] = []  # of the weights once prepared for decoding
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                nn.init.normal_(part.weight, std=0.02)
+        for layer in self.layers:  # residual branches start small, so that a deep stack starts near the identity
+            for part in (layer.attention_out, layer.down):
+                nn.init.normal_(part.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+
+    @property
+    def is_head_linear(self) -> bool:
+        """Guidance and a linear head commute."""
+        return self.head_in is None
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """See `Target.cache_shape`."""
+        return len(self.layers), self.layers[0].num_kv_heads, self.layers[0].head_dim
+
+    def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Target.read_logits`."""
+        hidden = hidden.to(self.head.weight.dtype)
+        if self.head_in is not None:
+            hidden = F.gelu(self.head_in(hidden))
+        return self.head(hidden).float()
+
+    def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
+        """See `Target.embed_prompts`."""
+        if self.config.num_prompt_ids:
+            return self.prompt_embedding(features)
+        return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
+
+    def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """See `Target.forward`; differentiable."""
+        x = torch.cat([self.embed_prompts(features), self.token_embedding(codes)], dim=1)
+        rotary = self.rotary[: x.shape[1], None]
+        attention_mask = prefix_mask(mask, x.shape[1], x.dtype)
+        for layer in self.layers:
+            x = layer(x, rotary, attention_mask)
+        return self.final_norm(x)
+
+    def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Embedded nodes (rows, nodes, dim), which it changes -> hidden states (captions, batch, nodes, dim)."""
+        """See `Target.run_nodes`; changes x."""
         x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_rows), cache.flat_slots(slots)
         layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
         for layer, past in zip(layers, cache.layers, strict=True):
@@ -176,6 +227,6 @@ class TargetModel(nn.Module):
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:
-        """Makes the model faster to decode with, in place, see `prepare_layers`."""
+        """See `Target.prepare_for_decoding` and `prepare_layers`."""
         self.decoding_layers = prepare_layers(self, self.layers)
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from lantern.checkpoints.native import read_report
 from lantern.checkpoints.target import read_target
 from lantern.decoding import DecodingModels
 from lantern.io import read_json
+from lantern.models.adapter import ModelImages
 from lantern.models.config import FFN_MULTIPLE, pick
+from lantern.models.families import adapt, family_of
 from lantern.models.target import TargetConfig
 from lantern.models.text import TextEncoder
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
 from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
+from lantern_pipeline.data.token_prompts import TokenPromptEncoder, prompt_form
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.world.tokenizer import read_tokenizer
@@ -66,6 +70,24 @@ def open_model(source: str | Path, given: Mapping[str, Path], device: torch.devi
     )
     parts = {**config["draft_tree"], "neighbours": config["codebook"]["neighbours"]}
     return Model(models, tokenizer.to(device), encoder, SamplingConfig(**config["sampling"]), parts)
+
+
+def adopt_model(model: Any, processor: Any, grid: int | None, max_tokens: int) -> Model:
+    """See `lantern.from_transformers`."""
+    family = family_of(model)
+    family = replace(family, grid=grid or family.grid)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    encoder = TokenPromptEncoder(prompt_form(family, tokenizer), tokenizer.backend_tokenizer, max_tokens)
+    target = adapt(model, null_prompt=encoder.null_prompt, max_tokens=max_tokens, family=family)
+    images = ModelImages(model, family.draw_pixels, family.codebook(model), family.grid)
+    known = model.generation_config
+    sampling = SamplingConfig(
+        temperature=(known.temperature or 1.0) if known.do_sample else 0.0,
+        top_k=known.top_k or 0,
+        top_p=known.top_p or 1.0,
+        cfg_scale=known.guidance_scale or 1.0,
+    )
+    return Model(DecodingModels(target.to(model.device)), images, encoder, sampling, {"neighbours": "l2_normalised"})
 
 
 def _find(source: str | Path) -> tuple[dict[str, Any], dict[str, Path]]:

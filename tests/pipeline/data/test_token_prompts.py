@@ -105,7 +105,7 @@ def test_the_names_of_codes_must_agree_with_what_is_drawn(encoder_of):
 
 
 def test_errors_are_one_sentence(encoder_of, tmp_path):
-    with pytest.raises(ValueError, match=r"text.max_tokens must be at least 7 where text.encoder is janus, got 6"):
+    with pytest.raises(ValueError, match=r"text.max_tokens must be at least 7 for the form of these prompts, got 6"):
         encoder_of("janus", 6)
     with pytest.raises(ValueError, match=r"tokenizer.json lacks the token <reserved08706>; take the tokenizer"):
         path = save_tokenizer(tmp_path / "tokenizer.json", {"<s>": 0, "<racm3:break>": 1}, WORDS)

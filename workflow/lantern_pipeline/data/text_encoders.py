@@ -181,7 +181,7 @@ def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str |
     if text["encoder"] in FORMS:
         given = text["checkpoint"]
         file = files[0] if files else given if Path(given).exists() else Resource(given).manifest
-        return TokenPromptEncoder(text["encoder"], file, text["max_tokens"])
+        return TokenPromptEncoder.of_file(text["encoder"], file, text["max_tokens"])
     if text["encoder"] == "t5":
         return StoredTextEncoder(files)
     vocabulary = VOCABULARY if data_source == "scenes" else None

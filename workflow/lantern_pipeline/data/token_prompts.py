@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lantern.checkpoints.target import FIRST_CODE
+from lantern.models.families import Family
 from lantern_pipeline.fetch.manifest import resource_path
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
@@ -75,9 +76,9 @@ class TokenPromptEncoder:
     it stays.
     """
 
-    def __init__(self, encoder: str, given: str | Path, max_tokens: int) -> None:
-        self.form, self.path, self.max_tokens = FORMS[encoder], _find_file(resource_path(given)), max_tokens
-        self.tokenizer = Tokenizer.from_file(str(self.path))
+    def __init__(self, form: PromptForm, tokenizer: Tokenizer, max_tokens: int, path: Path = Path("tokenizer.json")):
+        self.form, self.path, self.max_tokens = form, path, max_tokens
+        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())  # lengths are ours
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         _check_codes(self.path, self.tokenizer.get_vocab())
@@ -88,9 +89,14 @@ class TokenPromptEncoder:
         needed = max(len(form) + 1, len(self.null_prompt["null_ids"]))
         if max_tokens < needed:
             raise ValueError(
-                f"config key text.max_tokens must be at least {needed} where text.encoder is {encoder}, got "
-                f"{max_tokens}"
+                f"text.max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}"
             )
+
+    @classmethod
+    def of_file(cls, encoder: str, given: str | Path, max_tokens: int) -> TokenPromptEncoder:
+        """Of the value of config key text.encoder, and of a file, its folder or the manifest of a resource."""
+        path = _find_file(resource_path(given))
+        return cls(FORMS[encoder], Tokenizer.from_file(str(path)), max_tokens, path)
 
     @property
     def null_prompt(self) -> dict[str, Any]:
@@ -130,6 +136,17 @@ class TokenPromptEncoder:
         if (id := self.tokenizer.token_to_id(name)) is None:
             raise ValueError(f"{self.path} lacks the token {name}; take the tokenizer of the target's repository")
         return [id]
+
+
+def prompt_form(family: Family, tokenizer: Any) -> PromptForm:
+    """The form of a family's prompts; GLM-Image's says the sides of its two grids, the large one's first."""
+    if family.prompt in FORMS:
+        return FORMS[family.prompt]
+    sides = "".join(
+        f"{tokenizer.grid_bos_token}{side} {side}{tokenizer.grid_eos_token}"
+        for side in (family.grid, family.small_grid)
+    )
+    return PromptForm((), "{}" + sides, (tokenizer.bos_token,), ())
 
 
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:

@@ -63,7 +63,7 @@ def walk_logits(
     at least: (rows of the batch, their codes (batch, tokens) int64, logits (batch, tokens, vocab) float32), both on the
     model's device.
     """
-    device = target_model.head.weight.device
+    device = target_model.device
     fitting = LOGITS_AT_ONCE // (codes.shape[1] * target_model.config.vocab_size)
     size = max(1, min(batch_size, fitting))
     for first in tqdm(range(0, len(texts), size), desc="teacher forcing", disable=None, leave=False):

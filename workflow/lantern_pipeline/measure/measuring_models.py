@@ -64,7 +64,7 @@ class MeasuringModels:
     @property
     def device(self) -> torch.device:
         """Where the models lie."""
-        return self.target_model.head.weight.device
+        return self.target_model.device
 
 
 def load_measuring_models(

@@ -51,7 +51,7 @@ class TargetTrainer(Trainer):
         """One optimiser step on the images of step i."""
         t = self.training
         codes, features, mask = self.dataset.batch(step_indices(len(self.dataset), t.batch_size, self.seed, i))
-        device = self.model.head.weight.device
+        device = self.model.device
         codes, features, mask = codes.to(device), features.to(device), mask.to(device)
         is_dropped = torch.rand(len(codes), generator=step_generator(self.seed, i)) < t.caption_dropout
         features, mask = drop_prompts(self.model, features, mask, is_dropped.to(device))
@@ -83,7 +83,7 @@ def next_token_loss(
 def evaluate_target(model: TargetModel, dataset: CodeDataset, batch_size: int = 64) -> float:
     """Cross-entropy on held-out images with their captions, nats per token."""
     total = 0.0
-    device = model.head.weight.device
+    device = model.device
     for indices in torch.arange(len(dataset)).split(batch_size):
         codes, features, mask = (part.to(device) for part in dataset.batch(indices))
         total += float(next_token_loss(model, codes, features, mask)) * len(indices)

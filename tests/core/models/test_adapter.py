@@ -1,0 +1,139 @@
+"""Targets of transformers: its own greedy codes, exact methods token for token, whole images as step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_transformers import NUM_CODES, TINY, make_tiny
+
+from lantern.codebook import nearest_codes
+from lantern.decoding import DecodingModels, Generation, make_decoder
+from lantern.methods import PRESETS, drafts_of, keeps_tokens, make_method
+from lantern.models.adapter import TransformersTarget
+from lantern.models.draft import DraftModel
+from lantern.models.families import adapt, family_of
+from lantern.sampling import SamplingConfig
+
+NULL = {
+    "janus": {"null_ids": (0, 7), "null_filler": 2},
+    "emu3": {"null_ids": (1, 8)},
+    "chameleon": {"null_ids": (0, 9)},
+    "glm_image": {},
+}
+IDS = torch.tensor([[2, 2, 0, 10, 20, 7], [0, 11, 12, 13, 14, 7], [2, 0, 31, 32, 33, 7]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1]]).bool()
+PARTS = {"k": 4, "delta": 0.2, "lambda_": 2.0, "omega": 1.5}
+ALONE = [name for name, parts in PRESETS.items() if not drafts_of(parts.get("drafts")).needs_draft_model]
+
+
+@pytest.fixture(params=TINY)
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def target(family) -> TransformersTarget:
+    model, row = make_tiny(family)
+    return adapt(model, null_prompt=NULL[family], max_tokens=6, family=row)
+
+
+def scale_of(family: str) -> float:
+    return 1.0 if family == "glm_image" else 3.0
+
+
+def decode(target, family: str, name: str, temperature: float, rows: int = 3, **parts) -> Generation:
+    table = nearest_codes(torch.randn(target.config.num_codes, 4, generator=torch.Generator().manual_seed(0)), 8)
+    known = {key: value for key, value in PARTS.items() if key in PRESETS[name]}
+    spec = make_method(name, **{**known, **parts})
+    sampling = SamplingConfig(temperature, cfg_scale=scale_of(family))
+    decoder = make_decoder(DecodingModels(target, nearest_codes=table), spec, sampling)
+    return decoder.generate(IDS[:rows], MASK[:rows], [decoder.make_noise(0, str(row)) for row in range(rows)])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_methods_without_a_draft_model_run_and_exact_ones_keep_every_token(target, family, temperature):
+    expected = decode(target, family, "autoregressive", temperature).codes
+    assert torch.equal(decode(target, family, "autoregressive", temperature, rows=1).codes, expected[:1])
+    for name in ("jacobi", "scd_gumbel", "sjd"):
+        found = decode(target, family, name, temperature)
+        assert (found.target_forwards < expected.shape[1]).all()
+        if keeps_tokens(make_method(name).to_dict(), temperature):
+            assert torch.equal(found.codes, expected), name
+    assert torch.equal(decode(target, family, "jacobi", temperature, tree="chain5k3d2").codes, expected)
+    relaxed = decode(target, family, "proximity", temperature, drafts="jacobi", tree="chain3", k=4)
+    assert relaxed.codes.shape == expected.shape and relaxed.codes.max() < target.config.vocab_size
+
+
+def test_a_whole_image_at_once_is_an_image_step_by_step(target, family):
+    codes = decode(target, family, "jacobi", 0.0).codes
+    scale, num_text = scale_of(family), target.config.num_text_tokens
+    run = target if scale == 1 else target.forward_with_null
+    hidden = run(IDS, MASK, codes[:, :-1])[:, num_text - 1 :].unflatten(0, (-1, len(codes)))
+    logits = target.guided_logits(hidden, scale, torch.arange(codes.shape[1]))
+    assert torch.equal(logits.argmax(-1), codes)
+
+
+def own_codes(family: str, rows: int) -> torch.Tensor:
+    """What the model's own `generate` draws greedily, codes and ends of lines numbered as ours."""
+    model, row = make_tiny(family)
+    ids, mask, num = IDS[:rows], MASK[:rows].long(), row.grid**2
+    if family == "janus":
+        return model.generate(ids, attention_mask=mask, generation_mode="image", do_sample=False, guidance_scale=3.0)
+    options = {"do_sample": False, "attention_mask": mask}
+    if family == "glm_image":
+        large, small = [1, row.grid, row.grid], [1, row.small_grid, row.small_grid]
+        num += row.small_grid**2
+        options |= {
+            "image_grid_thw": torch.tensor([large, small] * rows),
+            "images_per_sample": torch.tensor([2] * rows),
+        }
+        options |= {"min_new_tokens": num, "suppress_tokens": [NUM_CODES, NUM_CODES + 1]}
+        return model.generate(ids, max_new_tokens=num, **options)[:, ids.shape[1] :]
+    codes, end = list(range(40, 40 + NUM_CODES)), 6
+
+    def allowed(_, sequence):
+        return [end] if (len(sequence) - ids.shape[1]) % 5 == 4 else codes
+
+    drawn = model.generate(ids, max_new_tokens=20, prefix_allowed_tokens_fn=allowed, min_new_tokens=20, **options)
+    drawn = drawn[:, ids.shape[1] :]
+    return torch.where(drawn == end, NUM_CODES, drawn - 40)
+
+
+@pytest.mark.parametrize("family", ["janus", "emu3", "glm_image"], indirect=True)
+def test_greedy_codes_are_those_of_its_own_generate_in_fewer_forwards(target, family):
+    scale = 3.0 if family == "janus" else 1.0
+    decoder = make_decoder(DecodingModels(target), make_method("jacobi"), SamplingConfig(0.0, cfg_scale=scale))
+    found = decoder.generate(IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(3)])
+    assert torch.equal(found.codes, own_codes(family, 3))
+    assert (found.target_forwards < found.codes.shape[1]).all()
+
+
+def test_chameleons_logits_are_its_heads(monkeypatch):
+    """Its own `generate` draws no images."""
+    model, row = make_tiny("chameleon")
+    target = adapt(model, null_prompt=NULL["chameleon"], max_tokens=6, family=row)
+    codes = torch.arange(15)[None] % NUM_CODES
+    hidden = target(IDS[1:2], MASK[1:2], codes)[:, 5:]
+    whole = torch.cat([IDS[1:2], codes + 4], dim=1)
+    with torch.no_grad():
+        expected = F.linear(model.model(input_ids=whole).last_hidden_state[:, 5:], model.lm_head.weight[4:24])
+    torch.testing.assert_close(target.read_logits(hidden), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_draft_model_is_made_for_it(target, family):
+    draft = DraftModel.from_target(target, seed=0).prepare_for_decoding()
+    models = DecodingModels(target, draft)
+    sampling = SamplingConfig(1.0, cfg_scale=scale_of(family))
+    codes = []
+    for name in ("autoregressive", "coupled", "eagle2"):
+        decoder = make_decoder(models, make_method(name), sampling)
+        codes.append(decoder.generate(IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(3)]).codes)
+    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
+
+
+def test_a_class_without_a_row_is_named():
+    with pytest.raises(
+        ValueError, match=r"must be one of JanusForConditionalGeneration, .* to draw images, got Linear"
+    ):
+        family_of(torch.nn.Linear(1, 1))

@@ -1,0 +1,74 @@
+"""Tiny random models of transformers that draw images: 16 tokens or fewer, of a few codes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import transformers
+
+from lantern.models.families import FAMILIES, Family
+
+NUM_CODES = 20
+TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 120}
+VQ = {"num_embeddings": NUM_CODES, "embed_dim": 8, "base_channels": 32, "channel_multiplier": [1, 1]}
+VQ |= {"num_res_blocks": 1}
+VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
+LETTERS = "ABCDEFGHIJ"
+
+
+def tiny_janus() -> transformers.PreTrainedModel:
+    text = {**TEXT, "model_type": "llama", "num_key_value_heads": 2, "bos_token_id": 0, "pad_token_id": 2}
+    vq = {**VQ, "image_token_embed_dim": 64, "projection_dim": 64, "latent_channels": 32}
+    vision = {**VISION, "num_image_tokens": 16, "projection_dim": 64}
+    config = transformers.JanusConfig(text_config=text, vision_config=vision, vq_config=vq)
+    model = transformers.JanusForConditionalGeneration(config)
+    known = model.generation_config
+    known.bos_token_id, known.pad_token_id, known.generation_kwargs = 0, 2, {"boi_token_id": 7}
+    known.guidance_scale, known.do_sample = 5.0, True
+    return model
+
+
+def tiny_emu3() -> transformers.PreTrainedModel:
+    words = {"<image>": 3, "<|extra_200|>": 6} | {f"<|visual token {i:06d}|>": 40 + i for i in range(NUM_CODES)}
+    vq = {"codebook_size": NUM_CODES, "embed_dim": 4, "latent_channels": 4, "base_channels": 32, "hidden_size": 32}
+    vq |= {"channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []}
+    text = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.Emu3Config(vocabulary_map=words, text_config=text, vq_config=vq)
+    return transformers.Emu3ForConditionalGeneration(config)
+
+
+def tiny_chameleon() -> transformers.PreTrainedModel:
+    words = {f"IMGIMG{''.join(LETTERS[int(digit)] for digit in str(i))}Z": 4 + i for i in range(NUM_CODES)}
+    vq = {**VQ, "latent_channels": 8, "resolution": 8}
+    config = transformers.ChameleonConfig(
+        vocabulary_map=words | {"<image>": 30}, vq_config=vq, **TEXT, num_key_value_heads=4
+    )
+    return transformers.ChameleonForConditionalGeneration(config)
+
+
+def tiny_glm_image() -> transformers.PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}
+    text = {**TEXT, "num_key_value_heads": 2, "vision_vocab_size": NUM_CODES + 2, "pad_token_id": 50}
+    text |= {"eos_token_id": NUM_CODES + 1, "rope_parameters": rope}
+    vision = {"hidden_size": 32, "depth": 1, "num_heads": 2, "image_size": 32, "out_hidden_size": 64}
+    vision |= {"patch_size": 16, "intermediate_size": 32}
+    ids = {"image_token_id": 60, "image_start_token_id": NUM_CODES, "image_end_token_id": NUM_CODES + 1}
+    vq = {"embed_dim": 8, "num_embeddings": NUM_CODES, "latent_channels": 8}
+    config = transformers.GlmImageConfig(text_config=text, vision_config=vision, vq_config=vq, **ids)
+    return transformers.GlmImageForConditionalGeneration(config)
+
+
+TINY = {"janus": tiny_janus, "emu3": tiny_emu3, "chameleon": tiny_chameleon, "glm_image": tiny_glm_image}
+
+
+def make_tiny(name: str) -> tuple[transformers.PreTrainedModel, Family]:
+    """A model in evaluation mode, far from uniform, and the row of its family for its few tokens."""
+    torch.manual_seed(0)
+    model = TINY[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4)
+    grids = {"grid": 3, "small_grid": 2} if name == "glm_image" else {"grid": 4}
+    return model, replace(FAMILIES[type(model).__name__], **grids)
