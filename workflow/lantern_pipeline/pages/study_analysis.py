@@ -26,30 +26,26 @@ LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 FOR_BASELINE, FOR_METHOD, UNDECIDED = "autoregressive", "relaxed", "none"
 
-_ANSWERS = {
-    "type": "object",
-    "required": ["format", "version", "study", "reader", "download", "answers"],
-    "properties": {
-        "format": {"const": ANSWERS_FORMAT},
-        "version": {"const": VERSION},
-        "study": {"type": "string"},
-        "reader": {"type": "string", "minLength": 1},
-        "download": {"type": "integer", "minimum": 1},
-        "answers": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["trial", "left", "choice", "milliseconds"],
-                "properties": {
-                    "trial": {"type": "string"},
-                    "left": {"enum": [0, 1]},
-                    "choice": {"enum": ["left", "right"]},
-                    "milliseconds": {"type": "number", "minimum": 0, "maximum": 1e11},
-                },
-            },
-        },
-    },
-}
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """JSON schema of an object that has all properties."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_ANSWER = _object(
+    trial={"type": "string"},
+    left={"enum": [0, 1]},
+    choice={"enum": ["left", "right"]},
+    milliseconds={"type": "number", "minimum": 0, "maximum": 1e11},
+)
+_ANSWERS = _object(
+    format={"const": ANSWERS_FORMAT},
+    version={"const": VERSION},
+    study={"type": "string"},
+    reader={"type": "string", "minLength": 1},
+    download={"type": "integer", "minimum": 1},
+    answers={"type": "array", "items": _ANSWER},
+)
 
 
 class Reader(NamedTuple):

@@ -109,13 +109,11 @@ def compare_at_equal_length(
     are resampled for all points together. None where no length is common.
     """
     curves = [_stack(rows) for rows in (first, second)]
-    if not np.array_equal(curves[0][0], curves[1][0]):
-        raise ValueError("two curves are compared on the same prompts only; run both in one ablation")
     shortest, longest, *means = _read_off(curves, slice(None))
     if shortest > longest:
         return None
     differences = []
-    for _, prompts in crossed_resamples(1, len(curves[0][0]), num_resamples, seed):
+    for _, prompts in crossed_resamples(1, first["prompt_id"].nunique(), num_resamples, seed):
         resampled = [_read_off(curves, chosen)[2:] for chosen in prompts]
         differences += [mean - other for mean, other in resampled]
     low, high = (float(end) for end in np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
@@ -124,22 +122,22 @@ def compare_at_equal_length(
 
 
 def _stack(rows: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """(prompt ids, then num_tokens, target_forwards and nll, each (methods, prompts))."""
+    """num_tokens, target_forwards and nll, each (methods, prompts)."""
     names = ["num_tokens", "target_forwards", "nll"]
     table = rows.pivot(index="method_id", columns="prompt_id", values=names)
-    return table["nll"].columns.to_numpy(), *(table[name].to_numpy(float) for name in names)
+    return tuple(table[name].to_numpy(float) for name in names)
 
 
 def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
     """(begin and end of the common lengths, mean nats of the first curve there, mean nats of the second)."""
-    lengths = [curve[1][:, prompts].sum(1) / curve[2][:, prompts].sum(1) for curve in curves]
+    lengths = [tokens[:, prompts].sum(1) / forwards[:, prompts].sum(1) for tokens, forwards, _ in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
     common, nll = np.linspace(shortest, longest, NUM_LENGTHS), []
-    for curve, values in zip(curves, lengths, strict=True):
+    for (_, _, nats), values in zip(curves, lengths, strict=True):
         order = values.argsort()
-        nll.append(float(np.interp(common, values[order], curve[3][:, prompts].mean(1)[order]).mean()))
+        nll.append(float(np.interp(common, values[order], nats[:, prompts].mean(1)[order]).mean()))
     return float(shortest), float(longest), *nll
 
 
