@@ -92,30 +92,30 @@ def write_with_changed_bytes(path: Path) -> None:
     assert torch.load(path, mmap=True)["model"]["a.weight"].shape == (40000,)  # PyTorch would not have noticed
 
 
+def saving(value: object, save=torch.save):
+    return lambda path: save(value, path)
+
+
+def writing(content: bytes):
+    return lambda path: path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("name", "write", "words"),
     [
         ("t2i.pt", write_with_changed_bytes, "is damaged (Bad CRC-32 for file"),
-        (
-            "nan.pt",
-            lambda path: torch.save(NOT_FINITE, path),
-            "tensor b.weight should hold finite numbers, found 2 of 6",
-        ),
-        ("nan.safetensors", lambda path: save_file(NOT_FINITE, path), "found 2 of 6 that are nan or infinite"),
-        ("a.pt", lambda path: torch.save({"wrong": STATE, "ema": STATE}, path), "state_dict, found wrong, ema"),
-        ("a.pt", lambda path: torch.save({"model": {"a": np.ones(3)}}, path), "found something else under 'a'"),
-        ("a.pt", lambda path: torch.save({"model": {}}, path), "key model should hold tensors by name, found {}"),
-        ("a.pt", lambda path: torch.save([STATE], path), "should hold tensors by name, found a list"),
-        ("a.pt", lambda path: path.write_bytes(b"<!DOCTYPE html><html>sign in"), "looks like a web page"),
-        ("a.pt", lambda path: path.write_bytes(b"version https://git-lfs.github.com"), "a pointer to a file"),
-        (
-            "a.safetensors",
-            lambda path: torch.save(STATE, path),
-            "is a pickle, not what its name says; rename it to .bin",
-        ),
-        ("a.safetensors", lambda path: save_legacy(STATE, path), "a pickle, not what its name says; rename it to .bin"),
-        ("model.safetensors.index.json", lambda path: path.write_text("[]"), "keys and values, found list"),
-        ("model.safetensors.index.json", lambda path: path.write_text("{}"), "should hold the key weight_map"),
+        ("nan.pt", saving(NOT_FINITE), "tensor b.weight should hold finite numbers, found 2 of 6"),
+        ("nan.safetensors", saving(NOT_FINITE, save_file), "found 2 of 6 that are nan or infinite"),
+        ("a.pt", saving({"wrong": STATE, "ema": STATE}), "state_dict, found wrong, ema"),
+        ("a.pt", saving({"model": {"a": np.ones(3)}}), "found something else under 'a'"),
+        ("a.pt", saving({"model": {}}), "key model should hold tensors by name, found {}"),
+        ("a.pt", saving([STATE]), "should hold tensors by name, found a list"),
+        ("a.pt", writing(b"<!DOCTYPE html><html>sign in"), "looks like a web page"),
+        ("a.pt", writing(b"version https://git-lfs.github.com"), "a pointer to a file"),
+        ("a.safetensors", saving(STATE), "is a pickle, not what its name says; rename it to .bin"),
+        ("a.safetensors", saving(STATE, save_legacy), "a pickle, not what its name says; rename it to .bin"),
+        ("model.safetensors.index.json", writing(b"[]"), "keys and values, found list"),
+        ("model.safetensors.index.json", writing(b"{}"), "should hold the key weight_map"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_sentence_with_its_name(tmp_path, name, write, words):

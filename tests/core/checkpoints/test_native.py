@@ -28,25 +28,9 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> TargetModel:
-    torch.manual_seed(0)
-    return TargetModel(CONFIG).eval()
-
-
-def test_checkpoints_round_trip(model, tmp_path):
-    save_model(tmp_path / "t.safetensors", model, {"note": 1})
-    loaded = load_model(tmp_path / "t.safetensors", TargetModel)
-    assert loaded.config == model.config and not loaded.training
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, loaded.state_dict()[name])
-    draft = DraftModel.from_target(model, 0)
-    save_model(tmp_path / "d.safetensors", draft)
-    assert load_model(tmp_path / "d.safetensors", DraftModel).config == draft.config
-
-
-def test_wrong_files_and_weights_are_named(model, tmp_path):
-    path, state = tmp_path / "t.safetensors", dict(model.state_dict())
+def test_wrong_files_and_weights_are_named(tmp_path):
+    path, model = tmp_path / "t.safetensors", TargetModel(CONFIG)
+    state = dict(model.state_dict())
     save_model(path, model)
     assert "should hold a draft_model, found target_model" in refusal(lambda: load_model(path, DraftModel))
     path.write_bytes(path.read_bytes()[:-100])
@@ -64,16 +48,6 @@ def test_wrong_files_and_weights_are_named(model, tmp_path):
     torch.nn.init.constant_(broken.final_norm.weight, torch.nan)
     save_model(path, broken)
     assert "final_norm.weight should hold finite numbers, found 32" in refusal(lambda: load_model(path, TargetModel))
-
-
-def test_a_file_in_half_precision_is_read_in_float32_unless_asked_otherwise(tmp_path):
-    """As the shipped weights are stored; the head is float32 whatever is asked for."""
-    save_model(tmp_path / "t.safetensors", TargetModel(CONFIG).bfloat16())
-    wide = load_model(tmp_path / "t.safetensors", TargetModel)
-    stored = load_model(tmp_path / "t.safetensors", TargetModel, dtype=None)
-    assert stored.dtype == torch.bfloat16 and stored.head.weight.dtype == torch.float32
-    for name, part in wide.named_parameters():
-        assert part.dtype == torch.float32 and torch.equal(part, stored.get_parameter(name).float())
 
 
 class LiveBytes(TorchDispatchMode):
@@ -143,7 +117,12 @@ def test_a_published_target_stands_in_memory_once(tmp_path, family):
             loaded = load_decoding_models(tmp_path / f"{dtype}.own", dtype="bfloat16").target
         assert size_of(loaded) <= memory.peak <= size_of(loaded) + 2 * largest
         as_stored = load_model(tmp_path / f"{dtype}.own", TargetModel, dtype=None)
+        wide = load_model(tmp_path / f"{dtype}.own", TargetModel)  # float32 unless asked otherwise
+        assert as_stored.config == wide.config == model.config and not as_stored.training
         for name, part in as_stored.named_parameters():
             assert part.dtype == model.get_parameter(name).dtype and torch.equal(part, model.get_parameter(name))
+            assert wide.get_parameter(name).dtype == torch.float32 and torch.equal(
+                wide.get_parameter(name), part.float()
+            )
     for name, part in models[torch.bfloat16].named_parameters():
         assert torch.equal(part, models[torch.float32].get_parameter(name).to(part.dtype))

@@ -107,28 +107,19 @@ def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("name", "tensor", "words"),
     [
-        (
-            {"layers.1.feed_forward.w3.weight": None},
-            "lacks the tensor layers.1.feed_forward.w3.weight of shape (256,",
-        ),
-        ({"layers.1.feed_forward.w3.weight": None}, "expected 20 tensors, found 19"),
-        ({"layers.0.attention.wqkv.bias": torch.zeros(144)}, "holds the foreign tensor layers.0.attention.wqkv.bias"),
-        (
-            {"layers.2.ffn_norm.weight": torch.zeros(48)},
-            "foreign tensor layers.2.ffn_norm.weight (1 such); expected",
-        ),
-        ({"cls_embedding.embedding_table.weight": torch.zeros(1001, 48)}, "what it draws from should be captions"),
-        (
-            {"tok_embeddings.weight": torch.zeros(128, 64)},
-            "weight should have shape (128, 48), found (128, 64)",
-        ),
-        ({"output.weight": torch.zeros(128, 48, dtype=torch.int8)}, "hold floating-point numbers, found torch.int8"),
+        ("layers.1.feed_forward.w3.weight", None, "lacks the tensor layers.1.feed_forward.w3.weight of shape (256,"),
+        ("layers.1.feed_forward.w3.weight", None, "expected 20 tensors, found 19"),
+        ("layers.0.attention.wqkv.bias", torch.zeros(144), "the foreign tensor layers.0.attention.wqkv.bias"),
+        ("layers.2.ffn_norm.weight", torch.zeros(48), "tensor layers.2.ffn_norm.weight (1 such); expected"),
+        ("cls_embedding.embedding_table.weight", torch.zeros(1001, 48), "what it draws from should be captions"),
+        ("tok_embeddings.weight", torch.zeros(128, 64), "weight should have shape (128, 48), found (128, 64)"),
+        ("output.weight", torch.zeros(128, 48).to(torch.int8), "hold floating-point numbers, found torch.int8"),
     ],
 )
-def test_wrong_tensors_of_original_targets(tmp_path, changes, words):
-    state = {name: tensor for name, tensor in {**read_original(), **changes}.items() if tensor is not None}
+def test_wrong_tensors_of_original_targets(tmp_path, name, tensor, words):
+    state = {key: part for key, part in {**read_original(), name: tensor}.items() if part is not None}
     path = save_original(tmp_path / "t2i_tiny.pt", state)
     sentence = refusal(lambda: read_target(path, CONFIG))
     assert sentence.startswith(str(path)) and words in sentence, sentence
