@@ -10,7 +10,7 @@ sets are worked out for few rows. Shapes are fixed, and nothing is read back to 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,16 @@ class Merged:
     surrogate: torch.Tensor
 
 
+class Readings(NamedTuple):
+    """What an acceptance may read: the sampling, nearest codes, whole numbers (vocab, columns), and the target's
+    embedding of its codes, (vocab, dim).
+    """
+
+    sampling: SamplingConfig
+    nearest_codes: torch.Tensor | None
+    embedding: torch.Tensor | None
+
+
 class Exact:
     """Exact decoding, and the base of all that relaxes it: a draft x stands for its own target mass, s(x) = t(x).
 
@@ -54,16 +64,8 @@ class Exact:
         vars(self).update(parameters)
 
     @classmethod
-    def make(
-        cls,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        nearest_codes: torch.Tensor | None,
-        embedding: torch.Tensor | None,
-    ) -> Exact:
-        """The acceptance of a method, from the table of nearest codes, (vocab, columns), and the target's embedding of
-        its codes, (vocab, dim), where it reads them.
-        """
+    def make(cls, spec: MethodSpec, read: Readings) -> Exact:
+        """The acceptance of a method, from its parameters and from what it reads."""
         return cls(**spec.parameters)
 
     def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:

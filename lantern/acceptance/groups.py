@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from lantern.acceptance.base import Exact
+from lantern.acceptance.base import Exact, Readings
 from lantern.methods import MethodSpec
-from lantern.sampling import SamplingConfig
 
 CODES_AT_ONCE = 1024  # whose distances to all others are held at once
 
@@ -44,21 +43,15 @@ class ProbabilityGroups(Exact):
         self.is_near = torch.cat(parts)  # bool, (vocab, vocab)
 
     @classmethod
-    def make(
-        cls,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        nearest_codes: torch.Tensor | None,
-        embedding: torch.Tensor | None,
-    ) -> ProbabilityGroups:
+    def make(cls, spec: MethodSpec, read: Readings) -> ProbabilityGroups:
         """Needs the target's embedding.
 
         Raises:
             ValueError: there is none.
         """
-        if embedding is None:
+        if read.embedding is None:
             raise ValueError(f"method {spec.method_id or spec.name} needs the target's token embedding, got none")
-        return cls(embedding, h=spec.h, p_max=spec.p_max, d_max=spec.d_max)
+        return cls(read.embedding, h=spec.h, p_max=spec.p_max, d_max=spec.d_max)
 
     def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """s(x) = p(x) t(G) / p(G), so that the test of rejection, s(x) / p(x), is that of groups."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from lantern.acceptance.base import Choice, Exact, Rule, token_of
+from lantern.acceptance.base import Choice, Exact, Readings, Rule, token_of
 from lantern.methods import OFFICIAL_RESIDUALS, MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
@@ -81,24 +81,19 @@ class RelaxedSets(Exact):
         self.table = table
 
     @classmethod
-    def make(
-        cls,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        nearest_codes: torch.Tensor | None,
-        embedding: torch.Tensor | None,
-    ) -> RelaxedSets:
+    def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
         """Takes the columns of the table that the method reads.
 
         Raises:
             ValueError: the table is missing or too narrow.
         """
         # The authors' residuals reach one code further.
-        columns = spec.k + (not sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
-        if nearest_codes is None or nearest_codes.shape[1] < columns:
-            found = "no table" if nearest_codes is None else f"a table of {nearest_codes.shape[1]} columns"
+        columns = spec.k + (not read.sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
+        table = read.nearest_codes
+        if table is None or table.shape[1] < columns:
+            found = "no table" if table is None else f"a table of {table.shape[1]} columns"
             raise ValueError(f"method {spec.method_id or spec.name} needs the {columns} nearest codes, got {found}")
-        return cls(nearest_codes[:, :columns].contiguous(), **spec.parameters)
+        return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Whether A(x) may have this mass (..., k), for drafts of target probability token_probs (..., 1), after

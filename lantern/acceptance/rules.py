@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern.acceptance.base import Exact, Rule
+from lantern.acceptance.base import Exact, Readings, Rule
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.methods import MethodSpec, load_class, verifies_by_rejection
 from lantern.sampling import SamplingConfig
@@ -28,7 +28,7 @@ def make_rule(
     bounds_nothing = spec.needs_nearest_codes and (spec.delta == 0 or spec.lambda_ == 1)
     if bounds_nothing or (kind.needs_rejection and not rejects):
         kind = Exact
-    acceptance = kind.make(spec, sampling, nearest_codes, embedding)
+    acceptance = kind.make(spec, Readings(sampling, nearest_codes, embedding))
     rule = ByRejection(Rejection(acceptance, spec.residual)) if rejects else acceptance.make_rule(spec, sampling)
     rule.follows_path = rule.judges_by_node and not (sampling.is_greedy or spec.drafter.has_twins)
     return rule

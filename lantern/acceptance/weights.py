@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from lantern.acceptance.base import Exact
+from lantern.acceptance.base import Exact, Readings
 from lantern.methods import MethodSpec
-from lantern.sampling import SamplingConfig
 
 
 class DraftWeights(Exact):
@@ -31,18 +30,12 @@ class DraftWeights(Exact):
         super().__init__(weights=weights)
 
     @classmethod
-    def make(
-        cls,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        nearest_codes: torch.Tensor | None,
-        embedding: torch.Tensor | None,
-    ) -> DraftWeights:
+    def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
         """Weights of mean omega, each exp(-fall) times the one before."""
         length = len(spec.tree_shape)
         values = [math.exp(-spec.fall * place) for place in range(length)]
         weights = [spec.omega * length * value / sum(values) for value in values]
-        return cls(torch.tensor(weights, device=None if embedding is None else embedding.device))
+        return cls(torch.tensor(weights, device=None if read.embedding is None else read.embedding.device))
 
     def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
         """omega_i t(x); nodes are those of the chain in their order, (..., nodes, n), or those of `at`."""
