@@ -216,57 +216,59 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
 @contextmanager
 def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
     """Turns what goes wrong in the block into one sentence with the file, where it comes from and what to do."""
-    url = resource.address(file)
-    who = f"resource {resource.name}: {file} cannot be fetched from {url}"
-    by_hand = (
-        f"download it by hand to {resource.folder / file}, or set config key resources.{resource.name}.path to a copy "
-        "that you have"
-    )
-    goes_on = f"run again to go on where it stopped, or {by_hand}"
     try:
         yield
-    except HfHubHTTPError as error:
-        raise _explain_answer(error, resource, who, by_hand) from error
-    except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-        reason = str(error).rpartition("] ")[2]  # without the error's number
-        if isinstance(error, httpx2.ConnectTimeout):
-            reason = f"no answer within {error.request.extensions['timeout']['connect']} s"
-        raise ConnectionError(f"{who}: {error.request.url.host} is out of reach ({reason}); {by_hand}") from error
-    except httpx2.TimeoutException as error:
-        host = error.request.url.host
-        if _size(_part(resource, file)):
-            raise ConnectionError(f"{who}: {host} sends nothing any more; {goes_on}") from error
-        silence = f"{host} accepts connections but gives no answer within {ANSWER_S} s"
-        raise ConnectionError(f"{who}: {silence}; {by_hand}") from error
-    except httpx2.HTTPError as error:
-        raise ConnectionError(f"{who}: the connection broke off ({error}); {goes_on}") from error
-    except OSError as error:
-        if error.errno is None:  # huggingface_hub's complaint about the size
-            raise ConnectionError(f"{who}: it was cut off in the middle; {goes_on}") from error
-        raise OSError(f"{who}: {error.strerror}; see to the folder {resource.folder} and run again") from error
+    except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
+        kind, fault = _explain(error, resource, file)
+        who = f"resource {resource.name}: {file} cannot be fetched from {resource.address(file)}"
+        raise kind(f"{who}: {fault}") from error
 
 
-def _explain_answer(error: HfHubHTTPError, resource: Resource, who: str, by_hand: str) -> OSError:
-    """Exception for an answer of status 4xx or 5xx."""
-    status, repo, key = error.response.status_code, resource.repo, f"config key resources.{resource.name}"
-    log_in = "log in with `hf auth login`"
+def _explain(error: Exception, resource: Resource, file: str) -> tuple[type[OSError], str]:
+    """The exception to raise for an error of a transfer: what is wrong and what to do."""
+    key = f"config key resources.{resource.name}"
+    by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
+    goes_on = f"run again to go on where it stopped, or {by_hand}"
+    match error:
+        case HfHubHTTPError():
+            return _explain_answer(error, resource, key, by_hand)
+        case httpx2.ConnectTimeout():
+            silence = f"no answer within {error.request.extensions['timeout']['connect']} s"
+            return ConnectionError, f"{error.request.url.host} is out of reach ({silence}); {by_hand}"
+        case httpx2.ConnectError():
+            reason = str(error).rpartition("] ")[2]  # without the error's number
+            return ConnectionError, f"{error.request.url.host} is out of reach ({reason}); {by_hand}"
+        case httpx2.TimeoutException() if _size(_part(resource, file)):
+            return ConnectionError, f"{error.request.url.host} sends nothing any more; {goes_on}"
+        case httpx2.TimeoutException():
+            silence = f"accepts connections but gives no answer within {ANSWER_S} s"
+            return ConnectionError, f"{error.request.url.host} {silence}; {by_hand}"
+        case httpx2.HTTPError():
+            return ConnectionError, f"the connection broke off ({error}); {goes_on}"
+        case OSError(errno=None):  # huggingface_hub's complaint about the size
+            return ConnectionError, f"it was cut off in the middle; {goes_on}"
+    return OSError, f"{error.strerror}; see to the folder {resource.folder} and run again"
+
+
+def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
+    """The same for an answer of status 4xx or 5xx."""
+    status, repo, log_in = error.response.status_code, resource.repo, "log in with `hf auth login`"
     match error:
         case GatedRepoError():
-            fault = f"accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}"
+            return PermissionError, f"accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}"
         case RevisionNotFoundError():
-            fault = f"{repo} has no commit {resource.revision}; correct {key}.revision, {how_to_find_commit(repo)}"
+            hint = f"correct {key}.revision, {how_to_find_commit(repo)}"
+            return FileNotFoundError, f"{repo} has no commit {resource.revision}; {hint}"
         case RemoteEntryNotFoundError():
-            fault = f"{repo} has no such file at this commit; correct {key}.files"
-        case RepositoryNotFoundError():  # which the hub answers with status 401
-            status, fault = 404, f"the hub has no {repo}, or shows it to members only; correct {key}.repo, or {log_in}"
-        case _ if status in (401, 403):
-            fault = f"the server refuses it (status {status}); {by_hand}"
-        case _ if status in (404, 410):
-            fault = f"there is no such file (status {status}); correct {key}, or {by_hand}"
-        case _:
-            fault = f"the server is in trouble (status {status}); run again later, or {by_hand}"
-    kinds = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 410: FileNotFoundError}
-    return kinds.get(status, ConnectionError)(f"{who}: {fault}")
+            return FileNotFoundError, f"{repo} has no such file at this commit; correct {key}.files"
+        case RepositoryNotFoundError():
+            hint = f"correct {key}.repo, or {log_in}"
+            return FileNotFoundError, f"the hub has no {repo}, or shows it to members only; {hint}"
+    if status in (401, 403):
+        return PermissionError, f"the server refuses it (status {status}); {by_hand}"
+    if status in (404, 410):
+        return FileNotFoundError, f"there is no such file (status {status}); correct {key}, or {by_hand}"
+    return ConnectionError, f"the server is in trouble (status {status}); run again later, or {by_hand}"
 
 
 def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | None]:

@@ -24,7 +24,6 @@ KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answer
 PAIR, CHECK = "pair", "check"  # of trials
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-FOR_BASELINE, FOR_METHOD, UNDECIDED = "autoregressive", "relaxed", "none"
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -187,11 +186,11 @@ def _measure(
     ours = {"kind": PAIR, "method_id": method["method_id"]}
     names = [name for name, trial in key["trials"].items() if trial.items() >= ours.items()]
     chosen = np.array([[reader.is_baseline[name] for name in names] for reader in readers])  # (readers, pairs)
-    share, low, high, interval, preferred = (np.nan, np.nan, np.nan, "none", UNDECIDED)
+    share, low, high, interval, preferred = np.nan, np.nan, np.nan, "none", "none"
     if names:
         share = float(chosen.mean())
         low, high, interval = preference_interval(chosen, num_resamples=num_resamples, seed=seed)
-        preferred = FOR_BASELINE if low > 0.5 else FOR_METHOD if high < 0.5 else UNDECIDED
+        preferred = "autoregressive" if low > 0.5 else "relaxed" if high < 0.5 else "none"
     shares = {"share_autoregressive": share, "share_autoregressive_low": low, "share_autoregressive_high": high}
     shares |= {"share_relaxed": 1 - share, "share_relaxed_low": 1 - high, "share_relaxed_high": 1 - low}
     counts = {"num_shown": len(names), "num_readers": len(readers), "num_judgements": chosen.size}
