@@ -8,11 +8,10 @@ import sys
 import pytest
 import torch
 
-from conftest import ROOT, make_models, make_prompts
+from conftest import ROOT, generate
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.acceptance.rules import make_rule
 from lantern.codebook import nearest_codes
-from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.measure.output_distribution import VerifiedNodes
@@ -53,14 +52,11 @@ def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(fo
         MethodSpec.of("capped", **PARTS | {"cap": 2})
 
 
-def test_it_decodes_and_its_code_is_part_of_the_method(folder, monkeypatch):
-    models, spec = make_models(), MethodSpec.of("capped", **PARTS)
-    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
-    codes = decoder.generate(*make_prompts(models, 5), [decoder.make_noise(7, f"p{i}") for i in range(5)]).codes
-    exact = make_decoder(
-        models, MethodSpec.of("eagle1", tree="chain3", drafts="sampled"), SamplingConfig(cfg_scale=2.0)
+def test_it_decodes_and_its_code_is_part_of_the_method(models, folder):
+    spec = MethodSpec.of("capped", **PARTS)
+    codes, expected = (
+        generate(models, each).codes for each in (spec, MethodSpec.of("eagle1", tree="chain3", drafts="sampled"))
     )
-    expected = exact.generate(*make_prompts(models, 5), [exact.make_noise(7, f"p{i}") for i in range(5)]).codes
     assert codes.shape == expected.shape and not torch.equal(codes, expected)
     with (folder / "capped.py").open("a") as file:
         file.write("# edited\n")
