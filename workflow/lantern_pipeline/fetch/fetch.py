@@ -6,7 +6,6 @@ ends, which for 9 GB is not what one wants; so what it appends to here is `<file
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -28,7 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
-from lantern.io import write_json
+from lantern.io import read_json, write_json
 from lantern_pipeline.fetch.entries import Resource, how_to_find_commit, hub_endpoint
 from lantern_pipeline.fetch.manifest import describe_file, describe_path, make_manifest
 
@@ -85,14 +84,11 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
 @contextmanager
 def _network_allowed() -> Iterator[None]:
     """Lets this process ask the hub while the block runs; HF_HUB_OFFLINE=1 is set for every job."""
-    variable, offline = os.environ.pop("HF_HUB_OFFLINE", None), constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = False
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = offline
-        if variable is not None:
-            os.environ["HF_HUB_OFFLINE"] = variable
 
 
 def _use_own_copy(resource: Resource) -> dict[str, Any]:
@@ -192,7 +188,7 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
     version = {"url": remote.url, "size": remote.size, "version": remote.version}
-    is_known = remote.version and version_file.is_file() and json.loads(version_file.read_text()) == version
+    is_known = remote.version and version_file.is_file() and read_json(version_file) == version
     if not is_known:
         part.unlink(missing_ok=True)  # of another version, or of nobody knows which
     write_json(version_file, version)
@@ -276,7 +272,7 @@ def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | N
     path = resource.folder / RECORD
     if not path.is_file():
         return {}, None
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path)
     was, now = record["origin"], _origin(resource)
     # Files put there by hand are of a commit that nobody has looked up: no reason to fetch them again. Nor need a
     # config name the commit that the first fetch found.
