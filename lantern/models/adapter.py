@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ class TransformersTarget(Target):
         layers: the model inside, without its head; what it returns as `last_hidden_state` is normalised.
         prompt_embedding: of the prompts' ids.
         tokens: what the layers read of each token that is drawn, (vocab, dim): codes, then what ends a line.
-        head: hidden states (..., dim) to logits (..., vocab) of the same tokens; it is run in float32.
+        head: hidden states (..., dim) to logits (..., vocab) of the same tokens; a copy of it is run in float32.
         is_head_linear: guidance and the head commute.
         positions: int64 (rows of positions, num_text_tokens + image tokens and more), of models that turn their
             channels by several; None for one that counts tokens.
@@ -43,10 +44,9 @@ class TransformersTarget(Target):
     ) -> None:
         super().__init__()
         self.config, self.layers, self.is_head_linear = config, layers, is_head_linear
-        self.prompt_embedding, self.head = prompt_embedding, head.float()
+        self.prompt_embedding, self.head = prompt_embedding, deepcopy(head).float()
         self.token_embedding = nn.Embedding.from_pretrained(tokens.detach())
         self.register_buffer("positions", positions, persistent=False)
-        self.requires_grad_(False).eval()
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Target.read_logits`."""

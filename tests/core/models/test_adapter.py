@@ -132,6 +132,16 @@ def test_a_draft_model_is_made_for_it(target, family):
     assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
 
 
+def test_a_model_in_bfloat16_is_decoded_in_it_and_left_as_it_was():
+    model, row = make_tiny("janus")
+    model = model.bfloat16()
+    target = adapt(model, null_prompt=NULL["janus"], max_tokens=6, family=row)
+    found = decode(target, "janus", "jacobi", 1.0)
+    assert target.dtype == torch.bfloat16 and (found.target_forwards < 16).all()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_a_class_without_a_row_is_named():
     with pytest.raises(
         ValueError, match=r"must be one of JanusForConditionalGeneration, .* to draw images, got Linear"
