@@ -68,11 +68,11 @@ def select_trials(
         methods.append({"method_id": method_id, "label": label, "num_pairs": count, "num_ties": int(is_tie.sum())})
         shown = rows[~is_tie].tolist()
         used.update(shown)
-        trials += _make_trials(PAIR, method_id, [prompts[i] for i in shown], _decode(tokenizer, codes[~is_tie]))
+        trials += _make_trials(tokenizer, PAIR, method_id, [prompts[i] for i in shown], codes[~is_tie])
     right = list(range(len(prompts) - num_checks, len(prompts)))  # which the pairs reach last
     wrong = choose_wrong_prompts([prompt.text for prompt in prompts], right, used)
-    images = _decode(tokenizer, torch.stack([baseline[right], baseline[wrong]], dim=1))
-    return trials + _make_trials(CHECK, "", [prompts[i] for i in right], images), methods
+    codes = torch.stack([baseline[right], baseline[wrong]], dim=1)
+    return trials + _make_trials(tokenizer, CHECK, "", [prompts[i] for i in right], codes), methods
 
 
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
@@ -120,16 +120,15 @@ def build_page(
     return fill_page(TEMPLATE, {"id": study, **data}), {**key, "study": study}
 
 
-def _make_trials(kind: str, method_id: str, prompts: Sequence[Prompt], images: np.ndarray) -> list[Trial]:
-    return [Trial(kind, prompt.text, prompt.id, method_id, pair) for prompt, pair in zip(prompts, images, strict=True)]
-
-
-def _decode(tokenizer: nn.Module, codes: Tensor) -> np.ndarray:
-    """Codes (pairs, 2, tokens) -> pixels (pairs, 2, S, S, 3) uint8."""
+def _make_trials(
+    tokenizer: nn.Module, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
+) -> list[Trial]:
+    """Trials of codes (pairs, 2, tokens), decoded."""
     if not len(codes):
-        return np.zeros((0, 2, 1, 1, 3), np.uint8)
+        return []
     pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))
-    return pixels.reshape(-1, 2, *pixels.shape[1:])
+    pairs = pixels.reshape(-1, 2, *pixels.shape[1:])
+    return [Trial(kind, prompt.text, prompt.id, method_id, pair) for prompt, pair in zip(prompts, pairs, strict=True)]
 
 
 def _choose_methods(records: Mapping[str, GenerationRecords], wanted: Sequence[str] | None) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -108,21 +107,18 @@ class ClipModel(nn.Module):
         return self.clip(self.preprocess(images), tokens)
 
 
+@dataclass(eq=False)
 class ClipScorer:
-    """Scores how well images fit texts: the cosine of their embeddings, in [-1, 1]; some papers multiply it by 100.
+    """Scores how well images fit texts: the cosine of their embeddings, in [-1, 1]; some papers multiply it by 100."""
 
-    `model` is open_clip's, `tokenizer` maps a list of texts to token ids, `preprocess` maps images (n, 3, S, S) in
-    [-1, 1] to the model's input; `prompt_prefix` is put in front of every text.
-    """
+    model: nn.Module  # open_clip's
+    tokenizer: Callable[[list[str]], torch.Tensor]  # texts -> token ids
+    preprocess: Callable[[torch.Tensor], torch.Tensor]  # images (n, 3, S, S) in [-1, 1] -> the model's input
+    name: str
+    prompt_prefix: str = ""  # in front of every text
 
-    def __init__(
-        self, model: nn.Module, tokenizer: Any, preprocess: Any, *, name: str, prompt_prefix: str = ""
-    ) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
-        self.preprocess = preprocess
-        self.name = name
-        self.prompt_prefix = prompt_prefix
+    def __post_init__(self) -> None:
+        self.model.eval().requires_grad_(False)
 
     @classmethod
     def from_model(cls, model: ClipModel) -> ClipScorer:
