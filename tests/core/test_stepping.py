@@ -9,24 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_every_method import assert_equal, captured, decoder_of, make_batches, tapes  # noqa: F401
+from test_generation import make_records
 
 from lantern import stepping
-from lantern.decoding import Decoder
-from lantern.generation import generate_records
-from lantern.prompts import Prompt
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
-
-PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "sand", "a hill"])]
-
-
-def make_records(decoder: Decoder):
-    encoder = WordEmbeddingEncoder(None, 16, 5, 0)
-    return generate_records(decoder, PROMPTS, encoder, run_seed=3, batch_size=2)
 
 
 def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F811
     decoder = decoder_of(models, "eagle1")
-    expected, found = make_records(decoder), make_records(captured(decoder))
+    expected, found = make_records(decoder, 2), make_records(captured(decoder), 2)
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.step_lengths, expected.step_lengths)
     assert (found.metadata["stepping"], expected.metadata["stepping"]) == ("graph", "eager") and len(tapes) == 1
     assert found.metadata["preparation_s"] > 0 == expected.metadata["preparation_s"]
@@ -49,12 +39,12 @@ def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, 
     graphed = captured(decoder)
     assert graphed.runner.mode == "graph"
     with caplog.at_level(logging.WARNING, "lantern.stepping"):
-        found = [make_records(graphed) for _ in range(2)]
+        found = [make_records(graphed, 2) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
         "steps of eagle1 are run eagerly: capturing them failed: operation not permitted when stream is capturing"
     ]
     for records in found:
-        assert torch.equal(records.codes, make_records(decoder).codes)
+        assert torch.equal(records.codes, make_records(decoder, 2).codes)
         assert records.metadata["stepping"] == "eager"
 
 

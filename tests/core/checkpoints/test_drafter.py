@@ -18,12 +18,10 @@ from lantern.models.target import TargetConfig
 from published_layouts import (
     CONFIG,
     ORIGINAL,
-    as_hugging_face,
     read_drafter_state,
     read_original,
     refusal,
     write_drafter,
-    write_hugging_face,
 )
 
 EMBEDDING = "embed_tokens.weight"
@@ -130,11 +128,6 @@ def test_drafters_of_another_target_and_files_that_are_none(tmp_path):
     assert "input_type should be t2i2" in refusal(lambda: read_draft(folder, replace(CONFIG, grid=32)))
     other = refusal(lambda: read_draft(folder, replace(CONFIG, num_text_tokens=77)))
     assert "cls_token_num (position offset) should be 76 to draft for this target, found 119" in other
-    target = write_hugging_face(tmp_path / "target", as_hugging_face(read_original()), "bin")
-    assert "num_hidden_layers should be 1" in refusal(lambda: read_draft(target, CONFIG))
-    save_model(tmp_path / "own.safetensors", read_target(ORIGINAL, CONFIG))
-    sentence = refusal(lambda: read_draft(tmp_path / "own.safetensors", CONFIG))
-    assert "should hold a draft_model, found target_model; name another file" in sentence
     (folder / "config.json").unlink()
     sentence = refusal(lambda: read_draft(folder, CONFIG), FileNotFoundError)
     assert "config.json: pytorch_model.bin needs the config.json" in sentence

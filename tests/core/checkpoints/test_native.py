@@ -33,10 +33,6 @@ def test_wrong_files_and_weights_are_named(tmp_path):
     state = dict(model.state_dict())
     save_model(path, model)
     assert "should hold a draft_model, found target_model" in refusal(lambda: load_model(path, DraftModel))
-    path.write_bytes(path.read_bytes()[:-100])
-    assert "t.safetensors" in refusal(lambda: load_model(path, TargetModel))
-    path.unlink()
-    assert "t.safetensors" in refusal(lambda: load_model(path, TargetModel), FileNotFoundError)
     head = state.pop("head.weight")
     for changes, words in (
         ({}, "t.safetensors lacks the tensor head.weight of shape (8, 32)"),
