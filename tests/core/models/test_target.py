@@ -11,6 +11,7 @@ from tiny_codes import CONFIG
 
 from conftest import make_models
 from lantern.attention_mask import window_table
+from lantern.kv_cache import KVCache
 from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, rotary_table
 
@@ -97,6 +98,12 @@ def test_pads_and_later_tokens_have_no_say(model, prompts):
     other = torch.cat([codes[:, :-1], (codes[:, -1:] + 1) % 8], dim=1)
     torch.testing.assert_close(model(features, MASK, other)[:, :-1], hidden[:, :-1])
     assert not torch.allclose(model(features, MASK, other)[:, -1], hidden[:, -1])
+
+
+def test_a_padded_caption_row_is_seen_by_itself_alone():
+    visible = torch.tensor([[[False, True]]])
+    mask = KVCache(visible, 2, 6, (1, 1), torch.float32).text_mask(visible)
+    assert (mask == 0).int().tolist() == [[[[1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]]]]
 
 
 def test_folded_norm_equals_norm_then_linear():

@@ -13,11 +13,9 @@ from safetensors.torch import load_file
 from conftest import DATA
 from families import chameleon_name, draw_of_tokenizer
 from lantern.checkpoints.names import chameleon_tokenizer
-from lantern.checkpoints.native import load_weights, save_model
+from lantern.checkpoints.native import load_weights
 from lantern.checkpoints.tokenizers import read_image_tokenizer
-from lantern.codebook import nearest_codes
 from lantern.models.vq16 import VQ16, VQ16Config
-from lantern_pipeline.world import tokenizer
 
 FOLDER = DATA / "vq"
 CHAMELEON = {
@@ -113,24 +111,13 @@ def test_tokenizers_among_other_weights(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
-def test_codebook_is_the_stored_one_and_decoding_normalises_it(small):
-    """Rows of other lengths decode to the same images, but have other nearest codes by raw distance."""
-    codes = torch.arange(16)[None]
-    before = small.decode(codes)
-    longer = make_vq16("vq_small")
+def test_decoding_normalises_the_codebook(small):
+    """Rows of other lengths decode to the same images."""
+    codes, longer = torch.arange(16)[None], make_vq16("vq_small")
     with torch.no_grad():
         longer.codebook.mul_(torch.linspace(0.5, 2.0, len(longer.codebook))[:, None])
-    torch.testing.assert_close(longer.decode(codes), before, atol=1e-5, rtol=0)
+    torch.testing.assert_close(longer.decode(codes), small.decode(codes), atol=1e-5, rtol=0)
     assert not torch.allclose(small.codebook.norm(dim=-1), torch.ones(64))
-    tables = [[nearest_codes(model.codebook, 5, by) for by in ("l2", "l2_normalised")] for model in (small, longer)]
-    assert not torch.equal(tables[0][0], tables[1][0])
-    assert torch.equal(tables[0][1], tables[1][1])
-
-
-def test_round_trip_of_a_checkpoint(small, tmp_path):
-    save_model(tmp_path / "model.safetensors", small)
-    loaded, codes = tokenizer.load_tokenizer(tmp_path / "model.safetensors"), torch.arange(16)[None] + 7
-    assert loaded.config == small.config and torch.equal(loaded.decode(codes), small.decode(codes))
 
 
 def test_images_and_codes_in_several_chunks_or_none_are_the_same(small, monkeypatch):
