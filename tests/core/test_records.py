@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_every_method import METHODS, spec_of
 
 from lantern.acceptance.rules import make_rule
 from lantern.io import load_tensors, save_tensors
-from lantern.methods import PRESETS, acceptance_of, make_method
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 from lantern.sampling import SamplingConfig
 
@@ -63,45 +63,16 @@ def test_some_images_in_the_order_asked_for():
     assert len(records.select([])) == 0
 
 
-@pytest.mark.parametrize(
-    ("drafts", "acceptance", "residual", "temperature", "is_counted"),
-    [
-        (None, "exact", "paper", 1.0, True),
-        ("coupled", "proximity", "paper", 1.0, True),
-        ("top", "additive", "paper", 1.0, True),
-        ("top", "bounded", "paper", 1.0, True),
-        ("top", "exact", "official", 1.0, True),  # without relaxation the authors' residual is the exact one
-        ("sampled", "exact", "paper", 1.0, False),
-        ("sampled", "multiplicative", "paper", 1.0, False),
-        ("top", "additive", "official", 1.0, False),
-        ("sampled", "multiplicative", "paper", 0.0, True),
-        ("top", "additive", "official_lumina", 0.0, True),
-    ],
-)
-def test_substitutions_are_counted_where_the_target_draws_a_token_of_its_own(
-    drafts, acceptance, residual, temperature, is_counted
-):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its_own(name, temperature):
+    """As verification tells; without relaxation the authors' residual is the exact one."""
+    method, table = spec_of(name), torch.zeros(4, 5, dtype=torch.int64)
+    rule = make_rule(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a", "b"])
     records.is_substituted[1, :3] = True
-    method = {"method_id": "x", "drafts": drafts, "acceptance": acceptance, "residual": residual}
-    records.metadata = {"method": method, "temperature": temperature}
-    if is_counted:
-        assert records.substitutions.tolist() == [0.0, 3.0]
-    else:
-        assert records.substitutions.isnan().all()
-    assert records.substitutions.dtype == torch.float64
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", PRESETS)
-def test_substitutions_are_counted_exactly_where_verification_tells_them(name, temperature):
-    values = {"k": 2, "delta": 0.2, "lambda_": 2.0, "omega": 1.1}
-    wanted = acceptance_of(PRESETS[name].get("acceptance", "exact")).parameters
-    method = make_method(name, **{key: value for key, value in values.items() if key in wanted})
-    table = torch.zeros(4, 3, dtype=torch.int64)
-    rule = make_rule(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
-    records = make_records(["a"])
     records.metadata = {"method": method.to_dict(), "temperature": temperature}
     is_told = rule.draws_target_tokens or method.drafts is None
     is_told &= method.drafts != "path_relax" or temperature == 0  # which has a rule of its own
-    assert records.substitutions.isnan().item() != is_told
+    found, expected = records.substitutions, [0.0, 3.0] if is_told else [torch.nan] * 2
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
