@@ -69,19 +69,17 @@ def test_bad_choices_are_named(choices, message):
         static_tree(choices)
 
 
-def test_unknown_tree_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"naive_extend_57, mc_sim_7b_63, mine, got 'bushy'"):
-        tree_choices("bushy", {"mine": [[0]]})
-
-
-def test_dynamic_options_bound_the_number_of_nodes():
-    with pytest.raises(ValueError, match=r"num_nodes must be <= top_k \+ depth top_k\^2 = 10, got 11"):
-        DynamicTreeOptions(num_nodes=11, depth=2, top_k=2)
-
-
-def test_a_node_has_no_more_children_than_there_is_noise_for():
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tree_choices("bushy", {"mine": [[0]]}), "naive_extend_57, mc_sim_7b_63, mine, got 'bushy'"),
+        (lambda: DynamicTreeOptions(11, 2, 2), r"num_nodes must be <= top_k \+ depth top_k\^2 = 10, got 11"),
+        # No more children than there is noise for.
+        (lambda: static_tree([(rank,) for rank in range(65)]), r"ranks below 64, got \[64\]; list fewer"),
+        (lambda: DynamicTreeOptions(60, top_k=65), r"draft_tree\.dynamic\.top_k must be <= 64, got 65"),
+    ],
+)
+def test_trees_that_cannot_be_are_named(call, words):
     static_tree([(rank,) for rank in range(64)])
-    with pytest.raises(ValueError, match=r"ranks below 64, got \[64\]; list fewer"):
-        static_tree([(rank,) for rank in range(65)])
-    with pytest.raises(ValueError, match=r"draft_tree\.dynamic\.top_k must be <= 64, got 65"):
-        DynamicTreeOptions(num_nodes=60, top_k=65)
+    with pytest.raises(ValueError, match=words):
+        call()
