@@ -45,7 +45,7 @@ class TransformersTarget(Target):
         super().__init__()
         self.config, self.layers, self.is_head_linear = config, layers, is_head_linear
         self.prompt_embedding, self.head = prompt_embedding, deepcopy(head).float()
-        self.token_embedding = nn.Embedding(*tokens.shape, _weight=tokens.detach())
+        self.token_embedding = nn.Embedding(*tokens.shape, _weight=tokens.detach(), _freeze=True)
         self.register_buffer("positions", positions, persistent=False)
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
