@@ -1,5 +1,6 @@
 """Runs the real Snakefile on the tiny config, in a folder of its own."""
 
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -126,6 +127,7 @@ def run_snakemake(command, folder, environment, before, output):
     os.chdir(folder)
     if before:
         before()
+    gc.freeze()  # forks would else copy what a collection touches
     jobs = Listener(family="AF_UNIX")
     server = os.fork()
     if not server:
