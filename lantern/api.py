@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +14,11 @@ import torch
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
-from lantern.generation import draw_images, generate_records
+from lantern.generation import draw_images
 from lantern.methods import PRESETS, MethodSpec, make_method
+from lantern.models.adapter import adapt
 from lantern.models.config import target_parameters
+from lantern.models.families import family_of
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -33,11 +35,11 @@ class Images:
     """Images of some prompts by one method.
 
     Attributes:
-        pixels: uint8, (images, size, size, 3); None of a model that draws codes alone.
+        pixels: uint8, (images, size, size, 3); of a model whose codes need another program, see `CodeColours`.
         records: codes, (images, tokens), and how they were decoded.
     """
 
-    pixels: np.ndarray | None
+    pixels: np.ndarray
     records: GenerationRecords
 
     @property
@@ -79,7 +81,7 @@ class Model:
 
     Attributes:
         models: target and, where there is one, draft model, prepared for decoding.
-        tokenizer: decodes codes to images in [-1, 1], where its `decode` is not None, and has a `codebook`.
+        tokenizer: decodes codes to images in [-1, 1], and has a `codebook`.
         encoder: of the prompts.
         sampling: temperature, filters and guidance unless `draw` is told others.
         parts: parts of a method that it has unless `draw` is told others: `static` and `dynamic`, what the trees of
@@ -119,9 +121,6 @@ class Model:
         with _threads(1 if target_parameters(models.target.config) < SMALL else torch.get_num_threads()):
             decoder = make_decoder(models, spec, sampling)
             todo = [Prompt(str(place), text) for place, text in enumerate(texts)]
-            if self.tokenizer.decode is None:
-                options = {"run_seed": seed, "batch_size": batch_size}
-                return Images(None, generate_records(decoder, todo, self.encoder, **options))
             records, pixels = draw_images(decoder, todo, self.encoder, self.tokenizer.decode, seed, batch_size)
         return Images(pixels.numpy(), records)
 
@@ -157,7 +156,8 @@ def load(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Model:
-    """Loads a model by name, "embedded" or a published one's such as "llamagen_stage1", or from a folder of results.
+    """Loads a model by name, "embedded" or a published one's such as "llamagen_stage1", from a folder of results, or
+    from that of a model of transformers.
 
     Args:
         source: name or folder.
@@ -177,20 +177,81 @@ def load(
     return _pretrained("load").open_model(source, files, torch.device(device), getattr(torch, dtype))
 
 
-def from_transformers(model: Any, processor: Any, *, grid: int | None = None, max_tokens: int = 128) -> Model:
+def from_transformers(
+    model: Any, processor: Any, *, family: str | None = None, grid: int | None = None, max_tokens: int = 128
+) -> Model:
     """Makes a model of transformers draw by any method: Jacobi decoding needs nothing else and changes no token.
 
     Args:
         model: of a class with a row in `lantern.models.families.FAMILIES`, loaded as transformers does; it is used as
             it stands, on its device and in its number format.
         processor: the one that belongs to it, or its tokenizer.
+        family: that row's name, where the class has several.
         grid: tokens of an image's side, where it is not the published one.
         max_tokens: rows of the longest prompt; longer ones lose the end of their caption.
 
     Raises:
         ValueError: a class without a row, lists those with one; or a tokenizer of another model.
     """
-    return _pretrained("from_transformers").adopt_model(model, processor, grid, max_tokens)
+    return _pretrained("from_transformers").adopt_model(model, processor, family, grid, max_tokens)
+
+
+def custom_generate(
+    method: str = "jacobi", *, family: str | None = None, grid: int | None = None, seed: int | None = None, **parts: Any
+) -> Callable[..., torch.Tensor]:
+    """What the `generate` of a model of transformers takes as `custom_generate`, to draw by a method without a draft
+    model: it returns the prompt's ids and behind them those of the image's tokens, lines' ends among them.
+
+    Args:
+        method: preset.
+        family: row of FAMILIES, where the model's class has several.
+        grid: tokens of an image's side, where neither `image_grid_thw` says it nor it is the published one.
+        seed: of the noise; None takes one from torch's generator, which `torch.manual_seed` decides.
+        parts: of the method, such as tree="chain15".
+    """
+
+    def draw(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Sequence[Any],
+        generation_config: Any,
+        attention_mask: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        row = family or family_of(type(model).__name__)
+        sizes = {"num_text_tokens": input_ids.shape[1]} | ({} if grid is None else {"grid": grid})
+        if image_grid_thw is not None:
+            sizes |= {"grid": int(image_grid_thw[0, 1]), "small_grid": int(image_grid_thw[1, 1])}
+            if (image_grid_thw[:, 1] != image_grid_thw[:, 2]).any():
+                raise ValueError("images must be square, as high as wide, to be drawn by lantern.custom_generate")
+        guidance = next((part for part in logits_processor if hasattr(part, "unconditional_context")), None)
+        if guidance is not None:
+            sizes["null_ids"] = tuple(guidance.unconditional_context["input_ids"][0].tolist())
+        target = adapt(model, row, **sizes).to(model.device)
+        if target.ids is None:
+            raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
+        spec, codebook = make_method(method, **parts), model.model.vqmodel.quantize.embedding.weight.detach()
+        table = None if spec.k is None else nearest_codes(codebook.float().cpu(), int(spec.k) + 1).to(model.device)
+        sampling = replace(sampling_of(generation_config), cfg_scale=guidance.guidance_scale if guidance else 1.0)
+        decoder = make_decoder(DecodingModels(target, nearest_codes=table), spec, sampling)
+        first = int(torch.randint(2**31, ())) if seed is None else seed
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        noise = [decoder.make_noise(first, str(row)) for row in range(len(input_ids))]
+        codes = decoder.generate(input_ids, mask.bool(), noise).codes
+        return torch.cat([input_ids, target.ids.to(input_ids.device)[codes]], dim=1)
+
+    return draw
+
+
+def sampling_of(known: Any) -> SamplingConfig:
+    """Temperature, filters and guidance of a `GenerationConfig` of transformers."""
+    return SamplingConfig(
+        temperature=(known.temperature or 1.0) if known.do_sample else 0.0,
+        top_k=known.top_k or 0,
+        top_p=known.top_p or 1.0,
+        cfg_scale=known.guidance_scale or 1.0,
+    )
 
 
 def _pretrained(asked: str) -> ModuleType:

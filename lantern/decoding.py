@@ -27,7 +27,7 @@ from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import MethodSpec, load_class
 from lantern.models.config import OVERSHOOT
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
@@ -40,7 +40,7 @@ class DecodingModels:
     columns); the draft model and the table may be None where the method needs none.
     """
 
-    target: TargetModel
+    target: Target
     draft: DraftModel | None = None
     nearest_codes: torch.Tensor | None = None
 

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.checkpoints.native import load_model
+from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype, drop_line_ends
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
 from lantern.models.text import TextEncoder
 from lantern.noise import ImageNoise
 from lantern.prompts import Prompt
@@ -44,7 +44,7 @@ def load_decoding_models(
         ValueError: a foreign or truncated file, or a draft model that does not fit the target.
     """
     number_format = getattr(torch, dtype)
-    models = DecodingModels(load_model(target, TargetModel, number_format, device).prepare_for_decoding())
+    models = DecodingModels(load_target(target, number_format, device).prepare_for_decoding())
     if draft is not None:
         models.draft = load_model(draft, DraftModel, number_format, device).prepare_for_decoding()
         for name in ("dim", "vocab_size", "grid", "num_text_tokens"):

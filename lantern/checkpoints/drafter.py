@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
-from lantern.checkpoints.names import LLAMA_LAYER, layer_places
+from lantern.checkpoints.names import LLAMA_LAYER, expand_norms, layer_places
 from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
-from lantern.checkpoints.target import expand_norms, is_chameleon, load_own, pair_neighbours, token_rows
+from lantern.checkpoints.target import is_chameleon, load_own, pair_neighbours, token_rows
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
@@ -55,7 +55,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     places, tensors = draft_places(model, has_bias=True), dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # of the prompts' ids, codes among them
         tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, token_rows(table, config)
-    fill_draft(model, expand_norms(tensors, places), weights.path, has_bias=True)
+    fill_draft(model, expand_norms(tensors, config.head_dim, config.num_heads), weights.path, has_bias=True)
     pair_neighbours(places, target.head_dim)
     return model
 

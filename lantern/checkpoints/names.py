@@ -31,8 +31,8 @@ LLAMA_LAYER = {
     "ffn_norm": ("post_attention_layernorm",),
 }
 
-# Patterns of names, and what stands in their place, applied one after the other.
-META_CHAMELEON = {  # Hugging Face's names of the same model
+# Of Meta's Chameleon: patterns of names, and what stands in their place, one after the other, in Hugging Face's.
+META_CHAMELEON = {
     r"^(layers|norm)\.": r"model.\1.",
     r"^tok_embeddings\.": "model.embed_tokens.",
     r"^output\.": "lm_head.",
@@ -44,26 +44,19 @@ META_CHAMELEON = {  # Hugging Face's names of the same model
     r"\.feed_forward\.w2\.": ".mlp.down_proj.",
     r"\.feed_forward\.w3\.": ".mlp.up_proj.",
 }
-EMU3_TOKENIZER = {  # transformers' names
-    r"^encoder\.down\.": "encoder.down_block.down.",
-    r"^decoder\.up\.": "decoder.up_block.up.",
-    r"\.mid\.attn_1\.norm\.": ".middle_block.attn_norm.",
-    r"\.mid\.": ".middle_block.",
-    r"\.attn\.(\d+)\.norm\.": r".attn_norms.\1.",
-    r"(\.attn[._]\d+)\.([qkv])\.": r"\1.\2_proj.",
-    r"(\.attn[._]\d+)\.proj_out\.": r"\1.out_proj.",
-}
 
 
-def chameleon_tokenizer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of Chameleon's image tokenizer by VQ-16's names, without the losses, which only training needs.
+def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of the image tokenizer of Chameleon, or of transformers' Janus, by VQ-16's names, without the losses,
+    which only training needs.
 
-    The levels of its decoder are numbered from the highest resolution, VQ-16's from the lowest.
+    VQ-16 numbers the levels of its decoder from the lowest resolution, as Janus does; Chameleon from the highest.
     """
     levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
-    up = {rf"^decoder\.up\.{level}\.": f"decoder.conv_blocks.{len(levels) - 1 - int(level)}." for level in levels}
+    is_upward = len(levels) == 1 or "decoder.up.0.upsample.conv.weight" in tensors
+    places = {level: int(level) if is_upward else len(levels) - 1 - int(level) for level in levels}
     names = {
-        **up,
+        **{rf"^decoder\.up\.{level}\.": f"decoder.conv_blocks.{place}." for level, place in places.items()},
         r"^encoder\.down\.": "encoder.conv_blocks.",
         r"(conv_blocks\.\d+)\.block\.": r"\1.res.",
         r"\.mid\.block_1\.": ".mid.0.",
@@ -93,3 +86,12 @@ def layer_places(layer: torch.nn.Module, prefix: str, names: Mapping[str, tuple[
             sizes = [len(weight) - 2 * kv_rows, kv_rows, kv_rows]
         places |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.split(sizes), strict=True)
     return places
+
+
+def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int = 0) -> dict:
+    """Tensors with the norms of queries and keys that have one row for all heads, as Lumina-mGPT's, given to each."""
+    found = dict(tensors)
+    for name, value in tensors.items():
+        if (part := re.search(r"\.([qk])_norm\.", name)) and value.numel() == head_dim:
+            found[name] = value.view(1, head_dim).expand(num_heads if part[1] == "q" else num_kv_heads or num_heads, -1)
+    return found

@@ -1,8 +1,7 @@
 """Published targets as our models: LlamaGen's for captions and classes in its original layout or in the LANTERN
-authors' Hugging Face layout, Chameleon's (Anole, Lumina-mGPT), Janus-Pro's and Emu3's.
+authors' Hugging Face layout, models of transformers' classes, and Chameleon's in Meta's layout.
 
-A file is compared with what the config says before it becomes a model. Of language models the table and the head are
-cut to the image codes, which are all that is drawn; the prompt's table keeps every id.
+A file is compared with what the config says before it becomes a model.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
-from lantern.checkpoints.names import LLAMA_LAYER, META_CHAMELEON, ORIGINAL_LAYER, layer_places, rename
+from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, read_metadata
+from lantern.checkpoints.pretrained import META_NORM, complete_meta, is_pretrained, open_pretrained, read_config
+from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import LLAMAGEN_SIZES, DraftConfig, TargetConfig
-from lantern.models.target import TargetModel
+from lantern.models.target import Target, TargetModel
 
 # Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
 _CONFIG_KEYS = {
@@ -35,38 +35,58 @@ _CONFIG_KEYS = {
 FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
 _CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
 _NULL_CAPTION_ROWS = 120  # of LlamaGen's, whatever the model's number of caption rows
-JANUS_HEAD = "gen_head.vision_head.weight"  # tells Janus' files
-_JANUS_ALIGNER = [f"gen_aligner.layers.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
-_JANUS_HEAD = {  # the authors' names, and ours
-    f"gen_head.{theirs}.{kind}": f"{own}.{kind}"
-    for theirs, own in {"output_mlp_projector": "head_in", "vision_head": "head"}.items()
-    for kind in ("weight", "bias")
-}
+_KINDS = {TransformersTarget.kind: TransformersTarget}
 
 log = logging.getLogger(__name__)
 
 
-def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32) -> TargetModel:
-    """Reads a target of whatever family and layout its tensors tell, or in our own, in evaluation mode, all weights but
-    `TargetModel.wide` of `dtype`. What `expected` cannot know (eps, base of the rotary table, feed-forward width) is
-    read from the file or from its config.json.
+def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = "") -> Target:
+    """Reads a target of whatever layout its files tell, or in our own, in evaluation mode, all weights but the `wide`
+    ones of `dtype`. What `expected` cannot know (eps, base of the rotary table, feed-forward width) is read from the
+    file or from its config.json.
+
+    Args:
+        path: file or folder.
+        expected: sizes as the config names them.
+        dtype: of the weights.
+        family: of a model of transformers, its row of FAMILIES.
 
     Raises:
         FileNotFoundError: a missing file; names it.
         ValueError: the file is damaged, holds another model, or has other sizes than expected.
     """
     file = find_weights(path)
-    if read_metadata(file) is not None:
-        return load_own(file, TargetModel, expected, dtype)
+    if (found := read_metadata(file)) is not None:
+        return load_own(file, _KINDS.get(found.get("kind"), TargetModel), expected, dtype)
     weights = read_weights(file)
-    if JANUS_HEAD in weights.tensors:
-        return _read_janus(weights, expected, dtype)
-    if is_chameleon(weights) or "layers.0.attention.q_normalization.weight" in weights.tensors:
-        return _read_chameleon(weights, expected, dtype)
-    queries, keys = (weights.tensors.get(f"model.layers.0.self_attn.{part}_proj.weight", ()) for part in "qk")
-    if len(keys) < len(queries):
-        return _read_emu3(weights, expected, dtype)
+    if META_NORM in weights.tensors:
+        weights = complete_meta(weights, expected)
+    if is_pretrained(weights):
+        return _read_pretrained(weights, expected, dtype, family)
     return _read_llamagen(weights, expected, dtype)
+
+
+def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Target:
+    """Reads a target in our own layout, of either class; see `load_model`."""
+    kind = (read_metadata(path) or {}).get("kind")
+    return load_model(path, _KINDS.get(kind, TargetModel), dtype, device)
+
+
+def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
+    """Of a model of transformers, whose file says all sizes but the grid and the prompt's."""
+    if not expected.null_ids and not expected.small_grid:
+        check_equal(weights.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
+    config = read_config(weights)
+    text = config.get_text_config()
+    for name in ("dim", "num_layers", "num_heads"):
+        place, key = _CONFIG_KEYS[name]
+        check_equal(weights.settings_path, key, getattr(expected, name), getattr(text, key), place)
+    names = ("grid", "columns", "small_grid", "line_end", "num_text_tokens", "null_ids", "null_filler")
+    target = adapt(open_pretrained(weights, config, dtype), family, **{name: getattr(expected, name) for name in names})
+    check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "tokenizer.codebook_size")
+    if hasattr(target.layers, "vqmodel"):
+        del target.layers.vqmodel  # Chameleon's layers hold its image tokenizer
+    return target.eval()
 
 
 def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dtype) -> Model:
@@ -166,93 +186,8 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
 
 
 def is_chameleon(weights: WeightFile) -> bool:
-    """Whether a file is of Chameleon's kind, target or drafter: queries and keys are normalised."""
+    """Whether a drafter's file is of Chameleon's kind: queries and keys are normalised."""
     return any(".q_norm." in name for name in weights.tensors)
-
-
-def _read_chameleon(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
-    """Reads Anole or Lumina-mGPT in Hugging Face's layout or in Meta's."""
-    if is_meta := not is_chameleon(weights):
-        norms = {name: value[None] for name, value in weights.tensors.items() if "_normalization." in name}
-        weights.tensors = rename(weights.tensors | norms, META_CHAMELEON)
-    config = replace(expected, has_qk_norm=True)
-    return _read_llama(weights, config, dtype, first_code=FIRST_CODE, is_paired=is_meta)
-
-
-def _read_emu3(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
-    """Reads Emu3-Gen, whose codes are the last ids, and whose keys have fewer heads than queries."""
-    weights.require("model.embed_tokens.weight")
-    num_kv_heads = len(weights.tensors["model.layers.0.self_attn.k_proj.weight"]) // expected.head_dim
-    first = len(weights.tensors["model.embed_tokens.weight"]) - expected.num_codes
-    return _read_llama(weights, replace(expected, num_kv_heads=num_kv_heads), dtype, first_code=first)
-
-
-def _read_llama(
-    weights: WeightFile, config: TargetConfig, dtype: torch.dtype, *, first_code: int, is_paired: bool = False
-) -> TargetModel:
-    """Reads a language model in Hugging Face's layout, whose code 0 has the id `first_code`."""
-    weights.require("lm_head.weight", "model.embed_tokens.weight")
-    tensors = {name: value for name, value in weights.tensors.items() if not name.startswith("model.vqmodel.")}
-    tensors["head.weight"] = token_rows(tensors.pop("lm_head.weight"), config, first_code)
-    tensors["codes.weight"] = token_rows(tensors["model.embed_tokens.weight"], config, first_code)
-    return _fill(weights, config, tensors, "model.", dtype, is_paired=is_paired)
-
-
-def _read_janus(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
-    """Reads what draws of Janus-Pro. What its transformer reads of a code, two layers over the code's embedding, is the
-    same in every pass, and becomes a table.
-    """
-    prefix = "language_model.model."
-    weights.require("gen_embed.weight", f"{prefix}embed_tokens.weight", *_JANUS_ALIGNER, *_JANUS_HEAD)
-    tensors = {name: value for name, value in weights.tensors.items() if name.startswith(prefix)}
-    tensors |= {own: weights.tensors[theirs] for theirs, own in _JANUS_HEAD.items()}
-    weight, bias, last_weight, last_bias = (weights.tensors[name].float() for name in _JANUS_ALIGNER)
-    hidden = F.gelu(F.linear(weights.tensors["gen_embed.weight"].float(), weight, bias))
-    tensors["codes.weight"] = F.linear(hidden, last_weight, last_bias)
-    # Where config.json does not say its eps, it is that of transformers' Llama.
-    return _fill(weights, replace(expected, has_mlp_head=True, norm_eps=1e-6), tensors, prefix, dtype)
-
-
-def _fill(
-    weights: WeightFile,
-    config: TargetConfig,
-    tensors: dict[str, torch.Tensor],
-    prefix: str,
-    dtype: torch.dtype,
-    *,
-    is_paired: bool = False,
-) -> TargetModel:
-    """The model of a language model's tensors; `is_paired`: they need no `pair_neighbours`."""
-    settings = weights.settings or {}
-    settings = settings.get("language_config", settings)  # Janus' has those of its parts below each other
-    settings = {**settings, **(settings.get("rope_parameters") or {})}  # where newer transformers keep rope_theta
-    found = settings.get("num_attention_heads", config.num_heads)
-    check_equal(weights.settings_path, "num_attention_heads", config.num_heads, found, "target.num_heads")
-    if not config.null_ids:
-        check_equal(weights.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
-    weights.require(gate := f"{prefix}layers.0.mlp.gate_proj.weight")
-    config = replace(
-        config,
-        ffn_width=len(tensors[gate]),
-        rope="1d",
-        rope_base=settings.get("rope_theta", config.rope_base),
-        norm_eps=settings.get("rms_norm_eps", config.norm_eps),
-        num_prompt_ids=len(tensors[f"{prefix}embed_tokens.weight"]),
-    )
-    model = empty_model(TargetModel, config, dtype)
-    own = model.state_dict()
-    places = {
-        f"{prefix}embed_tokens.weight": own["prompt_embedding.weight"],
-        f"{prefix}norm.weight": own["final_norm.weight"],
-        "codes.weight": own["token_embedding.weight"],
-        **{name: value for name, value in own.items() if name.startswith("head")},
-    }
-    for index, layer in enumerate(model.layers):
-        places |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
-    copy_tensors(expand_norms(tensors, places), places, weights.path)
-    if not is_paired:
-        pair_neighbours(places, config.head_dim)
-    return model.eval()
 
 
 def token_rows(table: torch.Tensor, config: TargetConfig | DraftConfig, first: int = FIRST_CODE) -> torch.Tensor:
@@ -262,17 +197,6 @@ def token_rows(table: torch.Tensor, config: TargetConfig | DraftConfig, first: i
     if config.line_end is None:
         return table[first : first + config.vocab_size]
     return torch.cat([table[first : first + config.vocab_size - 1], table[config.line_end :][:1]])
-
-
-def expand_norms(tensors: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A file's tensors by name, with the norms of queries and keys that have one row for all heads, as Lumina-mGPT's,
-    given to each; `places` says how many there are.
-    """
-    found = dict(tensors)
-    for name in found.keys() & places.keys():
-        if re.search(r"\.[qk]_norm\.", name) and found[name].shape == (1, *places[name].shape[1:]):
-            found[name] = found[name].expand(places[name].shape)
-    return found
 
 
 def pair_neighbours(places: Mapping[str, torch.Tensor], head_dim: int) -> None:

@@ -1,4 +1,4 @@
-"""Published image tokenizers as our models: VQ-16 alone or within Janus, Chameleon's, Emu3's."""
+"""Published image tokenizers as our models: VQ-16, Chameleon's, and those inside models of transformers."""
 
 from __future__ import annotations
 
@@ -7,30 +7,46 @@ from pathlib import Path
 from typing import Any
 
 from lantern.checkpoints.files import WeightFile, read_weights
-from lantern.checkpoints.names import EMU3_TOKENIZER, chameleon_tokenizer, rename
+from lantern.checkpoints.names import vq16_names
 from lantern.checkpoints.native import load_weights
-from lantern.checkpoints.target import JANUS_HEAD
+from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern.models.vq16 import VQ16, VQ16Config
 
+ImageModel = VQ16 | Emu3Tokenizer | CodeColours
+_PREFIXES = ("model.vqmodel.", "vqmodel.")  # inside models of transformers
 
-def read_image_tokenizer(path: Path, image_size: int) -> VQ16 | Emu3Tokenizer:
+
+def read_image_tokenizer(path: Path, image_size: int) -> ImageModel:
     """Reads an image tokenizer for images of so many pixels, in evaluation mode, float32; its sizes are read off it.
 
     Raises:
         FileNotFoundError: a missing file; names it.
         ValueError: the file is damaged or holds something else, or the image size is no multiple of the model's factor.
     """
-    weights = read_weights(path)
-    if "encoder.time_conv.0.conv.conv.weight" in weights.tensors:  # of image tokenizers Emu3's alone has time
-        return _read_emu3(weights, image_size)
-    if JANUS_HEAD in weights.tensors:
-        prefix, found = "gen_vision_model.", weights.tensors
-        weights.tensors = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
-    if is_chameleon := "encoder.mid.attn_1.q.weight" in weights.tensors:
-        weights.tensors = chameleon_tokenizer(weights.tensors)
+    return make_image_tokenizer(read_weights(path), image_size)
+
+
+def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, grid: int | None = None) -> ImageModel:
+    """See `read_image_tokenizer`; of a size in pixels or in tokens. A model of transformers that can only encode images
+    (Chameleon, GLM-Image) gives `CodeColours`.
+    """
+    found = weights.tensors
+    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}quantize.embedding.weight" in found), "")
+    tensors = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
+    weights = WeightFile(weights.path, tensors)
+    if "decoder.conv_in.weight" not in tensors and prefix:
+        codebook = tensors["quantize.embedding.weight"]
+        side = grid or image_size // CodeColours.pixels
+        colours = CodeColours(CodeColoursConfig(side, len(codebook), codebook.shape[1]))
+        return load_weights(colours, {"codebook": codebook}, weights.path)
+    if "encoder.time_conv.0.conv.conv.weight" in tensors:  # of image tokenizers Emu3's alone has time
+        return _make_emu3(weights, image_size, grid)
+    is_chameleon = "encoder.mid.attn_1.q.weight" in tensors and not prefix
+    if "encoder.mid.attn_1.q.weight" in tensors:
+        weights.tensors = vq16_names(tensors)
     weights.tensors.pop("quantize.codebook_used", None)  # a statistic of training
-    sizes = _sizes(weights, image_size, "encoder.conv_blocks.{}.res.")
+    sizes = _sizes(weights, "encoder.conv_blocks.{}.res.", image_size, grid)
     weights.require("encoder.conv_out.weight")
     latent_channels = len(weights.tensors["encoder.conv_out.weight"])
     kind = {"has_attention": not is_chameleon, "is_normalised": not is_chameleon}
@@ -39,18 +55,16 @@ def read_image_tokenizer(path: Path, image_size: int) -> VQ16 | Emu3Tokenizer:
     )
 
 
-def _read_emu3(weights: WeightFile, image_size: int) -> Emu3Tokenizer:
-    sizes = _sizes(weights, image_size, "encoder.down.{}.block.")
+def _make_emu3(weights: WeightFile, image_size: int | None, grid: int | None) -> Emu3Tokenizer:
+    sizes = _sizes(weights, "encoder.down_block.down.{}.block.", image_size, grid)
     levels = range(len(sizes["channel_multipliers"]))
-    attention = tuple(level for level in levels if f"encoder.down.{level}.attn.0.q.weight" in weights.tensors)
-    tensors = rename(weights.tensors, EMU3_TOKENIZER)
-    # One by one convolutions are matrices in transformers.
-    tensors = {name: value[..., 0, 0] if name.endswith("_proj.weight") else value for name, value in tensors.items()}
-    own = {f"vqvae.{name}": value for name, value in tensors.items()}
+    name = "encoder.down_block.down.{}.attn.0.q_proj.weight"
+    attention = tuple(level for level in levels if name.format(level) in weights.tensors)
+    own = {f"vqvae.{name}": value for name, value in weights.tensors.items()}
     return load_weights(Emu3Tokenizer(Emu3TokenizerConfig(**sizes, attention_levels=attention)), own, weights.path)
 
 
-def _sizes(weights: WeightFile, image_size: int, blocks: str) -> dict[str, Any]:
+def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int | None) -> dict[str, Any]:
     """Sizes that both classes have, read off the tensors; `blocks` are the encoder's of a level."""
     pattern = blocks.replace(".", r"\.").replace("{}", r"(\d+)") + r"(\d+)\.conv1\.weight"
     found = [match for name in weights.tensors if (match := re.fullmatch(pattern, name))]
@@ -59,10 +73,10 @@ def _sizes(weights: WeightFile, image_size: int, blocks: str) -> dict[str, Any]:
     weights.require("quantize.embedding.weight", "encoder.conv_in.weight", *firsts)
     channels, codebook = len(weights.tensors["encoder.conv_in.weight"]), weights.tensors["quantize.embedding.weight"]
     factor = 2 ** (num_levels - 1)
-    if image_size % factor:
+    if image_size is not None and image_size % factor:
         raise ValueError(f"{weights.path}: data.image_size should be a multiple of {factor}, got {image_size}")
     return {
-        "grid": image_size // factor,
+        "grid": grid or image_size // factor,
         "codebook_size": len(codebook),
         "code_dim": codebook.shape[1],
         "channels": channels,

@@ -19,7 +19,7 @@ from lantern.drafters.base import Drafter, best_codes
 from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal
@@ -69,7 +69,7 @@ class EagleDrafter(Drafter):
     def __init__(
         self,
         draft: DraftModel,
-        target: TargetModel,
+        target: Target,
         drafts: str,
         tree: StaticTree | DynamicTreeOptions,
         sampling: SamplingConfig,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,8 +11,23 @@ from torch import nn
 
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache
-from lantern.models.config import TargetConfig
+from lantern.models.config import OVERSHOOT, TargetConfig
+from lantern.models.families import FAMILIES, Parts
 from lantern.models.target import Target
+
+
+@dataclass(frozen=True)
+class AdapterConfig(TargetConfig):
+    """Sizes of a target of transformers, and what its layers are made of anew.
+
+    `layers_class`: name of the layers' class; `settings`: what its config class is made of. `head_width`: channels
+    inside a head of two matrices, 0 of one. `turns_by_grid`: channels are turned by time, row and column.
+    """
+
+    layers_class: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    head_width: int = 0
+    turns_by_grid: bool = False
 
 
 class TransformersTarget(Target):
@@ -22,31 +36,24 @@ class TransformersTarget(Target):
 
     Args:
         config: of the target; prompts are ids.
-        layers: the model inside, without its head; what it returns as `last_hidden_state` is normalised.
-        prompt_embedding: of the prompts' ids.
-        tokens: what the layers read of each token that is drawn, (vocab, dim): codes, then what ends a line.
-        head: hidden states (..., dim) to logits (..., vocab) of the same tokens; a copy of it is run in float32.
-        is_head_linear: guidance and the head commute.
-        positions: int64 (rows of positions, num_text_tokens + image tokens and more), of models that turn their
-            channels by several; None for one that counts tokens.
+        parts: of a model that is there, of which the head is copied to float32; without them empty ones are made.
     """
 
-    def __init__(
-        self,
-        config: TargetConfig,
-        layers: nn.Module,
-        prompt_embedding: nn.Embedding,
-        tokens: torch.Tensor,
-        head: nn.Module,
-        *,
-        is_head_linear: bool = True,
-        positions: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        self.config, self.layers, self.is_head_linear = config, layers, is_head_linear
-        self.prompt_embedding, self.head = prompt_embedding, deepcopy(head).float()
-        self.token_embedding = nn.Embedding(*tokens.shape, _weight=tokens.detach(), _freeze=True)
-        self.register_buffer("positions", positions, persistent=False)
+    kind = "transformers_target"  # of its checkpoints
+    config_class = AdapterConfig
+    wide = ("head.",)  # weights that stay float32: guidance, filters and acceptance start from such logits
+
+    def __init__(self, config: AdapterConfig, parts: Parts | None = None) -> None:
+        super().__init__(config)
+        parts = _empty_parts(config) if parts is None else parts
+        self.layers, self.head, self.ids = parts.layers, deepcopy(parts.head).float(), parts.ids
+        self.token_embedding = nn.Embedding(*parts.tokens.shape, _weight=parts.tokens.detach(), _freeze=True)
+        self.register_buffer("positions", grid_positions(config) if config.turns_by_grid else None, persistent=False)
+
+    @property
+    def is_head_linear(self) -> bool:
+        """Guidance and a linear head commute."""
+        return self.config.head_width == 0
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Target.read_logits`."""
@@ -54,7 +61,7 @@ class TransformersTarget(Target):
 
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
         """See `Target.embed_prompts`."""
-        return self.prompt_embedding(features)
+        return self.layers.get_input_embeddings()(features)
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -82,26 +89,71 @@ class TransformersTarget(Target):
         return self.layers(**known, past_key_values=past, use_cache=past is not None).last_hidden_state
 
 
-class ModelImages(nn.Module):
-    """The image tokenizer inside a model of transformers, as `lantern.api.Model` wants one.
+def adapt(model: Any, family: str, **sizes: Any) -> TransformersTarget:
+    """Makes a target of a loaded model of transformers.
 
-    `decode` is None where transformers has no decoder of the family's codes.
+    Args:
+        model: of the class that the family's row names.
+        family: name of the row.
+        sizes: fields of a `TargetConfig` that no model says: num_text_tokens, null_ids, null_filler, and where they are
+            not the published ones grid, columns, small_grid, line_end.
     """
+    row, text = FAMILIES[family], model.config.get_text_config()
+    sizes = {"grid": row.grid, "num_text_tokens": 128, **row.target, **sizes}
+    mapping = getattr(model.model, "vocabulary_mapping", None)
+    line_end = getattr(mapping, "eol_token_id", sizes.get("line_end"))
+    parts = row.take_apart(model, line_end)
+    rope = getattr(text, "rope_parameters", None) or {}
+    found = {
+        "dim": text.hidden_size,
+        "num_layers": text.num_hidden_layers,
+        "num_heads": text.num_attention_heads,
+        "num_kv_heads": text.num_key_value_heads,
+        "ffn_width": text.intermediate_size,
+        "norm_eps": text.rms_norm_eps,
+        "rope_base": rope.get("rope_theta", 10000.0),
+        "rope": "1d",
+        "vocab_size": len(parts.tokens),
+        "num_prompt_ids": model.get_input_embeddings().num_embeddings,
+        "line_end": line_end,
+        "layers_class": type(parts.layers).__name__,
+        "settings": _settings(parts.layers.config),
+        "head_width": 0 if isinstance(parts.head, nn.Linear) else parts.head[0].out_features,
+        "turns_by_grid": row.turns_by_grid,
+    }
+    return TransformersTarget(AdapterConfig(**{**sizes, **found}), parts)
 
-    def __init__(
-        self,
-        model: Any,
-        draw_pixels: Callable[[Any, torch.Tensor], torch.Tensor] | None,
-        codebook: torch.Tensor,
-        grid: int,
-    ) -> None:
-        super().__init__()
-        self.codebook, self._call, self._grid = codebook.detach(), draw_pixels and partial(draw_pixels, model), grid
-        self.decode = self._decode if draw_pixels else None
 
-    def _decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Images (images, 3, size, size) in [-1, 1] of codes (images, grid * grid)."""
-        return self._call(codes.unflatten(1, (self._grid, -1))).float().clamp(-1, 1)
+def grid_positions(config: TargetConfig) -> torch.Tensor:
+    """Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT), by which GLM-Image turns: of the
+    prompt all three are the place in it; of a grid that begins at p they are p, p + row and p + column, and what
+    follows it begins behind its longer side.
+    """
+    begin, parts = config.num_text_tokens, [torch.arange(config.num_text_tokens).expand(3, -1)]
+    for side in filter(None, (config.small_grid, config.grid)):
+        place = torch.arange(side**2)
+        parts.append(begin + torch.stack([torch.zeros_like(place), place // side, place % side]))
+        begin += side
+    return torch.cat([*parts, torch.full((3, OVERSHOOT), begin)], dim=1)
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """A config of transformers without the names of all its words, which are megabytes and needed no more."""
+    return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
+
+
+def _empty_parts(config: AdapterConfig) -> Parts:
+    """Layers, table and head of random or no weights."""
+    import transformers  # an optional part of the package
+
+    layers_class = getattr(transformers, config.layers_class)
+    layers = layers_class(layers_class.config_class.from_dict(dict(config.settings)))
+    if hasattr(layers, "vqmodel"):
+        del layers.vqmodel  # Chameleon's layers hold its image tokenizer
+    head = nn.Linear(config.dim, config.vocab_size, bias=False)
+    if width := config.head_width:
+        head = nn.Sequential(nn.Linear(config.dim, width), nn.GELU(), nn.Linear(width, config.vocab_size))
+    return Parts(layers.eval(), torch.empty(config.vocab_size, config.dim), head)
 
 
 class _Slots:

@@ -12,7 +12,7 @@ from torch import nn
 
 from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, prepare_layers, rotary_table
 
 
@@ -43,7 +43,7 @@ class DraftModel(nn.Module):
         self.token_table: torch.Tensor | None = None  # from_token of every code, once prepared for decoding
 
     @classmethod
-    def from_target(cls, target: TargetModel, seed: int) -> DraftModel:
+    def from_target(cls, target: Target, seed: int) -> DraftModel:
         """A draft model to be trained for a target, on its device: it has the target's token embedding, its fc layer
         passes the hidden state through, and the other weights are normal numbers of the seed.
         """
@@ -105,7 +105,7 @@ class DraftModel(nn.Module):
         rotary_rows: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs new nodes behind what the cache holds; arguments and result as in `TargetModel.extend`, but for
+        """Runs new nodes behind what the cache holds; arguments and result as in `Target.extend`, but for
         `hidden`, (captions, batch, nodes, dim): the hidden states that predicted the tokens.
         """
         return self._run(self.from_hidden(hidden).add_(self.embed(tokens)), slots, rotary_rows, mask, cache)

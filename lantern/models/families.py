@@ -1,173 +1,281 @@
-"""The families of transformers' models that draw images, a row each: where their parts are, how they are prompted.
+"""The families of language models that draw images, a row each, and what is published of them.
 
-A family of one's own is such a row. transformers is imported by whoever has one of its models, never here.
+A family is a class of transformers with a way to prompt it. One of your own is such a row. Read while Snakemake plans,
+so neither torch nor transformers is imported before a model is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-from lantern.models.adapter import TransformersTarget
-from lantern.models.config import OVERSHOOT, TargetConfig
+
+@dataclass(frozen=True)
+class PromptForm:
+    """What a family puts around a caption. Of `start`, `end` and `null`, a part that begins with "<" is the name of one
+    token, any other is text.
+
+    `text` is tokenised as a whole, the caption in place of {}. `null` is the prompt of no caption; with a `filler` it
+    has the caption's length, that token between its first and its last. {name} of any other part is what the tokenizer
+    calls that token, {large} and {small} are the sides of the grids.
+    """
+
+    start: tuple[str, ...]
+    text: str
+    end: tuple[str, ...]
+    null: tuple[str, ...]
+    filler: str | None = None
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a target is made of, see `TransformersTarget`; what ends a line, its id, None for nothing."""
+    """What of a model draws: its layers without the head, what they read of each token that is drawn, (vocab, dim),
+    codes before what ends a line, the head from hidden states to logits of the same tokens, and which words of the
+    model they are, int64 (vocab,), or None where they are none.
+    """
 
     layers: nn.Module
     tokens: torch.Tensor
     head: nn.Module
-    is_head_linear: bool = True
-    line_end: int | None = None
+    ids: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers that draws.
+    """A way to draw with a class of transformers.
 
     Attributes:
-        prompt: name of its prompts' form, as config key text.encoder has it.
-        take_apart: a model to its parts.
+        model_class: its name.
+        layers_class: the name of the class of its layers without the head.
+        prompt: its prompts' form.
+        take_apart: a model, and the id of what ends a line or None, to its parts.
         grid: tokens of an image's side, as published.
-        small_grid: of a smaller image that is drawn before it; 0 for none.
+        codebook_size: codes of its image tokenizer.
+        code_dim: length of a code.
+        num_ids: rows of its table of words.
+        target: fields of a `TargetConfig` that all its models share.
+        overlay: file in experiments/ with its settings.
+        licence: of the published weights.
         turns_by_grid: channels are turned by time, row and column.
-        draw_pixels: (model, codes (images, grid, grid)) to images in [-1, 1]; None where transformers has no decoder.
-        codebook: of a model, (codes, code_dim).
     """
 
-    prompt: str
-    take_apart: Callable[[Any], Parts]
+    model_class: str
+    layers_class: str
+    prompt: PromptForm
+    take_apart: Callable[[Any, int | None], Parts]
     grid: int
-    draw_pixels: Callable[[Any, torch.Tensor], torch.Tensor] | None
-    codebook: Callable[[Any], torch.Tensor]
-    small_grid: int = 0
+    codebook_size: int
+    code_dim: int
+    num_ids: int
+    overlay: str
+    licence: str
+    target: Mapping[str, Any] = field(default_factory=dict)
     turns_by_grid: bool = False
 
 
-def adapt(model: Any, *, null_prompt: Mapping[str, Any], max_tokens: int, family: Family) -> TransformersTarget:
-    """Makes a target of a loaded model of transformers.
-
-    Args:
-        model: one of FAMILIES' classes.
-        null_prompt: null_ids and null_filler of a `TargetConfig`.
-        max_tokens: rows of the longest prompt.
-        family: its row.
+@dataclass(frozen=True)
+class Published:
+    """A published model: its family, its name, the pixels of a code's side, the sizes of its target, and the entries of
+    workflow/resources.yaml that hold its weights, its image tokenizer and its prompts' tokenizer.
     """
-    parts, text = family.take_apart(model), model.config.get_text_config()
-    embedding = model.get_input_embeddings()
-    config = TargetConfig(
-        dim=text.hidden_size,
-        num_layers=text.num_hidden_layers,
-        num_heads=text.num_attention_heads,
-        num_kv_heads=text.num_key_value_heads,
-        ffn_width=text.intermediate_size,
-        norm_eps=text.rms_norm_eps,
-        vocab_size=len(parts.tokens),
-        grid=family.grid,
-        small_grid=family.small_grid,
-        num_text_tokens=max_tokens,
-        num_prompt_ids=embedding.num_embeddings,
-        line_end=parts.line_end,
-        rope="1d",
-        **null_prompt,
-    )
-    positions = grid_positions(config) if family.turns_by_grid else None
-    return TransformersTarget(
-        config,
-        parts.layers,
-        embedding,
-        parts.tokens,
-        parts.head,
-        is_head_linear=parts.is_head_linear,
-        positions=positions,
-    )
+
+    family: str
+    name: str
+    pixels: int
+    sizes: Mapping[str, int]
+    weights: str
+    images: str
+    words: str
 
 
-def grid_positions(config: TargetConfig) -> torch.Tensor:
-    """Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT), by which GLM-Image turns: of the
-    prompt all three are the place in it; of a grid that begins at p they are p, p + row and p + column, and what
-    follows it begins behind its longer side.
+def family_of(model_class: str) -> str:
+    """The first family of a class of transformers; a ValueError, which names those that draw, where it has none."""
+    for name, family in FAMILIES.items():
+        if family.model_class == model_class:
+            return name
+    known = ", ".join(dict.fromkeys(family.model_class for family in FAMILIES.values()))
+    raise ValueError(f"a model of transformers must be one of {known} to draw images, got {model_class}")
+
+
+def fill_model(config: dict[str, Any]) -> None:
+    """Writes into a config whose key `model` names a published model all that follows from it.
+
+    Raises:
+        ValueError: an unknown name; lists the known ones.
     """
-    begin, parts = config.num_text_tokens, [torch.arange(config.num_text_tokens).expand(3, -1)]
-    for side in filter(None, (config.small_grid, config.grid)):
-        place = torch.arange(side**2)
-        parts.append(begin + torch.stack([torch.zeros_like(place), place // side, place % side]))
-        begin += side
-    return torch.cat([*parts, torch.full((3, OVERSHOOT), begin)], dim=1)
+    name = config["model"]
+    if name is None:
+        return
+    if name not in PUBLISHED:
+        raise ValueError(f"config key model must be one of {', '.join(PUBLISHED)}, or null, got {name!r}")
+    model = PUBLISHED[name]
+    family = FAMILIES[model.family]
+    codes = {"grid": family.grid, "codebook_size": family.codebook_size, "code_dim": family.code_dim}
+    config["data"]["image_size"] = family.grid * model.pixels
+    config["text"].update(encoder=model.family, checkpoint=model.words)
+    config["tokenizer"].update(checkpoint=model.images, **codes)
+    config["target"].update(checkpoint=model.weights, name=model.name, size=None, **family.target, **model.sizes)
 
 
-def family_of(model: Any) -> Family:
-    """The row of a model's class."""
-    name = type(model).__name__
-    if name not in FAMILIES:
-        raise ValueError(f"a model of transformers must be one of {', '.join(FAMILIES)} to draw images, got {name}")
-    return FAMILIES[name]
+def _words(model: Any, layers: nn.Module, ids: torch.Tensor) -> Parts:
+    """Of a language model whose words are codes, those of some ids alone."""
+    from torch import nn
 
-
-def _rows(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, nn.Linear]:
-    """What a language model whose words are codes reads of some ids, and its head for them alone."""
     table, weight = model.get_input_embeddings().weight, model.lm_head.weight.detach()[ids]
     head = nn.Linear(weight.shape[1], len(ids), bias=False, device="meta")
     head.weight = nn.Parameter(weight)
-    return table.detach()[ids], head
+    return Parts(layers, table.detach()[ids], head, ids)
 
 
-def _janus(model: Any) -> Parts:
-    inner = model.model
-    with torch.no_grad():
-        tokens = inner.generation_aligner(inner.generation_embeddings.weight)
-    return Parts(inner.language_model, tokens, inner.generation_head, is_head_linear=False)
+def _janus(model: Any, _: int | None) -> Parts:
+    import torch
+    from torch import nn
+
+    inner, head = model.model, model.model.generation_head
+    with torch.no_grad():  # in float32: it is done once
+        table, aligner = inner.generation_embeddings.weight, inner.generation_aligner
+        tokens = torch.func.functional_call(
+            aligner, {name: value.float() for name, value in aligner.named_parameters()}, (table.float(),)
+        )
+    layers = nn.Sequential(head.proj_out, nn.GELU(), head.vision_head)
+    return Parts(inner.language_model, tokens.to(table.dtype), layers)
 
 
-def _emu3(model: Any) -> Parts:
+def _emu3(model: Any, _: int | None) -> Parts:
+    import torch
+
     mapping = model.model.vocabulary_mapping
     ids = torch.cat([mapping.img2bpe_mapping_tensor.long(), torch.tensor([mapping.eol_token_id])])
-    return Parts(model.model.text_model, *_rows(model, ids), line_end=mapping.eol_token_id)
+    return _words(model, model.model.text_model, ids)
 
 
-def _glm_image(model: Any) -> Parts:
-    return Parts(model.model.language_model, *_rows(model, torch.arange(model.config.image_start_token_id)))
+def _glm_image(model: Any, _: int | None) -> Parts:
+    import torch
+
+    return _words(model, model.model.language_model, torch.arange(model.config.image_start_token_id))
 
 
-def _chameleon(model: Any) -> Parts:
-    return Parts(model.model, *_rows(model, model.model.vocabulary_mapping.img2bpe_mapping_tensor.long()))
+def _chameleon(model: Any, line_end: int | None) -> Parts:
+    import torch
+
+    ids = model.model.vocabulary_mapping.img2bpe_mapping_tensor.long()
+    end = [] if line_end is None else [line_end]
+    return _words(model, model.model, torch.cat([ids, torch.tensor(end, dtype=torch.int64)]))
 
 
-FAMILIES = {
-    "JanusForConditionalGeneration": Family(
-        prompt="janus",
+_CHAMELEON = {
+    "model_class": "ChameleonForConditionalGeneration",
+    "layers_class": "ChameleonModel",
+    "take_apart": _chameleon,
+    "codebook_size": 8192,
+    "code_dim": 256,
+    "num_ids": 65536,
+    "licence": "Chameleon's, research only",
+}
+# Source of the prompts: jadohu/LANTERN@3a56e45 (Anole, Lumina-mGPT, of 768 pixels), deepseek-ai/Janus@1daa72f,
+# baaivision/Emu3@f6ea9aa (of 720), transformers (GLM-Image).
+FAMILIES: dict[str, Family] = {
+    "anole": Family(
+        **_CHAMELEON,
+        prompt=PromptForm(("<s>",), "{}", ("<reserved08706>", "<racm3:break>"), ("<s>", "<racm3:break>")),
+        grid=32,
+        overlay="anole",
+        target={"has_qk_norm": True},
+    ),
+    "lumina": Family(
+        **_CHAMELEON,
+        prompt=PromptForm(
+            ("<s>",),
+            "Generate an image of 768x768 according to the following prompt:\n{}",
+            ("<reserved08706>", "<racm3:break>", "<reserved08824>", "<reserved08824>"),
+            ("<racm3:break>", "<reserved08824>", "<reserved08824>"),
+        ),
+        grid=48,
+        overlay="lumina_mgpt",
+        target={"has_qk_norm": True, "line_end": 8803},
+    ),
+    "janus": Family(
+        model_class="JanusForConditionalGeneration",
+        layers_class="LlamaModel",
+        prompt=PromptForm(
+            ("<｜begin▁of▁sentence｜>",),
+            "<|User|>: {}\n\n<|Assistant|>:",
+            ("<begin_of_image>",),
+            ("<｜begin▁of▁sentence｜>", "<begin_of_image>"),
+            filler="<｜▁pad▁｜>",
+        ),
         take_apart=_janus,
         grid=24,
-        draw_pixels=lambda model, codes: model.model.vqmodel.decode(codes.flatten(1)),
-        codebook=lambda model: model.model.vqmodel.quantize.embedding.weight,
+        codebook_size=16384,
+        code_dim=8,
+        num_ids=102400,
+        overlay="janus_pro",
+        licence="DeepSeek's model agreement",
+        target={"has_mlp_head": True},
     ),
-    "Emu3ForConditionalGeneration": Family(
-        prompt="emu3",
+    "emu3": Family(
+        model_class="Emu3ForConditionalGeneration",
+        layers_class="Emu3TextModel",
+        prompt=PromptForm(
+            ("<|extra_203|>",),
+            "{} masterpiece, film grained, best quality.",
+            ("<|image start|>", "{large}*{large}", "<|image token|>"),
+            (
+                "<|extra_203|>",
+                "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, "
+                "worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry.",
+                "<|image start|>",
+                "{large}*{large}",
+                "<|image token|>",
+            ),
+        ),
         take_apart=_emu3,
         grid=90,
-        draw_pixels=lambda model, codes: model.model.vqmodel.decode(codes),
-        codebook=lambda model: model.model.vqmodel.quantize.embedding.weight,
+        codebook_size=32768,
+        code_dim=4,
+        num_ids=184622,
+        overlay="emu3",
+        licence="Apache 2.0",
+        target={"line_end": 151846},
     ),
-    "GlmImageForConditionalGeneration": Family(
-        prompt="glm_image",
+    "glm_image": Family(
+        model_class="GlmImageForConditionalGeneration",
+        layers_class="GlmImageTextModel",
+        prompt=PromptForm(
+            (),
+            "{}{grid_bos_token}{large} {large}{grid_eos_token}{grid_bos_token}{small} {small}{grid_eos_token}",
+            ("{bos_token}",),
+            (),
+        ),
         take_apart=_glm_image,
         grid=32,
-        draw_pixels=None,  # diffusers' pipeline has the decoder
-        codebook=lambda model: model.model.vqmodel.quantize.embedding.weight,
-        small_grid=16,
+        codebook_size=16384,
+        code_dim=2048,
+        num_ids=168064,
+        overlay="glm_image",
+        licence="MIT",
+        target={"small_grid": 16},
         turns_by_grid=True,
     ),
-    "ChameleonForConditionalGeneration": Family(
-        prompt="anole",
-        take_apart=_chameleon,
-        grid=32,
-        draw_pixels=None,
-        codebook=lambda model: model.model.vqmodel.quantize.embedding.weight,
-    ),
+}
+
+_7B = {"dim": 4096, "num_layers": 32, "num_heads": 32, "ffn_width": 11008}
+_EMU3 = {"dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "ffn_width": 14336}
+_GLM = {"dim": 4096, "num_layers": 40, "num_heads": 32, "num_kv_heads": 2, "ffn_width": 13696}
+_JANUS_1B = {"dim": 2048, "num_layers": 24, "num_heads": 16, "ffn_width": 5632}
+_JANUS_7B = {"dim": 4096, "num_layers": 30, "num_heads": 32, "ffn_width": 11008}
+_CHAMELEONS = ("chameleon_image_tokenizer", "chameleon_text_tokenizer")
+# By the name that config key `model` and `lantern.load` take.
+PUBLISHED: dict[str, Published] = {
+    "anole-7b": Published("anole", "Anole", 16, _7B, "anole", *_CHAMELEONS),
+    "lumina-mgpt-7b": Published("lumina", "Lumina-mGPT 7B", 16, _7B, "lumina_mgpt", *_CHAMELEONS),
+    "janus-pro-1b": Published("janus", "Janus-Pro-1B", 16, _JANUS_1B, *["janus_pro_1b"] * 3),
+    "janus-pro-7b": Published("janus", "Janus-Pro-7B", 16, _JANUS_7B, *["janus_pro_7b"] * 3),
+    "emu3-gen": Published("emu3", "Emu3-Gen", 8, _EMU3, *["emu3"] * 3),
+    "glm-image": Published("glm_image", "GLM-Image", 32, _GLM, *["glm_image"] * 3),
 }

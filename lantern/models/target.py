@@ -23,9 +23,19 @@ class Target(nn.Module):
     whole images without (`forward`).
     """
 
-    config: TargetConfig
     token_embedding: nn.Embedding
-    is_head_linear = True
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.config = config
+        # Of a place within a line, and of one at its end: the tokens that cannot stand there.
+        is_end = torch.arange(config.vocab_size) >= config.num_codes
+        self.register_buffer("forbidden", torch.stack([is_end, ~is_end]), persistent=False)
+
+    @property
+    def is_head_linear(self) -> bool:
+        """Guidance and a linear head commute."""
+        return True
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states: (..., dim) -> float32 (..., vocab)."""
@@ -75,8 +85,7 @@ class Target(nn.Module):
             logits = guide(self.read_logits(hidden.flatten(0, 1)), cfg_scale)
         if positions is None or self.config.line_end is None:
             return logits
-        is_code = torch.arange(logits.shape[-1], device=logits.device) < self.config.num_codes
-        return logits.masked_fill(self.config.ends_line(positions)[..., None] == is_code, -torch.inf)
+        return logits.masked_fill(F.embedding(self.config.ends_line(positions).long(), self.forbidden), -torch.inf)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The prompt of no caption beside those of a mask, bool (..., num_text_tokens) -> (features or ids, mask): the
@@ -84,6 +93,8 @@ class Target(nn.Module):
         pads that are seen, as many as the prompt has tokens, between the first and the last of them.
         """
         ids = self.config.null_ids
+        if not ids and not hasattr(self, "null_caption"):
+            raise ValueError("this target has no prompt of no caption: set cfg_scale, the guidance, to 1")
         if not ids:
             return self.null_caption.expand(*mask.shape, -1), mask
         if self.config.null_filler is not None:
@@ -156,8 +167,7 @@ class TargetModel(Target):
     wide = ("head.", "head_in.")  # weights that stay float32: guidance, filters and acceptance start from such logits
 
     def __init__(self, config: TargetConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         if config.num_prompt_ids:
             self.prompt_embedding = nn.Embedding(config.num_prompt_ids, config.dim)
         else:

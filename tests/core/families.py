@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from hub_server import HubServer
 
 LLAMA = DATA / "llama"
+SPECIALS = {  # of tiny tokenizers: the tokens that a family's prompts name
+    "janus": {"<｜begin▁of▁sentence｜>": 0, "<begin_of_image>": 7, "<｜▁pad▁｜>": 2, "<|User|>": 8, "<|Assistant|>": 9},
+    "emu3": {"<|extra_203|>": 1, "<|image start|>": 4, "<|image token|>": 5},
+    "glm_image": {"<sop>": 3, "<eop>": 4, "<bos>": 20},
+}
 
 
 def draw_normal(name: str, shape: tuple[int, ...], seed: int = 1234) -> torch.Tensor:
@@ -69,28 +74,57 @@ def draw_llama(
     return draw_all(shapes, gain)
 
 
+CHAMELEON_WORDS = {f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(i))}Z": 4 + i for i in range(64)}
+EMU3_WORDS = {f"<|visual token {i:06d}|>": 48 + i for i in range(64)} | {"<|extra_200|>": 41}
+
+
+def settings_of(family: str, **text: object) -> bytes:
+    """The config.json of a model of width 64 and depth 3 for 64 codes, with the smallest parts that do not draw."""
+    text = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "rope_theta": 10000.0, **text}
+    images = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": []}
+    if family == "janus":
+        head = {"image_token_embed_dim": 64, "projection_dim": 64, "num_embeddings": 64, "embed_dim": 8}
+        vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64}
+        words = {"vocab_size": 96, "intermediate_size": 176, "num_key_value_heads": 4, "rms_norm_eps": 1e-6}
+        parts = {"text_config": {"model_type": "llama", **words, **text}, "vq_config": {**images, **head}}
+        parts["vision_config"] = vision
+    elif family == "emu3":
+        words = {"vocab_size": 112, "intermediate_size": 160, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+        words |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        images = {"codebook_size": 64, "embed_dim": 4, "hidden_size": 32, **images}
+        parts = {"text_config": {**words, **text}, "vq_config": images, "vocabulary_map": EMU3_WORDS | {"<image>": 3}}
+    else:
+        words = {"vocab_size": 160, "intermediate_size": 176, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}
+        parts = {**words, **text, "vq_config": images, "vocabulary_map": CHAMELEON_WORDS | {"<image>": 159}}
+    name = {"janus": "Janus", "emu3": "Emu3"}.get(family, "Chameleon")
+    return json.dumps({"architectures": [f"{name}ForConditionalGeneration"], **parts}).encode()
+
+
 def draw_emu3() -> dict[str, torch.Tensor]:
-    """Emu3 for 64 codes and 112 ids, with fewer heads of keys and values."""
+    """Emu3 for 64 codes and 112 ids, with fewer heads of keys and values, by transformers' names."""
     state = draw_llama("model.", 112, gain=0.9, num_kv_heads=2, ffn_hidden=160)
-    return state | {"lm_head.weight": draw("lm_head.weight", (112, 64))}
+    state["lm_head.weight"] = draw("lm_head.weight", (112, 64))
+    return {f"text_model.{name}": value for name, value in state.items()}
 
 
 def draw_janus() -> dict[str, torch.Tensor]:
-    """Janus-Pro for 64 codes, by its official names."""
-    shapes = {
-        "gen_embed": (64, 8),
-        "gen_aligner.layers.0": (64, 8),
-        "gen_aligner.layers.2": (64, 64),
-        "gen_head.output_mlp_projector": (64, 64),
-        "gen_head.vision_head": (64, 64),
-        "language_model.lm_head": (96, 64),
+    """Janus-Pro for 64 codes, drawn by its official names, by transformers'."""
+    own = {
+        "gen_embed": ("model.generation_embeddings", (64, 8)),
+        "gen_aligner.layers.0": ("model.generation_aligner.fc1", (64, 8)),
+        "gen_aligner.layers.2": ("model.generation_aligner.hidden_layers.0", (64, 64)),
+        "gen_head.output_mlp_projector": ("model.generation_head.proj_out", (64, 64)),
+        "gen_head.vision_head": ("model.generation_head.vision_head", (64, 64)),
     }
-    gains = {"gen_aligner.layers.2": 1.8, "gen_head.vision_head": 3.0, "language_model.lm_head": 3.0}
-    state = draw_llama("language_model.model.", 96, gain=0.9)
-    for name, shape in shapes.items():
-        state[f"{name}.weight"] = draw(f"{name}.weight", shape, gain=gains.get(name, 0.9))
-        if name.startswith(("gen_aligner", "gen_head")):
-            state[f"{name}.bias"] = draw(f"{name}.bias", (64,)) - 1
+    gains = {"gen_aligner.layers.2": 1.8, "gen_head.vision_head": 3.0}
+    state = {
+        f"model.{name.replace('.model.', '.')}": value
+        for name, value in draw_llama("language_model.model.", 96, gain=0.9).items()
+    }
+    for name, (theirs, shape) in own.items():
+        state[f"{theirs}.weight"] = draw(f"{name}.weight", shape, gain=gains.get(name, 0.9))
+        if name != "gen_embed":
+            state[f"{theirs}.bias"] = draw(f"{name}.bias", (64,)) - 1
     return state
 
 
@@ -98,8 +132,7 @@ def draw_anole() -> dict[str, torch.Tensor]:
     """Anole for 64 codes and 160 ids, by Hugging Face's names."""
     state = draw_llama("model.", 160, gain=0.8) | {"lm_head.weight": draw("lm_head.weight", (160, 64))}
     stored = load_file(LLAMA / "target_io.safetensors")
-    norms = {name.removeprefix("anole."): value for name, value in stored.items() if "_norm." in name}
-    return state | norms | {"model.vqmodel.encoder.conv_in.weight": torch.zeros(1)}
+    return state | {name.removeprefix("anole."): value for name, value in stored.items() if "_norm." in name}
 
 
 def anole_drafter() -> dict[str, torch.Tensor]:
@@ -148,20 +181,35 @@ def chameleon_name(name: str, last: int) -> str:
     return re.sub(r"decoder\.conv_blocks\.(\d)", lambda found: f"decoder.up.{last - int(found[1])}", name)
 
 
+def janus_name(name: str) -> str:
+    """What transformers' Janus, whose decoder begins at the lowest level, calls a tensor of VQ-16."""
+    name = re.sub(r"decoder\.conv_blocks\.(\d)", r"decoder.up.\1", name)
+    return f"model.vqmodel.{chameleon_name(name, 0)}"
+
+
 def draw_emu3_tokenizer(multipliers: tuple[int, ...] = (1, 2)) -> dict[str, torch.Tensor]:
-    """Emu3's image tokenizer for 64 codes, of 32 channels, by its published names, in half precision."""
-    names = {r"(down|up)_block\.\1\.": r"\1.", r"middle_block\.attn_norm\.": "mid.attn_1.norm.", "middle_block": "mid"}
-    names |= {r"attn_norms\.(\d+)\.": r"attn.\1.norm.", "out_proj": "proj_out", r"\.([qkv])_proj\.": r".\1."}
+    """Emu3's image tokenizer for 64 codes, of 32 channels, drawn by its published names, by transformers', in half
+    precision.
+    """
     state = {}
     config = Emu3TokenizerConfig(4, 64, 4, 32, multipliers, 1, (len(multipliers) - 1,))
     for name, tensor in Emu3Tokenizer(config).vqvae.state_dict().items():
-        for pattern, published in names.items():
-            name = re.sub(pattern, published, name)
-        shape = (*tensor.shape, 1, 1) if tensor.dim() == 2 and "attn" in name else tuple(tensor.shape)
-        gain = 3.0 if ".time_" in name else 1.5 if name.startswith("quant_conv") else 1.0
+        published = emu3_name(name)
+        shape = (*tensor.shape, 1, 1) if tensor.dim() == 2 and "attn" in published else tuple(tensor.shape)
+        gain = 3.0 if ".time_" in published else 1.5 if published.startswith("quant_conv") else 1.0
         is_statistic = "running" in name or "tracked" in name
-        state[name] = (tensor if is_statistic else draw_of_tokenizer(name, shape, gain=gain)).half()
+        drawn = tensor if is_statistic else draw_of_tokenizer(published, shape, gain=gain).view(tensor.shape)
+        state[f"vqmodel.{name}"] = drawn.half()
     return state
+
+
+def emu3_name(name: str) -> str:
+    """What Emu3's authors call a tensor of transformers' image tokenizer."""
+    names = {r"(down|up)_block\.\1\.": r"\1.", r"middle_block\.attn_norm\.": "mid.attn_1.norm.", "middle_block": "mid"}
+    names |= {r"attn_norms\.(\d+)\.": r"attn.\1.norm.", "out_proj": "proj_out", r"\.([qkv])_proj\.": r".\1."}
+    for pattern, published in names.items():
+        name = re.sub(pattern, published, name)
+    return name
 
 
 def draw_of_tokenizer(name: str, shape: tuple[int, ...], seed: int = 1234, gain: float = 1.0) -> torch.Tensor:
@@ -172,13 +220,17 @@ def draw_of_tokenizer(name: str, shape: tuple[int, ...], seed: int = 1234, gain:
     return (normal if "embed" in name else normal * (gain / np.prod(shape[1:]) ** 0.5)).float()
 
 
-def tiny_vq16(is_chameleon: bool = False) -> dict[str, torch.Tensor]:
-    """Random weights of VQ-16 for 64 codes of images of 64 pixels, by the published names, or of Chameleon's."""
+def tiny_vq16(is_chameleon: bool = False, is_janus: bool = False) -> dict[str, torch.Tensor]:
+    """Random weights of VQ-16 for 64 codes of images of 64 pixels, by the published names, or of Chameleon's, or by
+    those of transformers' Janus.
+    """
     torch.manual_seed(0)
     options = {"has_attention": not is_chameleon, "is_normalised": not is_chameleon}
     state = VQ16(VQ16Config(4, 64, 8, 32, (1, 1, 1, 1, 1), 1, 32, **options)).state_dict()
     if is_chameleon:
         return {chameleon_name(name, 4): value for name, value in state.items()}
+    if is_janus:
+        return {janus_name(name): value for name, value in state.items()}
     return state | {"quantize.codebook_used": torch.zeros(65536)}
 
 

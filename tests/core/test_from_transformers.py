@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
-from tiny_transformers import make_tiny
+from tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from transformers import PreTrainedTokenizerFast
 
 import lantern
 from conftest import ROOT
-from families import save_tokenizer
+from families import SPECIALS, save_tokenizer
+from lantern.models.families import FAMILIES
 
-SPECIALS = {
-    "janus": {
-        "<｜begin▁of▁sentence｜>": 0,
-        "<begin_of_image>": 7,
-        "<｜▁pad▁｜>": 2,
-        "<|User|>": 8,
-        "<|Assistant|>": 9,
-    },
-    "emu3": {"<|extra_203|>": 1, "<|image start|>": 4, "<|image token|>": 5},
-    "glm_image": {"<sop>": 3, "<eop>": 4, "<bos>": 20},
-}
+WORDS = ["a", "red", "cat", ":", "2", "3", "4", "*"]
+
+
+def save_words(folder, name):
+    """A family's tokenizer of WORDS, with what says the names of its tokens."""
+    save_tokenizer(folder / "tokenizer.json", SPECIALS[name], WORDS)
+    names = {"bos_token": "<bos>", "extra_special_tokens": {"grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}}
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", **(names if name == "glm_image" else {})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+@pytest.fixture
+def small_grids(monkeypatch):
+    """Rows of FAMILIES with the few tokens of the tiny models."""
+    for name in SPECIALS:
+        grids = dict(GRIDS[name == "glm_image"])
+        row = FAMILIES[name]
+        small = {"small_grid": grids["small_grid"]} if name == "glm_image" else {}
+        monkeypatch.setitem(FAMILIES, name, replace(row, grid=grids["grid"], target={**row.target, **small}))
 
 
 def open_tiny(tmp_path, name):
-    model, row = make_tiny(name)
-    path = save_tokenizer(tmp_path / "tokenizer.json", SPECIALS[name], ["a", "red", "cat", ":", "3", "2"])
-    more = {"bos_token": "<bos>", "extra_special_tokens": {"grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), **(more if name == "glm_image" else {}))
-    return model, lambda **options: lantern.from_transformers(model, tokenizer, grid=row.grid, **options)
+    model, grids = make_tiny(name)
+    save_words(tmp_path, name)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    return model, lambda **options: lantern.from_transformers(model, tokenizer, grid=grids["grid"], **options)
 
 
 def test_images_are_drawn_as_the_models_own_settings_say_and_equal_one_by_one_decoding(tmp_path):
@@ -55,20 +65,75 @@ def test_emu3_has_a_negative_prompt_and_line_ends(tmp_path):
     assert images.pixels.shape[1] == images.pixels.shape[2]
 
 
-def test_glm_image_draws_codes_of_two_grids_alone(tmp_path, monkeypatch):
-    from lantern_pipeline import pretrained
-
-    (_, wrap), (_, row) = open_tiny(tmp_path, "glm_image"), make_tiny("glm_image")
-    monkeypatch.setattr(pretrained, "family_of", lambda _: row)
+def test_glm_image_draws_two_grids_and_colours_for_its_codes(tmp_path, small_grids):
+    _, wrap = open_tiny(tmp_path, "glm_image")
     drawn = wrap()
-    sides = [3, 105, 105, 4, 3, 106, 106, 4]
+    sides = [3, 106, 106, 4, 3, 105, 105, 4]
     assert drawn.encoder.encode(["a red cat"])[0][0, -12:].tolist() == [101, 102, 103, *sides, 20]
     images = drawn.draw("a red cat", method="jacobi")
-    assert images.codes.shape == (1, 4 + 9) and images.pixels is None
+    assert images.codes.shape == (1, 4 + 9) and images.pixels.shape == (1, 96, 96, 3)
+    squares = torch.from_numpy(images.pixels)[0, ::32, ::32].flatten(0, 1)
+    same = (squares[:, None] == squares).all(-1)
+    assert torch.equal(same, images.codes[0, 4:, None] == images.codes[0, 4:])  # a colour a code
+    with pytest.raises(ValueError, match="no prompt of no caption: set cfg_scale, the guidance, to 1"):
+        drawn.draw("a red cat", cfg_scale=3.0)
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3", "glm_image"])
+def test_a_folder_is_the_model_in_it(tmp_path, small_grids, name):
+    (tmp_path / "words").mkdir()
+    model, wrap = open_tiny(tmp_path / "words", name)
+    folder = tmp_path / "vision_language_encoder" if name == "glm_image" else tmp_path
+    words = tmp_path / "processor" if name == "glm_image" else tmp_path
+    model.generation_config.do_sample = True
+    model.save_pretrained(folder)
+    words.mkdir(exist_ok=True)
+    save_words(words, name)
+    if name == "glm_image":
+        (tmp_path / "model_index.json").write_text("{}")
+    found, expected = (drawn.draw(["a red cat", "cat"], seed=3) for drawn in (lantern.load(tmp_path), wrap()))
+    assert torch.equal(found.codes, expected.codes) and (found.pixels == expected.pixels).all()
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(ValueError, match=r"lacks generation_config.json, which says temperature"):
+        lantern.load(tmp_path)
+
+
+def test_generate_itself_draws_by_jacobi_decoding(tmp_path):
+    """Emu3 with its negative prompt and GLM-Image, token for token what their own loops draw."""
+    ids = torch.tensor([[1, 11, 12, 13, 14, 7], [1, 31, 32, 33, 34, 7]])
+    model, _ = make_tiny("emu3")
+    negative = torch.tensor([[1, 9, 8, 7]] * 2)
+    options = {"negative_prompt_ids": negative, "guidance_scale": 3.0, "do_sample": False, "max_new_tokens": 20}
+    words = [*range(40, 60)]
+
+    def allowed(_, sequence):
+        return [6] if (len(sequence) - 6) % 5 == 4 else words
+
+    theirs = model.generate(ids, prefix_allowed_tokens_fn=allowed, min_new_tokens=20, **options)
+    ours = model.generate(ids, custom_generate=lantern.custom_generate(grid=4), **options)
+    assert torch.equal(ours, theirs)
+
+    model, _ = make_tiny("glm_image")
+    sides = torch.tensor([[1, 3, 3], [1, 2, 2]] * 2)
+    options = {"image_grid_thw": sides, "images_per_sample": torch.tensor([2, 2]), "max_new_tokens": 13}
+    stop = {"min_new_tokens": 13, "suppress_tokens": [NUM_CODES, NUM_CODES + 1]}
+    theirs = model.generate(ids, do_sample=False, **options, **stop)
+    decode = lantern.custom_generate("jacobi", tree="chain5")
+    assert torch.equal(model.generate(ids, do_sample=False, custom_generate=decode, **options), theirs)
+    drawn = []
+    for method in ("jacobi", "autoregressive", "autoregressive"):
+        torch.manual_seed(0 if len(drawn) < 2 else 1)
+        decode = lantern.custom_generate(method)
+        drawn.append(model.generate(ids, do_sample=True, custom_generate=decode, **options))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+    relaxed = lantern.custom_generate("proximity", drafts="jacobi", tree="chain3", k=3)
+    assert model.generate(ids, custom_generate=relaxed, **options).shape == (2, 6 + 13)
+    with pytest.raises(ValueError, match="images must be square"):
+        model.generate(ids, custom_generate=decode, **{**options, "image_grid_thw": torch.tensor([[1, 3, 2]] * 4)})
 
 
 def test_a_model_that_draws_no_images_is_one_sentence():
-    with pytest.raises(ValueError, match=r"must be one of Janus.* to draw images, got Linear"):
+    with pytest.raises(ValueError, match=r"must be one of Chameleon.* to draw images, got Linear"):
         lantern.from_transformers(torch.nn.Linear(1, 1), None)
 
 

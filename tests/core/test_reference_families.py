@@ -27,16 +27,17 @@ from families import (
     draw_janus,
     one_row_of_norms,
     save_tokenizer,
+    settings_of,
 )
 from lantern.attention_mask import window_table
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.native import load_model, save_model
-from lantern.checkpoints.target import read_target
+from lantern.checkpoints.native import save_model
+from lantern.checkpoints.target import load_target, read_target
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetConfig, TargetModel
+from lantern.models.target import Target, TargetConfig
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import DynamicTreeOptions
@@ -76,8 +77,9 @@ def folder(tmp_path_factory):
         (folder / family).mkdir()
     torch.save({"model": draw_c2i(), "steps": 1}, folder / "c2i" / "c2i_tiny.pt")
     torch.save(draw_c2i(), folder / "c2i_sharded.pt")  # XXL and 3B, whose tensors are at the top
-    settings = {"num_attention_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
-    (folder / "janus" / "config.json").write_text(json.dumps({"language_config": settings}))
+    for family in ("anole", "lumina", "janus", "emu3"):
+        rope = {"rope_theta": 1e6} if family == "emu3" else {}
+        (folder / family / "config.json").write_bytes(settings_of(family, **rope))
     anole = draw_anole()
     save_file(anole, folder / "anole" / "model.safetensors")
     torch.save(as_meta(anole), folder / "anole_meta.pth")
@@ -87,12 +89,12 @@ def folder(tmp_path_factory):
         shutil.copy(LLAMA / "anole_drafter.json", folder / f"{name}_drafter" / "config.json")
     save_file(one_row_of_norms(anole), folder / "lumina" / "model.safetensors")
     save_file(draw_emu3(), folder / "emu3" / "model.safetensors")
-    torch.save(draw_janus() | {"vision_model.norm.weight": torch.zeros(1)}, folder / "janus" / "pytorch_model.bin")
+    torch.save(draw_janus(), folder / "janus" / "pytorch_model.bin")
     return folder
 
 
-def read(folder, family: str) -> TargetModel:
-    return read_target(folder / family, CONFIGS[family])
+def read(folder, family: str, file: str | None = None, **changes: object) -> Target:
+    return read_target(folder / (file or family), replace(CONFIGS[family], **changes), family=family)
 
 
 def prompts_of(family: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,7 +123,7 @@ def anole_prompts(tmp_path_factory):
     specials = {"<s>": 0, "<racm3:break>": 69, "<reserved08706>": 70}
     words = [f"w{id}" for id in range(72, 160)]
     path = save_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", specials, words, first_word=71)
-    encoder = TokenPromptEncoder.of_file("anole", path, SIZES.num_text_tokens)
+    encoder = TokenPromptEncoder.of_file("anole", path, SIZES.num_text_tokens, large=6, small=0)
     assert encoder.null_prompt["null_ids"] == CONFIGS["anole"].null_ids
     rows = [STORED[f"anole.p{number}.prompt_ids"].tolist() for number in range(3)]
     ids, mask = encoder.encode([" ".join(f"w{id}" for id in row[1:-2]) for row in rows])
@@ -214,8 +216,10 @@ def test_accepted_lengths_where_lines_end_in_a_token(folder, scale):
 
 @pytest.mark.parametrize(("family", "file"), [("c2i", "c2i_sharded.pt"), ("anole", "anole_meta.pth")])
 def test_other_layouts_are_the_same_model(folder, family, file):
-    found, expected = read_target(folder / file, CONFIGS[family]), read(folder, family)
-    assert found.config == expected.config
+    found, expected = read(folder, family, file), read(folder, family)
+    assert (
+        replace(found.config, **({} if family == "c2i" else {"settings": expected.config.settings})) == expected.config
+    )
     for name, value in expected.state_dict().items():
         assert torch.equal(found.state_dict()[name], value), name
 
@@ -236,11 +240,10 @@ def test_a_drafter_of_classes_learns_on_the_rows_on_which_it_drafts(folder):
 def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family):
     target, path = read(folder, family), tmp_path / "model.safetensors"
     save_model(path, target)
-    assert load_model(path, TargetModel).config == target.config
+    assert load_target(path).config == target.config
     assert sum(part.numel() for part in target.parameters()) == target_parameters(target.config)
-    wide = {"head.weight", "head.bias", "head_in.weight", "head_in.bias"}
     lower = cast_weights(target, torch.bfloat16)
-    assert {name for name, part in lower.named_parameters() if part.dtype == torch.float32} <= wide
+    assert all(name.startswith("head") for name, part in lower.named_parameters() if part.dtype == torch.float32)
     ids, mask = (part[:1] for part in prompts_of(family))
     logits = lower.guided_logits(lower(ids, mask, torch.zeros(1, 1, dtype=torch.int64))[None], 1.0)
     assert logits.dtype == torch.float32 and logits.isfinite().all()
@@ -255,18 +258,28 @@ def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family)
             "captions as text.encoder says, found classes",
         ),
         ("anole", {"null_ids": ()}, "what it draws from should be captions as text.encoder says, found ids of tokens"),
-        ("anole", {"dim": 128}, "should have shape (160, 128), found (160, 64)"),
+        ("anole", {"dim": 128}, "hidden_size should be 128 as target.dim says, found 64"),
         ("janus", {"num_heads": 2}, "num_attention_heads should be 2 as target.num_heads says, found 4"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(folder, family, changes, words):
-    assert words in refusal(lambda: read_target(folder / family, replace(CONFIGS[family], **changes)))
+    assert words in refusal(lambda: read(folder, family, **changes))
 
 
 def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_path):
-    save_file({"gen_head.vision_head.weight": torch.zeros(1)}, tmp_path / "cut.safetensors")
-    sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"]))
-    assert "cut.safetensors lacks the tensor gen_embed.weight" in sentence
+    cut = {name: value for name, value in draw_janus().items() if "embeddings" not in name}
+    save_file(cut, tmp_path / "cut.safetensors")
+    (tmp_path / "config.json").write_bytes(settings_of("janus"))
+    sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
+    assert "cut.safetensors lacks the tensor model.generation_embeddings.weight (1 such)" in sentence
+    cut["model.generation_embeddings.weight"] = torch.zeros(64, 9)
+    save_file(cut, tmp_path / "cut.safetensors")
+    sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
+    assert "model.generation_embeddings.weight should have shape (64, 8) as config.json says, found (64, 9)" in sentence
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
+    assert "must be one of Chameleon" in sentence and "to draw images, got BertModel" in sentence
+    (tmp_path / "config.json").unlink()
     save_model(tmp_path / "model.safetensors", read(folder, "c2i"))
     assert read_target(tmp_path / "model.safetensors", CONFIGS["c2i"]).config == CONFIGS["c2i"]
     sentence = refusal(lambda: read_target(tmp_path / "model.safetensors", replace(CONFIGS["c2i"], num_prompt_ids=12)))

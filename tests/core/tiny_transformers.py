@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import transformers
-
-from lantern.models.families import FAMILIES, Family
 
 NUM_CODES = 20
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 120}
@@ -59,16 +55,16 @@ def tiny_glm_image() -> transformers.PreTrainedModel:
     return transformers.GlmImageForConditionalGeneration(config)
 
 
-TINY = {"janus": tiny_janus, "emu3": tiny_emu3, "chameleon": tiny_chameleon, "glm_image": tiny_glm_image}
+TINY = {"janus": tiny_janus, "emu3": tiny_emu3, "anole": tiny_chameleon, "glm_image": tiny_glm_image}
+GRIDS = {"grid": 4, "small_grid": 0}, {"grid": 3, "small_grid": 2}  # GLM-Image's are the second
 
 
-def make_tiny(name: str) -> tuple[transformers.PreTrainedModel, Family]:
-    """A model in evaluation mode, far from uniform, and the row of its family for its few tokens."""
+def make_tiny(name: str) -> tuple[transformers.PreTrainedModel, dict[str, int]]:
+    """A model in evaluation mode, far from uniform, and the sides of its grids."""
     torch.manual_seed(0)
     model = TINY[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(4)
-    grids = {"grid": 3, "small_grid": 2} if name == "glm_image" else {"grid": 4}
-    return model, replace(FAMILIES[type(model).__name__], **grids)
+    return model, GRIDS[name == "glm_image"]

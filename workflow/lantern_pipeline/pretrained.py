@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lantern.api import Model
+from lantern.api import Model, sampling_of
 from lantern.checkpoints.drafter import read_draft
+from lantern.checkpoints.files import WeightFile, read_weights
 from lantern.checkpoints.native import read_report
+from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
+from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer
 from lantern.decoding import DecodingModels
 from lantern.io import read_json
-from lantern.models.adapter import ModelImages
+from lantern.models.adapter import adapt
 from lantern.models.config import FFN_MULTIPLE, pick
-from lantern.models.families import adapt, family_of
+from lantern.models.families import FAMILIES, PUBLISHED, family_of, fill_model
 from lantern.models.target import TargetConfig
 from lantern.models.text import TextEncoder
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
 from lantern_pipeline.data.text_encoders import compare_features, make_text_encoder
-from lantern_pipeline.data.token_prompts import TokenPromptEncoder, prompt_form
+from lantern_pipeline.data.token_prompts import TokenPromptEncoder, fill_form
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.world.tokenizer import read_tokenizer
@@ -35,9 +37,11 @@ WEIGHTS = Path("models/embedded")
 # installs.
 HOMES = (Path(), Path(__file__).resolve().parents[2], Path(sys.prefix, "share", "lantern"))
 # Names, and their overlays in experiments/.
-PUBLISHED = {
-    **{name: (name,) for name in ("llamagen_stage1", "llamagen_c2i", "anole", "lumina_mgpt", "janus_pro", "emu3")},
+OVERLAYS = {
+    "llamagen_stage1": ("llamagen_stage1",),
     "llamagen_stage2": ("llamagen_stage1", "llamagen_stage2"),
+    "llamagen_c2i": ("llamagen_c2i",),
+    **{name: (FAMILIES[model.family].overlay,) for name, model in PUBLISHED.items()},
 }
 
 
@@ -48,6 +52,8 @@ def find_weights_home() -> Path | None:
 
 def open_model(source: str | Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
     """See `lantern.load`; `given` are the files that the user names."""
+    if (Path(source) / "config.json").is_file() or (Path(source) / "model_index.json").is_file():
+        return _open_folder(Path(source), given, device, dtype)
     config, files = _find(source)
     files |= given
     text = config["text"]
@@ -59,7 +65,7 @@ def open_model(source: str | Path, given: Mapping[str, Path], device: torch.devi
     settings = {"ffn_multiple": FFN_MULTIPLE, **resolve_size(config["target"]), **_codes(config)}
     sizes = pick(TargetConfig, settings, **prompt_sizes(text), **getattr(encoder, "null_prompt", {}))
     compare_features(files["target"], read_report(files["target"]), text)
-    target = read_target(files["target"], sizes, dtype).to(device).prepare_for_decoding()
+    target = read_target(files["target"], sizes, dtype, text["encoder"]).to(device).prepare_for_decoding()
     models = DecodingModels(target)
     if "drafter" in files:
         models.draft = read_draft(files["drafter"], target.config, dtype).to(device).prepare_for_decoding()
@@ -72,22 +78,49 @@ def open_model(source: str | Path, given: Mapping[str, Path], device: torch.devi
     return Model(models, tokenizer.to(device), encoder, SamplingConfig(**config["sampling"]), parts)
 
 
-def adopt_model(model: Any, processor: Any, grid: int | None, max_tokens: int) -> Model:
+def adopt_model(model: Any, processor: Any, family: str | None, grid: int | None, max_tokens: int) -> Model:
     """See `lantern.from_transformers`."""
-    family = family_of(model)
-    family = replace(family, grid=grid or family.grid)
-    tokenizer = getattr(processor, "tokenizer", processor)
-    encoder = TokenPromptEncoder(prompt_form(family, tokenizer), tokenizer.backend_tokenizer, max_tokens)
-    target = adapt(model, null_prompt=encoder.null_prompt, max_tokens=max_tokens, family=family)
-    images = ModelImages(model, family.draw_pixels, family.codebook(model), family.grid)
-    known = model.generation_config
-    sampling = SamplingConfig(
-        temperature=(known.temperature or 1.0) if known.do_sample else 0.0,
-        top_k=known.top_k or 0,
-        top_p=known.top_p or 1.0,
-        cfg_scale=known.guidance_scale or 1.0,
-    )
-    return Model(DecodingModels(target.to(model.device)), images, encoder, sampling, {"neighbours": "l2_normalised"})
+    family = family or family_of(type(model).__name__)
+    row, tokenizer = FAMILIES[family], getattr(processor, "tokenizer", processor)
+    names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
+    names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    form = fill_form(row.prompt, names, large=grid or row.grid, small=row.target.get("small_grid", 0))
+    words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
+    state = {f"model.vqmodel.{name}": value for name, value in model.model.vqmodel.state_dict().items()}
+    images = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=grid or row.grid)
+    return _assemble(model, family, TokenPromptEncoder(form, words, max_tokens), images)
+
+
+def _open_folder(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
+    """A model of transformers from its folder, or from that of one of diffusers' pipelines, such as GLM-Image's."""
+    inner = folder / "vision_language_encoder"
+    weights = read_weights(given.get("target", inner if inner.is_dir() else folder))
+    if not is_pretrained(weights):
+        raise ValueError(f"{weights.settings_path} names no class of transformers that draws images")
+    if not weights.settings_path.with_name("generation_config.json").is_file():
+        raise ValueError(
+            f"{weights.path.parent} lacks generation_config.json, which says temperature, filters and guidance; fetch "
+            "it from the model's repository"
+        )
+    model = open_pretrained(weights, read_config(weights), dtype).to(device)
+    family = family_of(type(model).__name__)
+    row = FAMILIES[family]
+    words = given.get("text", folder / "processor" if inner.is_dir() else folder)
+    sides = {"large": row.grid, "small": row.target.get("small_grid", 0)}
+    encoder = TokenPromptEncoder.of_file(family, words, 128, **sides)
+    images = make_image_tokenizer(read_weights(given["tokenizer"]) if "tokenizer" in given else weights, grid=row.grid)
+    made = _assemble(model, family, encoder, images)
+    if "drafter" in given:
+        draft = read_draft(given["drafter"], made.models.target.config, dtype)
+        made.models.draft = draft.to(device).prepare_for_decoding()
+    return made
+
+
+def _assemble(model: Any, family: str, encoder: TokenPromptEncoder, images: ImageModel) -> Model:
+    """A model of transformers that samples as its generation settings say."""
+    sizes = {"grid": images.config.grid, "num_text_tokens": encoder.max_tokens, **encoder.null_prompt}
+    target, sampling = adapt(model, family, **sizes).to(model.device), sampling_of(model.generation_config)
+    return Model(DecodingModels(target), images.to(model.device), encoder, sampling, {"neighbours": "l2_normalised"})
 
 
 def _find(source: str | Path) -> tuple[dict[str, Any], dict[str, Path]]:
@@ -101,17 +134,20 @@ def _find(source: str | Path) -> tuple[dict[str, Any], dict[str, Path]]:
         found = {name: path for name, path in found.items() if path.is_file()}
         return config, found | _resources(config, Path(), ("text",))
     home = find_weights_home()
-    if home is None or str(source) not in ("embedded", *PUBLISHED):
-        known = ", ".join(("embedded", *PUBLISHED))
+    if home is None or str(source) not in ("embedded", *OVERLAYS):
+        known = ", ".join(("embedded", *OVERLAYS))
         raise ValueError(
-            f"a model must be one of {known}, or the folder of a finished run, got {str(source)!r}; weights of your "
-            "own are read by the name of their kind: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
+            f"a model must be one of {known}, or the folder of a finished run or of a model of transformers, got "
+            f"{str(source)!r}; weights of your own are read by the name of their kind: lantern.load('llamagen_stage1', "
+            "target=path, tokenizer=path)"
         )
     config = load_yaml(home / "config.yaml")
-    for name in PUBLISHED.get(str(source), ()):
+    for name in OVERLAYS.get(str(source), ()):
         overlay = load_yaml(home / "experiments" / f"{name}.yaml")
         for section in ("data", "text", "tokenizer", "target", "drafter", "codebook", "sampling", "draft_tree"):
             config[section] = {**config[section], **(overlay.get(section) or {})}
+    config["model"] = str(source) if str(source) in PUBLISHED else None
+    fill_model(config)
     return config, _resources(config, home, ("target", "drafter", "tokenizer", "text"))
 
 
@@ -133,7 +169,7 @@ def _codes(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _text_encoder(config: Mapping[str, Any], file: Path | None, device: torch.device) -> TextEncoder:
-    text = config["text"]
+    text = {**config["text"], "grids": [config["tokenizer"]["grid"], config["target"].get("small_grid", 0)]}
     if text["encoder"] != "t5":
         return make_text_encoder(text, config["data"]["source"], [] if file is None else [str(file)])
     from lantern_pipeline.data.t5 import T5TextEncoder

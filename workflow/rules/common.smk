@@ -8,7 +8,7 @@ from pathlib import Path
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
-from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
+from lantern.models.families import FAMILIES
 from lantern_pipeline.config.figures import GENERALITY, figure_table
 from lantern_pipeline.config.paths import (
     TOKENIZER,
@@ -90,10 +90,12 @@ HAS_HELD_OUT = SOURCE in ("scenes", "folder") and config["text"]["encoder"] in (
 STORES_TEXT = config["text"]["encoder"] == "t5"  # others are encoded on the fly
 # Of a text encoder that is one.
 PROMPT_TOKENIZER = (
-    [resource_of(config["text"]["checkpoint"], RESOURCES)] if config["text"]["encoder"] in NUM_PROMPT_IDS else []
+    [resource_of(config["text"]["checkpoint"], RESOURCES)] if config["text"]["encoder"] in FAMILIES else []
 )
 # Parameters of jobs that read captions, and of jobs that decode.
-TEXT_PARAMS = {"text": config["text"], "source": SOURCE, "device": DEVICE}
+# A prompt may say how large the image is.
+TEXT = {**config["text"], "grids": [config["tokenizer"]["grid"], config["target"]["small_grid"]]}
+TEXT_PARAMS = {"text": TEXT, "source": SOURCE, "device": DEVICE}
 DECODING_PARAMS = {
     **TEXT_PARAMS,
     "sampling": config["sampling"],

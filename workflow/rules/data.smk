@@ -42,7 +42,7 @@ rule write_prompts:
         code=code("write_prompts.py"),
         settings=lookup(within=config, dpath="prompts/{prompt_set}"),
         source=DATA,
-        text=config["text"],
+        text=TEXT,
         seed=SEED,
     message:
         "Writing prompt set {wildcards.prompt_set}"

@@ -31,7 +31,7 @@ rule measure_quality:
         settings=config["metrics"],
         repeat="s{training_seed}n{noise_seed}",
         split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
-        text=config["text"],
+        text=TEXT,
         # Published text features know the prompts only: no ceilings of held-out images then.
         source=DATA if HAS_HELD_OUT else {"data": {**config["data"], "source": "none"}},
         seed=SEED,

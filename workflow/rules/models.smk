@@ -71,7 +71,7 @@ if config["target"]["checkpoint"]:
             code=code("convert_target.py"),
             settings=config["target"],
             codes=CODES,
-            text=config["text"],
+            text=TEXT,
             dtype=config["generation"]["dtype"],
         message:
             "Converting the target model"

@@ -2,10 +2,9 @@
 
 import torch
 
-from lantern.checkpoints.native import load_model
+from lantern.checkpoints.target import load_target
 from lantern.codebook import co_varying_codes
 from lantern.io import save_tensors
-from lantern.models.target import TargetModel
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.likelihood import select_codes, teacher_forced_logits
@@ -17,7 +16,7 @@ with job_log(snakemake) as log, torch.inference_mode():
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.codes, files.captions, encoder)
-    target, num_images = load_model(files.target, TargetModel, dtype=None).to(device), min(params.num_images, len(data))
+    target, num_images = load_target(files.target).to(device), min(params.num_images, len(data))
 
     def batches():
         """Guided probabilities of the images' positions, (contexts, vocab)."""

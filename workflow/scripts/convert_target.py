@@ -19,7 +19,8 @@ with job_log(snakemake) as log:
     prompt = prompt_sizes(params.text)
     if snakemake.input.tokenizer:
         prompt |= make_text_encoder(params.text, None, snakemake.input.tokenizer).null_prompt
-    model = read_target(path, pick(TargetConfig, settings, **prompt), getattr(torch, params.dtype))
+    sizes, dtype = pick(TargetConfig, settings, **prompt), getattr(torch, params.dtype)
+    model = read_target(path, sizes, dtype, params.text["encoder"])
     report = describe_conversion(snakemake.input.checkpoint, model)
     compare_features(path, report, params.text)
     save_model(snakemake.output.model, model, report)

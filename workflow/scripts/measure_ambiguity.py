@@ -1,7 +1,6 @@
 """Measures how much probability the target's best one and best ten next tokens hold."""
 
-from lantern.checkpoints.native import load_model
-from lantern.models.target import TargetModel
+from lantern.checkpoints.target import load_target
 from lantern.records import load_shards
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -21,7 +20,7 @@ with job_log(snakemake):
     else:
         held_out = load_codes(files.codes, files.captions, encoder)
         codes, texts = held_out.codes, held_out.captions
-    target = load_model(files.target, TargetModel, dtype=None).to(resolve_device(params.device))
+    target = load_target(files.target).to(resolve_device(params.device))
     scales, batch_size = (1.0, params.cfg_scale), settings["batch_size"]
     frame = measure_ambiguity(
         target, encoder, codes[:num_images], texts[:num_images], cfg_scales=scales, batch_size=batch_size

@@ -2,9 +2,8 @@
 
 import pandas as pd
 
-from lantern.checkpoints.native import load_model
+from lantern.checkpoints.target import load_target
 from lantern.generation import load_nearest_codes
-from lantern.models.target import TargetModel
 from lantern.records import load_shards
 from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -22,7 +21,7 @@ with job_log(snakemake):
     settings = params.settings
     options = {"num_resamples": params.metrics["bootstrap_resamples"], "seed": params.noise_seed}
     study = TotalVariationStudy(
-        target_model=load_model(files.target, TargetModel, dtype=None).to(device),
+        target_model=load_target(files.target).to(device),
         encoder=make_text_encoder(params.text, params.source, files.text),
         prompts=prompts[: settings["num_images"]],
         tested_prompts=prompts[: settings["num_tested"]],

@@ -10,15 +10,15 @@ from tiny_transformers import NUM_CODES, TINY, make_tiny
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, Generation, make_decoder
 from lantern.methods import PRESETS, drafts_of, keeps_tokens, make_method
-from lantern.models.adapter import TransformersTarget
+from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.draft import DraftModel
-from lantern.models.families import adapt, family_of
+from lantern.models.families import family_of
 from lantern.sampling import SamplingConfig
 
 NULL = {
     "janus": {"null_ids": (0, 7), "null_filler": 2},
     "emu3": {"null_ids": (1, 8)},
-    "chameleon": {"null_ids": (0, 9)},
+    "anole": {"null_ids": (0, 9)},
     "glm_image": {},
 }
 IDS = torch.tensor([[2, 2, 0, 10, 20, 7], [0, 11, 12, 13, 14, 7], [2, 0, 31, 32, 33, 7]])
@@ -34,8 +34,8 @@ def family(request):
 
 @pytest.fixture
 def target(family) -> TransformersTarget:
-    model, row = make_tiny(family)
-    return adapt(model, null_prompt=NULL[family], max_tokens=6, family=row)
+    model, grids = make_tiny(family)
+    return adapt(model, family, num_text_tokens=6, **NULL[family], **grids)
 
 
 def scale_of(family: str) -> float:
@@ -76,14 +76,14 @@ def test_a_whole_image_at_once_is_an_image_step_by_step(target, family):
 
 def own_codes(family: str, rows: int) -> torch.Tensor:
     """What the model's own `generate` draws greedily, codes and ends of lines numbered as ours."""
-    model, row = make_tiny(family)
-    ids, mask, num = IDS[:rows], MASK[:rows].long(), row.grid**2
+    model, grids = make_tiny(family)
+    ids, mask, num = IDS[:rows], MASK[:rows].long(), grids["grid"] ** 2
     if family == "janus":
         return model.generate(ids, attention_mask=mask, generation_mode="image", do_sample=False, guidance_scale=3.0)
     options = {"do_sample": False, "attention_mask": mask}
     if family == "glm_image":
-        large, small = [1, row.grid, row.grid], [1, row.small_grid, row.small_grid]
-        num += row.small_grid**2
+        large, small = ([1, side, side] for side in grids.values())
+        num += grids["small_grid"] ** 2
         options |= {
             "image_grid_thw": torch.tensor([large, small] * rows),
             "images_per_sample": torch.tensor([2] * rows),
@@ -111,8 +111,8 @@ def test_greedy_codes_are_those_of_its_own_generate_in_fewer_forwards(target, fa
 
 def test_chameleons_logits_are_its_heads(monkeypatch):
     """Its own `generate` draws no images."""
-    model, row = make_tiny("chameleon")
-    target = adapt(model, null_prompt=NULL["chameleon"], max_tokens=6, family=row)
+    model, grids = make_tiny("anole")
+    target = adapt(model, "anole", num_text_tokens=6, **NULL["anole"], **grids)
     codes = torch.arange(15)[None] % NUM_CODES
     hidden = target(IDS[1:2], MASK[1:2], codes)[:, 5:]
     whole = torch.cat([IDS[1:2], codes + 4], dim=1)
@@ -133,9 +133,9 @@ def test_a_draft_model_is_made_for_it(target, family):
 
 
 def test_a_model_in_bfloat16_is_decoded_in_it_and_left_as_it_was():
-    model, row = make_tiny("janus")
+    model, grids = make_tiny("janus")
     model = model.bfloat16()
-    target = adapt(model, null_prompt=NULL["janus"], max_tokens=6, family=row)
+    target = adapt(model, "janus", num_text_tokens=6, **NULL["janus"], **grids)
     found = decode(target, "janus", "jacobi", 1.0)
     assert target.dtype == torch.bfloat16 and (found.target_forwards < 16).all()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -143,7 +143,5 @@ def test_a_model_in_bfloat16_is_decoded_in_it_and_left_as_it_was():
 
 
 def test_a_class_without_a_row_is_named():
-    with pytest.raises(
-        ValueError, match=r"must be one of JanusForConditionalGeneration, .* to draw images, got Linear"
-    ):
-        family_of(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"must be one of Chameleon.*, GlmImage.* to draw images, got Linear"):
+        family_of("Linear")

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from conftest import DATA
-from families import chameleon_name, draw_of_tokenizer
-from lantern.checkpoints.names import chameleon_tokenizer
+from families import chameleon_name, draw_of_tokenizer, janus_name
+from lantern.checkpoints.names import vq16_names
 from lantern.checkpoints.native import load_weights
 from lantern.checkpoints.tokenizers import read_image_tokenizer
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -47,7 +47,7 @@ def recipe_state(name: str) -> dict[str, torch.Tensor]:
 
 def make_vq16(name: str) -> VQ16:
     state = recipe_state(name)
-    state = chameleon_tokenizer(state) if name in CHAMELEON else state
+    state = vq16_names(state) if name in CHAMELEON else state
     return load_weights(VQ16(recipe_config(name)[0]), state, FOLDER / name)
 
 
@@ -102,8 +102,8 @@ def test_tokenizers_among_other_weights(tmp_path):
     """Chameleon's behind the losses that its training keeps beside it, VQ-16 in Janus' file."""
     state = recipe_state("chameleon_small") | {"loss.discriminator.weight": torch.zeros(1)}
     torch.save({"state_dict": state}, tmp_path / "vqgan.ckpt")
-    state = {f"gen_vision_model.{name}": value for name, value in recipe_state("vq_small").items()}
-    torch.save(state | {"gen_head.vision_head.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    state = {janus_name(name): value for name, value in recipe_state("vq_small").items()}
+    torch.save(state | {"model.generation_embeddings.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
     for file, name in (("vqgan.ckpt", "chameleon_small"), ("pytorch_model.bin", "vq_small")):
         expected = make_vq16(name)
         model = read_image_tokenizer(tmp_path / file, expected.config.image_size)

@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
+from lantern.models.families import FAMILIES
 
-# Those of text.encoder whose published draft models see the prompt's ids, and rows of the table in which all that read
-# tokens look their prompts up.
-CHAMELEON = ("anole", "lumina")
-NUM_PROMPT_IDS = {"anole": 65536, "lumina": 65536, "janus": 102400, "emu3": 184622}
-FROM_FILES = ("t5", *NUM_PROMPT_IDS)  # those of text.encoder that read text.checkpoint
+CHAMELEON = ("anole", "lumina")  # those of text.encoder whose published draft models see the prompt's ids
+FROM_FILES = ("t5", *FAMILIES)  # those of text.encoder that read text.checkpoint
 NUM_WORD_IDS = 64  # rows of the table in which the embedded data set's words are looked up, more than it has words
 
 
@@ -33,8 +31,8 @@ def prompt_sizes(text: dict[str, Any]) -> dict[str, Any]:
     """
     if text["encoder"] == "classes":
         return {"num_text_tokens": 1, "num_prompt_ids": text["num_classes"] + 1, "null_ids": (text["num_classes"],)}
-    if (num_ids := NUM_PROMPT_IDS.get(text["encoder"])) is not None:
-        return {"num_text_tokens": text["max_tokens"], "num_prompt_ids": num_ids}
+    if (family := FAMILIES.get(text["encoder"])) is not None:
+        return {"num_text_tokens": text["max_tokens"], "num_prompt_ids": family.num_ids}
     if text["encoder"] == "word_ids":
         ids = {"num_prompt_ids": NUM_WORD_IDS, "null_ids": (NUM_WORD_IDS - 1,)}
         return {"num_text_tokens": text["max_tokens"], **ids}

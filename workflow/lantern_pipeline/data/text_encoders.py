@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from lantern.checkpoints.files import check_equal
+from lantern.models.families import FAMILIES
 from lantern.models.text import TextEncoder, split_words
 from lantern_pipeline.data.text_features import StoredTextEncoder
-from lantern_pipeline.data.token_prompts import FORMS, TokenPromptEncoder
+from lantern_pipeline.data.token_prompts import TokenPromptEncoder
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULARY, parse_caption
 
@@ -178,10 +179,11 @@ def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str |
     if text["encoder"] == "word_ids":
         return WordIdEncoder(VOCABULARY, text["max_tokens"])
     files = [features] if isinstance(features, str) else list(features)
-    if text["encoder"] in FORMS:
+    if text["encoder"] in FAMILIES:
         given = text["checkpoint"]
         file = files[0] if files else given if Path(given).exists() else Resource(given).manifest
-        return TokenPromptEncoder.of_file(text["encoder"], file, text["max_tokens"])
+        large, small = text["grids"]
+        return TokenPromptEncoder.of_file(text["encoder"], file, text["max_tokens"], large=large, small=small)
     if text["encoder"] == "t5":
         return StoredTextEncoder(files)
     vocabulary = VOCABULARY if data_source == "scenes" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lantern.checkpoints.target import FIRST_CODE
-from lantern.models.families import Family
+from lantern.io import read_json
+from lantern.models.families import FAMILIES, PromptForm
 from lantern_pipeline.fetch.manifest import resource_path
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
@@ -22,63 +23,15 @@ _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PromptForm:
-    """What a family puts around a caption. Of `start`, `end` and `null`, a part that begins with "<" is the name of one
-    token, any other is text.
-
-    `text` is tokenised as a whole, the caption in place of {}. `null` is the prompt of no caption; with a `filler` it
-    has the caption's length, that token between its first and its last.
-    """
-
-    start: tuple[str, ...]
-    text: str
-    end: tuple[str, ...]
-    null: tuple[str, ...]
-    filler: str | None = None
-
-
-_EMU3_NEGATIVE = (
-    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
-    "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
-)
-# By text.encoder. Lumina-mGPT's is of images of 768 pixels, 24 times 32, Emu3's of 720, 90 times 8.
-# Source: jadohu/LANTERN@3a56e45 (Anole, Lumina-mGPT), deepseek-ai/Janus@1daa72f, baaivision/Emu3@f6ea9aa.
-FORMS = {
-    "anole": PromptForm(("<s>",), "{}", ("<reserved08706>", "<racm3:break>"), ("<s>", "<racm3:break>")),
-    "lumina": PromptForm(
-        ("<s>",),
-        "Generate an image of 768x768 according to the following prompt:\n{}",
-        ("<reserved08706>", "<racm3:break>", "<reserved08824>", "<reserved08824>"),
-        ("<racm3:break>", "<reserved08824>", "<reserved08824>"),
-    ),
-    "janus": PromptForm(
-        ("<｜begin▁of▁sentence｜>",),
-        "<|User|>: {}\n\n<|Assistant|>:",
-        ("<begin_of_image>",),
-        ("<｜begin▁of▁sentence｜>", "<begin_of_image>"),
-        filler="<｜▁pad▁｜>",
-    ),
-    "emu3": PromptForm(
-        ("<|extra_203|>",),
-        "{} masterpiece, film grained, best quality.",
-        ("<|image start|>", "90*90", "<|image token|>"),
-        ("<|extra_203|>", _EMU3_NEGATIVE, "<|image start|>", "90*90", "<|image token|>"),
-    ),
-}
-
-
 class TokenPromptEncoder:
     """Ids of prompts, left-padded to `max_tokens`, by a `tokenizer.json`; a `TextEncoder`.
 
-    A new family is a row of FORMS, its name in the schema's text.encoder, and the number of its ids in
-    `model_sizes.py`. A longer prompt loses the end of its caption, which is logged; what the form has behind
-    it stays.
+    A longer prompt loses the end of its caption, which is logged; what the form has behind it stays. The tokenizer is
+    changed: it no longer cuts and pads.
     """
 
     def __init__(self, form: PromptForm, tokenizer: Tokenizer, max_tokens: int, path: Path = Path("tokenizer.json")):
-        self.form, self.path, self.max_tokens = form, path, max_tokens
-        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())  # lengths are ours
+        self.form, self.path, self.max_tokens, self.tokenizer = form, path, max_tokens, tokenizer
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         _check_codes(self.path, self.tokenizer.get_vocab())
@@ -93,10 +46,13 @@ class TokenPromptEncoder:
             )
 
     @classmethod
-    def of_file(cls, encoder: str, given: str | Path, max_tokens: int) -> TokenPromptEncoder:
-        """Of the value of config key text.encoder, and of a file, its folder or the manifest of a resource."""
+    def of_file(cls, family: str, given: str | Path, max_tokens: int, **sides: int) -> TokenPromptEncoder:
+        """Of a family, and of a file, its folder or the manifest of a resource; `sides` as in `fill_form`."""
         path = _find_file(resource_path(given))
-        return cls(FORMS[encoder], Tokenizer.from_file(str(path)), max_tokens, path)
+        settings = path.with_name("tokenizer_config.json")
+        names = read_json(settings) if settings.is_file() else {}
+        form = fill_form(FAMILIES[family].prompt, {**names, **names.get("extra_special_tokens", {})}, **sides)
+        return cls(form, Tokenizer.from_file(str(path)), max_tokens, path)
 
     @property
     def null_prompt(self) -> dict[str, Any]:
@@ -138,15 +94,18 @@ class TokenPromptEncoder:
         return [id]
 
 
-def prompt_form(family: Family, tokenizer: Any) -> PromptForm:
-    """The form of a family's prompts; GLM-Image's says the sides of its two grids, the large one's first."""
-    if family.prompt in FORMS:
-        return FORMS[family.prompt]
-    sides = "".join(
-        f"{tokenizer.grid_bos_token}{side} {side}{tokenizer.grid_eos_token}"
-        for side in (family.grid, family.small_grid)
-    )
-    return PromptForm((), "{}" + sides, (tokenizer.bos_token,), ())
+def fill_form(form: PromptForm, names: Mapping[str, Any], *, large: int, small: int) -> PromptForm:
+    """A form with the sides of the image's grids, and the tokenizer's names of its tokens, in their places."""
+    known = {"large": large, "small": small} | {key: value for key, value in names.items() if isinstance(value, str)}
+
+    def fill(text: str) -> str:
+        try:
+            return re.sub(r"\{(\w+)\}", lambda found: str(known[found[1]]), text)
+        except KeyError as missing:
+            raise ValueError(f"the tokenizer names no {missing}: tokenizer_config.json should lie beside it") from None
+
+    parts = {name: tuple(fill(part) for part in getattr(form, name)) for name in ("start", "end", "null")}
+    return replace(form, text=fill(form.text), **parts)
 
 
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import scipy.stats
 import torch
 
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig, filter_logits
@@ -27,7 +27,7 @@ class ImageTest:
     depend on the kernels of the CPU, and a token of such a code falls elsewhere then.
     """
 
-    def __init__(self, target: TargetModel, encoder: TextEncoder, prompts: Sequence[Prompt], seed: int) -> None:
+    def __init__(self, target: Target, encoder: TextEncoder, prompts: Sequence[Prompt], seed: int) -> None:
         self.target = copy.deepcopy(target).double() if target.dtype == torch.float32 else target
         self.encoder, self.prompts, self.seed = encoder, prompts, seed
         self._found: dict[tuple, float] = {}

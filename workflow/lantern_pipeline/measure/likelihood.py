@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.models.text import TextEncoder
 
 # Values; half a GiB in float32. Whoever reads logits holds three to six arrays of this size at a time.
 LOGITS_AT_ONCE = 2**27
 
 
-def select_codes(target_model: TargetModel, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Leaves out what ends lines: of images' tokens (images, tokens), and of the logits of every position (images,
     tokens, vocab).
     """
@@ -34,7 +34,7 @@ def select_codes(target_model: TargetModel, tokens: Tensor, logits: Tensor) -> t
 
 @torch.inference_mode()
 def teacher_forced_logits(
-    target_model: TargetModel, features: Tensor, mask: Tensor, codes: Tensor, cfg_scale: float
+    target_model: Target, features: Tensor, mask: Tensor, codes: Tensor, cfg_scale: float
 ) -> Tensor:
     """Computes the target's guided logits of every position of given images, (images, tokens, vocab) float32: position
     i given the caption and codes 0 to i - 1; unfiltered, temperature 1, -inf for tokens that cannot stand there.
@@ -51,7 +51,7 @@ def teacher_forced_logits(
 
 @torch.inference_mode()
 def walk_logits(
-    target_model: TargetModel,
+    target_model: Target,
     text_encoder: TextEncoder,
     codes: Tensor,
     texts: Sequence[str],
@@ -89,7 +89,7 @@ def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
 
 
 def score_tokens(
-    target_model: TargetModel,
+    target_model: Target,
     text_encoder: TextEncoder,
     codes: Tensor,
     texts: Sequence[str],
@@ -121,7 +121,7 @@ def top_masses(logits: Tensor, num_best: int = 10) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def measure_ambiguity(
-    target_model: TargetModel,
+    target_model: Target,
     text_encoder: TextEncoder,
     codes: Tensor,
     texts: Sequence[str],

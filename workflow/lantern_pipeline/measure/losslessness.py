@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.models.text import TextEncoder
 from lantern.noise import gumbel_field
 from lantern.prompts import Prompt
@@ -83,7 +83,7 @@ def compare_with_autoregressive(
 
 @torch.inference_mode()
 def drawn_tokens(
-    target_model: TargetModel,
+    target_model: Target,
     encoder: TextEncoder,
     prompts: Sequence[Prompt],
     codes: torch.Tensor,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lantern.checkpoints.files import check_equal, find_weights
 from lantern.checkpoints.native import load_model
-from lantern.models.target import TargetModel
+from lantern.checkpoints.target import load_target
+from lantern.models.target import Target
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern_pipeline.fetch.manifest import resource_sha256
@@ -51,7 +52,7 @@ class MeasuringModels:
     """
 
     tokenizer: nn.Module
-    target_model: TargetModel
+    target_model: Target
     text_encoder: TextEncoder
     scores: Sequence[ImageScore] = ()
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
@@ -80,7 +81,7 @@ def load_measuring_models(
     fidelity = parts.pop(FIDELITY, None)
     return MeasuringModels(
         load_tokenizer(tokenizer).to(device),
-        load_model(target, TargetModel, dtype=None).to(device),
+        load_target(target).to(device),
         text_encoder,
         list(parts.values()),
         fidelity,

@@ -16,7 +16,7 @@ from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenSh
 from lantern.codebook import with_line_end
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -65,7 +65,7 @@ class TotalVariationStudy:
         batch_size: images decoded together.
     """
 
-    target_model: TargetModel
+    target_model: Target
     encoder: TextEncoder
     prompts: Sequence[Prompt]
     tested_prompts: Sequence[Prompt]

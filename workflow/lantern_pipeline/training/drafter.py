@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.models.transformer import cast_weights
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
 from lantern_pipeline.training.distributed import share
@@ -34,7 +34,7 @@ class DrafterTrainer(Trainer):
     def __init__(
         self,
         draft: DraftModel,
-        target: TargetModel,
+        target: Target,
         dataset: CodeDataset,
         recipe: DrafterTraining,
         seed: int,
@@ -93,7 +93,7 @@ def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
     return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
 
 
-def freeze(target: TargetModel, dtype: torch.dtype) -> TargetModel:
+def freeze(target: Target, dtype: torch.dtype) -> Target:
     """Freezes a target in place and casts it; its head, which losses and probabilities read, stays float32."""
     return cast_weights(target, dtype).eval().requires_grad_(False)
 

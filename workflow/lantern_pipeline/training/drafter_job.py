@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lantern.checkpoints.native import load_model, save_model
+from lantern.checkpoints.native import save_model
+from lantern.checkpoints.target import load_target
 from lantern.io import read_json, write_json
 from lantern.models.config import pick
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.code_dataset import CodeDataset, load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -72,7 +72,7 @@ def launch(job: DrafterJob, num_processes: int) -> None:
 def train_drafter(job: DrafterJob) -> None:
     """Trains and validates a draft model on the processes that are running; the first one writes model and report."""
     accelerator = make_accelerator(resolve_device(job.device))
-    target = load_model(Path(job.target), TargetModel, dtype=None)
+    target = load_target(Path(job.target))
     dataset = _load(job, job.codes, job.captions, job.features)
     held_out = _load(job, job.val_codes, job.val_captions, job.val_features)
     sampling = pick(SamplingConfig, job.sampling)

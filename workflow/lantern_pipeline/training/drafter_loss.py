@@ -18,7 +18,7 @@ from torch import nn
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import repeat_rows
 from lantern.models.draft import DraftModel
-from lantern.models.target import TargetModel
+from lantern.models.target import Target
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
@@ -32,7 +32,7 @@ class DraftLoss(nn.Module):
     frozen target, whose head reads hidden states) and its one forward call.
     """
 
-    def __init__(self, draft: DraftModel, target: TargetModel, recipe: DrafterTraining) -> None:
+    def __init__(self, draft: DraftModel, target: Target, recipe: DrafterTraining) -> None:
         super().__init__()
         self.draft, self.recipe = draft, recipe
         self.num_text_tokens = target.config.num_text_tokens
@@ -69,7 +69,7 @@ def compare(
     recipe: DrafterTraining,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scalar loss and overlaps (passes,), float32, of hidden states predicted per pass, (rows, tokens - 1, dim), from
-    those wanted, captioned rows first under the guided loss; `read` is `TargetModel.guided_logits`.
+    those wanted, captioned rows first under the guided loss; `read` is `Target.guided_logits`.
     """
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
@@ -147,12 +147,12 @@ class _GrowingCache:
 
 @torch.no_grad()
 def run_target(
-    target: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
+    target: Target, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor, *, with_null: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hidden states of images, teacher-forced, on the target's device: (codes, mask (rows, num_text_tokens), hidden
     states (rows, num_text_tokens + tokens - 1, dim)).
 
-    Codes are int64 (images, tokens), features and mask as in `TargetModel.forward`. `with_null` adds the same images
+    Codes are int64 (images, tokens), features and mask as in `Target.forward`. `with_null` adds the same images
     with the null prompt behind, as guidance has them: rows are images or twice as many. Codes are given once an image.
     """
     codes, features, mask = (part.to(target.device) for part in (codes, features, mask))
@@ -169,7 +169,7 @@ class DrafterValidation:
     def __init__(
         self,
         loss: DraftLoss,
-        target: TargetModel,
+        target: Target,
         dataset: CodeDataset,
         sampling: SamplingConfig,
         accelerator: Accelerator,

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lantern.checkpoints.files import check_equal, find_weights
 from lantern.checkpoints.native import load_model, read_metadata
-from lantern.checkpoints.tokenizers import read_image_tokenizer
+from lantern.checkpoints.tokenizers import ImageModel, read_image_tokenizer
+from lantern.models.code_colours import CodeColours
 from lantern.models.emu3 import Emu3Tokenizer
 from lantern.models.vq16 import VQ16, check_codes, check_images
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
@@ -157,15 +158,15 @@ def evaluate_tokenizer(
     return result
 
 
-def load_tokenizer(path: Path | str) -> ImageTokenizer | VQ16 | Emu3Tokenizer:
+def load_tokenizer(path: Path | str) -> ImageTokenizer | ImageModel:
     """Reads a tokenizer in evaluation mode, the embedded world's or a published one, whichever the file holds."""
-    published = {kind.kind: kind for kind in (VQ16, Emu3Tokenizer)}
+    published = {kind.kind: kind for kind in (VQ16, Emu3Tokenizer, CodeColours)}
     return load_model(path, published.get((read_metadata(path) or {}).get("kind"), ImageTokenizer))
 
 
 def read_tokenizer(
     path: Path, image_size: int, grid: int, codebook_size: int, code_dim: int
-) -> ImageTokenizer | VQ16 | Emu3Tokenizer:
+) -> ImageTokenizer | ImageModel:
     """Reads a published tokenizer, or one in our own layout, in evaluation mode, of the sizes that the config names."""
     file = find_weights(path)
     is_own = read_metadata(file) is not None

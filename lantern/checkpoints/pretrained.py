@@ -1,0 +1,120 @@
+"""Models of transformers' classes from their folders, and Chameleon's in Meta's layout as one of them.
+
+Weights are read by our own reader, so that a pickle runs nothing and a damaged file is one sentence; classes, names of
+older files and number formats are transformers' affair. No code of a repository is ever run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.checkpoints.files import WeightFile
+from lantern.checkpoints.names import META_CHAMELEON, expand_norms, rename
+from lantern.models.config import TargetConfig
+from lantern.models.families import family_of
+
+META_NORM = "layers.0.attention.q_normalization.weight"  # tells Meta's files
+_LETTERS = "ABCDEFGHIJ"
+_UNUSED = ("vqmodel", "vision", "visual", "aligner")  # parts of a model that do not draw
+
+
+def is_pretrained(weights: WeightFile) -> bool:
+    """Whether the config.json beside the weights names a class that draws; a ValueError where it names another one of
+    transformers' than LlamaGen's Hugging Face layout.
+    """
+    name = _class_of(weights)
+    if name is None or weights.settings.get("input_type"):  # the LANTERN authors' LlamaGen
+        return False
+    family_of(name)
+    return True
+
+
+def read_config(weights: WeightFile) -> Any:
+    """What transformers makes of config.json; a ModuleNotFoundError where it is not installed."""
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{weights.path} is a model of transformers: pip install 'lantern[text]'", name=error.name
+        ) from error
+    return getattr(transformers, _class_of(weights)).config_class.from_dict(dict(weights.settings))
+
+
+def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any:
+    """The model of some weights and of their `read_config`, in evaluation mode, with its generation settings.
+
+    Raises:
+        ValueError: a tensor that draws is missing, or has another shape than config.json says.
+    """
+    import transformers
+
+    text = config.get_text_config()
+    tensors = expand_norms(
+        weights.tensors,
+        text.hidden_size // text.num_attention_heads,
+        text.num_attention_heads,
+        text.num_key_value_heads,
+    )
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        model, report = getattr(transformers, _class_of(weights)).from_pretrained(
+            None, config=config, state_dict=tensors, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    for name, found, wanted in report["mismatched_keys"]:
+        raise ValueError(
+            f"{weights.path}: tensor {name} should have shape {tuple(wanted)} as config.json says, found {tuple(found)}"
+        )
+    lacking = [name for name in sorted(report["missing_keys"]) if not any(part in name for part in _UNUSED)]
+    if lacking:
+        raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
+    settings = weights.settings_path.with_name("generation_config.json")
+    if settings.is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(settings.parent)
+    return model.eval()
+
+
+def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
+    """Chameleon in Meta's layout by Hugging Face's names, channels that are turned together half a head apart, with the
+    settings of the sizes expected.
+    """
+    heads, width = expected.num_heads, expected.head_dim
+    tensors = {}
+    for name, value in weights.tensors.items():
+        if "_normalization." in name:
+            value = value.view(-1, 2).T.reshape(1, width)
+        elif name.endswith(("attention.wq.weight", "attention.wk.weight")):
+            value = value.view(-1, width // 2, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
+        tensors[name] = value
+    tensors = rename(tensors, META_CHAMELEON)
+    table, gate = (tensors[f"model.{part}.weight"] for part in ("embed_tokens", "layers.0.mlp.gate_proj"))
+    digits = {code: "".join(_LETTERS[int(digit)] for digit in str(code)) for code in range(expected.num_codes)}
+    settings = {
+        "architectures": ["ChameleonForConditionalGeneration"],
+        "hidden_size": table.shape[1],
+        "intermediate_size": len(gate),
+        "num_hidden_layers": expected.num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": expected.num_kv_heads or heads,
+        "vocab_size": len(table),
+        "vq_config": {"base_channels": 32, "channel_multiplier": [1]},  # small, since it goes unused
+        "vocabulary_map": {f"IMGIMG{letters}Z": 4 + code for code, letters in digits.items()},
+    }
+    return replace(weights, tensors=tensors, settings=settings)
+
+
+def _class_of(weights: WeightFile) -> str | None:
+    names = (weights.settings or {}).get("architectures")
+    return names[0] if names and isinstance(names, list) else None
+
+
+def find_pretrained(path: Path) -> Path:
+    """The folder of the model that draws in one of diffusers' pipelines, such as GLM-Image's; else the path itself."""
+    inner = path / "vision_language_encoder"
+    return inner if inner.is_dir() else path
