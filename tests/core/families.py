@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 LLAMA = DATA / "llama"
 SPECIALS = {  # of tiny tokenizers: the tokens that a family's prompts name
+    "anole": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69},
+    "lumina": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69, "<reserved08824>": 75},
     "janus": {"<｜begin▁of▁sentence｜>": 0, "<begin_of_image>": 7, "<｜▁pad▁｜>": 2, "<|User|>": 8, "<|Assistant|>": 9},
-    "emu3": {"<|extra_203|>": 1, "<|image start|>": 4, "<|image token|>": 5},
+    "emu3": {"<|extra_203|>": 3, "<|image start|>": 4, "<|image token|>": 5},
     "glm_image": {"<sop>": 3, "<eop>": 4, "<bos>": 20},
 }
 

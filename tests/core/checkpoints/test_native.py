@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+import transformers
 from tiny_codes import CONFIG
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lantern.checkpoints.names import LLAMA_LAYER, layer_places
+from families import settings_of
 from lantern.checkpoints.native import load_model, load_weights, save_model
-from lantern.checkpoints.target import read_target, target_places
+from lantern.checkpoints.target import load_target, read_target, target_places
 from lantern.generation import load_decoding_models
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
@@ -72,24 +73,13 @@ class LiveBytes(TorchDispatchMode):
 def write_published(family: str, folder) -> None:
     """Random weights of a family in float32, in its published layout."""
     torch.manual_seed(0)
-    own = TargetModel(FAMILIES[family])
-    dim = own.config.dim
     if family == "llamagen":
-        state = {name: part.clone() for name, part in target_places(own, False).items()}
-        return torch.save({"model": state}, folder / "t2i.pt")
-    prefix = "language_model.model." if family == "janus" else "model."
-    state = {f"{prefix}embed_tokens.weight": torch.randn(128, dim), f"{prefix}norm.weight": torch.ones(dim)}
-    for index, layer in enumerate(own.layers):
-        state |= layer_places(layer, f"{prefix}layers.{index}", LLAMA_LAYER)
-    if family == "anole":
-        state["lm_head.weight"] = torch.randn(128, dim)
-    else:
-        shapes = {"gen_aligner.layers.0": (dim, 8), "gen_head.vision_head": (64, dim)}
-        shapes |= {name: (dim, dim) for name in ("gen_aligner.layers.2", "gen_head.output_mlp_projector")}
-        state |= {f"{name}.weight": torch.randn(size) for name, size in shapes.items()}
-        state |= {f"{name}.bias": torch.zeros(size[0]) for name, size in shapes.items()}
-        state["gen_embed.weight"] = torch.randn(64, 8)
-    save_file({name: part.clone() for name, part in state.items()}, folder / "model.safetensors")
+        places = target_places(TargetModel(FAMILIES[family]), False)
+        return torch.save({"model": {name: part.clone() for name, part in places.items()}}, folder / "t2i.pt")
+    sizes = {"hidden_size": 128, "num_hidden_layers": 12, "intermediate_size": 352}
+    settings = json.loads(settings_of(family, **sizes))
+    model_class = getattr(transformers, settings["architectures"][0])
+    model_class(model_class.config_class.from_dict(settings)).save_pretrained(folder)
 
 
 def size_of(model: torch.nn.Module) -> int:
@@ -103,8 +93,9 @@ def test_a_published_target_stands_in_memory_once(tmp_path, family):
     models = {}
     for dtype in (torch.float32, torch.bfloat16):
         with LiveBytes() as memory:
-            model = models[dtype] = read_target(tmp_path, FAMILIES[family], dtype)
-        assert model.layers[0].down.weight.dtype == dtype and model.head.weight.dtype == torch.float32
+            model = models[dtype] = read_target(tmp_path, FAMILIES[family], dtype, family)
+        for name, part in model.named_parameters():
+            assert part.dtype == (torch.float32 if name.startswith("head") else dtype), name
         largest = 4 * max(part.numel() for part in model.parameters())  # in float32
         assert size_of(model) <= memory.peak <= size_of(model) + 2 * largest
         assert size_of(model) > 8 * largest  # so that twice the model would be noticed
@@ -112,8 +103,8 @@ def test_a_published_target_stands_in_memory_once(tmp_path, family):
         with LiveBytes() as memory:
             loaded = load_decoding_models(tmp_path / f"{dtype}.own", dtype="bfloat16").target
         assert size_of(loaded) <= memory.peak <= size_of(loaded) + 2 * largest
-        as_stored = load_model(tmp_path / f"{dtype}.own", TargetModel, dtype=None)
-        wide = load_model(tmp_path / f"{dtype}.own", TargetModel)  # float32 unless asked otherwise
+        as_stored = load_target(tmp_path / f"{dtype}.own")
+        wide = load_target(tmp_path / f"{dtype}.own", torch.float32)
         assert as_stored.config == wide.config == model.config and not as_stored.training
         for name, part in as_stored.named_parameters():
             assert part.dtype == model.get_parameter(name).dtype and torch.equal(part, model.get_parameter(name))

@@ -8,26 +8,13 @@ import logging
 import pytest
 import torch
 
-from families import save_tokenizer
+from families import SPECIALS, save_tokenizer
+from lantern.models.families import FAMILIES
 from lantern_pipeline.config.validate import SCHEMA_PATH, load_yaml
-from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.data.token_prompts import FORMS
 
-WORDS = ["a", "red", "cat", "dog", ":", "Generate", ".", "90", "*"]  # ids from 101
+WORDS = ["a", "red", "cat", "dog", ":", "Generate", ".", "90", "*", "2"]  # ids from 101
 IDS = {word: 101 + i for i, word in enumerate(WORDS)}
-SPECIALS = {
-    "anole": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69},
-    "lumina": {"<s>": 0, "<reserved08706>": 70, "<racm3:break>": 69, "<reserved08824>": 75},
-    "janus": {
-        "<｜begin▁of▁sentence｜>": 0,
-        "<begin_of_image>": 7,
-        "<｜▁pad▁｜>": 2,
-        "<|User|>": 8,
-        "<|Assistant|>": 9,
-    },
-    "emu3": {"<|extra_203|>": 3, "<|image start|>": 4, "<|image token|>": 5},
-}
 CAPTION = [IDS[word] for word in ("a", "red", "cat")]
 NULL = {"anole": (0, 69), "lumina": (69, 75, 75), "janus": (0, 7)}
 
@@ -36,9 +23,16 @@ NULL = {"anole": (0, 69), "lumina": (69, 75, 75), "janus": (0, 7)}
 def encoder_of(tmp_path):
     def make(family: str, max_tokens: int = 80, **changes):
         path = save_tokenizer(tmp_path / "tokenizer.json", SPECIALS[family] | changes, WORDS)
-        return make_text_encoder({"encoder": family, "checkpoint": str(path), "max_tokens": max_tokens}, "none")
+        names = {"bos_token": "<bos>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+        return of_text(family, path, max_tokens)
 
     return make
+
+
+def of_text(family: str, checkpoint, max_tokens: int = 12, *file):
+    text = {"encoder": family, "checkpoint": checkpoint and str(checkpoint), "max_tokens": max_tokens}
+    return make_text_encoder({**text, "grids": [90, 2]}, "none", *file)
 
 
 def prompt(encoder, text: str) -> list[int]:
@@ -48,7 +42,7 @@ def prompt(encoder, text: str) -> list[int]:
     return ids[mask].tolist()
 
 
-@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_has_the_form_of_its_family(encoder_of, family):
     encoder = encoder_of(family)
     unknown = [100]
@@ -56,14 +50,15 @@ def test_a_prompt_has_the_form_of_its_family(encoder_of, family):
         "anole": [0, *CAPTION, 70, 69],
         "lumina": [0, IDS["Generate"], *unknown * 9, IDS[":"], *CAPTION, 70, 69, 75, 75],
         "janus": [0, 8, IDS[":"], *CAPTION, 9, IDS[":"], 7],
+        "glm_image": [*CAPTION, 3, IDS["90"], IDS["90"], 4, 3, IDS["2"], IDS["2"], 4, 20],
         "emu3": [3, *CAPTION, *unknown * 7, IDS["."], 4, IDS["90"], IDS["*"], IDS["90"], 5],
     }[family]
     assert prompt(encoder, "a red cat") == found
 
 
-def test_every_form_is_in_the_schema_and_has_a_number_of_ids():
+def test_every_family_is_in_the_schema():
     allowed = load_yaml(SCHEMA_PATH)["properties"]["text"]["properties"]["encoder"]["enum"]
-    assert set(FORMS) == set(NUM_PROMPT_IDS) == set(FORMS) & set(allowed)
+    assert set(allowed) == {"words", "word_ids", "t5", "classes", *FAMILIES}
 
 
 def test_the_null_prompt_is_the_familys(encoder_of):
@@ -94,7 +89,7 @@ def test_a_prompt_does_not_depend_on_its_batch_nor_on_what_the_file_says_of_leng
     content = json.loads(encoder.path.read_text())
     content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     encoder.path.write_text(json.dumps(content))
-    again = make_text_encoder({"encoder": "anole", "checkpoint": str(tmp_path), "max_tokens": 12}, "none")
+    again = of_text("anole", tmp_path)
     assert torch.equal(again.encode(["a red dog"])[0], together[1:])
 
 
@@ -109,9 +104,12 @@ def test_errors_are_one_sentence(encoder_of, tmp_path):
         encoder_of("janus", 6)
     with pytest.raises(ValueError, match=r"tokenizer.json lacks the token <reserved08706>; take the tokenizer"):
         path = save_tokenizer(tmp_path / "tokenizer.json", {"<s>": 0, "<racm3:break>": 1}, WORDS)
-        make_text_encoder({"encoder": "anole", "checkpoint": None, "max_tokens": 12}, "none", str(path))
+        of_text("anole", None, 12, str(path))
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match=r"the tokenizer names no 'bos_token': tokenizer_config.json should lie"):
+        of_text("glm_image", path)
     (tmp_path / "text_tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"found text_tokenizer.json, tokenizer.json; name it"):
-        make_text_encoder({"encoder": "anole", "checkpoint": str(tmp_path), "max_tokens": 12}, "none")
+        of_text("anole", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"there is no file resources/nothing\.json"):
-        make_text_encoder({"encoder": "anole", "checkpoint": "nothing", "max_tokens": 12}, "none")
+        of_text("anole", "nothing")
