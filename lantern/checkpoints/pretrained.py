@@ -74,6 +74,9 @@ def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any
     lacking = [name for name in sorted(report["missing_keys"]) if not any(part in name for part in _UNUSED)]
     if lacking:
         raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
+    for name, parameter in model.named_parameters():  # of these logits and tables of codes are made, in float32
+        if any(part in name for part in ("head.", "generation_")):
+            parameter.data = next(value for key, value in tensors.items() if key.endswith(name)).float()
     settings = weights.settings_path.with_name("generation_config.json")
     if settings.is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(settings.parent)

@@ -7,6 +7,7 @@ so neither torch nor transformers is imported before a model is there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -138,12 +139,9 @@ def _janus(model: Any, _: int | None) -> Parts:
 
     inner, head = model.model, model.model.generation_head
     with torch.no_grad():  # in float32: it is done once
-        table, aligner = inner.generation_embeddings.weight, inner.generation_aligner
-        tokens = torch.func.functional_call(
-            aligner, {name: value.float() for name, value in aligner.named_parameters()}, (table.float(),)
-        )
-    layers = nn.Sequential(head.proj_out, nn.GELU(), head.vision_head)
-    return Parts(inner.language_model, tokens.to(table.dtype), layers)
+        aligner, table = deepcopy(inner.generation_aligner).float(), inner.generation_embeddings.weight.float()
+        tokens = aligner(table).to(inner.language_model.dtype)
+    return Parts(inner.language_model, tokens, nn.Sequential(head.proj_out, nn.GELU(), head.vision_head))
 
 
 def _emu3(model: Any, _: int | None) -> Parts:

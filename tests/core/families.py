@@ -85,7 +85,8 @@ def settings_of(family: str, **text: object) -> bytes:
     text = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "rope_theta": 10000.0, **text}
     images = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": []}
     if family == "janus":
-        head = {"image_token_embed_dim": 64, "projection_dim": 64, "num_embeddings": 64, "embed_dim": 8}
+        head = dict.fromkeys(("image_token_embed_dim", "projection_dim"), text["hidden_size"])
+        head |= {"num_embeddings": 64, "embed_dim": 8}
         vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64}
         words = {"vocab_size": 96, "intermediate_size": 176, "num_key_value_heads": 4, "rms_norm_eps": 1e-6}
         parts = {"text_config": {"model_type": "llama", **words, **text}, "vq_config": {**images, **head}}
@@ -97,6 +98,7 @@ def settings_of(family: str, **text: object) -> bytes:
         parts = {"text_config": {**words, **text}, "vq_config": images, "vocabulary_map": EMU3_WORDS | {"<image>": 3}}
     else:
         words = {"vocab_size": 160, "intermediate_size": 176, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}
+        images["num_embeddings"] = 64
         parts = {**words, **text, "vq_config": images, "vocabulary_map": CHAMELEON_WORDS | {"<image>": 159}}
     name = {"janus": "Janus", "emu3": "Emu3"}.get(family, "Chameleon")
     return json.dumps({"architectures": [f"{name}ForConditionalGeneration"], **parts}).encode()

@@ -97,7 +97,8 @@ def test_a_published_target_stands_in_memory_once(tmp_path, family):
         for name, part in model.named_parameters():
             assert part.dtype == (torch.float32 if name.startswith("head") else dtype), name
         largest = 4 * max(part.numel() for part in model.parameters())  # in float32
-        assert size_of(model) <= memory.peak <= size_of(model) + 2 * largest
+        assert memory.peak <= size_of(model) + 2 * largest
+        assert size_of(model) <= memory.peak or family != "llamagen"  # transformers reads in threads of its own
         assert size_of(model) > 8 * largest  # so that twice the model would be noticed
         save_model(tmp_path / f"{dtype}.own", model)
         with LiveBytes() as memory:
