@@ -20,6 +20,7 @@ from lantern.io import check_finite, open_tensors, read_json
 
 _TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
 _NAMES = [f"{stem}{ending}" for stem in ("model.safetensors", "pytorch_model.bin") for ending in ("", ".index.json")]
+PIPELINE_MODEL = "vision_language_encoder"  # folder of what draws in one of diffusers' pipelines, such as GLM-Image's
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _POSITION_TABLE = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cis)")
 # What PyTorch's restricted unpickler says of anything that it would have to call; the name, where it gives one.
@@ -114,6 +115,8 @@ def find_weights(path: Path) -> Path:
     """The weight file of a folder, or the path itself where it is a file; errors as of `read_weights`."""
     if path.is_file():
         return path
+    if (inner := path / PIPELINE_MODEL).is_dir():
+        return find_weights(inner)
     if not path.is_dir():
         raise FileNotFoundError(2, f"there is no file or folder {path}; fetch the checkpoint or correct its path")
     for name in _NAMES:

@@ -7,7 +7,6 @@ older files and number formats are transformers' affair. No code of a repository
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,12 @@ from lantern.models.families import family_of
 
 META_NORM = "layers.0.attention.q_normalization.weight"  # tells Meta's files
 _LETTERS = "ABCDEFGHIJ"
-_UNUSED = ("vqmodel", "vision", "visual", "aligner")  # parts of a model that do not draw
+_UNUSED = (
+    "model.vqmodel.",
+    "model.vision_model.",
+    "model.visual.",
+    "model.aligner.",
+)  # parts of a model that do not draw
 
 
 def is_pretrained(weights: WeightFile) -> bool:
@@ -68,10 +72,10 @@ def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any
     finally:
         transformers.logging.set_verbosity(verbosity)
     for name, found, wanted in report["mismatched_keys"]:
-        raise ValueError(
-            f"{weights.path}: tensor {name} should have shape {tuple(wanted)} as config.json says, found {tuple(found)}"
-        )
-    lacking = [name for name in sorted(report["missing_keys"]) if not any(part in name for part in _UNUSED)]
+        if _draws(name):
+            shapes = f"{tuple(wanted)} as config.json says, found {tuple(found)}"
+            raise ValueError(f"{weights.path}: tensor {name} should have shape {shapes}")
+    lacking = [name for name in sorted(report["missing_keys"]) if _draws(name)]
     if lacking:
         raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
     for name, parameter in model.named_parameters():  # of these logits and tables of codes are made, in float32
@@ -112,12 +116,10 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
     return replace(weights, tensors=tensors, settings=settings)
 
 
+def _draws(name: str) -> bool:
+    return not name.startswith(_UNUSED)
+
+
 def _class_of(weights: WeightFile) -> str | None:
     names = (weights.settings or {}).get("architectures")
     return names[0] if names and isinstance(names, list) else None
-
-
-def find_pretrained(path: Path) -> Path:
-    """The folder of the model that draws in one of diffusers' pipelines, such as GLM-Image's; else the path itself."""
-    inner = path / "vision_language_encoder"
-    return inner if inner.is_dir() else path

@@ -43,14 +43,14 @@ def tiny_chameleon() -> transformers.PreTrainedModel:
     return transformers.ChameleonForConditionalGeneration(config)
 
 
-def tiny_glm_image() -> transformers.PreTrainedModel:
+def tiny_glm_image(num_codes: int = NUM_CODES) -> transformers.PreTrainedModel:
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}
-    text = {**TEXT, "num_key_value_heads": 2, "vision_vocab_size": NUM_CODES + 2, "pad_token_id": 50}
-    text |= {"eos_token_id": NUM_CODES + 1, "rope_parameters": rope}
+    text = {**TEXT, "num_key_value_heads": 2, "vision_vocab_size": num_codes + 2, "pad_token_id": 50}
+    text |= {"eos_token_id": num_codes + 1, "rope_parameters": rope}
     vision = {"hidden_size": 32, "depth": 1, "num_heads": 2, "image_size": 32, "out_hidden_size": 64}
     vision |= {"patch_size": 16, "intermediate_size": 32}
-    ids = {"image_token_id": 60, "image_start_token_id": NUM_CODES, "image_end_token_id": NUM_CODES + 1}
-    vq = {"embed_dim": 8, "num_embeddings": NUM_CODES, "latent_channels": 8}
+    ids = {"image_token_id": 60, "image_start_token_id": num_codes, "image_end_token_id": num_codes + 1}
+    vq = {"embed_dim": 8, "num_embeddings": num_codes, "latent_channels": 8}
     config = transformers.GlmImageConfig(text_config=text, vision_config=vision, vq_config=vq, **ids)
     return transformers.GlmImageForConditionalGeneration(config)
 
@@ -59,10 +59,10 @@ TINY = {"janus": tiny_janus, "emu3": tiny_emu3, "anole": tiny_chameleon, "glm_im
 GRIDS = {"grid": 4, "small_grid": 0}, {"grid": 3, "small_grid": 2}  # GLM-Image's are the second
 
 
-def make_tiny(name: str) -> tuple[transformers.PreTrainedModel, dict[str, int]]:
+def make_tiny(name: str, **options: int) -> tuple[transformers.PreTrainedModel, dict[str, int]]:
     """A model in evaluation mode, far from uniform, and the sides of its grids."""
     torch.manual_seed(0)
-    model = TINY[name]().eval()
+    model = TINY[name](**options).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:

@@ -11,7 +11,7 @@ import torch
 
 from lantern.api import Model, sampling_of
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.files import WeightFile, read_weights
+from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
 from lantern.checkpoints.native import read_report
 from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
@@ -52,7 +52,7 @@ def find_weights_home() -> Path | None:
 
 def open_model(source: str | Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
     """See `lantern.load`; `given` are the files that the user names."""
-    if (Path(source) / "config.json").is_file() or (Path(source) / "model_index.json").is_file():
+    if any((Path(source) / place / "config.json").is_file() for place in ("", PIPELINE_MODEL)):
         return _open_folder(Path(source), given, device, dtype)
     config, files = _find(source)
     files |= given
@@ -93,8 +93,7 @@ def adopt_model(model: Any, processor: Any, family: str | None, grid: int | None
 
 def _open_folder(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
     """A model of transformers from its folder, or from that of one of diffusers' pipelines, such as GLM-Image's."""
-    inner = folder / "vision_language_encoder"
-    weights = read_weights(given.get("target", inner if inner.is_dir() else folder))
+    weights = read_weights(given.get("target", folder))
     if not is_pretrained(weights):
         raise ValueError(f"{weights.settings_path} names no class of transformers that draws images")
     if not weights.settings_path.with_name("generation_config.json").is_file():
@@ -105,9 +104,8 @@ def _open_folder(folder: Path, given: Mapping[str, Path], device: torch.device, 
     model = open_pretrained(weights, read_config(weights), dtype).to(device)
     family = family_of(type(model).__name__)
     row = FAMILIES[family]
-    words = given.get("text", folder / "processor" if inner.is_dir() else folder)
     sides = {"large": row.grid, "small": row.target.get("small_grid", 0)}
-    encoder = TokenPromptEncoder.of_file(family, words, 128, **sides)
+    encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), 128, **sides)
     images = make_image_tokenizer(read_weights(given["tokenizer"]) if "tokenizer" in given else weights, grid=row.grid)
     made = _assemble(model, family, encoder, images)
     if "drafter" in given:

@@ -5,13 +5,13 @@ import torch
 from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.checkpoints.native import read_metadata, save_model
 from lantern.io import write_json
-from lantern.models.target import TargetConfig
+from lantern.models.config import TargetConfig, pick
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     params, files, path = snakemake.params, snakemake.input, resource_path(snakemake.input.checkpoint)
-    target = TargetConfig(**read_metadata(files.target)["config"])
+    target = pick(TargetConfig, read_metadata(files.target)["config"])
     model = read_draft(path, target, getattr(torch, params.dtype))
     report = describe_conversion(files.checkpoint, model)
     embedding = find_embedding(model, files.target)

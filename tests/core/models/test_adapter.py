@@ -21,8 +21,10 @@ NULL = {
     "anole": {"null_ids": (0, 9)},
     "glm_image": {},
 }
-IDS = torch.tensor([[2, 2, 0, 10, 20, 7], [0, 11, 12, 13, 14, 7], [2, 0, 31, 32, 33, 7]])
-MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1]]).bool()
+IDS = torch.tensor(
+    [[2, 2, 0, 10, 20, 7], [0, 11, 12, 13, 14, 7], [2, 0, 31, 32, 33, 7], [0, 14, 12, 13, 11, 7], [2, 2, 2, 0, 9, 7]]
+)
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [0, 1, 1, 1, 1, 1], [1] * 6, [0, 0, 0, 1, 1, 1]]).bool()
 PARTS = {"k": 4, "delta": 0.2, "lambda_": 2.0, "omega": 1.5}
 ALONE = [name for name, parts in PRESETS.items() if not drafts_of(parts.get("drafts")).needs_draft_model]
 
@@ -42,7 +44,7 @@ def scale_of(family: str) -> float:
     return 1.0 if family == "glm_image" else 3.0
 
 
-def decode(target, family: str, name: str, temperature: float, rows: int = 3, **parts) -> Generation:
+def decode(target, family: str, name: str, temperature: float, rows: int = 5, **parts) -> Generation:
     table = nearest_codes(torch.randn(target.config.num_codes, 4, generator=torch.Generator().manual_seed(0)), 8)
     known = {key: value for key, value in PARTS.items() if key in PRESETS[name]}
     spec = make_method(name, **{**known, **parts})
@@ -104,8 +106,8 @@ def own_codes(family: str, rows: int) -> torch.Tensor:
 def test_greedy_codes_are_those_of_its_own_generate_in_fewer_forwards(target, family):
     scale = 3.0 if family == "janus" else 1.0
     decoder = make_decoder(DecodingModels(target), make_method("jacobi"), SamplingConfig(0.0, cfg_scale=scale))
-    found = decoder.generate(IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(3)])
-    assert torch.equal(found.codes, own_codes(family, 3))
+    found = decoder.generate(IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(5)])
+    assert torch.equal(found.codes, own_codes(family, 5))
     assert (found.target_forwards < found.codes.shape[1]).all()
 
 
@@ -128,7 +130,7 @@ def test_a_draft_model_is_made_for_it(target, family):
     codes = []
     for name in ("autoregressive", "coupled", "eagle2"):
         decoder = make_decoder(models, make_method(name), sampling)
-        codes.append(decoder.generate(IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(3)]).codes)
+        codes.append(decoder.generate(IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(5)]).codes)
     assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
 
 

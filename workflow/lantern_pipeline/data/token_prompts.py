@@ -121,12 +121,12 @@ def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
 
 
 def _find_file(path: Path) -> Path:
-    """A tokenizer's file, or the only one in a folder."""
+    """A tokenizer's file, or the only one in a folder or in a pipeline's folder for it."""
     if not path.is_dir():
         if not path.is_file():
             raise FileNotFoundError(2, f"there is no file {path}; fetch the tokenizer, or correct text.checkpoint")
         return path
-    found = sorted(path.glob("*tokenizer.json"))
+    found = sorted([*path.glob("*tokenizer.json"), *path.glob("processor/tokenizer.json")])
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
         raise ValueError(f"{path} should hold one file that is or ends in tokenizer.json, found {names}; name it")

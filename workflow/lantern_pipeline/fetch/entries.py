@@ -70,7 +70,7 @@ def parse_entry(name: str, entry: Mapping[str, Any]) -> Resource:
         given = "url and repo" if url else "none of them"
         raise ValueError(f"{key} must have a path (a copy that you have), a url or a repo, got {given}")
     for file, sha256 in files.items():
-        _check_file(key, file, sha256)
+        check_file(key, file, sha256)
     if url is not None:
         _check_url(key, url, revision, files)
     if repo is not None:
@@ -80,7 +80,8 @@ def parse_entry(name: str, entry: Mapping[str, Any]) -> Resource:
     return Resource(name, None if path is None else Path(path), url, repo, revision, files)
 
 
-def _check_file(key: str, file: str, sha256: Any) -> None:
+def check_file(key: str, file: str, sha256: Any) -> None:
+    """A ValueError where a file's name leads out of its folder, or what should be its SHA-256 is none."""
     parts = PurePosixPath(file).parts
     is_inside = bool(parts) and not file.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
     if not is_inside or "\\" in file or not file.isprintable():

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 import httpx2
@@ -28,7 +28,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
 from lantern.io import read_json, write_json
-from lantern_pipeline.fetch.entries import Resource, how_to_find_commit, hub_endpoint
+from lantern_pipeline.fetch.entries import Resource, check_file, how_to_find_commit, hub_endpoint
 from lantern_pipeline.fetch.manifest import describe_file, describe_path, make_manifest
 
 # Whoever has no network shall learn so within 10 seconds; patience is for a transfer that has begun.
@@ -75,10 +75,23 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
                 # Before the transfer, which may break off: the commit holds.
                 _write_record(resource, {**recorded, **described})
                 described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
+    if shards := _shards_beside(resource):
+        return fetch_resource(replace(resource, files={**resource.files, **shards}))
     _write_record(resource, described)
     place = next(iter(places.values())) if len(places) == 1 else resource.folder
     source = resource.url or f"{resource.repo} at {resource.revision or 'an unknown commit'} on the hub"
     return make_manifest(resource.name, place, source, described)
+
+
+def _shards_beside(resource: Resource) -> dict[str, None]:
+    """Files that the indexes among a resource's files name, and that it does not."""
+    found = {}
+    for index in [file for file in resource.files if file.endswith(".index.json")]:
+        for name in read_json(resource.folder / index).get("weight_map", {}).values():
+            file = (PurePosixPath(index).parent / name).as_posix()
+            check_file(f"resource {resource.name}", file, None)
+            found |= {} if file in resource.files else {file: None}
+    return found
 
 
 @contextmanager
