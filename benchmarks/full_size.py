@@ -3,7 +3,8 @@
     python benchmarks/full_size.py --size B --grid 4                     # minutes on a CPU
     python benchmarks/full_size.py --size XL --grid 4 --dtype bfloat16   # true width and depth, an image of 16 tokens
     python benchmarks/full_size.py --size XL --device cuda --dtype bfloat16 --batch 4
-    python benchmarks/full_size.py --size anole --device cuda --dtype bfloat16 --batch 4   # or janus_pro_7b
+    python benchmarks/full_size.py --size janus-pro-7b --device cuda --dtype bfloat16   # layers of transformers
+    python benchmarks/full_size.py --size janus-pro-7b --own-layers --device cuda --dtype bfloat16   # ours beside them
 
 Per preset: one image (or a batch) from random caption features, or random ids, to pixels, after one that does not
 count. Seconds are those of the prefill, of the steps and of the image decoder; memory is the peak; operations are the
@@ -22,7 +23,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -30,30 +31,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.checkpoints.native import empty_model
-from lantern.codebook import nearest_codes
+from lantern.codebook import drop_line_ends, nearest_codes
 from lantern.decoding import Decoder, DecodingModels, make_decoder
 from lantern.generation import decode_timed, synchronise
 from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig
+from lantern.models.adapter import AdapterConfig, TransformersTarget
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig, pick
 from lantern.models.draft import DraftModel
+from lantern.models.families import FAMILIES, PUBLISHED
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
-from lantern_pipeline.data.model_sizes import NUM_PROMPT_IDS
 
-# Published targets besides LlamaGen's, whose prompts are ids.
-LLAMA = {"rope": "1d", "num_text_tokens": 128}
-CHAMELEON = {**LLAMA, "vocab_size": 8192, "grid": 32, "num_prompt_ids": NUM_PROMPT_IDS["anole"], "has_qk_norm": True}
-JANUS = {**LLAMA, "vocab_size": 16384, "grid": 24, "num_prompt_ids": NUM_PROMPT_IDS["janus"], "has_mlp_head": True}
-JANUS |= {"null_filler": 100002, "null_ids": (100000, 100016)}
-FAMILIES = {
-    "anole": TargetConfig(4096, 32, 32, **CHAMELEON, ffn_width=11008, null_ids=(0, 8197)),
-    "janus_pro_1b": TargetConfig(2048, 24, 16, **JANUS, ffn_width=5632),
-    "janus_pro_7b": TargetConfig(4096, 30, 32, **JANUS, ffn_width=11008),
-}
 GIB = 2**30
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
 
@@ -100,10 +92,40 @@ class Models(NamedTuple):
 
 def make_config(size: str, grid: int | None) -> TargetConfig:
     """Sizes of a published target; its own grid, or LlamaGen's of stage 1, where none is given."""
-    if size in FAMILIES:
-        return replace(FAMILIES[size], grid=grid or FAMILIES[size].grid)
+    if size in PUBLISHED:
+        return make_adapter_config(size, grid)
     sizes = {"vocab_size": 16384, "num_text_tokens": 120, "caption_dim": 2048, "ffn_multiple": FFN_MULTIPLE}
     return TargetConfig(**LLAMAGEN_SIZES[size], **sizes, grid=grid or 16)
+
+
+def make_adapter_config(size: str, grid: int | None) -> AdapterConfig:
+    """Sizes of a published model of transformers, with prompts of 128 ids."""
+    import transformers
+
+    model = PUBLISHED[size]
+    row, sizes = FAMILIES[model.family], dict(model.sizes)
+    sizes["num_kv_heads"] = sizes.get("num_kv_heads") or sizes["num_heads"]
+    names = {"hidden_size": "dim", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+    names |= {"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_width"}
+    layers = getattr(transformers, row.layers_class).config_class(
+        **{theirs: sizes[name] for theirs, name in names.items()}, vocab_size=row.num_ids, pad_token_id=0
+    )
+    is_guided = not row.turns_by_grid
+    return AdapterConfig(
+        **sizes,
+        **{"small_grid": 0, **row.target},
+        vocab_size=row.codebook_size + ("line_end" in row.target),
+        grid=grid or row.grid,
+        num_text_tokens=128,
+        num_prompt_ids=row.num_ids,
+        null_ids=(1, 2) if is_guided else (),
+        null_filler=3 if row.prompt.filler else None,
+        rope="1d",
+        layers_class=row.layers_class,
+        settings={**layers.to_diff_dict(), "vocabulary_map": {}},
+        head_width=sizes["dim"] if row.target.get("has_mlp_head") else 0,
+        turns_by_grid=row.turns_by_grid,
+    )
 
 
 def make_random(
@@ -128,17 +150,19 @@ def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel:
 
 
 def make_tokenizer(config: TargetConfig, device: torch.device) -> VQ16:
-    """VQ-16, or Chameleon's image tokenizer, with random weights."""
-    chameleon = {"codebook_size": 8192, "code_dim": 256, "has_attention": False, "is_normalised": False}
+    """VQ-16 with random weights, which stands for the image tokenizer of every family."""
     with torch.device(device):
-        return VQ16(VQ16Config(grid=config.grid, **(chameleon if config.has_qk_norm else {}))).eval()
+        return VQ16(VQ16Config(grid=config.grid, codebook_size=config.num_codes)).eval()
 
 
 def make_models(options: argparse.Namespace) -> Models:
     """Random models of the asked size, and the table of nearest codes of a random codebook."""
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     config = make_config(options.size, options.grid)
-    target = make_random(TargetModel, config, dtype, device)
+    if isinstance(config, AdapterConfig) and not options.own_layers:
+        target = make_random(TransformersTarget, config, dtype, device)
+    else:
+        target = make_random(TargetModel, pick(TargetConfig, asdict(config)), dtype, device)
     draft, tokenizer = make_draft(target, dtype), make_tokenizer(config, device)
     table = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
     decoding = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
@@ -165,7 +189,9 @@ def decoder_of(models: Models, preset: str, options: argparse.Namespace) -> Deco
     """A decoder of the preset with the papers' sampling settings."""
     spec = make_spec(preset)
     parts = models.decoding if spec.needs_nearest_codes else replace(models.decoding, nearest_codes=None)
-    sampling = SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", options.cfg_scale)
+    config = models.decoding.target.config
+    cfg_scale = options.cfg_scale if config.null_ids or not config.num_prompt_ids else 1.0
+    sampling = SamplingConfig(options.temperature, 1000, 1.0, "top_k_first", cfg_scale)
     return make_decoder(parts, spec, sampling, stepping=options.stepping)
 
 
@@ -202,7 +228,7 @@ def run_image(decoder: Decoder, models: Models, options: argparse.Namespace) -> 
     seconds["noise_s"] -= decoding_s
     seconds["prefill_s"] = decoding_s - seconds["steps_s"]
     with clock(seconds, "image_decoder_s", device):
-        models.tokenizer.decode(generation.codes)
+        models.tokenizer.decode(drop_line_ends(generation.codes)[:, -(models.tokenizer.config.grid**2) :])
     return seconds, int(generation.target_forwards.max())
 
 
@@ -229,7 +255,8 @@ def measure(models: Models, preset: str, options: argparse.Namespace) -> dict[st
 def parse_options() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=[*LLAMAGEN_SIZES, *FAMILIES], default="XL")
+    parser.add_argument("--size", choices=[*LLAMAGEN_SIZES, *PUBLISHED], default="XL")
+    parser.add_argument("--own-layers", action="store_true", help="our layers in place of transformers'")
     parser.add_argument(
         "--grid", type=int, help="tokens a side, less is a try; default: LlamaGen's stage 1, 16, or the family's own"
     )

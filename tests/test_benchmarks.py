@@ -16,6 +16,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.io import save_tensors
 from lantern.models.draft import DraftModel
+from lantern.models.families import FAMILIES, PUBLISHED
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
 
@@ -101,17 +102,23 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
         decode.Side("against", tmp_path, decode.make_case("large", options) | {"sizes": TINY_SIZES, "methods": []})
 
 
-@pytest.mark.parametrize(("size", "tokens"), [("XL", 256), ("anole", 1024), ("janus_pro_7b", 576)])
-def test_a_published_size_is_measured(run, monkeypatch, size, tokens):
+@pytest.mark.parametrize(
+    ("size", "tokens", "more"), [("XL", 256, []), ("anole-7b", 1024, []), ("janus-pro-7b", 576, ["--own-layers"])]
+)
+def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
     published = full_size.make_config(size, None)
-    assert published.num_image_tokens == tokens and len(published.null_ids or ()) in (0, 2)
-    tiny = {"dim": 32, "num_layers": 1, "num_heads": 2, "ffn_width": 48, "vocab_size": 64, "num_text_tokens": 24}
-    if published.num_prompt_ids:
-        tiny |= {"num_prompt_ids": 10, "null_ids": (0, 1), "null_filler": published.null_filler and 2}
-    monkeypatch.setattr(full_size, "make_config", lambda size, grid: replace(published, **tiny, grid=grid or 2))
+    assert published.num_image_tokens == tokens
+    tiny = {"dim": 32, "num_layers": 1, "num_heads": 2, "ffn_width": 48}
+    if size in PUBLISHED:
+        monkeypatch.setitem(PUBLISHED, size, replace(PUBLISHED[size], sizes=tiny))
+        family = PUBLISHED[size].family
+        monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], codebook_size=64, num_ids=12))
+    else:
+        tiny |= {"vocab_size": 64, "num_text_tokens": 24}
+        monkeypatch.setattr(full_size, "make_config", lambda size, grid: replace(published, **tiny, grid=grid or 2))
     monkeypatch.setattr(full_size, "VQ16Config", lambda grid, **_: VQ16Config(2, 64, 8, 32, (1, 1), 1, 32))
     monkeypatch.setitem(full_size.PARAMETERS, "k", 10)
-    options = ("--size", size, "--dtype", "bfloat16", "--batch", 2, "--device", "cpu", "--threads", 1)
+    options = ("--size", size, "--dtype", "bfloat16", "--batch", 2, "--device", "cpu", "--threads", 1, *more)
     found = run(full_size, *options, "--grid", 2, "--presets", "autoregressive", "lantern")["presets"]
     assert found["autoregressive"]["target_forwards"] == 4
     assert found["lantern"]["memory_gib"] > 0 and found["lantern"]["step_operations"] > 50

@@ -100,8 +100,9 @@ def adapt(model: Any, family: str, **sizes: Any) -> TransformersTarget:
     """
     row, text = FAMILIES[family], model.config.get_text_config()
     sizes = {"grid": row.grid, "num_text_tokens": 128, **row.target, **sizes}
-    mapping = getattr(model.model, "vocabulary_mapping", None)
-    line_end = getattr(mapping, "eol_token_id", sizes.get("line_end"))
+    line_end = sizes.get("line_end")
+    if line_end is not None:  # Emu3 names it
+        line_end = getattr(model.model.vocabulary_mapping, "eol_token_id", line_end)
     parts = row.take_apart(model, line_end)
     rope = getattr(text, "rope_parameters", None) or {}
     found = {

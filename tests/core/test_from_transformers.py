@@ -9,13 +9,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_transformers import GRIDS, NUM_CODES, make_tiny
 from transformers import PreTrainedTokenizerFast
 
 import lantern
 from conftest import ROOT
-from families import SPECIALS, save_tokenizer
-from lantern.models.families import FAMILIES
+from families import SPECIALS, save_tokenizer, settings_of
+from lantern.checkpoints.target import read_target
+from lantern.models.config import TargetConfig
+from lantern.models.families import FAMILIES, PUBLISHED
 
 WORDS = ["a", "red", "cat", ":", "2", "3", "4", "*"]
 
@@ -146,3 +149,38 @@ def test_the_example_gives_the_tokens_of_generate_in_fewer_forwards(tmp_path):
     theirs, ours, equal = done.stdout.splitlines()[:3]
     assert equal.split()[-1] == "True" and int(ours.split()[2]) < int(theirs.split()[3])
     assert (tmp_path / "image.png").is_file()
+
+
+def test_pages_name_every_published_model_and_a_family_of_ones_own_is_the_row_they_show(tmp_path, monkeypatch):
+    page, readme = ((ROOT / name).read_text() for name in ("docs/models.md", "README.md"))
+    for name, model in PUBLISHED.items():
+        row = FAMILIES[model.family]
+        (line,) = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line]
+        assert f"| `{row.overlay}` | {row.grid * model.pixels} |" in line and line.endswith(f"| {row.licence} |")
+        assert f"`{row.overlay}`" in readme
+    (code,) = [code for code in page.split("```")[1::2] if "def take_apart" in code]
+    assert len(code.splitlines()) <= 34
+    model, _ = make_tiny("emu3")
+    save_words(tmp_path, "emu3")
+    known = {"model": model, "tokenizer": PreTrainedTokenizerFast.from_pretrained(tmp_path)}
+    monkeypatch.setitem(FAMILIES, "mine", None)  # gone when the test ends
+    exec(code.removeprefix("python\n"), known)
+    images = known["images"]
+    expected = lantern.from_transformers(model, known["tokenizer"], family="mine").draw("a red cat", "autoregressive")
+    assert images.codes.shape == (1, 16) and torch.equal(images.codes, expected.codes)
+
+
+def test_without_transformers_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_bytes(settings_of("janus"))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"is a model of transformers: pip install 'lantern\[text\]'"):
+        read_target(tmp_path, TargetConfig(null_ids=(0,)), family="janus")
+
+
+def test_a_folder_that_draws_no_images_is_one_sentence(tmp_path):
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for settings, words in (({"architectures": ["BertModel"]}, "got BertModel"), ({}, "names no class of")):
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=words):
+            lantern.load(tmp_path)

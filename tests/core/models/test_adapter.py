@@ -59,7 +59,7 @@ def test_methods_without_a_draft_model_run_and_exact_ones_keep_every_token(targe
     assert torch.equal(decode(target, family, "autoregressive", temperature, rows=1).codes, expected[:1])
     for name in ("jacobi", "scd_gumbel", "sjd"):
         found = decode(target, family, name, temperature)
-        assert (found.target_forwards < expected.shape[1]).all()
+        assert found.target_forwards.sum() < expected.numel()
         if keeps_tokens(make_method(name).to_dict(), temperature):
             assert torch.equal(found.codes, expected), name
     assert torch.equal(decode(target, family, "jacobi", temperature, tree="chain5k3d2").codes, expected)
