@@ -20,6 +20,7 @@ from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_mo
 from lantern.checkpoints.pretrained import META_NORM, complete_meta, is_pretrained, open_pretrained, read_config
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import LLAMAGEN_SIZES, DraftConfig, TargetConfig
+from lantern.models.families import FAMILIES
 from lantern.models.target import Target, TargetModel
 
 # Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
@@ -74,8 +75,10 @@ def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torc
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
     """Of a model of transformers, whose file says all sizes but the grid and the prompt's."""
-    if not expected.null_ids and not expected.small_grid:
+    if family not in FAMILIES:
         check_equal(weights.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
+    found = weights.settings["architectures"][0]
+    check_equal(weights.settings_path, "architectures", FAMILIES[family].model_class, found, "text.encoder")
     config = read_config(weights)
     text = config.get_text_config()
     for name in ("dim", "num_layers", "num_heads"):

@@ -257,7 +257,6 @@ def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family)
             {"num_text_tokens": 8, "num_prompt_ids": 0, "null_ids": ()},
             "captions as text.encoder says, found classes",
         ),
-        ("anole", {"null_ids": ()}, "what it draws from should be captions as text.encoder says, found ids of tokens"),
         ("anole", {"dim": 128}, "hidden_size should be 128 as target.dim says, found 64"),
         ("janus", {"num_heads": 2}, "num_attention_heads should be 2 as target.num_heads says, found 4"),
     ],
@@ -276,6 +275,10 @@ def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_pa
     save_file(cut, tmp_path / "cut.safetensors")
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
     assert "model.generation_embeddings.weight should have shape (64, 8) as config.json says, found (64, 9)" in sentence
+    sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"]))
+    assert "what it draws from should be captions as text.encoder says, found ids of tokens" in sentence
+    sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["emu3"], family="emu3"))
+    assert "architectures should be Emu3ForConditionalGeneration as text.encoder says, found Janus" in sentence
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
     assert "must be one of Chameleon" in sentence and "to draw images, got BertModel" in sentence
