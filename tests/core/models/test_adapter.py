@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from test_every_method import NoHostSync, captured, tapes  # noqa: F401
 from tiny_transformers import NUM_CODES, TINY, make_tiny
 
 from lantern.codebook import nearest_codes
@@ -65,6 +66,18 @@ def test_methods_without_a_draft_model_run_and_exact_ones_keep_every_token(targe
     assert torch.equal(decode(target, family, "jacobi", temperature, tree="chain5k3d2").codes, expected)
     relaxed = decode(target, family, "proximity", temperature, drafts="jacobi", tree="chain3", k=4)
     assert relaxed.codes.shape == expected.shape and relaxed.codes.max() < target.config.vocab_size
+
+
+def test_a_step_reads_nothing_back_and_is_replayed_without_python(target, family, tapes):  # noqa: F811
+    sampling = SamplingConfig(1.0, cfg_scale=scale_of(family))
+    decoder = make_decoder(DecodingModels(target), make_method("jacobi"), sampling)
+    batch = (IDS, MASK, [decoder.make_noise(0, str(row)) for row in range(5)])
+    expected, graphed = decoder.generate(*batch), captured(decoder)
+    assert torch.equal(graphed.generate(*batch).codes, expected.codes) and tapes[0].num_replays > 0
+    state = decoder.allocate(5)
+    decoder.fill(state, range(5), *batch)
+    with torch.inference_mode(), NoHostSync():
+        decoder.step(state)
 
 
 def test_a_whole_image_at_once_is_an_image_step_by_step(target, family):
