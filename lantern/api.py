@@ -245,10 +245,12 @@ def custom_generate(
 
 
 def sampling_of(known: Any) -> SamplingConfig:
-    """Temperature, filters and guidance of a `GenerationConfig` of transformers."""
+    """Temperature, filters and guidance of a `GenerationConfig` of transformers, whose `generate` keeps the best 50
+    tokens where nothing else is said.
+    """
     return SamplingConfig(
         temperature=(known.temperature or 1.0) if known.do_sample else 0.0,
-        top_k=known.top_k or 0,
+        top_k=50 if known.top_k is None else known.top_k,
         top_p=known.top_p or 1.0,
         cfg_scale=known.guidance_scale or 1.0,
     )

@@ -51,7 +51,7 @@ def open_tiny(tmp_path, name):
 def test_images_are_drawn_as_the_models_own_settings_say_and_equal_one_by_one_decoding(tmp_path):
     _, wrap = open_tiny(tmp_path, "janus")
     model = wrap()
-    assert (model.sampling.temperature, model.sampling.cfg_scale) == (1.0, 5.0)
+    assert (model.sampling.temperature, model.sampling.top_k, model.sampling.cfg_scale) == (1.0, 50, 5.0)
     assert model.encoder.encode(["a red cat"])[0][0, -9:].tolist() == [0, 8, 104, 101, 102, 103, 9, 104, 7]
     prompts = ["a red cat", "cat"]
     images, expected = (model.draw(prompts, method=name) for name in ("jacobi", "autoregressive"))
@@ -63,7 +63,9 @@ def test_images_are_drawn_as_the_models_own_settings_say_and_equal_one_by_one_de
 
 def test_emu3_has_a_negative_prompt_and_line_ends(tmp_path):
     _, wrap = open_tiny(tmp_path, "emu3")
-    images = wrap().draw("a red cat", method="jacobi", cfg_scale=3.0)
+    model = wrap()  # whose own settings say nothing of sampling: the overlay's
+    assert (model.sampling.temperature, model.sampling.top_k, model.sampling.cfg_scale) == (1.0, 2048, 3.0)
+    images = model.draw("a red cat", method="jacobi")
     assert images.codes.shape == (1, 20) and (images.codes.view(4, 5)[:, 4] == 20).all()
     assert images.pixels.shape[1] == images.pixels.shape[2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -115,9 +116,14 @@ def _open_folder(folder: Path, given: Mapping[str, Path], device: torch.device, 
 
 
 def _assemble(model: Any, family: str, encoder: TokenPromptEncoder, images: ImageModel) -> Model:
-    """A model of transformers that samples as its generation settings say."""
+    """A model of transformers that samples as its generation settings say, or where they do not as its overlay."""
     sizes = {"grid": images.config.grid, "num_text_tokens": encoder.max_tokens, **encoder.null_prompt}
-    target, sampling = adapt(model, family, **sizes).to(model.device), sampling_of(model.generation_config)
+    sampling, home = sampling_of(model.generation_config), find_weights_home()
+    overlay = home and home / "experiments" / f"{FAMILIES[family].overlay}.yaml"
+    if model.generation_config.do_sample is None and overlay and overlay.is_file():
+        sections = (load_yaml(file).get("sampling", {}) for file in (home / "config.yaml", overlay))
+        sampling = SamplingConfig(**ChainMap(*reversed(list(sections))))
+    target = adapt(model, family, **sizes).to(model.device)
     return Model(DecodingModels(target), images.to(model.device), encoder, sampling, {"neighbours": "l2_normalised"})
 
 
