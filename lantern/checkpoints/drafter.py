@@ -5,6 +5,7 @@ Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,9 @@ import torch
 from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
-from lantern.checkpoints.names import LLAMA_LAYER, expand_norms, layer_places
+from lantern.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, layer_places
 from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
-from lantern.checkpoints.target import is_chameleon, load_own, pair_neighbours, token_rows
+from lantern.checkpoints.target import load_own
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
@@ -40,7 +41,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
         return load_own(file, DraftModel, target, dtype)
     weights = read_weights(file)
     sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
-    if not is_chameleon(weights):
+    if not _is_chameleon(weights):
         config = _llamagen_config(weights, target, sizes)
         has_bias = bool(weights.settings.get("bias", True))
         return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
@@ -54,9 +55,9 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     model = empty_model(DraftModel, config, dtype)
     places, tensors = draft_places(model, has_bias=True), dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # of the prompts' ids, codes among them
-        tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, token_rows(table, config)
+        tensors["prompts.weight"], tensors["embed_tokens.weight"] = table, _token_rows(table, config)
     fill_draft(model, expand_norms(tensors, config.head_dim, config.num_heads), weights.path, has_bias=True)
-    pair_neighbours(places, target.head_dim)
+    _pair_neighbours(places, target.head_dim)
     return model
 
 
@@ -137,3 +138,24 @@ def _check(weights: WeightFile, key: str, expected: Any, found: Any) -> None:
             f"{weights.settings_path}: {key} should be {expected} to draft for this target, found {found}; "
             "choose the drafter that was published with the target"
         )
+
+
+def _is_chameleon(weights: WeightFile) -> bool:
+    """Whether queries and keys are normalised."""
+    return any(".q_norm." in name for name in weights.tensors)
+
+
+def _token_rows(table: torch.Tensor, config: DraftConfig) -> torch.Tensor:
+    """The rows of a table of Chameleon's whole vocabulary that are drawn: the codes, then what ends a line."""
+    codes = table[FIRST_CODE : FIRST_CODE + config.num_codes]
+    return codes if config.line_end is None else torch.cat([codes, table[config.line_end :][:1]])
+
+
+def _pair_neighbours(places: Mapping[str, torch.Tensor], head_dim: int) -> None:
+    """Puts the channels of queries and keys that are turned together side by side, in place, in weights by published
+    name: published layouts have them half a head apart.
+    """
+    for name, place in places.items():
+        if found := re.search(r"\.[qk]_(proj|norm)\.", name):
+            channels = place.reshape(-1, 2, head_dim // 2, 1 if found[1] == "norm" else place.shape[1])
+            place.copy_(channels.transpose(1, 2).reshape(place.shape))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
+FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
 # The parts of a layer: our name, and the published ones that ours holds below each other.
 ORIGINAL_LAYER = {
     "qkv": ("attention.wqkv",),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lantern.checkpoints.files import WeightFile
-from lantern.checkpoints.names import META_CHAMELEON, expand_norms, rename
+from lantern.checkpoints.names import FIRST_CODE, META_CHAMELEON, expand_norms, rename
 from lantern.models.config import TargetConfig
 from lantern.models.families import family_of
 
@@ -111,7 +111,7 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
         "num_key_value_heads": expected.num_kv_heads or heads,
         "vocab_size": len(table),
         "vq_config": {"base_channels": 32, "channel_multiplier": [1]},  # small, since it goes unused
-        "vocabulary_map": {f"IMGIMG{letters}Z": 4 + code for code, letters in digits.items()},
+        "vocabulary_map": {f"IMGIMG{letters}Z": FIRST_CODE + code for code, letters in digits.items()},
     }
     return replace(weights, tensors=tensors, settings=settings)
 

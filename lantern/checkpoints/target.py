@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, read_metadata
 from lantern.checkpoints.pretrained import META_NORM, complete_meta, is_pretrained, open_pretrained, read_config
 from lantern.models.adapter import TransformersTarget, adapt
-from lantern.models.config import LLAMAGEN_SIZES, DraftConfig, TargetConfig
+from lantern.models.config import LLAMAGEN_SIZES, TargetConfig
 from lantern.models.families import FAMILIES
 from lantern.models.target import Target, TargetModel
 
@@ -33,7 +32,6 @@ _CONFIG_KEYS = {
     "num_text_tokens": ("text.max_tokens", "cls_token_num"),
     "caption_dim": ("text.caption_dim", "caption_dim"),
 }
-FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
 _CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
 _NULL_CAPTION_ROWS = 120  # of LlamaGen's, whatever the model's number of caption rows
 _KINDS = {TransformersTarget.kind: TransformersTarget}
@@ -186,27 +184,3 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
             f"{weights.path}: num_heads should be {heads}, which LlamaGen-{name} has, found {expected.num_heads} in "
             f"target.num_heads; set target.size to {name}"
         )
-
-
-def is_chameleon(weights: WeightFile) -> bool:
-    """Whether a drafter's file is of Chameleon's kind: queries and keys are normalised."""
-    return any(".q_norm." in name for name in weights.tensors)
-
-
-def token_rows(table: torch.Tensor, config: TargetConfig | DraftConfig, first: int = FIRST_CODE) -> torch.Tensor:
-    """The rows of a table of the whole vocabulary that are drawn: the codes from the row `first` on, then what ends a
-    line.
-    """
-    if config.line_end is None:
-        return table[first : first + config.vocab_size]
-    return torch.cat([table[first : first + config.vocab_size - 1], table[config.line_end :][:1]])
-
-
-def pair_neighbours(places: Mapping[str, torch.Tensor], head_dim: int) -> None:
-    """Puts the channels of queries and keys that are turned together side by side, in place, in weights by published
-    name: published layouts have them half a head apart.
-    """
-    for name, place in places.items():
-        if found := re.search(r"\.[qk]_(proj|norm)\.", name):
-            channels = place.reshape(-1, 2, head_dim // 2, 1 if found[1] == "norm" else place.shape[1])
-            place.copy_(channels.transpose(1, 2).reshape(place.shape))

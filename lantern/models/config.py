@@ -35,6 +35,7 @@ class CommonSizes:
     dim: int
     num_heads: int
     num_kv_heads: int
+    vocab_size: int
     grid: int
     columns: int
     line_end: int | None
@@ -49,6 +50,11 @@ class CommonSizes:
     def kv_dim(self) -> int:
         """Channels of the keys of a token, and of its values."""
         return (self.num_kv_heads or self.num_heads) * self.head_dim
+
+    @property
+    def num_codes(self) -> int:
+        """Codes of the image tokenizer."""
+        return self.vocab_size - (self.line_end is not None)
 
     @property
     def lines(self) -> tuple[int, int]:
@@ -110,11 +116,6 @@ class TargetConfig(CommonSizes):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "null_ids", tuple(self.null_ids))  # JSON has lists
-
-    @property
-    def num_codes(self) -> int:
-        """Codes of the image tokenizer."""
-        return self.vocab_size - (self.line_end is not None)
 
     @property
     def ffn_hidden(self) -> int:

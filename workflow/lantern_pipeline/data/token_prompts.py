@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lantern.checkpoints.target import FIRST_CODE
+from lantern.checkpoints.names import FIRST_CODE
 from lantern.io import read_json
 from lantern.models.families import FAMILIES, PromptForm
 from lantern_pipeline.fetch.manifest import resource_path
