@@ -67,7 +67,13 @@ def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any
     transformers.logging.set_verbosity_error()
     try:
         model, report = getattr(transformers, _class_of(weights)).from_pretrained(
-            None, config=config, state_dict=tensors, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            local_files_only=True,
         )
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -83,7 +89,7 @@ def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any
             parameter.data = next(value for key, value in tensors.items() if key.endswith(name)).float()
     settings = weights.settings_path.with_name("generation_config.json")
     if settings.is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(settings.parent)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(settings.parent, local_files_only=True)
     return model.eval()
 
 
