@@ -13,7 +13,6 @@ from lantern.checkpoints.native import save_model
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.cli import app
-from lantern_pipeline.cli_sample import FinishedRun
 from lantern_pipeline.data.text_encoders import describe_features
 from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
@@ -52,34 +51,6 @@ def test_help_is_shown(arguments):
     assert "Usage" in output and "sample" in output
 
 
-@pytest.mark.parametrize("missing", ["target/s3", "drafter/s3"])
-def test_the_models_are_those_of_the_first_training_seed(tmp_path, missing):
-    config = CONFIG | {"repeats": {"training_seeds": [3, 0], "noise_seeds": [0]}}
-    stored = object.__new__(FinishedRun)
-    stored.has_trees, stored.config, stored.folder = True, config, tmp_path
-    for stage in {"target/s3", "drafter/s3"} - {missing}:
-        (tmp_path / stage).mkdir(parents=True)
-        (tmp_path / stage / "model.safetensors").touch()
-    with pytest.raises(FileNotFoundError, match=f"{missing}/model.safetensors: run `make reproduce` first"):
-        stored._load_decoders()
-
-
-def test_a_method_without_a_draft_model_asks_for_none(tmp_path):
-    stored = object.__new__(FinishedRun)
-    stored.has_trees, stored.config, stored.folder = True, CONFIG, tmp_path
-    assert [spec.method_id for spec in stored._choose(["jacobi"], 1.0)] == ["autoregressive", "jacobi"]
-    with pytest.raises(FileNotFoundError, match=r"target/s0"):
-        stored._load_decoders(["jacobi"])
-    (tmp_path / "target" / "s0").mkdir(parents=True)
-    (tmp_path / "target" / "s0" / "model.safetensors").touch()
-    with pytest.raises(ValueError, match=r"target/s0"):  # an empty file; the drafter is missed by those who need it
-        stored._load_decoders(["jacobi"])
-    with pytest.raises(FileNotFoundError, match=r"drafter/s0"):
-        stored._load_decoders(["jacobi", "coupled"])
-    with pytest.raises(ValueError, match=r"--method must be a preset or one of autoregressive, .*, got 'jakobi'"):
-        stored._choose(["jakobi"], 1.0)
-
-
 # --- without any run -------------------------------------------------------------------------------
 
 PROMPT = "a large red circle on grass"
@@ -89,7 +60,6 @@ PROMPT = "a large red circle on grass"
 def home(tmp_path, monkeypatch):
     """A folder with config.yaml and small random models in models/embedded, and nothing run."""
     config = load_config([ROOT / "config.yaml", ROOT / "tests/workflow/tiny.yaml"])
-    config["methods"] = [*config["methods"], {"preset": "jacobi", "tree": "tuned"}]
     weights = tmp_path / "models" / "embedded"
     torch.manual_seed(0)
     target = TargetModel(TargetConfig(32, 2, 2, 32, 4, num_text_tokens=16, caption_dim=256)).eval()
@@ -109,19 +79,21 @@ def home(tmp_path, monkeypatch):
 def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):
     code, output = run("sample", PROMPT)
     assert code == 0 and "drawing from models/embedded" in output and "wrote sample.png" in output, output
-    assert [line.split()[0] for line in output.splitlines()[2:-1]] == ["autoregressive", "Jacobi"]  # few of the methods
+    methods = [line.split()[0] for line in output.splitlines()[2:-1]]
+    assert methods == ["autoregressive", "EAGLE-1", "Jacobi", "LANTERN", "LANTERN++"]
     assert (home / "sample.png").stat().st_size > 1000 and not (home / "results").exists()
-    code, output = run("sample", PROMPT, "--method", "proximity-k20")
-    assert code == 0 and "\nproximity k 20 " in output, output
+    code, output = run("sample", PROMPT, "--method", "proximity k=20 tree=chain5")
+    assert code == 0 and "\nproximity (chain5) k 20 " in output, output
+    assert [line.split()[0] for line in output.splitlines()[2:-1]] == ["autoregressive", "proximity"]
 
 
 def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are_named(home, caplog):
     code, output = run("sample", "grass grass grass")
     assert code == 0 and "is no caption that the target has learnt, such as 'a small white ring" in caplog.text
     lines = output.splitlines()[2:-1]
-    assert [line.endswith("equal to autoregressive decoding's") for line in lines] == [True, True], output
-    code, output = run("sample", PROMPT, "--method", "proximity-k20")
-    assert "\nproximity k 20 " in output and output.splitlines()[-2].endswith("another one"), output
+    equal, other = "equal to autoregressive decoding's", "another one"
+    for line, image in zip(lines, [equal, other, equal, other, other], strict=True):
+        assert line.endswith(image), output
 
 
 @pytest.mark.parametrize(
@@ -133,7 +105,8 @@ def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are
             "for example 'a small white ring above a large blue triangle on grass'; it knows the words a",
         ),
         ("a purple hippopotamus", [], "unknown word 'hippopotamus'; known words: a, small, large"),
-        (PROMPT, ["--method", "jacobi-tuned"], "--method must be a preset or one of autoregressive"),
+        (PROMPT, ["--method", "jakobi"], "preset must be one of autoregressive, "),
+        (PROMPT, ["--method", "lantern k=20"], "method lantern with drafts top and acceptance additive needs delta"),
         (PROMPT, ["--experiment", "embedded"], "holds no finished experiment"),
     ],
 )

@@ -7,15 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 try:
     import typer
 except ModuleNotFoundError:
     sys.exit("lantern: the command needs more than the core: pip install 'lantern[pipeline]'")
-
-if TYPE_CHECKING:
-    from lantern_pipeline.cli_sample import FinishedRun
 
 RESULTS = Path("results")
 app = typer.Typer(
@@ -35,7 +32,7 @@ def sample(
     ] = "",
     output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sample.png"),
     method: Annotated[
-        list[str] | None, typer.Option(help="One of the experiment's method ids, or a preset; repeat it for several.")
+        list[str] | None, typer.Option(help="A preset with its parts, e.g. 'lantern k=20 delta=0.1'; may be repeated.")
     ] = None,
     experiment: Annotated[str | None, typer.Option(help="Which one, where several are finished.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = RESULTS,
@@ -43,33 +40,22 @@ def sample(
     """Draws one prompt with a few methods, of a finished experiment or, where nothing has run yet, from the trained
     weights in models/embedded; prints target forwards, seconds, and which images equal autoregressive decoding's.
     """
-    from tempfile import TemporaryDirectory
-
-    import torch
-
-    from lantern_pipeline.cli_sample import draw_samples, table_of
-    from lantern_pipeline.figures.style import save_figure
-
-    torch.set_num_threads(1)  # one thread decodes faster than two
-    with _one_sentence(), TemporaryDirectory(prefix="lantern-") as workplace:
-        samples = _open_run(results, experiment, Path(workplace)).sample(prompt, method or [])
-        save_figure(draw_samples(prompt, samples), [output])
-    typer.echo(f"{table_of(samples)}\nwrote {output}")
-
-
-def _open_run(results: Path, experiment: str | None, workplace: Path) -> FinishedRun:
-    """The experiment asked for; without any, the weights."""
-    from lantern.io import read_json
+    import lantern
     from lantern_pipeline.archive.provenance import FILE_NAME
-    from lantern_pipeline.cli_sample import FinishedRun, open_weights
+    from lantern_pipeline.cli_sample import draw_samples, sample_prompt, table_of
+    from lantern_pipeline.figures.style import save_figure
     from lantern_pipeline.pretrained import WEIGHTS, find_weights_home
 
-    has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
-    if not has_run and (home := find_weights_home()):
-        typer.echo(f"nothing has run yet: drawing from {home / WEIGHTS}, without the methods whose trees a run tunes")
-        return open_weights(home, workplace)
-    folder = _finished_experiment(results, experiment)
-    return FinishedRun(folder, read_json(folder / FILE_NAME)["config"])
+    with _one_sentence():
+        has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
+        if not has_run and (home := find_weights_home()):
+            typer.echo(f"nothing has run yet: drawing from {home / WEIGHTS}")
+            model = lantern.load("embedded")
+        else:
+            model = lantern.load(_finished_experiment(results, experiment))
+        samples = sample_prompt(model, prompt, method or [])
+        save_figure(draw_samples(prompt, samples), [output])
+    typer.echo(f"{table_of(samples)}\nwrote {output}")
 
 
 @app.command()
