@@ -20,7 +20,7 @@ from lantern.records import save_records
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.archive.archive import pack_experiment
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
-from lantern_pipeline.archive.redraw import Redrawing
+from lantern_pipeline.archive.redraw import choose_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.data.decoders import resolve_tree
@@ -95,7 +95,7 @@ def test_an_untouched_archive_is_verified(experiment):
     assert "sums: 6 files are as packed" in output
     assert "what generate_images.py runs is the same as behind the archive" in output
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
-    assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
+    assert f"equal: {AUTOREGRESSIVE} seen-" in output and f"equal: {COUPLED} seen-" in output
     assert "verified: sums; images drawn again: 3 equal" in output
 
 
@@ -105,7 +105,7 @@ def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
     write_json(folder / "trees/s0.json", {"methods": {"eagle1-tuned T1": {"tree_shape": [[0], [1], [0, 0]]}}})
     make_experiment(folder, config)
     code, output = verify(folder, "--images", "2")
-    assert code == 0 and output.count("equal: eagle1-tuned seen T1") == 2, output
+    assert code == 0 and output.count("equal: generation/eagle1-tuned/seen/T1") == 2, output
     write_json(folder / "trees/s0.json", {"methods": {}})
     code, output = verify(folder, "--images", "2")
     assert code != 0 and "s0.json holds no tree of eagle1-tuned T1" in output
@@ -121,11 +121,11 @@ def test_a_code_that_the_models_do_not_draw_is_found_though_all_hashes_fit(tmp_p
     change(folder / COUPLED, edit)
     write_provenance(folder, config)
     code, output = verify(folder, "--images", "2")
-    assert "15 of 16 tokens, the first difference at token 5" in output and "equal: autoregressive" in output
+    assert "15 of 16 tokens, the first difference at token 5" in output and f"equal: {AUTOREGRESSIVE}" in output
     if dtype == "float32":
-        assert code == 1 and "differs: coupled" in output and "1 of 2 images drawn again differ" in output
+        assert code == 1 and f"differs: {COUPLED}" in output and "1 of 2 images drawn again differ" in output
     else:  # which rounds differently on each device
-        assert code == 0 and "not comparable: coupled" in output
+        assert code == 0 and f"not comparable: {COUPLED}" in output
 
 
 def test_models_that_the_archive_leaves_out_are_taken_from_a_folder_if_they_are_the_same(experiment, config, tmp_path):
@@ -142,22 +142,6 @@ def test_models_that_the_archive_leaves_out_are_taken_from_a_folder_if_they_are_
     assert code == 1 and "own/target/s0/model.safetensors should have sha256" in output
 
 
-@pytest.mark.parametrize(
-    "metadata, words",
-    [
-        ({"run_seed": 3}, "should have run_seed 0"),
-        ({"temperature": 0.5}, "should have temperature 1.0"),
-        ({"method": {"name": "\x1b[2J"}}, "should have method"),
-        ({"dtype": "float64"}, "should have dtype float32"),
-    ],
-)
-def test_records_that_are_not_what_their_path_says_are_refused(experiment, config, metadata, words):
-    change(experiment / AUTOREGRESSIVE, lambda tensors: None, metadata)
-    write_provenance(experiment, config)
-    code, output = verify(experiment, "--images", "2")
-    assert code == 1 and words in output and "\x1b" not in output
-
-
 @pytest.mark.parametrize("name, text", [("seen-0", "an unknown word"), ("other", "a red circle on grass")])
 def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config, name, text):
     write_prompts(experiment / "prompts/seen.jsonl", [Prompt(name, text)])
@@ -166,15 +150,14 @@ def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config
     assert code == 1 and ("unknown word" in output or "has no prompt" in output) and "Traceback" not in output
 
 
-def test_a_sample_has_as_many_methods_as_it_can(tmp_path, config):
+def test_a_sample_has_as_many_methods_as_it_can(tmp_path):
     for method in "abc":
         for seed in (0, 1):
             path = tmp_path / f"generation/{method}/seen/T1/s0n{seed}/1-of-1.safetensors"
             path.parent.mkdir(parents=True)
             path.touch()
-    again = Redrawing(tmp_path, {"config": config})
     for seed in range(5):
-        chosen = again.choose(5, random.Random(seed))
+        chosen = choose_records(tmp_path, 5, random.Random(seed))
         assert len(set(chosen)) == 5 and {name.split("/")[1] for name in chosen[:3]} == set("abc")
-    assert len(again.choose(8, random.Random(0))) == 8 and again.choose(0, random.Random(0)) == []
-    assert Redrawing(tmp_path / "none", {"config": config}).choose(4, random.Random(0)) == []
+    assert len(choose_records(tmp_path, 8, random.Random(0))) == 8
+    assert choose_records(tmp_path, 0, random.Random(0)) == choose_records(tmp_path / "none", 4, random.Random(0)) == []
