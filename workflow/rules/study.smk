@@ -44,8 +44,6 @@ rule analyse_study:
     params:
         code=code("analyse_study.py"),
         min_checks=config["study"]["min_checks"],
-        num_resamples=config["metrics"]["bootstrap_resamples"],
-        seed=SEED,
     message:
         "Analysing the answers of the perceptual study"
     script:

@@ -6,13 +6,7 @@ from lantern_pipeline.pages.study_analysis import analyse_answers, read_key
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
-    params = snakemake.params
-    table, about = analyse_answers(
-        snakemake.input.answers,
-        read_key(snakemake.input.key),
-        min_checks=params.min_checks,
-        num_resamples=params.num_resamples,
-        seed=params.seed,
-    )
+    files = snakemake.input
+    table, about = analyse_answers(files.answers, read_key(files.key), snakemake.params.min_checks)
     write_table(snakemake.output.table, table)
     write_json(snakemake.output.readers, about)

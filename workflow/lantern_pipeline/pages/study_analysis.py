@@ -18,12 +18,10 @@ from jsonschema.exceptions import best_match
 from scipy.stats import t
 
 from lantern.io import read_json
-from lantern_pipeline.measure.intervals import share_interval
+from lantern_pipeline.measure.intervals import LEVEL, NORMAL_QUANTILE, SHARE, normal_interval, share_interval
 
 KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answers", 1
 PAIR, CHECK = "pair", "check"  # of trials
-LEVEL = 0.95
-TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -59,7 +57,7 @@ class Reader(NamedTuple):
 
 
 def analyse_answers(
-    paths: Sequence[Path | str], key: Mapping[str, Any], *, min_checks: float, num_resamples: int = 1000, seed: int = 0
+    paths: Sequence[Path | str], key: Mapping[str, Any], min_checks: float
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Turns answer files into preference rates: a table with a row per method, and facts about the readers.
 
@@ -86,30 +84,18 @@ def analyse_answers(
         "left": (float(is_left.mean()), *map(float, share_interval(is_left.sum(), is_left.size))),
         "seconds": median(reader.seconds for reader in counted),
     }
-    return pd.DataFrame([_measure(method, key, counted, num_resamples, seed) for method in key["methods"]]), about
+    return pd.DataFrame([_measure(method, key, counted) for method in key["methods"]]), about
 
 
-def preference_interval(chosen: np.ndarray, *, num_resamples: int = 1000, seed: int = 0) -> tuple[float, float, str]:
-    """The 95 % interval of a share of choices (readers, prompts) bool, for other readers and prompts, and its name.
-
-    With several readers and prompts both are resampled, each prompt for all readers at once. Such resampling counts the
-    scatter of single choices three times (Owen 2007, The pigeonhole bootstrap), so its spread is scaled to the two-way
-    clustered variance (Cameron, Gelbach and Miller 2011), which counts it once, and from the normal's tails to
-    Student's for its degrees of freedom (Satterthwaite 1946). The interval is never narrower than the exact one of as
-    many independent choices, which is also the answer for one reader or prompt.
+def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of a share of choices (readers, prompts) bool, for other readers and prompts: 1.96 standard
+    errors either way, but never narrower than the exact one of as many independent choices.
     """
-    chosen = np.asarray(chosen, dtype=np.float64)
-    exact_low, exact_high = map(float, share_interval(chosen.sum(), chosen.size))
-    if min(chosen.shape) < 2 or chosen.min() == chosen.max():
-        return exact_low, exact_high, "clopper_pearson"
-    num_readers, num_prompts = chosen.shape
-    generator = np.random.Generator(np.random.PCG64(seed))
-    readers = generator.multinomial(num_readers, [1 / num_readers] * num_readers, size=num_resamples)
-    prompts = generator.multinomial(num_prompts, [1 / num_prompts] * num_prompts, size=num_resamples)
-    means = ((readers @ chosen) * prompts).sum(axis=1) / chosen.size  # (resamples,)
-    share, scale = chosen.mean(), _standard_error(chosen) / means.std()
-    low, high = np.quantile(share + (means - share) * scale, TAILS)
-    return max(0.0, min(float(low), exact_low)), min(1.0, max(float(high), exact_high)), "crossed_bootstrap"
+    low, high = map(float, share_interval(chosen.sum(), chosen.size))
+    if min(chosen.shape) > 1:
+        ends = normal_interval(chosen.mean(), _standard_error(chosen), SHARE)
+        low, high = min(low, ends[0]), max(high, ends[1])
+    return low, high
 
 
 def read_key(path: Path | str) -> dict[str, Any]:
@@ -179,28 +165,26 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, Any]) 
         )
 
 
-def _measure(
-    method: Mapping[str, Any], key: Mapping[str, Any], readers: Sequence[Reader], num_resamples: int, seed: int
-) -> dict[str, Any]:
+def _measure(method: Mapping[str, Any], key: Mapping[str, Any], readers: Sequence[Reader]) -> dict[str, Any]:
     """One row of the table."""
     ours = {"kind": PAIR, "method_id": method["method_id"]}
     names = [name for name, trial in key["trials"].items() if trial.items() >= ours.items()]
     chosen = np.array([[reader.is_baseline[name] for name in names] for reader in readers])  # (readers, pairs)
-    share, low, high, interval, preferred = np.nan, np.nan, np.nan, "none", "none"
+    share, low, high, preferred = np.nan, np.nan, np.nan, "none"
     if names:
         share = float(chosen.mean())
-        low, high, interval = preference_interval(chosen, num_resamples=num_resamples, seed=seed)
+        low, high = preference_interval(chosen)
         preferred = "autoregressive" if low > 0.5 else "relaxed" if high < 0.5 else "none"
     shares = {"share_autoregressive": share, "share_autoregressive_low": low, "share_autoregressive_high": high}
     shares |= {"share_relaxed": 1 - share, "share_relaxed_low": 1 - high, "share_relaxed_high": 1 - low}
     counts = {"num_shown": len(names), "num_readers": len(readers), "num_judgements": chosen.size}
-    return {**method, **counts, **shares, "interval": interval, "preferred": preferred}
+    return {**method, **counts, **shares, "preferred": preferred}
 
 
 def _standard_error(chosen: np.ndarray) -> float:
-    """Standard error of the mean of (readers, prompts), both drawn at random, times Student's over the normal's tail.
-
-    Its three variances are of reader means, of prompt means, and of what the two leave unexplained.
+    """Standard error of the mean of (readers, prompts), both drawn at random, by two-way clustered variance (Cameron,
+    Gelbach and Miller 2011): of reader means, of prompt means, less what the two leave unexplained. It is stretched by
+    Student's over the normal's tail for its degrees of freedom (Satterthwaite 1946).
     """
     num_readers, num_prompts = chosen.shape
     reader_means, prompt_means = chosen.mean(axis=1, keepdims=True), chosen.mean(axis=0, keepdims=True)
@@ -212,4 +196,4 @@ def _standard_error(chosen: np.ndarray) -> float:
     if variance <= 0:
         return 0.0  # less scatter than of independent choices: the exact interval decides
     degrees = max(1.0, variance**2 / (parts**2 / freedom).sum())
-    return float(np.sqrt(variance) * t.ppf(TAILS[1], degrees) / t.ppf(TAILS[1], np.inf))
+    return float(np.sqrt(variance) * t.ppf((1 + LEVEL) / 2, degrees) / NORMAL_QUANTILE)
