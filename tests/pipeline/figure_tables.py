@@ -97,17 +97,6 @@ def generality_table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def step_table() -> pd.DataFrame:
-    """latency/steps.csv: autoregressive decoding takes 5 ms a step, coupled drafts 10."""
-    times = {"autoregressive": {"target": 4.0, "other": 1.0}, "coupled": {"draft": 3.0, "target": 6.0, "verify": 1.0}}
-    rows = [
-        {"method_id": method, "part": part, "num_steps": 9, **with_interval("milliseconds", value)}
-        for method, parts in times.items()
-        for part, value in parts.items()
-    ]
-    return pd.DataFrame(rows)
-
-
 def curve_table() -> pd.DataFrame:
     """total_variation/curves.csv: of each rule FACTORS times delta."""
     rows = [

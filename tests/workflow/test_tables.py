@@ -101,14 +101,6 @@ def test_an_ablation_over_targets_measures_each_against_itself(finished):
     assert entropies[0] == pytest.approx(report["val_cross_entropy"], rel=1e-4)
 
 
-def test_steps_are_taken_apart(finished):
-    steps = read_table(finished.result("latency/steps.csv"))
-    assert set(steps["method_id"]) == set(METHODS)
-    parts = {"draft", "target", "score", "verify", "commit", "other"}
-    assert all(set(rows["part"]) == parts for _, rows in steps.groupby("method_id"))
-    assert (steps.loc[steps["part"] != "other", "milliseconds"] > 0).all()
-
-
 def test_the_page_of_the_race_shows_every_method_at_the_pace_of_the_table(finished):
     (text,) = re.findall(r'id="data">(.*?)</script>', finished.result("race.html").read_text())
     data, latency = json.loads(text), read_table(finished.result("latency/s0n0.csv"))

@@ -150,34 +150,3 @@ rule measure_latency:
         "Measuring latency, alone on the machine"
     script:
         "../scripts/measure_latency.py"
-
-
-rule profile_steps:
-    input:
-        prompts=expand(rules.write_prompts.output, prompt_set=HEADLINE["prompt_set"]),
-        text=text_features_of(HEADLINE["prompt_set"]),
-        target=target_of(FIRST["training_seed"]),
-        drafter=drafter_for(PLAN.specs.values(), FIRST["training_seed"]),
-        nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
-        trees=trees_of(PLAN.specs.values(), FIRST["training_seed"]),
-    output:
-        "<results>/latency/steps.csv",
-    log:
-        "<logs>/profile_steps.log",
-    conda:
-        ENVIRONMENT
-    threads: workflow.cores
-    resources:
-        mem_mb=SIZES.decoding_mb(),
-        runtime=SIZES.decoding_minutes(len(PLAN.runs) * config["latency"]["num_profiled"], 1),
-        gpu=GPU,
-    params:
-        **DECODING_PARAMS,
-        code=code("profile_steps.py"),
-        runs=PLAN.run_params(HEADLINE["temperature"]),
-        settings=config["latency"],
-        noise_seed=FIRST["noise_seed"],
-    message:
-        "Measuring where a step's time goes, alone on the machine"
-    script:
-        "../scripts/profile_steps.py"

@@ -133,7 +133,6 @@ rule write_provenance:
             *([GENERALITY] if config["variants"] else []),
             *rules.measure_total_variation.output,
             *rules.measure_ambiguity.output,
-            *rules.profile_steps.output,
             *PLAN.quality_tables("csv"),
             *PLAN.quality_tables("images.csv"),
             *PLAN.latency_tables("csv"),

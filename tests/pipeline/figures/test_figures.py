@@ -16,10 +16,8 @@ import lantern_pipeline.tables
 from figure_tables import AUTOREGRESSIVE, COUPLED, MASSES, PROXIMITY, SAMPLED, SETTINGS, make_records, make_summary
 from lantern.methods import PRESETS, MethodSpec
 from lantern_pipeline.data.tables import method_columns, read_table
-from lantern_pipeline.figures.step_time import PARTS
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, save_figure
 from lantern_pipeline.figures.tradeoff import split_curves
-from lantern_pipeline.measure import latency
 from lantern_pipeline.tables.method_labels import METHODS, method_colour
 
 PUBLISHED = read_table(Path(lantern_pipeline.tables.__file__).parent / "published_results.csv")
@@ -32,7 +30,6 @@ ARGUMENTS = {
     "generality": {"table": tables.generality_table()},
     "published": {"published": PUBLISHED, **OF_SUMMARY},
     "speed_bars": {**OF_SUMMARY, "summary": pd.concat([make_summary(), GREEDY])},
-    "step_time": {"steps": tables.step_table(), **OF_SUMMARY},
     "total_variation": {"curves": tables.curve_table(), "methods": tables.method_table(), **OF_SUMMARY},
     "tradeoff": OF_SUMMARY,
 }
@@ -143,7 +140,7 @@ def test_ambiguity_states_the_means():
     assert title == f"means {means[1]:.2f} (guidance 1), {means[3]:.2f} (guidance 3)"
 
 
-# --- (f), (j) -------------------------------------------------------------------------------------
+# --- (f) ------------------------------------------------------------------------------------------
 
 
 def test_bars_and_intervals_per_temperature():
@@ -165,17 +162,6 @@ def test_pooled_rows_are_preferred_and_gaps_are_told():
     axes = draw("speed_bars", summary=pd.concat([make_summary(), pooled])).axes[0]
     assert texts(axes.texts) == ["1.00", "9.00", "not timed", "9.00"] and len(axes.patches) == 4
     assert axes.get_title(loc="left").endswith("cross-entropy 3.25 nats / token")
-
-
-def test_parts_of_a_step_are_stacked_and_sums_compared():
-    (axes,) = draw("step_time").axes
-    bars = {c.get_label(): [(p.get_x(), p.get_width()) for p in c] for c in axes.containers if len(c) == 2}
-    assert bars["drafting"] == [(0, 0), (0, 3)]
-    assert bars["target forward"] == [(0, 4), (3, 6)]
-    assert bars["verification"] == [(4, 0), (9, 1)]
-    assert "commit" not in bars and list(PARTS) == [*latency.PARTS, "other"]
-    assert texts(axes.texts) == ["5.00 ms = 1.00 ×", "10.0 ms = 2.00 ×"]
-    assert texts(axes.get_yticklabels()) == ["autoregressive", "coupled"]
 
 
 # --- (h) ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Figures of images: grids of what methods drew (a), of near codes (e), and maps of acceptance (i)."""
+"""Figures of images: grids of what methods drew (a) and of near codes (e)."""
 
 import math
 
@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from figure_tables import AUTOREGRESSIVE, COUPLED, PROXIMITY, SAMPLED, Mosaic, make_records
+from figure_tables import AUTOREGRESSIVE, SAMPLED, Mosaic, make_records
 from lantern.prompts import Prompt
 from lantern_pipeline.figures import latent_proximity
-from lantern_pipeline.figures.acceptance_map import draw_acceptance_map, draw_maps
 from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.latent_proximity import select_proximity
 from lantern_pipeline.figures.samples import select_samples
 from lantern_pipeline.figures.style import save_figure
-from lantern_pipeline.measure.acceptance_map import AcceptanceMap
 
 PROMPTS = [Prompt(f"p{i}", f"prompt {i}") for i in range(3)]
 VOCAB = 8
@@ -85,28 +83,3 @@ def test_no_more_images_are_decoded_than_allowed_and_foreign_codes_are_rejected(
         assert select(codes, columns=1)["note_title"] == "PSNR, 2 images"
     with pytest.raises(ValueError, match="codes must be below 8"):
         select(torch.full((3, 4), 8), columns=2)
-
-
-def test_maps_have_one_scale_a_row_and_hide_the_ends():
-    share, length = np.array([[0.0, 0.2], [0.4, 0.0]]), np.array([[1.0, 2.0], [np.nan, 1.0]])
-    maps = [AcceptanceMap(share * scale, length * scale, 7) for scale in (1, 2)]
-    figure = draw_maps(maps, ["coupled", "proximity\nk 5"])
-    panels = [axes for axes in figure.axes if axes.images]
-    shown = panels[1].images[0].get_array().filled(np.nan)
-    assert len(panels) == 4 and shown[0, 1] == pytest.approx(40) and np.isnan(shown[[0, 1], [0, 1]]).all()
-    assert panels[1].images[0].get_clim() == panels[0].images[0].get_clim() == pytest.approx((20, 80))
-    assert [axes.get_xlabel() for axes in panels] == ["mean 30.0", "mean 60.0", "mean 2.00", "mean 4.00"]
-    titles = [row.get_suptitle() for row in figure.subfigs]
-    assert "accepted drafts (%); 7 images" in titles[0] and "tokens per step" in titles[1]
-    assert maps[0].step_length[0, 0] == 1  # what was measured stays
-
-
-def test_the_first_method_of_every_speculative_preset_has_a_map():
-    lengths = torch.tensor([[1, 2, 1]], dtype=torch.int16)
-    specs = (COUPLED, AUTOREGRESSIVE, PROXIMITY)
-    codes = torch.zeros(1, 4, dtype=torch.int32)
-    records = {spec.method_id: make_records(spec, codes, step_lengths=lengths) for spec in specs}
-    panels = [axes for axes in draw_acceptance_map(records, PROMPTS, 2).axes if axes.images]
-    assert [axes.get_title() for axes in panels] == ["coupled", "proximity\nk 5", "", ""]
-    with pytest.raises(ValueError, match="needs a speculative method, got autoregressive"):
-        draw_acceptance_map({"autoregressive": records["autoregressive"]}, PROMPTS, 2)

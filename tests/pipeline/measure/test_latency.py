@@ -1,9 +1,7 @@
-"""Timing of whole images and of the parts of a step, by a clock that moves one second at each look."""
+"""Timing of images and of their forwards, by the clock."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -21,11 +19,9 @@ from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.measure import latency
 from lantern_pipeline.measure.latency import (
     COLUMNS,
-    PARTS,
     accepted_drafts,
     load_timed_images,
     measure_latency,
-    profile_steps,
     save_timed_images,
 )
 from lantern_pipeline.measure.speed import pair_latency
@@ -54,35 +50,7 @@ def time_images(decoders, num_warmup=0):
 
 def is_as_made(decoder: Decoder) -> bool:
     """Whether no clock is left on the decoder."""
-    return decoder.timer is nullcontext and not {"borrow", "step"} & set(vars(decoder.runner))
-
-
-def test_every_part_of_every_step_is_counted_once(monkeypatch):
-    clock = count()  # every look takes a second
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    table = profile_steps(make_decoders(), PROMPTS, ENCODER, run_seed=0)
-    ends = ["milliseconds", "milliseconds_low", "milliseconds_high"]
-    assert list(table.columns) == ["method_id", "part", *ends, "num_steps"]
-    assert not table.duplicated(["method_id", "part"]).any() and set(table["method_id"]) == set(SPECS)
-    for method_id, rows in table.groupby("method_id"):
-        for name in ends:  # n parts: 2 n + 1 seconds, n of them the parts'
-            assert dict(zip(rows["part"], rows[name], strict=True)) == {**dict.fromkeys(PARTS, 1000), "other": 6000}, (
-                method_id
-            )
-
-
-def test_steps_are_those_after_the_prefill_and_decoders_are_left_as_they_were():
-    decoders = make_decoders()
-    before = time_images(decoders).drop(columns="seconds")
-    profiled = profile_steps(decoders, PROMPTS, ENCODER, run_seed=0)
-    assert all(is_as_made(decoder) for decoder in decoders)
-    assert time_images(decoders).drop(columns="seconds").equals(before)
-    assert (profiled["milliseconds"] >= 0).all()  # what no part took is no negative rest
-    steps = profiled.groupby("method_id")["num_steps"]
-    assert (steps.nunique() == 1).all()
-    forwards = before.groupby("method_id")["target_forwards"].sum()
-    assert steps.first().to_dict() == (forwards - len(PROMPTS)).to_dict()
-    assert steps.first()["autoregressive"] == 15 * len(PROMPTS) > steps.first()["exact"]
+    return not {"borrow", "step"} & set(vars(decoder.runner))
 
 
 @pytest.mark.parametrize("place", ["step", "_score", "_run_target"])
@@ -93,10 +61,9 @@ def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
         raise FloatingPointError("logits are not finite")
 
     monkeypatch.setattr(Decoder, place, fail)
-    for measure in (profile_steps, lambda *arguments, **options: measure_latency(*arguments, **options, num_warmup=0)):
-        with pytest.raises(FloatingPointError, match="not finite"):
-            measure([decoder], PROMPTS, ENCODER, run_seed=0)
-        assert is_as_made(decoder)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        measure_latency([decoder], PROMPTS, ENCODER, run_seed=0, num_warmup=0)
+    assert is_as_made(decoder)
 
 
 def test_every_method_is_timed_on_every_prompt():

@@ -68,10 +68,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             {"curves": f"{tables}/curves.csv", "methods": f"{tables}/methods.csv", "summary": SUMMARY},
             of_rows,
         ),
-        "acceptance_map": Figure("i", "Where are drafts accepted?", records, {"grid": config["tokenizer"]["grid"]}),
-        "step_time": Figure(
-            "j", "Where a step's time goes", {"steps": "<results>/latency/steps.csv", "summary": SUMMARY}, of_rows
-        ),
         "published": Figure(
             "l", "Published numbers beside this run's", {"published": PUBLISHED_RESULTS, "summary": SUMMARY}, of_rows
         ),

@@ -5,7 +5,6 @@ the images that were drawn by the clock, with the seconds of each of the target'
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.decoding import Decoder, Generation
-from lantern.generation import decode_timed, synchronise
+from lantern.generation import decode_timed
 from lantern.io import load_tensors, save_tensors
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
-from lantern_pipeline.measure.intervals import bootstrap_interval, mean_statistic
 
-PARTS = ("draft", "target", "score", "verify", "commit")  # of a step, as `Decoder.timer` is told them
 COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
 KIND = "timed_images"
 
@@ -75,7 +72,7 @@ def measure_latency(
 def _marks(decoder: Decoder) -> Iterator[list[float | torch.cuda.Event]]:
     """Moments at which the forwards of an image begin, prefill first; the decoder is left as it was.
 
-    Not by `Decoder.timer`, which makes steps eager: the runner marks its calls.
+    The runner marks its calls, so that steps which are captured stay so.
     """
     marks, runner = [], decoder.runner
 
@@ -107,62 +104,6 @@ def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> 
     is_clock = isinstance(marks[0], float)
     begun = [mark - marks[0] if is_clock else marks[0].elapsed_time(mark) / 1000 for mark in marks]
     return np.diff([*begun, max(seconds, begun[-1])]).tolist()
-
-
-def profile_steps(
-    decoders: Sequence[Decoder],
-    prompts: Sequence[Prompt],
-    encoder: TextEncoder,
-    *,
-    run_seed: int,
-    num_resamples: int = 1000,
-) -> pd.DataFrame:
-    """Takes the steps of every method apart by the clock, at batch 1: one row per method and part (PARTS and "other"):
-    method_id, part, milliseconds (mean per step after the prefill, with _low and _high over images), num_steps.
-
-    Steps are run eagerly, and the clocks cost something themselves: parts are to be compared with each other, whole
-    images are timed by `measure_latency`. The first image of each decoder does not count.
-    """
-    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
-    num_steps: dict[str, int] = defaultdict(int)
-    for turn in tqdm(range(-1, len(prompts)), desc="profile", unit="image of each method", disable=None):
-        for decoder in decoders:
-            with _clocks(decoder) as clocks:
-                generation, _ = decode_timed(decoder, [prompts[max(turn, 0)]], encoder, run_seed)
-            if turn < 0:
-                continue
-            method_id, steps = decoder.spec.method_id, int(generation.target_forwards[0]) - 1
-            num_steps[method_id] += steps
-            clocks["other"] = clocks.pop("step") - sum(clocks[part] for part in PARTS)
-            for part, seconds in clocks.items():
-                spent[method_id, part].append(1000 * seconds / steps)
-    rows = []
-    for (method_id, part), values in spent.items():
-        low, high = bootstrap_interval(mean_statistic, np.array(values), num_resamples=num_resamples, seed=run_seed)
-        interval = {"milliseconds_low": low, "milliseconds_high": high}
-        row = {"method_id": method_id, "part": part, "milliseconds": float(np.mean(values)), **interval}
-        rows.append({**row, "num_steps": num_steps[method_id]})
-    return pd.DataFrame(rows)
-
-
-@contextmanager
-def _clocks(decoder: Decoder) -> Iterator[dict[str, float]]:
-    """Seconds spent in each part and in whole steps ("step") while the block runs; the decoder is left as it was."""
-    seconds = dict.fromkeys([*PARTS, "step"], 0.0)
-
-    @contextmanager
-    def clock(part: str) -> Iterator[None]:
-        synchronise(decoder.device)
-        begun = time.perf_counter()
-        yield
-        synchronise(decoder.device)
-        seconds[part] += time.perf_counter() - begun
-
-    timer, decoder.timer = decoder.timer, clock
-    try:
-        yield seconds
-    finally:
-        decoder.timer = timer
 
 
 @dataclass
