@@ -20,19 +20,12 @@ PUBLISHED_RESULTS = Path(__file__).resolve().parents[1].joinpath("tables", "publ
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        letter: by which texts call it.
-        title: how the report lists it.
-        files: argument's name -> paths; those of records hold {scatteritem} for the shard.
-        settings: argument's name -> value.
-    """
-
-    letter: str
-    title: str
-    files: Mapping[str, str | list[str]]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    letter: str  # by which texts call it
+    title: str  # how the report lists it
+    files: Mapping[str, str | list[str]]  # argument's name -> paths; those of records hold {scatteritem} for the shard
+    settings: Mapping[str, Any] = field(default_factory=dict)  # argument's name -> value
 
     @property
     def draws_images(self) -> bool:

@@ -82,35 +82,25 @@ def trees_of(specs: Iterable[MethodSpec], training_seed: int | str) -> str | lis
 
 
 class RunPlan:
-    """What a checked config runs.
-
-    Attributes:
-        runs: (method, temperature as text), in the config's order.
-        specs: method id -> method.
-        tuned_specs: those whose tree the run chooses.
-        temperatures: all of them as text, lowest first.
-        ablations: name -> points.
-        repeats: names such as s0n1, of training and noise seed.
-        first: both seeds of the first repeat, which ablations, output distributions and pictures are of.
-        prompt_sets: names of those that are on.
-        headline: prompt set and temperature of the headline numbers.
-        sampled: where output distributions are measured: at a greedy headline, the highest temperature that runs.
-    """
+    """What a checked config runs."""
 
     def __init__(self, config: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
         self.config, self.resources = config, resources
+        # (method, temperature as text), in the config's order
         self.runs = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
         self.specs = {spec.method_id: spec for spec, _ in self.runs}
-        self.tuned_specs = [spec for spec in self.specs.values() if spec.tree == "tuned"]
+        self.tuned_specs = [spec for spec in self.specs.values() if spec.tree == "tuned"]  # whose tree the run chooses
         self.temperatures = sorted({temperature for _, temperature in self.runs}, key=float)
         self.ablations = expand_ablations(config)
         training_seeds, noise_seeds = (config["repeats"][name] for name in ("training_seeds", "noise_seeds"))
         self.repeats = [f"s{t}n{n}" for t in training_seeds for n in noise_seeds]
+        # Seeds of the first repeat, which ablations, output distributions and pictures are of.
         self.first = {"training_seed": training_seeds[0], "noise_seed": noise_seeds[0]}
         self.prompt_sets = [name for name, entry in config["prompts"].items() if entry is not None]
         metrics = config["metrics"]
         temperature = f"{metrics['headline_temperature']:g}"
         self.headline = {"prompt_set": metrics["headline_prompt_set"], "temperature": temperature}
+        # Where output distributions are measured: at a greedy headline, the highest temperature that runs.
         self.sampled = {**self.headline, "temperature": self.temperatures[-1]} if temperature == "0" else self.headline
 
     @property

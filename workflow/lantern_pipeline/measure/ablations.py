@@ -35,32 +35,22 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """What all points of an ablation share.
+    """What all points of an ablation share."""
 
-    Attributes:
-        models: (target steps, drafter steps) -> models for decoding; None is the run's own target, and a draft model of
-            as many steps as the run's own, or none where no point needs that one.
-        tables: neighbours -> int64 (vocab, columns).
-        measuring: target steps -> models that measure images, that target among them.
-        cross_entropy: target steps -> the target's cross-entropy on held-out images, nats per token; None is unknown.
-        prompts: what is drawn.
-        settings: config section `metrics`.
-        total_variation: config section `total_variation`.
-        batch_size: images decoded together.
-        seed: of the noise fields and of the bootstrap.
-        stepping: how steps run, of config section `generation`.
-    """
-
+    # (target steps, drafter steps) -> models for decoding; None is the run's own target, and a draft model of as many
+    # steps as the run's own, or none where no point needs that one
     models: Mapping[tuple[int | None, int | None], DecodingModels]
-    tables: Mapping[str, Tensor]
+    tables: Mapping[str, Tensor]  # neighbours -> int64 (vocab, columns)
+    # target steps -> models that measure images, that target among them
     measuring: Mapping[int | None, MeasuringModels]
+    # target steps -> the target's cross-entropy on held-out images, nats per token; None is unknown
     cross_entropy: Mapping[int | None, float | None]
-    prompts: Sequence[Prompt]
-    settings: Mapping[str, Any]
-    total_variation: Mapping[str, Any]
-    batch_size: int
-    seed: int
-    stepping: str = "auto"
+    prompts: Sequence[Prompt]  # what is drawn
+    settings: Mapping[str, Any]  # config section `metrics`
+    total_variation: Mapping[str, Any]  # config section `total_variation`
+    batch_size: int  # images decoded together
+    seed: int  # of the noise fields and of the bootstrap
+    stepping: str = "auto"  # how steps run, of config section `generation`
 
     def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Draws and measures every point of an ablation, of `expand_ablations`.

@@ -23,15 +23,11 @@ from lantern_pipeline.measure.speed import BASELINE
 
 @dataclass(frozen=True)
 class ImageScores:
-    """What was measured on each image.
+    """What was measured on each image."""
 
-    Attributes:
-        features: (images, width) float32, raw features that sets are compared by; (images, 0) where none are.
-        columns: `Metric.per_image` -> (images,) float32 of what is measured; nll, the mean over tokens, is nan for
-            images without codes; images of methods have pixel_mse.
-    """
-
-    features: Tensor
+    features: Tensor  # (images, width) float32, raw features that sets are compared by; (images, 0) where none are
+    # `Metric.per_image` -> (images,) float32 of what is measured; nll, the mean over tokens, is nan for images without
+    # codes; images of methods have pixel_mse
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
@@ -54,15 +50,10 @@ class ImageScores:
 
 @dataclass(frozen=True)
 class RecordScores:
-    """Scores of several methods' images; images that methods share are held once.
+    """Scores of several methods' images; images that methods share are held once."""
 
-    Attributes:
-        distinct: of every distinct image.
-        numbers: method_id -> (prompts,) int64, which of them are the method's.
-    """
-
-    distinct: ImageScores
-    numbers: Mapping[str, Tensor]
+    distinct: ImageScores  # of every distinct image
+    numbers: Mapping[str, Tensor]  # method_id -> (prompts,) int64, which of them are the method's
 
     def __getitem__(self, method_id: str) -> ImageScores:
         """A copy of the scores of one method, in the order of the prompts."""

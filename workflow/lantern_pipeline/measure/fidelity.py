@@ -42,23 +42,16 @@ OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
 
 @dataclass(frozen=True)
 class Reference:
-    """What images are compared with, on the device that computes.
+    """What images are compared with, on the device that computes."""
 
-    Attributes:
-        columns: that say so in a row: reference, num_reference, reference_sha256.
-        gaussian: of the features whose distances are measured.
-        of_distances: these features (images, width); None where their statistics are all that is known: no KID then.
-        of_prc: features (images, width) that precision and recall compare; None where they are not known.
-        scale: mean and standard deviation (width,) by which features are standardised; None leaves them alone.
-        names: columns of the distance between Gaussians and of the one by a kernel.
-    """
-
-    columns: Mapping[str, Any]
-    gaussian: Gaussian
+    columns: Mapping[str, Any]  # that say so in a row: reference, num_reference, reference_sha256
+    gaussian: Gaussian  # of the features whose distances are measured
+    # these features (images, width); None where their statistics are all that is known: no KID then
     of_distances: Tensor | None
-    of_prc: Tensor | None
+    of_prc: Tensor | None  # features (images, width) that precision and recall compare; None where they are not known
+    # mean and standard deviation (width,) by which features are standardised; None leaves them alone
     scale: tuple[Tensor, Tensor] | None = None
-    names: tuple[str, str] = OF_INCEPTION
+    names: tuple[str, str] = OF_INCEPTION  # columns of the distance between Gaussians and of the one by a kernel
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:

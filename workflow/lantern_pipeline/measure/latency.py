@@ -108,27 +108,19 @@ def _step_seconds(marks: Sequence[float | torch.cuda.Event], seconds: float) -> 
 
 @dataclass
 class TimedImages:
-    """Images of many methods at one temperature; one per method and prompt.
+    """Images of many methods at one temperature; one per method and prompt."""
 
-    Attributes:
-        prompt_ids: one per image.
-        method_ids: one per image.
-        codes: int32, (images, tokens).
-        step_lengths: int16, (images, tokens): tokens emitted by each target forward, prefill first; zero-padded.
-        step_seconds: float32, (images, tokens): of each of these forwards, drafting and checking included; zero-padded,
-            each row sums to the image's seconds in the table of latency.
-        is_draft: bool, (images, tokens): an accepted draft; the others are the target's own.
-        is_substituted: bool, (images, tokens), as in `GenerationRecords`.
-        metadata: methods (method id -> `MethodSpec.to_dict`), temperature, gpu (its name, or None), num_threads.
-    """
-
-    prompt_ids: list[str]
-    method_ids: list[str]
-    codes: torch.Tensor
+    prompt_ids: list[str]  # one per image
+    method_ids: list[str]  # one per image
+    codes: torch.Tensor  # int32, (images, tokens)
+    # int16, (images, tokens): tokens emitted by each target forward, prefill first; zero-padded
     step_lengths: torch.Tensor
+    # float32, (images, tokens): of each of these forwards, drafting and checking included; zero-padded, each row sums
+    # to the image's seconds in the table of latency
     step_seconds: torch.Tensor
-    is_draft: torch.Tensor
-    is_substituted: torch.Tensor
+    is_draft: torch.Tensor  # bool, (images, tokens): an accepted draft; the others are the target's own
+    is_substituted: torch.Tensor  # bool, (images, tokens), as in `GenerationRecords`
+    # methods (method id -> `MethodSpec.to_dict`), temperature, gpu (its name, or None), num_threads
     metadata: dict[str, Any]
 
 

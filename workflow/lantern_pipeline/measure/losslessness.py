@@ -25,19 +25,15 @@ NEAR_TIE_MARGIN = 1e-4  # nats, a gap below which two tokens count as tied by fl
 
 @dataclass(frozen=True)
 class Equality:
-    """Comparison of each image with the autoregressive one of the same prompt and noise.
+    """Comparison of each image with the autoregressive one of the same prompt and noise."""
 
-    Attributes:
-        is_equal: (images,) bool, all codes are equal.
-        is_near_tie: (images,) bool, codes differ, and the first difference sits where the autoregressive decoder's two
-            best candidates were closer than the stated margin: a difference of rounding, not of the method.
-        first_difference: (images,) int64, position of the first difference; the number of tokens where there is none.
-        margin_at_difference: (images,) float, the autoregressive decoder's margin there, nats; nan where there is none.
-    """
-
-    is_equal: torch.Tensor
+    is_equal: torch.Tensor  # (images,) bool, all codes are equal
+    # (images,) bool, codes differ, and the first difference sits where the autoregressive decoder's two best candidates
+    # were closer than the stated margin: a difference of rounding, not of the method
     is_near_tie: torch.Tensor
+    # (images,) int64, position of the first difference; the number of tokens where there is none
     first_difference: torch.Tensor
+    # (images,) float, the autoregressive decoder's margin there, nats; nan where there is none
     margin_at_difference: torch.Tensor
 
     @property

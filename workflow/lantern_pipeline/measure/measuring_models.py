@@ -41,20 +41,13 @@ class ImageScore(Protocol):
 
 @dataclass(frozen=True)
 class MeasuringModels:
-    """What images are measured with; models are in evaluation mode and on one device.
+    """What images are measured with; models are in evaluation mode and on one device."""
 
-    Attributes:
-        tokenizer: draws images from codes.
-        target_model: gives tokens their likelihood.
-        text_encoder: of the target.
-        scores: what measures single images.
-        fidelity: what measures sets of images; None where nothing does.
-    """
-
-    tokenizer: nn.Module
-    target_model: Target
-    text_encoder: TextEncoder
-    scores: Sequence[ImageScore] = ()
+    tokenizer: nn.Module  # draws images from codes
+    target_model: Target  # gives tokens their likelihood
+    text_encoder: TextEncoder  # of the target
+    scores: Sequence[ImageScore] = ()  # what measures single images
+    # what measures sets of images; None where nothing does
     fidelity: ClassifierFidelity | PublishedFidelity | None = None
 
     def describe(self) -> dict[str, Any]:

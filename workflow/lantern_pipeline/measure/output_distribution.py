@@ -33,21 +33,14 @@ PAIRS_AT_ONCE = 2048  # rows of a vocabulary held at once while drafts are enume
 
 @dataclass(frozen=True)
 class VerifiedNodes:
-    """Nodes at which drafts were verified.
+    """Nodes at which drafts were verified."""
 
-    Attributes:
-        target_probs: (nodes, vocab): the target's distribution after guidance, temperature and filters.
-        draft_probs: (nodes, vocab): what the children were drawn from; None where they are deterministic.
-        children: int64, (nodes, m): drafted tokens in drafting order, -1 where there is none.
-        image: int64, (nodes,): number of the prompt.
-        depths: int64, (nodes,): of each node in its tree; None where no rule asks for it.
-    """
-
-    target_probs: torch.Tensor
+    target_probs: torch.Tensor  # (nodes, vocab): the target's distribution after guidance, temperature and filters
+    # (nodes, vocab): what the children were drawn from; None where they are deterministic
     draft_probs: torch.Tensor | None
-    children: torch.Tensor
-    image: torch.Tensor
-    depths: torch.Tensor | None = None
+    children: torch.Tensor  # int64, (nodes, m): drafted tokens in drafting order, -1 where there is none
+    image: torch.Tensor  # int64, (nodes,): number of the prompt
+    depths: torch.Tensor | None = None  # int64, (nodes,): of each node in its tree; None where no rule asks for it
 
     def __len__(self) -> int:
         return len(self.target_probs)
@@ -55,17 +48,11 @@ class VerifiedNodes:
 
 @dataclass(frozen=True)
 class OutputDistribution:
-    """Distribution of the emitted token.
+    """Distribution of the emitted token."""
 
-    Attributes:
-        probs: (nodes, vocab).
-        acceptance: (nodes,): probability that a draft is accepted.
-        error: (nodes,): TV that the Monte Carlo noise of `probs` amounts to; 0 where drafts were enumerated.
-    """
-
-    probs: torch.Tensor
-    acceptance: torch.Tensor
-    error: torch.Tensor
+    probs: torch.Tensor  # (nodes, vocab)
+    acceptance: torch.Tensor  # (nodes,): probability that a draft is accepted
+    error: torch.Tensor  # (nodes,): TV that the Monte Carlo noise of `probs` amounts to; 0 where drafts were enumerated
 
     def tv_from(self, target_probs: torch.Tensor) -> torch.Tensor:
         """Total variation distance from the target's distribution, (nodes,), in [0, 1]."""

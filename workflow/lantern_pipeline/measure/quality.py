@@ -34,18 +34,15 @@ from lantern_pipeline.measure.speed import BASELINE
 
 @dataclass(frozen=True)
 class Quality:
-    """What `measure_quality` found; a metric that is switched off has no column.
+    """What `measure_quality` found; a metric that is switched off has no column."""
 
-    Attributes:
-        rows: one row per method and ceiling: method_id, prompt_set, temperature, repeat, the method's parts and
-            parameters, cfg_scale, num_images, the quality metrics (those over sets with `_low` and `_high`),
-            tokens_equal_autoregressive and num_near_ties; and what the numbers are of: prompts_sha256, reference,
-            num_reference and, of each metric, `_extractor` and `_weights_sha256`.
-        images: one row per method or ceiling x prompt: what was measured on that image; `pixel_mse` and
-            `feature_distance` are distances from the autoregressive image of the same prompt and noise.
-    """
-
+    # one row per method and ceiling: method_id, prompt_set, temperature, repeat, the method's parts and parameters,
+    # cfg_scale, num_images, the quality metrics (those over sets with `_low` and `_high`), tokens_equal_autoregressive
+    # and num_near_ties; and what the numbers are of: prompts_sha256, reference, num_reference and, of each metric,
+    # `_extractor` and `_weights_sha256`
     rows: pd.DataFrame
+    # one row per method or ceiling x prompt: what was measured on that image; `pixel_mse` and `feature_distance` are
+    # distances from the autoregressive image of the same prompt and noise
     images: pd.DataFrame
 
 

@@ -29,24 +29,16 @@ KIND = "reference_set"
 
 @dataclass(frozen=True)
 class ReferenceSet:
-    """What is known of the real images.
+    """What is known of the real images."""
 
-    Attributes:
-        name: of the set, for tables.
-        gaussian: of the Inception features.
-        features: INCEPTION or VGG16 -> (images, width) float32; lacks what is not known.
-        num_images: in the set; None where a file of statistics does not say.
-        preprocessing: name of a `Preprocessing`; None where a file of statistics does not say.
-        sha256: of the file that the set was read from; of the images where it was just measured.
-        extractors: INCEPTION or VGG16 -> (name, sha256 of its weights).
-    """
-
-    name: str
-    gaussian: Gaussian
+    name: str  # of the set, for tables
+    gaussian: Gaussian  # of the Inception features
+    # INCEPTION or VGG16 -> (images, width) float32; lacks what is not known
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    num_images: int | None = None
-    preprocessing: str | None = None
-    sha256: str = ""
+    num_images: int | None = None  # in the set; None where a file of statistics does not say
+    preprocessing: str | None = None  # name of a `Preprocessing`; None where a file of statistics does not say
+    sha256: str = ""  # of the file that the set was read from; of the images where it was just measured
+    # INCEPTION or VGG16 -> (name, sha256 of its weights)
     extractors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> ReferenceSet:

@@ -46,35 +46,21 @@ TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured quantity, a column of the tables.
+    """A measured quantity, a column of the tables."""
 
-    Attributes:
-        column: in the rows of quality and in the summary.
-        unit: of the column's values.
-        title: in tables and on axes, with the unit that a reader sees.
-        over: IMAGES (a mean over them), SETS of images, or DECODING (how the images were drawn).
-        better: HIGHER, LOWER or NEITHER.
-        digits: after the point, in tables; where `title` says per cent, those of the percentage.
-        key: of config section `metrics`, which switches it on; None where it is always measured.
-        is_share: lies in [0, 1].
-        is_non_negative: cannot be below 0, although its interval might.
-        is_yes_no: of an image it is 0 or 1.
-        is_distance: from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows.
-        image_column: in the table of images; empty where it is `column`.
-    """
-
-    column: str
-    unit: str
-    title: str
-    over: str
-    better: str
-    digits: int
-    key: str | None = None
-    is_share: bool = False
-    is_non_negative: bool = False
-    is_yes_no: bool = False
+    column: str  # in the rows of quality and in the summary
+    unit: str  # of the column's values
+    title: str  # in tables and on axes, with the unit that a reader sees
+    over: str  # IMAGES (a mean over them), SETS of images, or DECODING (how the images were drawn)
+    better: str  # HIGHER, LOWER or NEITHER
+    digits: int  # after the point, in tables; where `title` says per cent, those of the percentage
+    key: str | None = None  # of config section `metrics`, which switches it on; None where it is always measured
+    is_share: bool = False  # lies in [0, 1]
+    is_non_negative: bool = False  # cannot be below 0, although its interval might
+    is_yes_no: bool = False  # of an image it is 0 or 1
+    # from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows
     is_distance: bool = False
-    image_column: str = ""
+    image_column: str = ""  # in the table of images; empty where it is `column`
 
     @property
     def per_image(self) -> str:

@@ -52,27 +52,17 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """What all rows share.
+    """What all rows share."""
 
-    Attributes:
-        target_model: in evaluation mode.
-        encoder: of its captions.
-        prompts: at whose images' nodes is looked.
-        tested_prompts: whose whole images are tested.
-        codebook: (vocab, code_dim), as the tokenizer decodes it.
-        settings: config section `total_variation`.
-        options: num_resamples and seed of the bootstrap; the seed is that of the noise and the choice of nodes, too.
-        batch_size: images decoded together.
-    """
-
-    target_model: Target
-    encoder: TextEncoder
-    prompts: Sequence[Prompt]
-    tested_prompts: Sequence[Prompt]
-    codebook: torch.Tensor
-    settings: Mapping[str, Any]
+    target_model: Target  # in evaluation mode
+    encoder: TextEncoder  # of its captions
+    prompts: Sequence[Prompt]  # at whose images' nodes is looked
+    tested_prompts: Sequence[Prompt]  # whose whole images are tested
+    codebook: torch.Tensor  # (vocab, code_dim), as the tokenizer decodes it
+    settings: Mapping[str, Any]  # config section `total_variation`
+    # num_resamples and seed of the bootstrap; the seed is that of the noise and the choice of nodes, too
     options: Mapping[str, int]
-    batch_size: int
+    batch_size: int  # images decoded together
 
     @torch.inference_mode()
     def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
