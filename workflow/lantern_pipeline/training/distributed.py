@@ -1,22 +1,13 @@
-"""Training on several processes with Hugging Face accelerate: one process per GPU, or several on one CPU.
-
-A rule with the resource `gpu=4` starts four processes on its machine. For more machines, run on each of them
-
-    python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint <host>:29500
-        -m lantern_pipeline.training.drafter_job <job.json>
-
-with the same job file, checkpoint and inputs on a disk that all machines see.
-"""
+"""Training on several processes of one machine with Hugging Face accelerate: one per GPU, or several on one CPU."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,9 +19,7 @@ import lantern
 import lantern_pipeline
 
 FOLDERS = [str(Path(package.__file__).resolve().parents[1]) for package in (lantern, lantern_pipeline)]
-# Names the file for the sentence of the first error. (The error files of torch.distributed.elastic count time in whole
-# seconds: among errors of one second they take that of the lowest rank, which may only have lost its partner.)
-ERROR_FILE = "LANTERN_ERROR_FILE"
+FAULT = "fault: "  # begins the line that says what stopped a worker
 
 
 def make_accelerator(device: torch.device) -> Accelerator:
@@ -56,7 +45,8 @@ def share(accelerator: Accelerator, module: torch.nn.Module) -> torch.nn.Module:
 
 def run_processes(module: str, arguments: Sequence[str], num_processes: int, device: torch.device) -> None:
     """Runs a module, whose work is wrapped into `report_errors`, in several processes of this machine and waits; their
-    output goes to this one's stdout, and a failure becomes an error with their sentence.
+    output goes to this one's stdout, and a failure becomes an error with the sentence of the first that failed: the
+    others lost their partner.
     """
     if device.type == "cuda" and torch.cuda.device_count() < num_processes:
         raise ValueError(
@@ -67,41 +57,34 @@ def run_processes(module: str, arguments: Sequence[str], num_processes: int, dev
     command += [f"--nproc-per-node={num_processes}", "-m", module, *arguments]
     path = os.pathsep.join(filter(None, [*FOLDERS, os.environ.get("PYTHONPATH")]))
     threads = str(max(1, torch.get_num_threads() // num_processes))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    reason = "no output"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "error.txt")
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads, ERROR_FILE: str(file)}
-        with subprocess.Popen(command, env=environment, text=True, errors="replace", **streams) as process:
-            try:
-                for line in process.stdout:
-                    print(line, end="", flush=True)
-                    reason = line.strip() or reason
-            except BaseException:
-                process.terminate()
-                raise
-        if file.exists():
-            reason = file.read_text(encoding="utf-8")
+    faults = []
+    with subprocess.Popen(command, env=environment, text=True, errors="replace", **streams) as process:
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                faults += [line.removeprefix(FAULT).strip()] if line.startswith(FAULT) else []
+        except BaseException:
+            process.terminate()
+            raise
     if process.returncode:
         raise ChildProcessError(
-            f"{module} on {num_processes} processes failed with exit code {process.returncode}: {reason}"
+            f"{module} on {num_processes} processes failed with exit code {process.returncode}: "
+            + (faults[0] if faults else "see the log")
         )
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Around a worker's work: tells `run_processes` what went wrong, and ends with the process that started it."""
-    file = os.environ.get(ERROR_FILE)
-    if file:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         yield
     except Exception as error:
         known = isinstance(error, ValueError | OSError | FloatingPointError) and str(error)
         sentence = str(error) if known else f"{type(error).__name__}: {error}"
-        if file:  # made by the first error, which is the cause; the others lost their partner
-            with suppress(FileExistsError), open(file, "x", encoding="utf-8") as opened:
-                opened.write(sentence)
+        print(FAULT + " ".join(sentence.split()), flush=True)
         raise
 
 

@@ -1,8 +1,6 @@
 """A draft model's training as a job of plain values, on one process or on several.
 
-For several machines see `lantern_pipeline.training.distributed`.
-
-`python -m lantern_pipeline.training.drafter_job <job.json>` runs a job file whose keys are the fields of `DrafterJob`.
+Processes run a job file, whose keys are the fields of `DrafterJob`.
 """
 
 from __future__ import annotations
