@@ -35,18 +35,6 @@ class ImageScores:
         columns = {name: column[rows] for name, column in self.columns.items()}
         return ImageScores(self.features[rows], columns)
 
-    def allocate(self, num_images: int) -> ImageScores:
-        """Room for the scores of many images, to be filled with `put`: joining batches would hold all of them twice."""
-        columns = {name: column.new_empty(num_images) for name, column in self.columns.items()}
-        return ImageScores(self.features.new_empty(num_images, self.features.shape[1]), columns)
-
-    def put(self, first: int, part: ImageScores) -> None:
-        """Writes the scores of a batch over the images from number `first` on."""
-        rows = slice(first, first + len(part.features))
-        self.features[rows] = part.features
-        for name, column in self.columns.items():
-            column[rows] = part.columns[name]
-
 
 @dataclass(frozen=True)
 class RecordScores:
@@ -68,28 +56,24 @@ def score_records(
 
     `records` are of one guidance scale and of `prompts` in their order, autoregressive decoding's among them. The
     column pixel_mse compares an image with the autoregressive one of the same prompt: the mean squared difference of
-    pixels in [0, 1]. No more than a batch of images is held at any time, however many methods and prompts there are.
+    pixels in [0, 1]. No more than a batch of images is held at any time.
     """
     _check_records(records, prompts)
     owners, numbers = _number_distinct(records)
-    baseline = numbers[list(records).index(BASELINE)]
-    codes = [record.codes for record in records.values()]
-    distinct: ImageScores | None = None
-    last_seen = torch.empty(0)
+    parts, partner = [], torch.empty(0)
     for indices in chunks(0, len(owners), batch_size, "images"):
         places = owners[indices.start : indices.stop]
-        batch = torch.stack([codes[method][prompt] for method, prompt in places]).long().to(models.device)
+        batch = torch.stack([records[method].codes[prompt] for method, prompt in places]).long().to(models.device)
         chosen = [prompts[prompt] for _, prompt in places]
         scores, pixels = _score_decoded(batch, chosen, models, records[BASELINE].metadata["cfg_scale"])
-        # (images,) place of the autoregressive image: in this batch, or 0 for the last one of the batch before
-        partner = baseline[[prompt for _, prompt in places]] - indices.start + 1
-        partner = partner.clamp(min=0).to(pixels.device)
-        seen = torch.cat([last_seen.to(pixels.device) if len(last_seen) else pixels[:1], pixels])
-        scores.columns["pixel_mse"] = (pixels - seen[partner]).square().flatten(1).mean(dim=1).cpu()
-        distinct = distinct or scores.allocate(len(owners))
-        distinct.put(indices.start, scores)
-        last_seen = seen[partner[-1:]]
-    return RecordScores(distinct, dict(zip(records, numbers, strict=True)))
+        partners = []
+        for number, (_, prompt), image in zip(indices, places, pixels, strict=True):
+            if number == numbers[BASELINE][prompt]:  # a prompt's autoregressive image is its first one
+                partner = image
+            partners.append(partner)
+        scores.columns["pixel_mse"] = (pixels - torch.stack(partners)).square().flatten(1).mean(dim=1).cpu()
+        parts.append(scores)
+    return RecordScores(concatenate_scores(parts), numbers)
 
 
 def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MeasuringModels, cfg_scale: float) -> ImageScores:
@@ -120,24 +104,21 @@ def chunks(first: int, last: int, size: int, name: str) -> tqdm:
     return tqdm(ranges, desc=name, disable=None, leave=False)
 
 
-def _number_distinct(records: Mapping[str, GenerationRecords]) -> tuple[list[tuple[int, int]], Tensor]:
-    """Numbers the distinct images, prompt by prompt, the autoregressive one first and the others by their codes.
-
-    The image to compare with is then in the batch, or was the last autoregressive one before it.
-
-    Returns:
-        ((place of a method, prompt) of each image, numbers of all methods' images (methods, prompts) int64).
+def _number_distinct(records: Mapping[str, GenerationRecords]) -> tuple[list[tuple[str, int]], dict[str, Tensor]]:
+    """Numbers the distinct images, prompt by prompt, the autoregressive one first and the others by their codes: (a
+    method and the prompt of each image, method -> numbers of its images (prompts,) int64).
     """
-    codes = [record.codes.numpy() for record in records.values()]
-    first = list(records).index(BASELINE)
-    owners: list[tuple[int, int]] = []
-    numbers = torch.empty(len(codes), len(codes[first]), dtype=torch.int64)
-    for prompt in range(numbers.shape[1]):
-        keys = [rows[prompt].astype(">i4").tobytes() for rows in codes]  # big-endian: bytes sort as the codes do
-        ordered = [keys[first], *sorted(set(keys) - {keys[first]})]
-        numbers[:, prompt] = torch.tensor([len(owners) + ordered.index(key) for key in keys])
-        owners += [(keys.index(key), prompt) for key in ordered]
-    return owners, numbers
+    codes = {method: record.codes.numpy() for method, record in records.items()}
+    owners: list[tuple[str, int]] = []
+    numbers: dict[str, list[int]] = {method: [] for method in codes}
+    for prompt in range(len(codes[BASELINE])):
+        # big-endian: bytes sort as the codes do
+        keys = {method: rows[prompt].astype(">i4").tobytes() for method, rows in codes.items()}
+        ordered = [keys[BASELINE], *sorted(set(keys.values()) - {keys[BASELINE]})]
+        for method, key in keys.items():
+            numbers[method].append(len(owners) + ordered.index(key))
+        owners += [(next(method for method in keys if keys[method] == key), prompt) for key in ordered]
+    return owners, {method: torch.tensor(found) for method, found in numbers.items()}
 
 
 def _score_decoded(
