@@ -17,7 +17,7 @@ with job_log(snakemake):
     encoder = make_text_encoder(params.text, source, files.text)
     chosen = MetricFiles.among(dict(files.items()))
     models = load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device)
-    quality = measure_quality(
+    rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
         prompts,
         make_source(params.source["data"], params.seed),
@@ -28,5 +28,5 @@ with job_log(snakemake):
         repeat=params.repeat,
         seed=params.seed,
     )
-    write_table(snakemake.output.table, quality.rows)
-    write_table(snakemake.output.images, quality.images)
+    write_table(snakemake.output.table, rows)
+    write_table(snakemake.output.images, images)

@@ -20,9 +20,9 @@ from lantern_pipeline.fetch.manifest import describe_file, make_manifest
 from lantern_pipeline.measure import distances
 from lantern_pipeline.measure.distances import Gaussian, measure_fid, measure_kid, measure_precision_recall
 from lantern_pipeline.measure.feature_extractors import classifier_features, load_extractor
-from lantern_pipeline.measure.fidelity import OF_CLASSIFIER, ClassifierFidelity, Reference, feature_scale
+from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
 from lantern_pipeline.measure.intervals import draw_parts, jackknife_error
-from lantern_pipeline.measure.reference_statistics import measure_reference
+from lantern_pipeline.measure.reference_statistics import OF_CLASSIFIER, Reference, measure_reference
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 
@@ -305,7 +305,7 @@ def test_metrics_are_those_that_torch_fidelity_measures_on_files(inception_file,
     direct = calculate_metrics(input1=str(generated), input2=str(real), **options)
     extractor = load_extractor("inception-v3-compat", "64", inception_file)
     features = [
-        measure_reference(place, place.name, {"inception": extractor}, "none", batch_size=5).features["inception"]
+        measure_reference(place, place.name, {"inception": extractor}, "none", batch_size=5)[0]["inception"]
         for place in (generated, real)
     ]
     settings = {"kid_subset_size": 8, "kid_subsets": 4, "prc_neighbours": 3, "fidelity_resamples": 4}

@@ -14,6 +14,7 @@ from tiny_quality import SETTINGS as OF_QUALITY
 from torch import nn
 
 from lantern.checkpoints.native import load_model, save_model
+from lantern.io import save_tensors
 from lantern.prompts import Prompt
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure import fidelity as of_sets
@@ -27,7 +28,7 @@ from lantern_pipeline.measure.measuring_models import (
 )
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.measure.quality import hash_prompts, measure_quality
-from lantern_pipeline.measure.reference_statistics import measure_reference, save_reference
+from lantern_pipeline.measure.reference_statistics import measure_reference
 from lantern_pipeline.measure.registry import DECODING, FIDELITY, METRICS, MetricFiles
 from lantern_pipeline.tables.comparisons import build_paired
 from lantern_pipeline.tables.markdown import markdown_table, method_cells, results_table
@@ -77,7 +78,7 @@ def files(tmp_path_factory, extractors):
     save_file(tiny_clip(3).state_dict(), folder / "hps.safetensors")
     (folder / "tiny-clip.json").write_text(json.dumps(TINY_CLIP))
     images = write_pictures(folder / "images", 9, seed=0, sizes=((40, 30),))
-    save_reference(folder / "features.safetensors", measure_reference(images, "coco_val", extractors, WAY))
+    save_tensors(folder / "features.safetensors", *measure_reference(images, "coco_val", extractors, WAY))
     features = np.random.default_rng(0).uniform(size=(30, 12))
     np.savez(folder / "statistics.npz", mu=features.mean(0), sigma=np.cov(features.T))
     return folder
@@ -124,21 +125,21 @@ def summarise(quality):
     """What the rule `summarise` makes of it."""
     times = [
         (name, prompt.id, 1.0 if name == "autoregressive" else 0.5)
-        for name in quality.rows["method_id"]
+        for name in quality[0]["method_id"]
         for prompt in PROMPTS
     ]
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
     total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *TV_COLUMNS])
-    tables = quality.rows, quality.images, latency, total_variation
+    tables = quality[0], quality[1], latency, total_variation
     summary = build_summary(*tables, {0: 3.9}, settings=SETTINGS, seed=0)
-    paired = build_paired(quality.images, latency, settings=SETTINGS, seed=0)
+    paired = build_paired(quality[1], latency, settings=SETTINGS, seed=0)
     return summary.set_index("method_id"), paired, markdown_table(method_cells(results_table(summary, SETTINGS)))
 
 
 def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(measure, files):
     quality = measure(**ALL)
-    rows = quality.rows.set_index("method_id")
+    rows = quality[0].set_index("method_id")
     assert rows.index.tolist() == ["autoregressive", "coupled", "near"]  # no source of held-out images, no ceilings
     measured = ["nll", "clip_score", "hps", "fid", "fid_low", "fid_high", "kid", "kid_std", "precision", "recall_high"]
     assert np.isfinite(rows[measured].to_numpy(float)).all()
@@ -151,14 +152,14 @@ def test_every_published_metric_is_in_the_rows_with_what_it_was_measured_with(me
     assert (row.prc_extractor, row.prc_weights_sha256) == ("colours/3", "b" * 64)
     assert row.clip_extractor == 'tiny-clip, prefix "A photo depicts "' and row.hps_extractor == "tiny-clip"
     assert row.clip_weights_sha256 != row.hps_weights_sha256 and len(row.reference_sha256) == 64
-    rows = measure(reference="statistics.npz", fidelity="inception").rows  # statistics alone give FID alone
+    rows = measure(reference="statistics.npz", fidelity="inception")[0]  # statistics alone give FID alone
     assert np.isfinite(rows[["fid", "fid_low", "fid_high"]].to_numpy()).all()
     assert rows["num_reference"].isna().all()
     assert not {"kid", "kid_std", "precision", "recall", "recall_low"} & set(rows)
 
 
 def test_images_are_those_of_their_prompts(measure, files, models, records):
-    images = measure(clip="openai", hps=True).images.set_index(["method_id", "prompt_id"])
+    images = measure(clip="openai", hps=True)[1].set_index(["method_id", "prompt_id"])
     drawn = models["tokenizer"].decode(records["near"].codes.long()).float()
     texts, architecture = [prompt.text for prompt in PROMPTS], str(files / "tiny-clip.json")
     clip = load_open_clip(
@@ -185,12 +186,12 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     measured = {"nll", "pixel_mse", "speedup"} | ({"clip_score"} if "clip" in on else set())
     assert measured <= set(paired["metric"]) and not {"prompt_accuracy", "feature_distance"} & set(paired["metric"])
     assert "nan" not in table
-    assert ("hps" in quality.rows) == ("hps" in on) == ("hps" in quality.images)
+    assert ("hps" in quality[0]) == ("hps" in on) == ("hps" in quality[1])
     of_quality = [metric for metric in METRICS if metric.over != DECODING and not metric.is_distance]
-    assert {metric.key for metric in of_quality if metric.column in quality.rows} == {None, *on}
-    absent = {metric.key for metric in of_quality if metric.column not in quality.rows}
+    assert {metric.key for metric in of_quality if metric.column in quality[0]} == {None, *on}
+    absent = {metric.key for metric in of_quality if metric.column not in quality[0]}
     assert absent == {*OFF, "fidelity"} - (set(on) - {"fidelity"})  # the classifier's distances have other names
-    described = [name for name in quality.rows if name.endswith(("_extractor", "_weights_sha256"))]
+    described = [name for name in quality[0] if name.endswith(("_extractor", "_weights_sha256"))]
     assert len(described) == 2 * sum({"fidelity": 2, "clip": 1, "hps": 1}[name] for name in on)
 
 
@@ -221,7 +222,7 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
     direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, scores, fidelity)
     rows = [
-        measure_quality(records, PROMPTS, source, measuring, settings=SETTINGS, **PLACE).rows
+        measure_quality(records, PROMPTS, source, measuring, settings=SETTINGS, **PLACE)[0]
         for measuring in (direct, loaded)
     ]
     hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]

@@ -82,7 +82,7 @@ def prompts(source):
 
 
 def test_one_row_per_method_and_ceiling_and_equal_codes_have_equal_numbers(measured):
-    rows, images = measured.rows.set_index("method_id"), measured.images
+    rows, images = measured[0].set_index("method_id"), measured[1]
     assert rows.index.tolist() == ["autoregressive", "coupled", "proximity-k5", "pp", "real", "reconstruction"]
     assert len(images) == 6 * NUM and not images.duplicated(["method_id", "prompt_id"]).any()
     assert (images["repeat"] == "s0n0").all() and (rows.cfg_scale == 3.0).all()
@@ -102,7 +102,7 @@ def test_one_row_per_method_and_ceiling_and_equal_codes_have_equal_numbers(measu
 
 def test_scores_are_those_of_every_image_alone(measured, records, models, prompts, clip_scorer):
     """Without any sharing between methods; an image's likelihood is the mean over its tokens."""
-    images = measured.images.set_index(["method_id", "prompt_id"])
+    images = measured[1].set_index(["method_id", "prompt_id"])
     for i, prompt in enumerate(prompts):
         pixels = models.tokenizer.decode(records["proximity-k5"].codes[i : i + 1].long()).float()
         expected = float(clip_scorer.score(pixels, [prompt.text]))
@@ -118,12 +118,12 @@ def test_batch_size_does_not_matter(batch_size, measured, records, source, model
     arguments = (records, source.prompts("seen", NUM), source, models)
     settings = {**SETTINGS, "batch_size": batch_size}
     again = measure_quality(*arguments, **{**OPTIONS, "settings": settings})
-    pd.testing.assert_frame_equal(again.rows, measured.rows, rtol=1e-3, atol=1e-5)
-    pd.testing.assert_frame_equal(again.images, measured.images, rtol=1e-3, atol=1e-5)
+    pd.testing.assert_frame_equal(again[0], measured[0], rtol=1e-3, atol=1e-5)
+    pd.testing.assert_frame_equal(again[1], measured[1], rtol=1e-3, atol=1e-5)
 
 
 def test_distances_are_from_the_autoregressive_image_of_the_same_prompt(measured, records, source, models, classifier):
-    images = measured.images.set_index("method_id")
+    images = measured[1].set_index("method_id")
     assert (images.loc["coupled", ["pixel_mse", "feature_distance"]] == 0).all(axis=None)
     pixels = {name: (models.tokenizer.decode(records[name].codes.long()).float() + 1) / 2 for name in ("pp", "coupled")}
     expected = (pixels["pp"] - pixels["coupled"]).square().mean(dim=(1, 2, 3))
@@ -188,6 +188,6 @@ def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classif
         ClassifierFidelity(reader),
     )
     arguments = (records, source.prompts("seen", NUM), source, on_gpu)
-    rows = measure_quality(*arguments, **OPTIONS).rows
+    rows = measure_quality(*arguments, **OPTIONS)[0]
     columns = ["nll", "clip_score", "prompt_accuracy"]
-    assert rows[columns].to_numpy() == pytest.approx(measured.rows[columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)
+    assert rows[columns].to_numpy() == pytest.approx(measured[0][columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)

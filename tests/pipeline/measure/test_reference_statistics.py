@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from lantern.io import load_tensors
+from lantern.io import save_tensors
 from lantern_pipeline.measure.distances import Gaussian
 from lantern_pipeline.measure.feature_extractors import Extractor
-from lantern_pipeline.measure.reference_statistics import load_reference, measure_reference, save_reference
+from lantern_pipeline.measure.reference_statistics import load_reference, measure_reference
 from published_stand_ins import write_pictures
 
 WAY = "centre_lanczos_16"
@@ -43,29 +43,27 @@ def measured(folder):
 
 
 def test_every_image_is_measured_in_the_order_of_names(measured, folder):
-    assert measured.num_images == 7 and measured.features["inception"].shape == (7, 6)
-    alone = measure_reference(folder, "real", EXTRACTORS, WAY, batch_size=100)
-    assert torch.allclose(alone.features["vgg16"], measured.features["vgg16"], atol=1e-6)
+    (features, about), (others, alone) = measured, measure_reference(folder, "real", EXTRACTORS, WAY, batch_size=100)
+    assert about["num_images"] == 7 and features["inception"].shape == (7, 6)
+    assert torch.allclose(others["vgg16"], features["vgg16"], atol=1e-6)
     lines = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in sorted(folder.iterdir())]
-    assert measured.sha256 == alone.sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert about == alone and about["images_sha256"] == hashlib.sha256("".join(lines).encode()).hexdigest()
     with pytest.raises(ValueError, match=r"are of different sizes; set metrics\.published\.preprocessing"):
         measure_reference(folder, "real", EXTRACTORS, "none", batch_size=1)
 
 
 def test_a_stored_set_comes_back_with_the_hash_of_its_file_where_images_are_measured_alike(measured, tmp_path):
-    stored = tmp_path / "features.safetensors"
-    save_reference(stored, measured)
+    stored, (features, _) = tmp_path / "features.safetensors", measured
+    save_tensors(stored, *measured)
     found = load_reference(stored, EXTRACTORS, WAY)
-    assert found.name == "real" and found.num_images == 7 and found.preprocessing == WAY
-    assert torch.equal(found.features["inception"], measured.features["inception"])
-    assert torch.equal(found.gaussian.covariance, measured.gaussian.covariance)
-    assert found.sha256 == hashlib.sha256(stored.read_bytes()).hexdigest()
-    assert found.extractors == {"inception": ("means/6", "a" * 64), "vgg16": ("means/6", "b" * 64)}
-    assert load_tensors(stored)[1]["images_sha256"] == measured.sha256
-    assert load_reference(stored, EXTRACTORS, WAY, name="mine").name == "mine"
+    sha256 = hashlib.sha256(stored.read_bytes()).hexdigest()
+    assert found.columns == {"reference": "real", "num_reference": 7, "reference_sha256": sha256}
+    assert torch.equal(found.of_distances, features["inception"]) and torch.equal(found.of_prc, features["vgg16"])
+    assert torch.equal(found.gaussian.covariance, Gaussian.of(features["inception"]).covariance)
+    assert load_reference(stored, EXTRACTORS, WAY, name="mine").columns["reference"] == "mine"
     other = {**EXTRACTORS, "vgg16": dataclasses.replace(EXTRACTORS["vgg16"], sha256="c" * 64)}
     with pytest.raises(
-        ValueError, match=r"features vgg16 are of means/6 with weights bbbbbbbbbbbb, expected .* cccccccc"
+        ValueError, match=r"features vgg16 are of \['means/6', 'b+'\], expected means/6 with weights c+;"
     ):
         load_reference(stored, other, WAY)
     with pytest.raises(ValueError, match="prepared by centre_lanczos_16, the generated ones are by none"):
@@ -77,7 +75,8 @@ def test_published_statistics_know_fid_alone(tmp_path):
     path = tmp_path / "coco.npz"
     np.savez(path, mu=features.mean(0), sigma=np.cov(features.T))
     found, expected = load_reference(path, EXTRACTORS, WAY), Gaussian.of(torch.from_numpy(features))
-    assert found.name == "coco" and not found.features and found.num_images is None
+    assert found.columns["reference"] == "coco" and found.columns["num_reference"] is None
+    assert found.of_distances is None and found.of_prc is None
     assert torch.allclose(found.gaussian.mean, expected.mean)
     assert torch.allclose(found.gaussian.covariance, expected.covariance)
 

@@ -6,9 +6,8 @@ shapes, give the same formulas under names of their own: numbers of the two can 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,13 +16,7 @@ from torch import Tensor
 from lantern.checkpoints.native import load_model
 from lantern_pipeline.data.image_files import Preprocessing
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
-from lantern_pipeline.measure.distances import (
-    Gaussian,
-    measure_fid,
-    measure_kid,
-    measure_precision_recall,
-    subset_size_of,
-)
+from lantern_pipeline.measure.distances import Gaussian
 from lantern_pipeline.measure.feature_extractors import (
     INCEPTION,
     VGG16,
@@ -32,62 +25,15 @@ from lantern_pipeline.measure.feature_extractors import (
     describe_weights,
     load_extractors,
 )
-from lantern_pipeline.measure.reference_statistics import ReferenceSet, check_images, load_reference
+from lantern_pipeline.measure.reference_statistics import (
+    OF_CLASSIFIER,
+    OF_INCEPTION,
+    Reference,
+    check_images,
+    load_reference,
+)
 from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
-
-OF_INCEPTION = ("fid", "kid")
-OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What images are compared with, on the device that computes."""
-
-    columns: Mapping[str, Any]  # that say so in a row: reference, num_reference, reference_sha256
-    gaussian: Gaussian  # of the features whose distances are measured
-    # these features (images, width); None where their statistics are all that is known: no KID then
-    of_distances: Tensor | None
-    of_prc: Tensor | None  # features (images, width) that precision and recall compare; None where they are not known
-    # mean and standard deviation (width,) by which features are standardised; None leaves them alone
-    scale: tuple[Tensor, Tensor] | None = None
-    names: tuple[str, str] = OF_INCEPTION  # columns of the distance between Gaussians and of the one by a kernel
-    _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
-
-    def compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
-        """Compares a set of images, raw features (n, width), by what is known of the reference: columns of a row.
-        Methods that made the same images are measured once. `settings` are config section `metrics`.
-        """
-        key = hashlib.sha256(features.numpy()).digest()
-        if key not in self._measured:
-            self._measured[key] = self._compare(features, settings, seed)
-        return self._measured[key]
-
-    def distance(self, features: Tensor, others: Tensor) -> Tensor:
-        """Distance of each image from another one (n,): root mean square over standardised features (n, width)."""
-        return ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()
-
-    def _compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
-        scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
-        width, (frechet, kernel) = len(self.gaussian.mean), self.names
-        of_distances, of_prc = (scaled, scaled) if scaled.shape[1] == width else (scaled[:, :width], scaled[:, width:])
-        options = {"num_resamples": settings["fidelity_resamples"], "seed": seed}
-        values = _with_ends(frechet, measure_fid(of_distances, self.gaussian, **options))
-        if self.of_distances is not None:
-            size, num_subsets = settings["kid_subset_size"], settings["kid_subsets"]
-            subsets = {"subset_size": size, "num_subsets": num_subsets}
-            *found, spread = measure_kid(of_distances, self.of_distances, **subsets, **options)
-            size = subset_size_of(size, len(features), len(self.of_distances))
-            values |= {**_with_ends(kernel, found), f"{kernel}_std": spread, f"{kernel}_subset_size": size}
-        if self.of_prc is not None:
-            neighbours = settings["prc_neighbours"]
-            found = measure_precision_recall(of_prc, self.of_prc, neighbours=neighbours, **options)
-            values |= {**_with_ends("precision", found[0]), **_with_ends("recall", found[1])}
-        return values
-
-
-def _with_ends(name: str, found: Iterable[float]) -> dict[str, float]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
 
 
 class ClassifierFidelity:
@@ -122,7 +68,7 @@ class PublishedFidelity:
 
     extractors: Mapping[str, Extractor]
     preprocessing: Preprocessing
-    real: ReferenceSet
+    real: Reference | None
 
     def describe(self) -> dict[str, str | None]:
         """Says in columns of a row what measures."""
@@ -134,12 +80,6 @@ class PublishedFidelity:
         """Features of images (n, 3, S, S) in [-1, 1]: (n, width) float32, on the CPU; Inception's, then VGG16's."""
         pixels = self.preprocessing.prepare(images)
         return torch.cat([self.extractors[key].extract(pixels) for key in (INCEPTION, VGG16)], dim=1)
-
-    def reference(self) -> Reference:
-        """Makes a reference of what is known of the real images."""
-        real = self.real
-        columns = {"reference": real.name, "num_reference": real.num_images, "reference_sha256": real.sha256}
-        return Reference(columns, real.gaussian, real.features.get(INCEPTION), real.features.get(VGG16))
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,5 +110,5 @@ def load_published(metrics: Mapping[str, Any], files: MetricFiles, device: torch
         real = None
     else:
         given = files.reference or files.reference_statistics
-        real = load_reference(given, extractors, way, published["reference"]["name"]).to(device)
+        real = load_reference(given, extractors, way, published["reference"]["name"], device)
     return PublishedFidelity(extractors, Preprocessing(way), real)

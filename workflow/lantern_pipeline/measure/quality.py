@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -25,25 +24,12 @@ from lantern_pipeline.measure.evaluate_images import (
     score_images,
     score_records,
 )
-from lantern_pipeline.measure.fidelity import ClassifierFidelity, Reference
+from lantern_pipeline.measure.fidelity import ClassifierFidelity
 from lantern_pipeline.measure.losslessness import Equality, compare_with_autoregressive
 from lantern_pipeline.measure.measuring_models import MeasuringModels
+from lantern_pipeline.measure.reference_statistics import Reference
 from lantern_pipeline.measure.registry import CEILINGS, IMAGES, REAL, RECONSTRUCTION, metrics_over
 from lantern_pipeline.measure.speed import BASELINE
-
-
-@dataclass(frozen=True)
-class Quality:
-    """What `measure_quality` found; a metric that is switched off has no column."""
-
-    # one row per method and ceiling: method_id, prompt_set, temperature, repeat, the method's parts and parameters,
-    # cfg_scale, num_images, the quality metrics (those over sets with `_low` and `_high`), tokens_equal_autoregressive
-    # and num_near_ties; and what the numbers are of: prompts_sha256, reference, num_reference and, of each metric,
-    # `_extractor` and `_weights_sha256`
-    rows: pd.DataFrame
-    # one row per method or ceiling x prompt: what was measured on that image; `pixel_mse` and `feature_distance` are
-    # distances from the autoregressive image of the same prompt and noise
-    images: pd.DataFrame
 
 
 @torch.inference_mode()
@@ -58,8 +44,14 @@ def measure_quality(
     split: str,
     repeat: str,
     seed: int,
-) -> Quality:
-    """Measures all methods on one prompt set at one temperature, and the two ceilings.
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Measures all methods on one prompt set at one temperature, and the two ceilings: (rows, images).
+
+    Rows are one per method and ceiling: what it is, the quality metrics (those over sets with `_low` and `_high`; one
+    that is switched off has no column), tokens_equal_autoregressive and num_near_ties, and what the numbers are of:
+    prompts_sha256, reference, num_reference and, of each metric, `_extractor` and `_weights_sha256`. Images are one per
+    method or ceiling x prompt: what was measured on that image; `pixel_mse` and `feature_distance` are distances from
+    the autoregressive image of the same prompt and noise.
 
     `records` are of one temperature and guidance scale and of `prompts` in their order; `source` gives held-out images,
     None none; `settings` are config section `metrics`; `split` is the source's that the prompts are of ("val" for
@@ -94,7 +86,7 @@ def measure_quality(
         values = {**_mean_scores(ceiling), **compare(ceiling)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in own]}, ceiling, {}))
-    return Quality(pd.DataFrame(rows), pd.concat(images, ignore_index=True))
+    return pd.DataFrame(rows), pd.concat(images, ignore_index=True)
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
@@ -108,7 +100,7 @@ def _make_reference(
 ) -> Reference | None:
     """Makes what sets are compared with; held-out images begin at number `first`, behind those of the prompts."""
     if not isinstance(models.fidelity, ClassifierFidelity):
-        return models.fidelity.reference() if models.fidelity else None
+        return models.fidelity.real if models.fidelity else None
     if source is None:
         raise ValueError(
             "metrics.fidelity attribute_classifier compares with held-out images, and data.source gives none"

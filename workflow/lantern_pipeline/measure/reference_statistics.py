@@ -9,51 +9,92 @@ from __future__ import annotations
 import hashlib
 import itertools
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lantern.io import load_tensors, save_tensors
+from lantern.io import load_tensors
 from lantern_pipeline.data.image_files import NONE, Preprocessing, read_images
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
-from lantern_pipeline.measure.distances import Gaussian
-from lantern_pipeline.measure.feature_extractors import INCEPTION, Extractor
+from lantern_pipeline.measure.distances import (
+    Gaussian,
+    measure_fid,
+    measure_kid,
+    measure_precision_recall,
+    subset_size_of,
+)
+from lantern_pipeline.measure.feature_extractors import INCEPTION, VGG16, Extractor
 
 KIND = "reference_set"
 
 
+OF_INCEPTION = ("fid", "kid")
+OF_CLASSIFIER = ("frechet_distance", "kernel_distance")
+
+
 @dataclass(frozen=True)
-class ReferenceSet:
-    """What is known of the real images."""
+class Reference:
+    """What images are compared with, on the device that computes."""
 
-    name: str  # of the set, for tables
-    gaussian: Gaussian  # of the Inception features
-    # INCEPTION or VGG16 -> (images, width) float32; lacks what is not known
-    features: Mapping[str, Tensor] = field(default_factory=dict)
-    num_images: int | None = None  # in the set; None where a file of statistics does not say
-    preprocessing: str | None = None  # name of a `Preprocessing`; None where a file of statistics does not say
-    sha256: str = ""  # of the file that the set was read from; of the images where it was just measured
-    # INCEPTION or VGG16 -> (name, sha256 of its weights)
-    extractors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    columns: Mapping[str, Any]  # that say so in a row: reference, num_reference, reference_sha256
+    gaussian: Gaussian  # of the features whose distances are measured
+    # these features (images, width); None where their statistics are all that is known: no KID then
+    of_distances: Tensor | None
+    of_prc: Tensor | None  # features (images, width) that precision and recall compare; None where they are not known
+    # mean and standard deviation (width,) by which features are standardised; None leaves them alone
+    scale: tuple[Tensor, Tensor] | None = None
+    names: tuple[str, str] = OF_INCEPTION  # columns of the distance between Gaussians and of the one by a kernel
+    _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
-    def to(self, device: torch.device | str) -> ReferenceSet:
-        """The same on another device, which then computes what is compared with it."""
-        features = {key: rows.to(device) for key, rows in self.features.items()}
-        return replace(self, gaussian=self.gaussian.to(device), features=features)
+    def compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+        """Compares a set of images, raw features (n, width), by what is known of the reference: columns of a row.
+        Methods that made the same images are measured once. `settings` are config section `metrics`.
+        """
+        key = hashlib.sha256(features.numpy()).digest()
+        if key not in self._measured:
+            self._measured[key] = self._compare(features, settings, seed)
+        return self._measured[key]
+
+    def distance(self, features: Tensor, others: Tensor) -> Tensor:
+        """Distance of each image from another one (n,): root mean square over standardised features (n, width)."""
+        return ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()
+
+    def _compare(self, features: Tensor, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+        scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
+        width, (frechet, kernel) = len(self.gaussian.mean), self.names
+        of_distances, of_prc = (scaled, scaled) if scaled.shape[1] == width else (scaled[:, :width], scaled[:, width:])
+        options = {"num_resamples": settings["fidelity_resamples"], "seed": seed}
+        values = _with_ends(frechet, measure_fid(of_distances, self.gaussian, **options))
+        if self.of_distances is not None:
+            size, num_subsets = settings["kid_subset_size"], settings["kid_subsets"]
+            subsets = {"subset_size": size, "num_subsets": num_subsets}
+            *found, spread = measure_kid(of_distances, self.of_distances, **subsets, **options)
+            size = subset_size_of(size, len(features), len(self.of_distances))
+            values |= {**_with_ends(kernel, found), f"{kernel}_std": spread, f"{kernel}_subset_size": size}
+        if self.of_prc is not None:
+            neighbours = settings["prc_neighbours"]
+            found = measure_precision_recall(of_prc, self.of_prc, neighbours=neighbours, **options)
+            values |= {**_with_ends("precision", found[0]), **_with_ends("recall", found[1])}
+        return values
+
+
+def _with_ends(name: str, found: Iterable[float]) -> dict[str, float]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
 
 
 def measure_reference(
     place: Path | str, name: str, extractors: Mapping[str, Extractor], preprocessing: str, batch_size: int = 64
-) -> ReferenceSet:
-    """Measures the .png, .jpg and .jpeg files below a folder or in a zip archive; `preprocessing` names a
-    `Preprocessing`.
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Measures the .png, .jpg and .jpeg files below a folder or in a zip archive: features (images, width) float32 of
+    every extractor and, as metadata, how they were made; `preprocessing` names a `Preprocessing`.
     """
-    prepare, digest, num_images, shape = Preprocessing(preprocessing), hashlib.sha256(), 0, None
+    prepare, digest, shape = Preprocessing(preprocessing), hashlib.sha256(), None
     parts: dict[str, list[Tensor]] = {key: [] for key in extractors}
     files = iter(tqdm(read_images(place), desc="reference", disable=None, leave=False))
     while batch := list(itertools.islice(files, batch_size)):
@@ -62,13 +103,17 @@ def measure_reference(
         images = [prepare.read(file, content) for file, content in batch]
         shape = shape or images[0].shape
         _check_shapes(images, shape, place)
-        num_images += len(images)
         for key, extractor in extractors.items():
             parts[key].append(extractor.extract(torch.stack(images)))
     features = {key: torch.cat(rows) for key, rows in parts.items()}
-    described = {key: (extractor.name, extractor.sha256) for key, extractor in extractors.items()}
-    gaussian = Gaussian.of(features[INCEPTION])
-    return ReferenceSet(name, gaussian, features, num_images, preprocessing, digest.hexdigest(), described)
+    return features, {
+        "kind": KIND,
+        "name": name,
+        "num_images": len(features[INCEPTION]),
+        "preprocessing": preprocessing,
+        "images_sha256": digest.hexdigest(),
+        "extractors": {key: [extractor.name, extractor.sha256] for key, extractor in extractors.items()},
+    }
 
 
 def check_images(place: Path | str, preprocessing: str, num: int = 8) -> None:
@@ -86,31 +131,23 @@ def _check_shapes(images: Sequence[Tensor], shape: torch.Size, place: Path | str
         )
 
 
-def save_reference(path: Path | str, reference: ReferenceSet) -> None:
-    """Writes a measured set into one file: features, and the hashes of images and extractors."""
-    metadata = {
-        "kind": KIND,
-        "name": reference.name,
-        "num_images": reference.num_images,
-        "preprocessing": reference.preprocessing,
-        "images_sha256": reference.sha256,
-        "extractors": {key: list(value) for key, value in reference.extractors.items()},
-    }
-    save_tensors(path, dict(reference.features), metadata)
-
-
 def load_reference(
-    given: Path | str, extractors: Mapping[str, Extractor], preprocessing: str, name: str | None = None
-) -> ReferenceSet:
+    given: Path | str,
+    extractors: Mapping[str, Extractor],
+    preprocessing: str,
+    name: str | None = None,
+    device: torch.device | str = "cpu",
+) -> Reference:
     """Reads a stored set, after comparing how it was made with how the generated images will be measured.
 
-    `given` is what `save_reference` wrote, or an .npz file with mu (width,) and sigma (width, width) of the Inception
-    features, which tells nothing of extractor and preprocessing: those are taken on trust; or the manifest of a
-    resource that is one of these. Without a name the stored one, or the file's, is taken.
+    `given` is a file of what `measure_reference` gave, or an .npz file with mu (width,) and sigma (width, width) of the
+    Inception features, which tells nothing of extractor and preprocessing: those are taken on trust; or the manifest of
+    a resource that is one of these. Without a name the stored one, or the file's, is taken.
     """
     path, sha256 = resource_path(given), resource_sha256(given)
     if path.suffix == ".npz":
-        return _load_statistics(path, name or path.stem, sha256)
+        columns = {"reference": name or path.stem, "num_reference": None, "reference_sha256": sha256}
+        return Reference(columns, _load_statistics(path).to(device), None, None)
     tensors, metadata = load_tensors(path)
     if metadata.get("kind") != KIND:
         raise ValueError(f"{path} should hold a {KIND}, found {metadata.get('kind', 'a foreign file')}")
@@ -119,19 +156,20 @@ def load_reference(
             f"{path}: the reference images were prepared by {metadata['preprocessing']}, the generated ones are by "
             f"{preprocessing}; measure the reference again or change the config's preprocessing"
         )
-    stored = {key: (value[0], value[1]) for key, value in metadata["extractors"].items()}
     for key, extractor in extractors.items():
-        if stored.get(key) != (extractor.name, extractor.sha256):
+        stored = metadata["extractors"].get(key)
+        if stored != [extractor.name, extractor.sha256]:
             raise ValueError(
-                f"{path}: the reference's features {key} are of {_describe(stored.get(key))}, expected "
-                f"{_describe((extractor.name, extractor.sha256))}; measure the reference again"
+                f"{path}: the reference's features {key} are of {stored}, expected {extractor.name} with weights "
+                f"{extractor.sha256}; measure the reference again"
             )
-    gaussian = Gaussian.of(tensors[INCEPTION])
-    found = name or metadata["name"]
-    return ReferenceSet(found, gaussian, tensors, metadata["num_images"], preprocessing, sha256, stored)
+    number = metadata["num_images"]
+    columns = {"reference": name or metadata["name"], "num_reference": number, "reference_sha256": sha256}
+    features = {key: rows.to(device) for key, rows in tensors.items()}
+    return Reference(columns, Gaussian.of(tensors[INCEPTION]).to(device), features[INCEPTION], features.get(VGG16))
 
 
-def _load_statistics(path: Path, name: str, sha256: str) -> ReferenceSet:
+def _load_statistics(path: Path) -> Gaussian:
     try:
         with np.load(path, allow_pickle=False) as arrays:  # noqa: TID251
             mean, covariance = (torch.from_numpy(arrays[key].astype(np.float64)) for key in ("mu", "sigma"))
@@ -144,8 +182,4 @@ def _load_statistics(path: Path, name: str, sha256: str) -> ReferenceSet:
             f"{path}: mu and sigma should be (width,) and (width, width), found {tuple(mean.shape)} and "
             f"{tuple(covariance.shape)}"
         )
-    return ReferenceSet(name, Gaussian(mean, covariance), sha256=sha256)
-
-
-def _describe(extractor: tuple[str, str] | None) -> str:
-    return "no extractor" if extractor is None else f"{extractor[0]} with weights {extractor[1][:12]}"
+    return Gaussian(mean, covariance)
