@@ -2,10 +2,9 @@
 
 from lantern.io import write_json
 from lantern_pipeline.measure.measuring_models import check_metric_weights
-from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
-    hashes = check_metric_weights(snakemake.params.settings, MetricFiles.among(dict(snakemake.input.items())))
+    hashes = check_metric_weights(snakemake.params.settings, dict(snakemake.input.items()))
     write_json(snakemake.output[0], hashes)
     log.info("what images are measured with can be loaded: %s", hashes)

@@ -7,7 +7,6 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.measure.quality import measure_quality
-from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
@@ -15,8 +14,7 @@ with job_log(snakemake):
     prompts = read_prompts(files.prompts)
     source, metrics = params.source["data"]["source"], params.settings
     encoder = make_text_encoder(params.text, source, files.text)
-    chosen = MetricFiles.among(dict(files.items()))
-    models = load_measuring_models(files.tokenizer, files.target, encoder, chosen, metrics, device)
+    models = load_measuring_models(files.tokenizer, files.target, encoder, dict(files.items()), metrics, device)
     rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
         prompts,

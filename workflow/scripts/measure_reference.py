@@ -4,12 +4,11 @@ from lantern.io import save_tensors
 from lantern_pipeline.fetch.manifest import resource_path
 from lantern_pipeline.measure.feature_extractors import load_extractors
 from lantern_pipeline.measure.reference_statistics import measure_reference
-from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake) as log:
     published = snakemake.params.settings
-    files, device = MetricFiles.among(dict(snakemake.input.items())), resolve_device(snakemake.params.device)
+    files, device = dict(snakemake.input.items()), resolve_device(snakemake.params.device)
     extractors = load_extractors(files, published["vgg16_layer"], device)
     place, name = resource_path(snakemake.input.images), published["reference"]["name"]
     features, metadata = measure_reference(

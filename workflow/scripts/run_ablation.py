@@ -10,14 +10,12 @@ from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.measuring_models import load_measuring_models
-from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
     encoder = make_text_encoder(params.text, params.source, files.text)
-    chosen = MetricFiles.among(dict(files.items()))
     targets = dict(zip(params.targets, files.targets, strict=True))
     drafters = {(steps, None): None for steps in targets}
     drafters |= zip(map(tuple, params.drafters), files.drafters, strict=True)
@@ -28,7 +26,7 @@ with job_log(snakemake):
         },
         tables=load_tables(files.nearest_codes, device),
         measuring={
-            steps: load_measuring_models(files.tokenizer, file, encoder, chosen, metrics, device)
+            steps: load_measuring_models(files.tokenizer, file, encoder, dict(files.items()), metrics, device)
             for steps, file in targets.items()
         },
         cross_entropy={steps: (read_metadata(file) or {}).get("val_cross_entropy") for steps, file in targets.items()},

@@ -29,7 +29,7 @@ from lantern_pipeline.measure.measuring_models import (
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.measure.quality import hash_prompts, measure_quality
 from lantern_pipeline.measure.reference_statistics import measure_reference
-from lantern_pipeline.measure.registry import DECODING, FIDELITY, METRICS, MetricFiles
+from lantern_pipeline.measure.registry import DECODING, FIDELITY, METRICS
 from lantern_pipeline.tables.comparisons import build_paired
 from lantern_pipeline.tables.markdown import markdown_table, method_cells, results_table
 from lantern_pipeline.tables.summary import TV_COLUMNS, build_summary
@@ -113,7 +113,7 @@ def measure(files, models, records, extractors, monkeypatch):
             "reference": {"name": "coco_val", "images": "coco", "statistics": None},
         }
         paths = {"clip_weights": files / "clip.safetensors", "hps_weights": files / "hps.safetensors"}
-        found, metrics = MetricFiles(**paths, reference=files / reference), {**OFF, "published": published, **metrics}
+        found, metrics = {**paths, "reference": files / reference}, {**OFF, "published": published, **metrics}
         parts = load_parts(metrics, found, "cpu")
         measuring = MeasuringModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
         return measure_quality(records, PROMPTS, None, measuring, settings=SETTINGS, **PLACE)
@@ -212,9 +212,7 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     save_model(paths["clip"], clip, {"num_steps": 1})
     save_model(paths["target"], models["target_model"])
     metrics = {**OFF, "fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True}
-    inputs = {**{name: str(path) for name, path in paths.items()}, "records": ["other.safetensors"]}
-    assert MetricFiles.among(inputs) == MetricFiles(inputs["attribute_classifier"], inputs["clip"])
-    files, encoder = MetricFiles.among(inputs), models["text_encoder"]
+    files, encoder = {name: str(path) for name, path in paths.items()}, models["text_encoder"]
     metrics["published"] = {}
     loaded = load_measuring_models(paths["tokenizer"], paths["target"], encoder, files, metrics, torch.device("cpu"))
     scorer = ClipScorer.from_checkpoint(paths["clip"], device="cpu")

@@ -24,20 +24,17 @@ from lantern_pipeline.measure.registry import (
     METRICS,
     NEITHER,
     SETS,
-    MetricFiles,
     check_choices,
     chosen,
     loading_modules,
     metric_files,
     metrics_over,
-    needs_reference,
     published_files,
-    published_weights,
     trained_models,
 )
 from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
-OWN = {"fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True, "hps": False}
+OWN = {"fidelity": "attribute_classifier", "clip": "own", "prompt_accuracy": True, "hps": False, "published": {}}
 WEIGHTS = ("inception", "vgg16", "clip", "hps")
 ENTRY = {"url": "https://example.org/weights.pth", "files": {"weights.pth": None}}
 RESOURCES = parse_entries({name: ENTRY for name in ("inception_v3", "vgg", "openai", "hps_v2_1", "coco")})
@@ -98,7 +95,7 @@ def test_every_choice_names_a_function_beside_the_table():
 def test_the_embedded_data_set_trains_what_measures_and_needs_nothing_else():
     check_choices(OWN, {})
     assert trained_models(OWN) == ("attribute_classifier", "clip")
-    assert published_weights(OWN) == {} == published_files(OWN, {}) and not needs_reference(OWN)
+    assert published_files(OWN, {}) == {}
     trained = {"attribute_classifier": "r.safetensors", "clip": "c.safetensors"}
     assert metric_files(OWN, trained, {}, "unused") == trained
 
@@ -107,7 +104,6 @@ def test_published_metrics_need_weights_and_train_nothing():
     metrics = published()
     check_choices(metrics, RESOURCES)
     assert trained_models(metrics) == ()
-    assert tuple(published_weights(metrics)) == WEIGHTS and needs_reference(metrics)
     files = {
         "inception_weights": "resources/inception_v3.json",
         "vgg16_weights": "resources/vgg.json",
@@ -138,16 +134,14 @@ def test_every_metric_can_be_switched_off():
     for metric, others in {"fidelity": 2, "clip": 3, "hps": 3}.items():
         metrics = {**published(), metric: None}
         check_choices(metrics, RESOURCES)
-        assert len(published_weights(metrics)) == others
+        assert len([name for name in published_files(metrics, RESOURCES) if name.endswith("weights")]) == others
     check_choices({**published(hps=None, clip=None), "hps": False, "clip": None}, RESOURCES)
 
 
 @pytest.mark.parametrize("key", WEIGHTS)
 def test_weights_that_are_not_named_or_not_known_are_an_error(key):
-    user = {"inception": "fidelity", "vgg16": "fidelity"}.get(key, key)
     sentence = sentence_for(published(**{key: None}))
-    assert f"metrics.published.{key} names no file, which metrics.{user} needs" in sentence
-    assert f"switch off metrics.{user}" in sentence
+    assert f"metrics.published.{key} names no file; give" in sentence and "switch the metric off" in sentence
     sentence = sentence_for(published(**{key: "weights/nowhere.pth"}))
     assert f"metrics.published.{key}" in sentence and "nowhere.pth" in sentence
 
@@ -155,7 +149,7 @@ def test_weights_that_are_not_named_or_not_known_are_an_error(key):
 @pytest.mark.parametrize(
     "metrics, message",
     [
-        ({"images": None}, "either images (a folder) or statistics (a file), got neither"),
+        ({"images": None}, "metrics.published.reference.images names no file"),
         ({"statistics": "coco"}, "got images and statistics"),
         ({"name": None}, "reference.name must name the set of real images"),
         ({"images": "nowhere/at/all"}, "metrics.published.reference.images"),
@@ -186,7 +180,7 @@ def loaded(monkeypatch):
     calls, extractor = [], Extractor("nothing/1", "a" * 64, nn.Identity())
 
     def load(found, vgg16_layer, device):
-        calls.append((found.inception_weights.name, found.vgg16_weights.name, vgg16_layer, str(device)))
+        calls.append((found["inception_weights"].name, found["vgg16_weights"].name, vgg16_layer, str(device)))
         return {"inception": extractor, "vgg16": extractor}
 
     monkeypatch.setattr(of_sets, "load_extractors", load)
@@ -200,7 +194,7 @@ def check(files, reference=IMAGE_FOLDER, **metrics):
     given = {"reference_images": "images"} if reference["images"] else {"reference_statistics": "statistics.npz"}
     paths |= {name: files / path for name, path in given.items()}
     chosen = {**published(reference=reference, **architecture, **way), **metrics}
-    return check_metric_weights(chosen, MetricFiles(**paths))
+    return check_metric_weights(chosen, paths)
 
 
 def test_every_chosen_model_is_loaded_and_its_weights_are_named(files, loaded):

@@ -7,6 +7,7 @@ weights are read first, without code, and handed over.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from lantern.checkpoints.files import find_weights, read_weights
 from lantern_pipeline.data.image_files import to_float, to_uint8
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
-from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 INCEPTION, VGG16 = "inception", "vgg16"
@@ -98,7 +98,9 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
     return Extractor(f"{name}/{layer}", weights.sha256, module.eval().requires_grad_(False).to(device))
 
 
-def load_extractors(files: MetricFiles, vgg16_layer: str, device: torch.device | str) -> dict[str, Extractor]:
+def load_extractors(
+    files: Mapping[str, Path | str], vgg16_layer: str, device: torch.device | str
+) -> dict[str, Extractor]:
     """Loads the extractors of published fidelity: INCEPTION and VGG16 -> extractor."""
-    inception = load_extractor("inception-v3-compat", "2048", files.inception_weights, device)
-    return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files.vgg16_weights, device)}
+    inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
+    return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files["vgg16_weights"], device)}

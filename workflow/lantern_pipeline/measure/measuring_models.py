@@ -19,7 +19,7 @@ from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, PublishedFidelity
-from lantern_pipeline.measure.registry import FIDELITY, MetricFiles, chosen
+from lantern_pipeline.measure.registry import FIDELITY, chosen
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.clip import ClipModel
 from lantern_pipeline.world.tokenizer import load_tokenizer
@@ -65,7 +65,7 @@ def load_measuring_models(
     tokenizer: str,
     target: str,
     text_encoder: TextEncoder,
-    files: MetricFiles,
+    files: Mapping[str, Any],
     metrics: Mapping[str, Any],
     device: Device,
 ) -> MeasuringModels:
@@ -81,18 +81,18 @@ def load_measuring_models(
     )
 
 
-def load_parts(metrics: Mapping[str, Any], files: MetricFiles, device: Device) -> dict[str, Any]:
+def load_parts(metrics: Mapping[str, Any], files: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """Loads what every key of config section `metrics` that is on measures with."""
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
-def load_part(loader: str, metrics: Mapping[str, Any], files: MetricFiles, device: Device) -> Any:
+def load_part(loader: str, metrics: Mapping[str, Any], files: Mapping[str, Any], device: Device) -> Any:
     """Calls a function of a module beside this one, `Choice.loader`."""
     module, name = loader.split(":")
     return getattr(import_module(f"lantern_pipeline.measure.{module}"), name)(metrics, files, device)
 
 
-def check_metric_weights(metrics: Mapping[str, Any], files: MetricFiles) -> dict[str, str]:
+def check_metric_weights(metrics: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, str]:
     """Loads every published model that config section `metrics` measures with, one after the other, and opens the first
     real images, before hours of generation depend on them: key of metrics.published -> SHA-256 of its weights.
     """
@@ -100,7 +100,7 @@ def check_metric_weights(metrics: Mapping[str, Any], files: MetricFiles) -> dict
     for choice in chosen(metrics).values():
         if choice.weights:
             load_part(choice.loader, metrics, files, "cpu")
-            hashes |= {name: resource_sha256(getattr(files, f"{name}_weights")) for name in choice.weights}
+            hashes |= {name: resource_sha256(files[f"{name}_weights"]) for name in choice.weights}
     return hashes
 
 

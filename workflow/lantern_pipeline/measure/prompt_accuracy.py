@@ -12,7 +12,6 @@ from lantern.checkpoints.native import load_model
 from lantern.prompts import Prompt
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.feature_extractors import describe_weights
-from lantern_pipeline.measure.registry import MetricFiles
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, attribute_matches, attribute_targets
 from lantern_pipeline.world.scenes import scene_of
 
@@ -42,10 +41,10 @@ class AccuracyScore:
         return {"prompt_accuracy": share, "is_all_correct": is_all_correct}
 
 
-def load_accuracy(metrics: Mapping[str, Any], files: MetricFiles, device: torch.device | str) -> AccuracyScore:
+def load_accuracy(metrics: Mapping[str, Any], files: Mapping[str, Any], device: torch.device | str) -> AccuracyScore:
     """Loads what metrics.prompt_accuracy measures with."""
-    classifier = load_model(files.attribute_classifier, AttributeClassifier).to(device)
-    return AccuracyScore(classifier, resource_sha256(files.attribute_classifier))
+    classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
+    return AccuracyScore(classifier, resource_sha256(files["attribute_classifier"]))
 
 
 def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

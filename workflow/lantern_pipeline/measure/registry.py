@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
@@ -151,15 +151,13 @@ def metrics_over(what: str) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What one value of a config key measures with: the function "<module of metrics>:<name>" that loads it from
-    (config section metrics, MetricFiles, device), models that the run trains (of TRAINED), published weights (keys of
-    config section metrics.published), and whether it compares with the real images of metrics.published.reference.
-    """
+    """What one value of a config key measures with."""
 
+    # the function "<module of measure>:<name>" that loads it from (config section metrics, `metric_files`, device)
     loader: str
-    trained: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
-    has_reference: bool = False
+    trained: tuple[str, ...] = ()  # models that the run trains, of TRAINED
+    weights: tuple[str, ...] = ()  # published ones, keys of config section metrics.published
+    has_reference: bool = False  # compares with the real images of metrics.published.reference
 
 
 # config key of section metrics -> its values; null and false switch a metric off
@@ -175,26 +173,6 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
     "prompt_accuracy": {True: Choice("prompt_accuracy:load_accuracy", trained=("attribute_classifier",))},
     "hps": {True: Choice("clip_score:load_hps", weights=("hps",))},
 }
-
-
-@dataclass(frozen=True)
-class MetricFiles:
-    """What images are measured with: paths, or manifests of resources; None what a config does not need."""
-
-    attribute_classifier: str | None = None
-    clip: str | None = None
-    inception_weights: str | None = None
-    vgg16_weights: str | None = None
-    clip_weights: str | None = None
-    hps_weights: str | None = None
-    reference: str | None = None
-    reference_images: str | None = None
-    reference_statistics: str | None = None
-
-    @classmethod
-    def among(cls, inputs: Mapping[str, Any]) -> MetricFiles:
-        """Takes its files from the named inputs of a rule."""
-        return cls(**{field.name: inputs[field.name] for field in fields(cls) if field.name in inputs})
 
 
 def chosen(metrics: Mapping[str, Any]) -> dict[str, Choice]:
@@ -222,27 +200,23 @@ def trained_models(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in TRAINED if name in needed)
 
 
-def published_weights(metrics: Mapping[str, Any]) -> dict[str, str | None]:
-    """Finds the published weights that are needed: key of metrics.published -> a resource's name, a path, or None."""
-    keys = [key for choice in chosen(metrics).values() for key in choice.weights]
-    return {key: metrics["published"][key] for key in keys}
-
-
-def needs_reference(metrics: Mapping[str, Any]) -> bool:
-    """Tells whether a metric compares with real images from elsewhere."""
-    return any(choice.has_reference for choice in chosen(metrics).values())
+def published_sources(metrics: Mapping[str, Any]) -> dict[str, str | None]:
+    """Finds what measuring needs from elsewhere: `<key>_weights` of metrics.published, reference_images or
+    reference_statistics -> a resource's name, a path, or None.
+    """
+    published, choices = metrics["published"], chosen(metrics).values()
+    found = {f"{key}_weights": published[key] for choice in choices for key in choice.weights}
+    if any(choice.has_reference for choice in choices):
+        given = "images" if published["reference"]["statistics"] is None else "statistics"
+        found[f"reference_{given}"] = published["reference"][given]
+    return found
 
 
 def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> dict[str, str]:
-    """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: field
-    of `MetricFiles` -> path or manifest, the reference as reference_images or reference_statistics.
+    """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: as in
+    `published_sources` -> path or manifest.
     """
-    files = {f"{key}_weights": resource_of(value, resources) for key, value in published_weights(metrics).items()}
-    if needs_reference(metrics):
-        reference = metrics["published"]["reference"]
-        given = "images" if reference["statistics"] is None else "statistics"
-        files[f"reference_{given}"] = resource_of(reference[given], resources)
-    return files
+    return {name: resource_of(value, resources) for name, value in published_sources(metrics).items()}
 
 
 def metric_files(
@@ -251,44 +225,35 @@ def metric_files(
     resources: Mapping[str, Resource],
     measured_reference: str,
 ) -> dict[str, str]:
-    """Names the files that measuring reads, the inputs of a rule: field of `MetricFiles` -> path or manifest. `trained`
-    are the files of TRAINED; `measured_reference` is where the features of a folder of real images are written.
+    """Names the files that measuring reads, the inputs of a rule and what loaders take: one of TRAINED, or as in
+    `published_files`, but for `reference`, what images are compared with. `trained` are the files of TRAINED;
+    `measured_reference` is where the features of a folder of real images are written.
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
-    if needs_reference(metrics):
-        images = files.pop("reference_images", None)
-        files["reference"] = files.pop("reference_statistics") if images is None else measured_reference
-    return files
+    if files.pop("reference_images", None):
+        return files | {"reference": measured_reference}
+    statistics = files.pop("reference_statistics", None)
+    return files | ({"reference": statistics} if statistics else {})
 
 
 def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
     """Checks, before anything runs, that every metric has the weights and the reference that it needs."""
-    for key, value in published_weights(metrics).items():
-        _check_source(f"metrics.published.{key}", value, resources)
-    if needs_reference(metrics):
-        reference = metrics["published"]["reference"]
-        given = [key for key in ("images", "statistics") if reference[key] is not None]
-        if len(given) != 1:
+    for name, value in published_sources(metrics).items():
+        part = name.removesuffix("_weights").replace("_", ".")
+        if value is None:
             raise ValueError(
-                "config key metrics.published.reference must name either images (a folder) or statistics (a file), "
-                f"got {' and '.join(given) or 'neither'}; set metrics.fidelity to null to do without FID"
+                f"config key metrics.published.{part} names no file; give the name of an entry of resources or a path, "
+                "or switch the metric off that needs it"
             )
-        if reference["name"] is None:
-            raise ValueError(
-                "config key metrics.published.reference.name must name the set of real images, got nothing"
-            )
-        _check_source(f"metrics.published.reference.{given[0]}", reference[given[0]], resources)
-
-
-def _check_source(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    part = key.split(".")[2]
-    users = ", ".join(
-        metric
-        for metric, choices in CHOICES.items()
-        for choice in choices.values()
-        if part in choice.weights or (part == "reference" and choice.has_reference)
-    )
-    remedy = f"give the name of an entry of resources or a path, or switch off metrics.{users}"
-    if value is None:
-        raise ValueError(f"config key {key} names no file, which metrics.{users} needs; {remedy}")
-    check_reference(key, value, resources)
+        check_reference(f"metrics.published.{part}", value, resources)
+        if name.startswith("reference"):
+            reference = metrics["published"]["reference"]
+            if None not in (reference["images"], reference["statistics"]):
+                raise ValueError(
+                    "config key metrics.published.reference must name either images (a folder) or statistics (a file), "
+                    "got images and statistics"
+                )
+            if reference["name"] is None:
+                raise ValueError(
+                    "config key metrics.published.reference.name must name the set of real images, got nothing"
+                )
