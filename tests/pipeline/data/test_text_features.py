@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lantern.io import save_tensors
 from lantern.prompts import Prompt
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.data.text_features import StoredTextEncoder, write_text_features
@@ -68,14 +67,9 @@ def test_no_features_are_read_before_they_are_asked_for(shards, monkeypatch):
     assert stored.encode([TEXTS[2]])[1].sum() == 1
 
 
-def test_damaged_foreign_and_missing_files_are_named(shards, tmp_path):
-    with pytest.raises(ValueError, match="no text features to read"):
-        StoredTextEncoder([])
+def test_damaged_and_missing_files_are_named(shards, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.safetensors"):
         StoredTextEncoder([tmp_path / "none.safetensors"])
-    save_tensors(tmp_path / "codes.safetensors", {"codes": torch.zeros(1)}, {"kind": "codes"})
-    with pytest.raises(ValueError, match=r"codes\.safetensors should hold text_features, found codes"):
-        StoredTextEncoder([tmp_path / "codes.safetensors"])
     content = shards[0].read_bytes()
     for damaged, what in ((content[:-3], "truncated"), (content[:-1] + bytes([content[-1] ^ 1]), "damaged")):
         shards[0].write_bytes(damaged)
@@ -83,19 +77,8 @@ def test_damaged_foreign_and_missing_files_are_named(shards, tmp_path):
             StoredTextEncoder(shards)  # before any feature is used
 
 
-def test_files_of_different_encoders_or_with_another_text_under_an_id_are_not_mixed(encoder, shards, tmp_path):
-    write_text_features(tmp_path / "x.safetensors", [Prompt("x", "x")], encoder, {"t5": "other"}, 1)
-    with pytest.raises(ValueError, match=r"x\.safetensors: encoder should be .*tiny.*found .*other"):
-        StoredTextEncoder([*shards, tmp_path / "x.safetensors"])
-    write_text_features(tmp_path / "y.safetensors", [Prompt("p-0", "y")], encoder, DESCRIPTION, 1)
-    with pytest.raises(ValueError, match="prompt p-0 has another text"):
-        StoredTextEncoder([*shards, tmp_path / "y.safetensors"])
-
-
-def test_nothing_is_written_without_prompts_or_with_bad_features(encoder, tmp_path):
+def test_nothing_is_written_with_bad_features(tmp_path):
     path = tmp_path / "f.safetensors"
-    with pytest.raises(ValueError, match=r"no prompts to encode.*text\.num_shards"):
-        write_text_features(path, [], encoder)
 
     class Broken(WordEmbeddingEncoder):
         def encode(self, texts):

@@ -64,12 +64,6 @@ def test_a_figure_is_legible_within_its_page_and_the_same_every_time(name, tmp_p
         assert len(set(texts(legend.get_texts()))) == len(legend.get_texts())
 
 
-def test_only_png_and_pdf(tmp_path):
-    with pytest.raises(ValueError, match=r"\.png or \.pdf"):
-        save_figure(draw("ambiguity"), [tmp_path / "figure.jpg"])
-    assert not list(tmp_path.iterdir())
-
-
 def test_every_preset_has_a_colour_of_its_own():
     assert len({to_rgb(method_colour(name)) for name in PRESETS}) == len(PRESETS)
 

@@ -49,8 +49,6 @@ def test_samples_pair_prompts_methods_and_lengths():
     assert grid["images"][:, :, 0, 0, 0].tolist() == [[0, 32], [32, 64]]  # a code is an eighth of 255
     chosen = select_samples(records, PROMPTS, Mosaic(), {"sample_prompts": 3, "sample_methods": ["again"]})
     assert chosen["notes"] == [["4.00"]] * 3
-    with pytest.raises(ValueError, match="no records of 'eagle9'"):
-        select_samples(records, PROMPTS, Mosaic(), {"sample_prompts": 1, "sample_methods": ["eagle9"]})
 
 
 def select(codes, columns, seed=0):
@@ -76,10 +74,8 @@ def test_random_codes_are_others_and_follow_the_seed():
     assert (first[:, -1] != first[:, 0]).all()
 
 
-def test_no_more_images_are_decoded_than_allowed_and_foreign_codes_are_rejected(monkeypatch):
+def test_no_more_images_are_decoded_than_allowed(monkeypatch):
     codes = torch.tensor([[0] * 4, [1] * 4, [7] * 4])
     for allowed in (11, 1):  # never fewer than the rows that are shown
         monkeypatch.setattr(latent_proximity, "MOST_TOKENS", allowed)
         assert select(codes, columns=1)["note_title"] == "PSNR, 2 images"
-    with pytest.raises(ValueError, match="codes must be below 8"):
-        select(torch.full((3, 4), 8), columns=2)

@@ -143,23 +143,6 @@ def test_one_prompt_has_no_interval():
     assert np.isnan(bootstrap_interval(mean_statistic, np.array([1.0]))).all()
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
-        ((), {}, "at least one column"),
-        (([1.0, np.nan],), {}, "not finite"),
-        (([1.0, 2.0], [1.0]), {}, "equal length"),
-        (([[1.0, 2.0]], [1.0, 2.0]), {}, "equal length and shape"),
-        (([1.0, 2.0],), {"level": 1.0}, "level must be in .* got 1.0"),
-        (([1.0, 2.0],), {"level": 0.0}, "level must be in .* got 0.0"),
-        (([1.0, 2.0],), {"num_resamples": 0}, "num_resamples"),
-    ],
-)
-def test_bad_input_is_named(columns, options, message):
-    with pytest.raises(ValueError, match=message):
-        bootstrap_interval(mean_statistic, *map(np.array, columns), **options)
-
-
 def test_a_prompt_that_lacks_a_value_in_one_of_several_repeats_does_not_count():
     values = np.array([[1.0, np.nan, 3.0, 4.0], [5.0, 6.0, 7.0, np.inf], [9.0, 10.0, 12.0, 2.0]])
     options = {"num_resamples": 50, "seed": 1}

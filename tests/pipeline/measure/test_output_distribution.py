@@ -197,12 +197,6 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
         assert (tv <= other.tv_from(nodes.target_probs) + 1e-12).all() and tv.mean() > 0.01
 
 
-def test_coupled_drafts_are_not_enumerated():
-    spec = MethodSpec.of(name="coupled", tree="chain3", drafts="coupled")
-    with pytest.raises(ValueError, match="count substitutions"):
-        distribution_of_method(random_nodes(3), spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=0)
-
-
 def test_a_row_by_hand():
     target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]))
@@ -267,16 +261,13 @@ def test_the_nodes_kept_do_not_depend_on_the_batch():
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_nodes_with_fewer_children_than_others_are_kept_and_a_method_without_drafts_has_none():
+def test_nodes_with_fewer_children_than_others_are_kept():
     prompts, encoder = [Prompt(f"p{i}", f"a word {i}") for i in range(3)], WordEmbeddingEncoder(None, 16, 5, 0)
     options = {"run_seed": 3, "max_nodes": 48, "batch_size": 3}
     models, sampling = make_models(), SamplingConfig(cfg_scale=2.0)
     uneven = make_decoder(models, make_method("eagle1", tree="chain3k3d1"), sampling)  # three children, then one
     nodes = record_nodes(uneven, prompts, encoder, **options)
     assert set((nodes.children >= 0).sum(-1).tolist()) == {1, 3}
-    alone = make_decoder(models, make_method("autoregressive"), sampling)
-    with pytest.raises(ValueError, match="autoregressive verifies no drafts; its distribution is the target's"):
-        record_nodes(alone, prompts, encoder, **options)
 
 
 def test_no_more_nodes_are_kept_than_asked_for():

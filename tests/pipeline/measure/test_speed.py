@@ -28,12 +28,9 @@ def test_mean_accepted_length_is_all_tokens_by_all_forwards(tokens, forwards, ex
     assert result["mean_accepted_length_low"] <= expected <= result["mean_accepted_length_high"]
 
 
-def test_autoregressive_has_accepted_length_one_and_impossible_counts_are_rejected():
+def test_autoregressive_has_accepted_length_one():
     result = mean_accepted_length(np.full(5, 64), np.full(5, 64))
     assert set(result.values()) == {1.0} and len(result) == 3
-    for forwards in ([0, 3], [65, 3]):
-        with pytest.raises(ValueError, match="target_forwards"):
-            mean_accepted_length(np.array([64, 64]), np.array(forwards))
 
 
 def test_speedup_is_the_median_paired_ratio_whatever_the_order_of_rows():
@@ -72,17 +69,3 @@ def test_temperatures_are_kept_apart():
     cold = latency_table({"autoregressive": [3.0, 3.0], "fast": [1.0, 1.0]}, temperature=0.0)
     result = summarise_latency(pd.concat([FAST, cold])).set_index(["method_id", "temperature"])["speedup"]
     assert (result["fast", 1.0], result["fast", 0.0]) == (2.0, 3.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.drop(columns="prompt_set"), "lacks the column prompt_set"),
-        (lambda t: t.assign(seconds=0.0), "not a positive"),
-        (lambda t: t[t.method_id == "fast"], "no rows of autoregressive"),
-        (lambda t: t.drop(index=0), "timed for only one"),
-    ],
-)
-def test_bad_tables_are_named(change, message):
-    with pytest.raises(ValueError, match=message):
-        summarise_latency(change(FAST))

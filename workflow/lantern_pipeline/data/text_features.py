@@ -1,7 +1,7 @@
 """Stored text features: computed once per prompt set, then read by everything that needs them.
 
 A file holds the valid tokens' features of its prompts one after the other, in bfloat16, without pads: a prompt of 14
-tokens takes 56 KiB at 2048 channels, where the padded one would take 480. Its header is the index: ids and hashes of
+tokens takes 56 KiB at 2048 channels, where the padded one would take 480. Its header is the index: hashes of
 the texts, in the same order.
 """
 
@@ -25,8 +25,6 @@ from lantern.prompts import Prompt
 logger = logging.getLogger(__name__)
 
 KIND = "text_features"
-# What files that are read together must agree on.
-_COMMON = ("caption_dim", "max_tokens", "encoder")
 
 
 def hash_text(text: str) -> str:
@@ -41,12 +39,9 @@ def write_text_features(
     description: dict[str, Any] | None = None,
     batch_size: int = 16,
 ) -> None:
-    """Encodes prompts, `batch_size` together, and stores the features of their valid tokens, atomically.
-
-    Files of encoders with different descriptions (JSON values) are not read together.
+    """Encodes prompts, `batch_size` together, and stores the features of their valid tokens, atomically; `description`
+    says in JSON values by what encoder.
     """
-    if not prompts:
-        raise ValueError(f"{path}: there are no prompts to encode; ask for fewer shards (config key text.num_shards)")
     rows, lengths = [], []
     for begin in tqdm(range(0, len(prompts), batch_size), desc="encoding prompts", unit="batch", disable=None):
         batch = prompts[begin : begin + batch_size]
@@ -64,7 +59,6 @@ def write_text_features(
         "caption_dim": features.shape[2],
         "max_tokens": features.shape[1],
         "encoder": description or {},
-        "ids": [prompt.id for prompt in prompts],
         "hashes": [hash_text(prompt.text) for prompt in prompts],
     }
     save_tensors(path, {"features": torch.cat(rows), "lengths": torch.cat(lengths)}, metadata)
@@ -77,16 +71,10 @@ class StoredTextEncoder:
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        if not paths:
-            raise ValueError("there are no text features to read; run the rule encode_prompts")
         self._places: dict[str, tuple[Path, int, int]] = {}  # by a text's hash: file, first row, row behind the last
-        self._hashes: dict[str, str] = {}
-        self._common: dict[str, Any] = {}
         self._files: dict[Path, Any] = {}
         for path in map(Path, paths):
             self._read_index(path)
-        self.caption_dim: int = self._common["caption_dim"]
-        self.max_tokens: int = self._common["max_tokens"]
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """See `TextEncoder.encode`; a text without stored features is an error that names it."""
@@ -113,22 +101,8 @@ class StoredTextEncoder:
 
     def _read_index(self, path: Path) -> None:
         tensors, metadata = load_tensors(path)  # the whole file is compared with its checksum
-        if metadata.get("kind") != KIND:
-            raise ValueError(
-                f"{path} should hold {KIND}, found {metadata.get('kind', 'no kind at all')}; delete it and run the "
-                "rule encode_prompts"
-            )
-        for key in _COMMON:
-            if self._common.setdefault(key, metadata[key]) != metadata[key]:
-                raise ValueError(
-                    f"{path}: {key} should be {self._common[key]} as in the other text features, found "
-                    f"{metadata[key]}; run the rule encode_prompts again for all prompt sets"
-                )
+        self.caption_dim, self.max_tokens = metadata["caption_dim"], metadata["max_tokens"]
         begin, ends = 0, tensors["lengths"].long().cumsum(0).tolist()
-        for id, text_hash, end in zip(metadata["ids"], metadata["hashes"], ends, strict=True):
-            if self._hashes.setdefault(id, text_hash) != text_hash:
-                raise ValueError(
-                    f"{path}: prompt {id} has another text than in an earlier file; give prompts unique ids"
-                )
+        for text_hash, end in zip(metadata["hashes"], ends, strict=True):
             self._places[text_hash] = (path, begin, end)
             begin = end

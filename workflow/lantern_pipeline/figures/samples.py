@@ -38,9 +38,6 @@ def select_samples(
     """
     num_prompts = settings["sample_prompts"]
     chosen = settings["sample_methods"] or first_of_each_preset(records)
-    for method_id in chosen:
-        if method_id not in records:
-            raise ValueError(f"figures.sample_methods: no records of {method_id!r}; there are {', '.join(records)}")
     shown = [records[method_id] for method_id in chosen]
     images = torch.stack([decode_images(tokenizer, found.codes[:num_prompts]) for found in shown], dim=1)
     accepted = [found.codes.shape[1] / found.target_forwards[:num_prompts].double() for found in shown]

@@ -93,8 +93,6 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
     }
     with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}):
         for path in map(Path, paths):
-            if path.suffix not in metadata:
-                raise ValueError(f"figures are written as .png or .pdf, got {path}")
             with atomic_path(path) as temporary:
                 figure.savefig(temporary, dpi=dpi, metadata=metadata[path.suffix])
 

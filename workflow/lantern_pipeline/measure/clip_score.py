@@ -69,7 +69,7 @@ def load_hps(metrics: Mapping[str, Any], files: Mapping[str, Any], device: torch
 
 def load_open_clip(
     architecture: str,
-    path: Path | str | None,
+    path: Path | str,
     *,
     prompt_prefix: str = "",
     preprocessing: str = NONE,
@@ -82,8 +82,6 @@ def load_open_clip(
     open_clip's resource holds the same tensors. `prompt_prefix` is put in front of every text; `preprocessing` names a
     `Preprocessing` before the model's own scaling.
     """
-    if path is None:
-        raise ValueError(f"{architecture} needs a file of weights: a random model's scores look plausible")
     # Imported here: open_clip takes seconds to import, and only CLIP stages need it.
     from open_clip import SimpleTokenizer
     from open_clip.model import CLIP

@@ -37,7 +37,6 @@ def bootstrap_interval(
     statistic: Callable[..., np.ndarray],
     *columns: np.ndarray,
     num_resamples: int = 1000,
-    level: float = LEVEL,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Computes the percentile interval (low, high) of a statistic over prompts, or over repeats and prompts.
@@ -55,7 +54,7 @@ def bootstrap_interval(
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
     pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411.
     """
-    values = _check_columns(columns, num_resamples, level)
+    values = [np.atleast_2d(np.asarray(column, dtype=np.float64)) for column in columns]
     num_repeats, num_prompts = values[0].shape
     if num_prompts < 2:
         return float("nan"), float("nan")
@@ -65,7 +64,7 @@ def bootstrap_interval(
         places = repeats[:, :, None] * num_prompts + prompts[:, None, :]
         places = places.reshape(len(places), num_repeats * num_prompts)
         estimates.append(statistic(*(column.reshape(-1)[places] for column in values)))
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(np.concatenate(estimates), [tail, 1 - tail])
     return float(low), float(high)
 
@@ -86,7 +85,7 @@ def crossed_resamples(
         yield of_repeats.integers(0, num_repeats, size=(block, num_repeats)), prompts
 
 
-def share_interval(num_hits: np.ndarray, num_trials: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+def share_interval(num_hits: np.ndarray, num_trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Computes the exact interval (low, high) of shares of independent trials, of any shape; nan where there are none.
 
     Unlike a bootstrap, it does not pretend certainty where every trial, or none, is a hit.
@@ -96,7 +95,7 @@ def share_interval(num_hits: np.ndarray, num_trials: np.ndarray, level: float = 
     num_hits, num_trials = np.broadcast_arrays(
         np.asarray(num_hits, dtype=np.float64), np.asarray(num_trials, dtype=np.float64)
     )
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     misses = num_trials - num_hits
     # at the edges beta's quantile is undefined; the bound there is the edge itself
     low = np.where(num_hits > 0, betaincinv(np.maximum(num_hits, 1), misses + 1, tail), 0.0)
@@ -117,8 +116,6 @@ def draw_parts(num_images: int, num_resamples: int, seed: int) -> Tensor:
     """Draws random halves of the images, each without replacement: (num_resamples, num_images // 2) int64."""
     import torch  # not above: most jobs that want an interval do without
 
-    if num_resamples < 2:
-        raise ValueError(f"metrics.fidelity_resamples must be at least 2, got {num_resamples}")
     generator = torch.Generator().manual_seed(seed % 2**63)
     return torch.rand(num_resamples, num_images, generator=generator).argsort(dim=1)[:, : num_images // 2]
 
@@ -158,22 +155,3 @@ def ratio_statistic(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarra
 def median_statistic(values: np.ndarray) -> np.ndarray:
     """Median over prompts: (..., prompts) -> (...)."""
     return np.median(values, axis=-1)
-
-
-def _check_columns(columns: tuple[np.ndarray, ...], num_resamples: int, level: float) -> list[np.ndarray]:
-    if not columns:
-        raise ValueError("bootstrap_interval needs at least one column of values")
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples must be >= 1, got {num_resamples}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must be in (0, 1), got {level}")
-    values = [np.asarray(column, dtype=np.float64) for column in columns]
-    for column in values:
-        if column.shape != values[0].shape or column.ndim not in (1, 2):
-            raise ValueError(
-                "columns must be of equal length and shape, (prompts,) or (repeats, prompts), got "
-                f"{[v.shape for v in values]}"
-            )
-        if not np.isfinite(column).all():
-            raise ValueError("a column holds a value that is not finite; drop the prompts without a value first")
-    return [np.atleast_2d(column) for column in values]

@@ -24,7 +24,6 @@ from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 
 COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
-KIND = "timed_images"
 
 
 @dataclass(frozen=True)
@@ -156,12 +155,10 @@ def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "num_threads": torch.get_num_threads(),
     }
-    save_tensors(path, tensors, {"kind": KIND, **metadata})
+    save_tensors(path, tensors, metadata)
 
 
 def load_timed_images(path: Path | str) -> TimedImages:
     """Reads images that `save_timed_images` wrote."""
     tensors, metadata = load_tensors(path)
-    if metadata.pop("kind", None) != KIND:
-        raise ValueError(f"{path} holds no timed images; delete it and run rule measure_latency again")
     return TimedImages(metadata.pop("prompt_ids"), metadata.pop("method_ids"), **tensors, metadata=metadata)

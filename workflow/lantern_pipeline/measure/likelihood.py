@@ -77,10 +77,6 @@ def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
     """Computes the negative log-likelihood of every token, (images, tokens) float32 in nats, from codes (images,
     tokens) and logits (images, tokens, vocab) of each position given the codes before it; an image's is its mean.
     """
-    if logits.shape[:-1] != codes.shape:
-        raise ValueError(
-            f"logits {tuple(logits.shape)} must be codes {tuple(codes.shape)} with a vocabulary axis added"
-        )
     if not torch.isfinite(logits).all():
         raise ValueError("the target's logits hold nan or infinity; its checkpoint or the guidance scale is broken")
     logits = logits.float()
@@ -104,8 +100,6 @@ def score_tokens(
     were. The target's own samples score about its entropy; greedy images lie far below it, and relaxed decoding moves
     away from it.
     """
-    if len(codes) != len(texts):
-        raise ValueError(f"score_tokens needs one text per image, got {len(codes)} images and {len(texts)} texts")
     scores = []
     batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)
     for _, chosen, logits in batches:

@@ -49,32 +49,22 @@ class Equality:
 
 
 def compare_with_autoregressive(
-    codes: torch.Tensor,
-    autoregressive_codes: torch.Tensor,
-    margins: torch.Tensor,
-    near_tie_margin: float = NEAR_TIE_MARGIN,
+    codes: torch.Tensor, autoregressive_codes: torch.Tensor, margins: torch.Tensor
 ) -> Equality:
     """Compares codes (images, tokens) image by image with the autoregressive decoder's of the same prompts and noise.
 
     Batched and one-token forwards round differently in the last bits. Where the autoregressive decoder's two best
     perturbed log-probabilities are almost equal, either may win; everything after such a position then differs
     legitimately. Only the *first* difference can be excused in this way: where `margins` (images, tokens), the gap of
-    these two in nats, is below `near_tie_margin`.
+    these two in nats, is below NEAR_TIE_MARGIN.
     """
-    if codes.shape != autoregressive_codes.shape or margins.shape != codes.shape:
-        raise ValueError(
-            f"codes {tuple(codes.shape)}, autoregressive codes {tuple(autoregressive_codes.shape)} and margins "
-            f"{tuple(margins.shape)} must have one shape (images, tokens)"
-        )
-    if near_tie_margin < 0:
-        raise ValueError(f"near_tie_margin must be >= 0 nats, got {near_tie_margin}")
     num_tokens = codes.shape[1]
     differs = codes.long() != autoregressive_codes.long()  # (images, tokens)
     is_equal = ~differs.any(dim=1)
     first = torch.where(is_equal, num_tokens, differs.to(torch.int8).argmax(dim=1))
     margin_there = margins.gather(1, first.clamp(max=num_tokens - 1)[:, None]).squeeze(1)
     margin = margin_there.masked_fill(is_equal, float("nan"))
-    return Equality(is_equal, ~is_equal & (margin_there < near_tie_margin), first, margin)
+    return Equality(is_equal, ~is_equal & (margin_there < NEAR_TIE_MARGIN), first, margin)
 
 
 @torch.inference_mode()

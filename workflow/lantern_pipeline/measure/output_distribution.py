@@ -114,8 +114,6 @@ def record_nodes(
     """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
     depends on the seed, not on the batch size. Every batch has a recorder of its own, of `recorder_class`.
     """
-    if decoder.spec.drafts is None:
-        raise ValueError(f"method {decoder.spec.method_id} verifies no drafts; its distribution is the target's")
     parts: list[VerifiedNodes] = []
     try:
         for begin in range(0, len(prompts), batch_size):

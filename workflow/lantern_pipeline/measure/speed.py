@@ -25,8 +25,6 @@ def mean_accepted_length(
     The ratio is of totals (all tokens by all forwards, prefill included): the mean over steps of what a step emitted.
     """
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
-    if (target_forwards < 1).any() or (target_forwards > num_tokens).any():
-        raise ValueError("target_forwards must lie in [1, number of tokens]: every forward emits a token at least")
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
     return {
         "mean_accepted_length": float(num_tokens.sum() / target_forwards.sum()),
@@ -62,7 +60,6 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     times counts once, by its median. Of a method that was timed both eagerly and captured, the latter
     counts.
     """
-    _check_latency(latency)
     if "stepping" in latency.columns:
         is_eager = latency["stepping"] == "eager"
         latency = latency[
@@ -71,23 +68,8 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
     place = ["prompt_set", "temperature", "repeat"]
     per_prompt = latency.groupby([*place, "method_id", "prompt_id"], sort=False)["seconds"].median().reset_index()
     parts = []
-    for (prompt_set, temperature, _), group in per_prompt.groupby(place, sort=False):
+    for _, group in per_prompt.groupby(place, sort=False):
         baseline = group[group["method_id"] == BASELINE].set_index("prompt_id")["seconds"]
-        if baseline.empty:
-            raise ValueError(f"latency of {prompt_set} at temperature {temperature} has no rows of {BASELINE}")
-        for method_id, rows in group.groupby("method_id", sort=False):
-            alone = sorted(set(baseline.index) ^ set(rows["prompt_id"]))
-            if alone:
-                raise ValueError(
-                    f"prompt {alone[0]} was timed for only one of {BASELINE} and {method_id}; a speed-up is paired"
-                )
+        for _, rows in group.groupby("method_id", sort=False):
             parts.append(rows.assign(ratio=baseline.loc[rows["prompt_id"]].to_numpy() / rows["seconds"]))
     return pd.concat(parts, ignore_index=True)
-
-
-def _check_latency(latency: pd.DataFrame) -> None:
-    missing = [name for name in (*KEYS, "prompt_id", "seconds") if name not in latency.columns]
-    if missing:
-        raise ValueError(f"the latency table lacks the column {missing[0]}; it has {list(latency.columns)}")
-    if not (latency["seconds"] > 0).all():
-        raise ValueError("the latency table holds a time that is not a positive number of seconds")

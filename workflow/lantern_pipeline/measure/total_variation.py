@@ -141,8 +141,6 @@ def distribution_of_method(
     `rule` is the method's own above temperature 0; where several children are sampled, the distribution is a mean over
     `num_samples` draws of `seed`.
     """
-    if spec.drafts is None or spec.drafter.is_coupled:
-        raise ValueError(f"the distribution of {spec.drafts} drafts is not enumerated; count substitutions instead")
     if isinstance(rule, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, rule.sets)
     rejection = rule.rejection.at(nodes.depths) if isinstance(rule, ByRejection) else Rejection()
