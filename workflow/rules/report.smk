@@ -12,7 +12,6 @@ rule summarise:
         latency=PLAN.latency_tables("csv"),
         total_variation=rules.measure_total_variation.output.methods,
         curves=rules.measure_total_variation.output.curves,
-        ablations=PLAN.ablation_tables("images.csv"),
         tokenizer="<results>/tokenizer/report.json",
         target=[f"<results>/target/s{seed}/report.json" for seed in config["repeats"]["training_seeds"]],
     output:

@@ -1,7 +1,6 @@
 """Joins quality, latency and total variation into the table of results, and works out what it comes to."""
 
 import math
-from pathlib import Path
 
 from lantern.io import read_json, write_json, write_text
 from lantern_pipeline.data.tables import read_table, read_tables, write_table
@@ -24,8 +23,7 @@ with job_log(snakemake):
     write_table(snakemake.output.paired, build_paired(images, latency, **options))
     reports = {name: read_json(files[name]) for name in ("tokenizer", *params.trained)}
     reports["target"] = targets[0] if len(targets) == 1 else {"val_cross_entropy": sum(entropies) / len(entropies)}
-    ablations = {Path(path).name.partition(".")[0]: read_table(path) for path in files.ablations}
-    claims = find_claims(summary, read_table(files.curves), images, ablations, reports, **options)
+    claims = find_claims(summary, read_table(files.curves), images, reports, **options)
     write_json(snakemake.output.claims, claims)
     table = results_table(summary, params.settings)
     page = html_page("What came out", describe_run(claims["setting"]), method_cells(table), claim_cells(claims))

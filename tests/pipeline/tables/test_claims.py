@@ -44,10 +44,10 @@ def make_curves(bounded=0.09, published=0.3, deltas=(0.1,)):
     return pd.DataFrame(rows)
 
 
-def find(summary, curves=None, images=None, ablations=None, reports=None):
+def find(summary, curves=None, images=None, reports=None):
     curves = make_curves() if curves is None else curves
     images = make_tables().images if images is None else images
-    found = find_claims(summary, curves, images, ablations or {}, reports or {}, settings=SETTINGS, seed=0)
+    found = find_claims(summary, curves, images, reports or {}, settings=SETTINGS, seed=0)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     return found
 
@@ -213,33 +213,6 @@ def test_the_frontier_holds_what_no_row_beats_in_both(peers):
 
 
 # --- equal accepted length -------------------------------------------------------------------------
-
-
-def ablation(column, costs):
-    rows = [
-        {"method": "proximity", "neighbours": "l2_normalised", **{column: name}, "method_id": f"{name}{k}"}
-        | {"prompt_id": f"p{p}", "num_tokens": 12, "target_forwards": 6 - k, "nll": 3 + cost * k + 0.01 * p}
-        for name, cost in costs.items()
-        for k in (0, 1)
-        for p in range(6)
-    ]
-    return pd.DataFrame(rows)
-
-
-def test_ablations_are_compared_at_equal_length(table):
-    rules = ablation("method", {"proximity": 0.3, "lantern": 0.3, "lantern_pp": 0.1})
-    codes = ablation("neighbours", {"l2_normalised": 0.1, "random": 0.4})
-    found = find(table, ablations={"rules": rules, "neighbours": codes, "k": codes})["equal_length"]
-    compared = {key: list(value) for key, value in found.items()}
-    assert compared == {"proximity": ["lantern", "lantern_pp"], "l2_normalised": ["random"]}
-    same, worse = found["proximity"].values()
-    assert same["difference"] == pytest.approx(0) and worse["difference"] == pytest.approx(0.1)
-    assert (worse["shortest"], worse["longest"]) == (2.0, 2.4) and worse["low"] <= 0.1 + 1e-9 <= worse["high"] + 1e-6
-    assert found["l2_normalised"]["random"]["difference"] == pytest.approx(-0.15)
-    rules.loc[rules["method"] == "lantern", "target_forwards"] = 12  # without a common length there are no numbers
-    assert find(table, ablations={"rules": rules})["equal_length"]["proximity"]["lantern"] is None
-    alone = {"rules": ablation("method", {"lantern": 0.1}), "neighbours": ablation("neighbours", {"random": 0.1})}
-    assert "equal_length" not in find(table, ablations=alone)
 
 
 @pytest.mark.parametrize(("costs", "sign"), [((0.3, 0.8), -1), ((0.0, 0.1), 1)])

@@ -28,11 +28,6 @@ OF_A_ROW = (
     *with_ends("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "prompt_accuracy_change"),
     *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
 )
-# Ablation -> column that tells curves apart, the curve asked about, those that it is compared with.
-OF_ABLATIONS = {
-    "rules": ("method", "proximity", ("lantern", "lantern_pp")),
-    "neighbours": ("neighbours", "l2_normalised", ("random", "probability")),
-}
 # Acceptance asked about -> those that it is compared with, on the same tree of the same drafts.
 OF_ACCEPTANCE = {"annealed": ("constant", "reversed"), "group": ("additive", "multiplicative")}
 
@@ -41,13 +36,12 @@ def find_claims(
     summary: pd.DataFrame,
     curves: pd.DataFrame,
     images: pd.DataFrame,
-    ablations: Mapping[str, pd.DataFrame],
     reports: Mapping[str, Mapping[str, Any]],
     *,
     settings: Mapping[str, Any],
     seed: int,
 ) -> dict[str, Any]:
-    """All claims of a run as JSON values, of its tables (`ablations` by name) and its models' training `reports`; what
+    """All claims of a run as JSON values, of its tables and its models' training `reports`; what
     was not run is left out.
     """
     rows = select_headline(summary, settings)
@@ -55,9 +49,6 @@ def find_claims(
     place = {name: rows[name].iloc[0] for name in ("prompt_set", "temperature")} | {"repeat": images["repeat"].iloc[0]}
     images = images[(images[list(place)] == pd.Series(place)).all(axis=1)]
     equal_length = {}
-    for name, asked in OF_ABLATIONS.items():
-        if name in ablations:
-            equal_length |= _compare_curves(ablations[name], *asked, options)
     for first, others in OF_ACCEPTANCE.items():
         equal_length |= _compare_acceptance(rows, images, first, others, options)
     claims = {
@@ -144,16 +135,6 @@ def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
     has_draft_model = [isinstance(name, str) and drafts_of(name).needs_draft_model for name in rows["drafts"]]
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
     return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0), has_draft_model=has_draft_model)
-
-
-def _compare_curves(
-    images: pd.DataFrame, column: str, first: str, others: tuple[str, ...], options: Mapping[str, int]
-) -> dict[str, Any]:
-    """Compares a curve with others, which `column` names: name -> other -> numbers, None without a common length."""
-    curves = dict(list(images.groupby(column)))
-    known = [other for other in others if first in curves and other in curves]
-    found = {other: compare_at_equal_length(curves[first], curves[other], **options) for other in known}
-    return {first: found} if found else {}
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
@@ -251,7 +232,9 @@ def _bound(curves: pd.DataFrame) -> dict[str, Any]:
 def _compare_acceptance(
     rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Compares acceptances of the same drafts on the same tree: likelihood of their images, total variation."""
+    """Compares acceptances of the same drafts on the same tree by likelihood and total variation: first -> other ->
+    numbers, None without a common length.
+    """
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})  # of weighted drafts
     rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
     asked = rows[rows["acceptance"] == first]
@@ -259,17 +242,19 @@ def _compare_acceptance(
         return {}
     is_same = (rows[["drafts", "tree"]] == asked[["drafts", "tree"]].iloc[0]).all(axis=1)
     rows = rows[is_same & rows["acceptance"].isin((first, *others))]
-    drawn = images.merge(rows[["method_id", "acceptance"]], on="method_id")
-    found = _compare_curves(drawn, "acceptance", first, others, options)
+    curves = dict(list(images.merge(rows[["method_id", "acceptance"]], on="method_id").groupby("acceptance")))
+    found = {
+        other: compare_at_equal_length(curves[first], curves[other], **options) for other in others if other in curves
+    }
     known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
-    for other, numbers in found.get(first, {}).items():
+    for other, numbers in found.items():
         if numbers:
             lengths = np.linspace(numbers["shortest"], numbers["longest"], NUM_LENGTHS)
             for name, kind in (("tv_first", first), ("tv_second", other)):
                 curve = known[known["acceptance"] == kind]
                 tv = np.interp(lengths, curve["mean_accepted_length"], curve["tv_mean"]) if len(curve) else [np.nan]
                 numbers[name] = None if np.isnan(tv).any() else float(np.mean(tv))
-    return found
+    return {first: found} if found else {}
 
 
 def _numbers_of_models(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
