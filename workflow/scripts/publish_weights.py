@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lantern.io import atomic_path, read_json, write_json, write_text
-from lantern_pipeline.archive.weights import describe_training, list_sums, round_model
+from lantern_pipeline.archive.weights import describe_training, round_model
 from lantern_pipeline.data.text_encoders import describe_features
 from lantern_pipeline.fetch.manifest import SUMS
 from lantern_pipeline.runtime.job import job_log
@@ -21,6 +21,7 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     for path in rounded.values():
         with atomic_path(folder / path.name) as temporary:
             shutil.copyfile(path, temporary)
-    write_text(folder / SUMS, list_sums(training))
+    sums = "".join(f"{model['sha256']}  {model['file']}\n" for model in training["models"].values())
+    write_text(folder / SUMS, sums)  # as sha256sum reads it
     write_json(folder / "training.json", training)
     log.info("wrote %s; README.md beside it is written by hand: look through its numbers", folder)

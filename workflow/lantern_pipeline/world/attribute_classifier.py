@@ -92,11 +92,10 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
     return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU())
 
 
-def attribute_targets(scenes: Sequence[Scene | dict]) -> dict[str, Tensor]:
+def attribute_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
     """Right answers, head -> (scenes,) int64 index into HEADS[head], of canonical scenes; -1 without such an object."""
     columns: dict[str, list[int]] = {name: [] for name in HEADS}
-    for item in scenes:
-        scene = (Scene.from_dict(item) if isinstance(item, dict) else item).canonical()
+    for scene in (scene.canonical() for scene in scenes):
         columns["background"].append(BACKGROUNDS.index(scene.background))
         columns["layout"].append(LAYOUTS.index(scene.layout))
         for slot in (0, 1):
@@ -117,7 +116,7 @@ def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor
 
 @torch.no_grad()
 def evaluate_attribute_classifier(
-    attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene | dict]
+    attribute_classifier: AttributeClassifier, images: Tensor, scenes: Sequence[Scene]
 ) -> dict[str, float]:
     """Shares of what is read right in images (images, 3, size, size) in [-1, 1]: "accuracy_<head>", "accuracy" of all
     attributes that apply, "accuracy_all" of images with every attribute right.

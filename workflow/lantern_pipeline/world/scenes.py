@@ -91,16 +91,6 @@ class Scene:
             return self
         return Scene(self.background, self.objects[::-1], _OPPOSITE[self.relation])
 
-    def to_dict(self) -> dict:
-        """Return JSON values: background, objects (lists) and relation."""
-        objects = [list(item) for item in self.objects]
-        return {"background": self.background, "objects": objects, "relation": self.relation}
-
-    @classmethod
-    def from_dict(cls, values: dict) -> Scene:
-        """Rebuild a scene from `to_dict`."""
-        return cls(values["background"], tuple(tuple(item) for item in values["objects"]), values["relation"])
-
 
 def caption(scene: Scene) -> str:
     """Write the caption of a scene, e.g. "a large red circle left of a small blue square on grass"."""
@@ -129,10 +119,10 @@ def parse_caption(text: str) -> Scene:
     return Scene(rest[1], tuple(objects), relation)
 
 
-def scene_of(text: str) -> dict | None:
-    """Return `Scene.to_dict()` of a caption of the embedded world, None for any other text."""
+def scene_of(text: str) -> Scene | None:
+    """Return the scene of a caption of the embedded world, None for any other text."""
     try:
-        return parse_caption(text).to_dict()
+        return parse_caption(text)
     except ValueError:
         return None
 
