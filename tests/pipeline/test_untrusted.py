@@ -138,11 +138,11 @@ def test_long_and_broken_texts_are_refused_and_other_texts_kept():
     [
         ("[" * 100_000, "JSON that cannot be read"),
         ("[" + "9" * 5000 + "]", "JSON that cannot be read"),
-        ('[{"text": {"a": 1}}]', "entry 1: the text should be a string or a number"),
-        ('[{"text": "a", "id": [1]}]', "entry 1: the id should be a string or a number"),
-        ('{"annotations": {"a": 1}}', "annotations should be a list"),
-        ('{"annotations": [{"image_id": [], "caption": "a"}]}', "annotation 1: expected an object with image_id"),
-        ('{"annotations": [], "images": 3}', "images should be a list"),
+        ('[{"text": {"a": 1}}]', "row 1: text and id should be a string or a number"),
+        ('[{"text": "a", "id": [1]}]', "row 1: text and id should be a string or a number"),
+        ('{"annotations": {"a": 1}}', "not as in COCO"),
+        ('{"annotations": [{"image_id": [], "caption": "a"}]}', "not as in COCO"),
+        ('{"annotations": [], "images": 3}', "not as in COCO"),
     ],
 )
 def test_json_of_the_wrong_form_is_one_sentence(tmp_path, content, words):

@@ -24,8 +24,8 @@ TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "image_id")
 MAX_MEMBER_BYTES = 1 << 30  # unpacked, of a prompt file in an archive; the largest of COCO's has 0.45 GB
 
-# A row is its number in the file (line or entry, from 1) and its values: text, and id where the file has one.
-Rows = Iterable[tuple[int, Mapping[str, Any]]]
+# A row is its number in the file (line or entry, from 1) and its value: a text, or an object with a text.
+Rows = Iterable[tuple[int, Any]]
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
@@ -94,12 +94,23 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
     return list(kept.values())
 
 
-def _make_prompt(path: Path, number: int, row: Mapping[str, Any], default_id: str) -> Prompt | None:
-    """None for a row without a text."""
-    text = str(row["text"] if row["text"] is not None else "").strip()
+def _make_prompt(path: Path, number: int, row: Any, default_id: str) -> Prompt | None:
+    """None for a row without a text; names of keys and columns may be of any case."""
+    values = {"text": row} if isinstance(row, str) else row if isinstance(row, dict) else {}
+    cells = {str(name).strip().lower(): cell for name, cell in values.items()}
+    text_key, id_key = (next((key for key in keys if key in cells), "") for keys in (TEXT_KEYS, ID_KEYS))
+    if not text_key:
+        raise ValueError(
+            f"{path}, row {number}: expected a text, or an object or columns with {' or '.join(TEXT_KEYS)} (and id, "
+            f"where prompts have ids), got {row!r:.80}"
+        )
+    text, id = cells[text_key], cells.get(id_key, default_id)
+    for cell in (text, id):
+        if not isinstance(cell, str | int | float | None):
+            raise ValueError(f"{path}, row {number}: text and id should be a string or a number, got {cell!r:.80}")
+    text, id = ("" if cell is None else str(cell).strip() for cell in (text, id))
     if not text:
         return None
-    id = str(row["id"] if row.get("id") is not None else "").strip() if "id" in row else default_id
     if not id:
         raise ValueError(f"{path}, row {number}: empty id; give every prompt an id")
     try:
@@ -168,27 +179,26 @@ def _lines(text: str) -> list[str]:
 
 
 def _read_plain(path: Path, text: str) -> Rows:
-    return [(number, {"text": line}) for number, line in enumerate(_lines(text), start=1)]
+    return enumerate(_lines(text), start=1)
 
 
 def _read_jsonl(path: Path, text: str) -> Rows:
     for number, line in enumerate(_lines(text), start=1):
-        value = _parse_json(path, number, line) if line.strip() else ""
-        yield number, _read_value(path, "line", number, value)
+        yield number, _parse_json(path, number, line) if line.strip() else ""
 
 
 def _read_json(path: Path, text: str) -> Rows:
     values = _parse_json(path, 1, text)
     if isinstance(values, dict) and "annotations" in values:
         return _read_coco(path, values)
-    if isinstance(values, dict) and not _find_keys(values) and all(isinstance(text, str) for text in values.values()):
+    if isinstance(values, dict) and not {*TEXT_KEYS} & {*values}:
         values = [{"id": id, "text": value} for id, value in values.items()]
     if not isinstance(values, list):
         raise ValueError(
             f"{path}: expected a list of strings or objects, an object of id: text, or COCO's captions, got "
             f"{type(values).__name__}"
         )
-    return [(number, _read_value(path, "entry", number, value)) for number, value in enumerate(values, start=1)]
+    return enumerate(values, start=1)
 
 
 def _parse_json(path: Path, number: int, text: str) -> Any:
@@ -198,22 +208,6 @@ def _parse_json(path: Path, number: int, text: str) -> Any:
         raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
     except (RecursionError, ValueError) as error:  # brackets too deep, a number of thousands of digits
         raise ValueError(f"{path}, from line {number}: JSON that cannot be read ({error})") from error
-
-
-def _read_value(path: Path, unit: str, number: int, value: object) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        return {"text": value}
-    keys = _find_keys(value) if isinstance(value, dict) else None
-    if keys is None:
-        raise ValueError(
-            f"{path}, {unit} {number}: expected a string or an object with the key {' or '.join(TEXT_KEYS)}, got "
-            f"{value!r:.80}"
-        )
-    row = _row(value, keys)
-    for key, cell in row.items():
-        if cell is not None and not _is_plain(cell):
-            raise ValueError(f"{path}, {unit} {number}: the {key} should be a string or a number, got {cell!r:.80}")
-    return row
 
 
 def _read_csv(path: Path, text: str) -> Rows:
@@ -242,20 +236,14 @@ def _split_tabs(line: str) -> list[str]:
 
 def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
     """Rows of a table of line numbers and cells, whose first line names the columns."""
-    header = [cell.strip() for cell in table[0][1]]
-    keys = _find_keys(dict.fromkeys(header))
-    if keys is None:
-        raise ValueError(
-            f"{path}: missing column {' or '.join(TEXT_KEYS)} (and id, where prompts have ids); the first line names "
-            f"{', '.join(header)}"
-        )
+    header = table[0][1]
     for number, cells in table[1:]:
         if any(cells[len(header) :]):
             raise ValueError(
                 f"{path}, line {number}: {len(cells)} cells under a header of {len(header)}; put a text with the "
                 "separator in it into double quotes"
             )
-    return [(number, _row(dict(zip(header, cells, strict=False)), keys)) for number, cells in table[1:]]
+        yield number, dict.fromkeys(header) | dict(zip(header, cells, strict=False))
 
 
 def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
@@ -268,46 +256,17 @@ def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
     Source: jadohu/LANTERN@3a56e45, data/prompts/preprocess.py.
     """
     captions: dict[int | str, list[str]] = {}
-    for number, annotation in enumerate(_list_of(path, values, "annotations"), start=1):
-        if not isinstance(annotation, dict) or not _is_plain(annotation.get("image_id")) or "caption" not in annotation:
-            raise ValueError(
-                f"{path}, annotation {number}: expected an object with image_id and caption, got {annotation!r:.80}; "
-                "COCO's captions are in captions_*.json"
-            )
-        captions.setdefault(annotation["image_id"], []).append(str(annotation["caption"]))
-    names = {
-        image["id"]: PurePath(image["file_name"]).stem
-        for image in _list_of(path, values, "images")
-        if isinstance(image, dict) and _is_plain(image.get("id")) and isinstance(image.get("file_name"), str)
-    }
+    try:
+        for annotation in values["annotations"]:
+            captions.setdefault(annotation["image_id"], []).append(str(annotation["caption"]))
+        names = {image["id"]: PurePath(image["file_name"]).stem for image in values.get("images", [])}
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path}: annotations and images are not as in COCO's captions_*.json ({type(error).__name__}: {error})"
+        ) from error
     for number, (image_id, texts) in enumerate(captions.items(), start=1):
         name = names.get(image_id) or (f"{image_id:012d}" if isinstance(image_id, int) else str(image_id))
         yield number, {"id": name, "text": max([text for text in texts if text.strip()] or [""], key=len)}
-
-
-def _list_of(path: Path, values: Mapping[str, Any], key: str) -> list[Any]:
-    found = values.get(key, [])
-    if not isinstance(found, list):
-        raise ValueError(f"{path}: {key} should be a list, as in COCO's captions_*.json, got {found!r:.80}")
-    return found
-
-
-def _is_plain(value: object) -> bool:
-    """Tells what a cell may hold from lists and objects."""
-    return isinstance(value, str | int | float)
-
-
-def _find_keys(names: Mapping[str, Any]) -> tuple[str, str | None] | None:
-    """Names of the text and of the id among `names`, whatever their case; None without a text."""
-    lower = {str(name).strip().lower(): name for name in names}
-    text = next((lower[key] for key in TEXT_KEYS if key in lower), None)
-    return None if text is None else (text, next((lower[key] for key in ID_KEYS if key in lower), None))
-
-
-def _row(values: Mapping[str, Any], keys: tuple[str, str | None]) -> Mapping[str, Any]:
-    text_key, id_key = keys
-    row = {"text": values.get(text_key)}
-    return row if id_key is None else {**row, "id": values.get(id_key)}
 
 
 _READERS: dict[str, Callable[[Path, str], Rows]] = {
