@@ -67,7 +67,7 @@ def ablation_table() -> pd.DataFrame:
 
     def variant(ablation: str, spec: MethodSpec, value: float, **changes: object) -> dict[str, object]:
         row = method_columns(spec.to_dict()) | {"ablation": ablation, "temperature": 1.0, "cfg_scale": 3.0}
-        row |= {"top_k": 100, "drafter_steps": np.nan, "target_steps": np.nan}
+        row |= {"top_k": 100, "drafter_steps": np.nan}
         return row | with_interval("mean_accepted_length", 1 + value) | with_interval("nll_change", value) | changes
 
     rows = [variant("k", PROXIMITY, 0.1 * k, k=k) for k in (1, 3)]

@@ -32,7 +32,7 @@ TEXTS = {
     "long": "y" * 10_000,
 }
 NAMES = ["$(touch hacked)", "`touch hacked`;x", "quo'te\"s", "<b>", "=1+1", "-rf", "{prompt}", "NA", "\u202egnp", "😀"]
-ABLATIONS = ["neighbours", "jacobi_relaxed", "drafter_steps", "target_steps"]  # of the tiny config
+ABLATIONS = ["neighbours", "jacobi_relaxed", "drafter_steps"]  # of the tiny config
 
 
 def no_network():

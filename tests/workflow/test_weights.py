@@ -18,8 +18,7 @@ def borrower(finished, tmp_path):
     weights = {
         model.partition("/")[0]: {"checkpoint": str(finished.result(model) / "model.safetensors")} for model in MODELS
     }
-    ablations = {"grids": {"target_steps": None}}  # needs a target that the run trains
-    return with_overlay(Workflow(tmp_path), tmp_path, ablations=ablations, **weights)
+    return with_overlay(Workflow(tmp_path), tmp_path, **weights)
 
 
 def test_a_run_on_finished_weights_trains_nothing_and_says_the_same_of_them(finished, borrower):

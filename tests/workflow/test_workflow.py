@@ -59,7 +59,7 @@ def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
     assert jobs["generate_images"] == per_repeat * num_repeats
     assert jobs.get("run_ablation", 0) == len(ablations)
     drafted = [point for points in ablations.values() for point in points if point.spec.needs_draft_model]
-    drafters = {(point.target_steps, point.drafter_steps) for point in drafted} - {(None, None)}
+    drafters = {point.drafter_steps for point in drafted} - {None}
     for name, more in (("target", 0), ("drafter", len(drafters))):
         is_trained = config[name]["checkpoint"] is None
         assert jobs.get(f"train_{name}", 0) == len(seeds) * is_trained + more
@@ -73,7 +73,7 @@ def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
 
 
 def test_a_run_of_jacobi_drafts_trains_no_draft_model(tmp_path):
-    grids = dict.fromkeys(["neighbours", "drafter_steps", "target_steps"])
+    grids = dict.fromkeys(["neighbours", "drafter_steps"])
     methods = [{"preset": ["autoregressive", "jacobi"]}]
     workflow = with_overlay(Workflow(tmp_path), tmp_path, methods=methods, ablations={"grids": grids})
     code, output = workflow.run("--dry-run", "--quiet", "rules")

@@ -18,7 +18,6 @@ from lantern_pipeline.config.paths import (
     drafter_of,
     drafter_seed,
     drafter_settings,
-    drafter_target,
     model_of,
     table_of,
     tables_of,

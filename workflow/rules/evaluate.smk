@@ -82,8 +82,8 @@ rule run_ablation:
         **PLAN.metric_inputs({**config["metrics"], "fidelity": None}),
         prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         text=text_features_of(HEADLINE["prompt_set"]),
-        targets=lambda wildcards: PLAN.ablation_models(wildcards.ablation)[0],
-        drafters=lambda wildcards: PLAN.ablation_models(wildcards.ablation)[1],
+        target=target_of(FIRST["training_seed"]),
+        drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation).values()],
         nearest_codes=lambda wildcards: tables_of(
             [point.spec for point in PLAN.ablations[wildcards.ablation]], FIRST["training_seed"]
         ),
@@ -108,11 +108,10 @@ rule run_ablation:
         **TEXT_PARAMS,
         code=code("run_ablation.py", *loading_modules({**config["metrics"], "fidelity": None})),
         points=lambda wildcards: [
-            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps, point.target_steps)
+            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
             for point in PLAN.ablations[wildcards.ablation]
         ],
-        targets=lambda wildcards: PLAN.targets_of(wildcards.ablation),
-        drafters=lambda wildcards: PLAN.drafters_of(wildcards.ablation),
+        drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation)],
         num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
             "num_prompts", config["ablations"]["num_prompts"]
         ),

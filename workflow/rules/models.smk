@@ -90,7 +90,6 @@ else:
         output:
             model="<results>/target/s{training_seed}/model.safetensors",
             report="<results>/target/s{training_seed}/report.json",
-            kept=[target_of("{training_seed}", steps) for steps in sorted(config["target"]["kept_steps"])],
         log:
             "<logs>/train_target.s{training_seed}.log",
         conda:
@@ -136,8 +135,7 @@ if config["drafter"]["checkpoint"]:
             "../scripts/convert_drafter.py"
 
 
-# Ablations over training steps train drafters of their own, also beside a published one: s0-40steps, and s0-600target-40steps
-# on the target as it was after 600 steps.
+# Ablations over training steps train drafters of their own, also beside a published one: s0-40steps.
 rule train_drafter:
     input:
         codes=lambda wildcards: drafter_codes_of("train", drafter_seed(wildcards.drafter)),
@@ -146,14 +144,14 @@ rule train_drafter:
         val_captions=rules.write_captions.output.val,
         features=caption_features_of("train"),
         val_features=caption_features_of("val"),
-        target=lambda wildcards: drafter_target(wildcards.drafter),
+        target=lambda wildcards: target_of(drafter_seed(wildcards.drafter)),
     output:
         model="<results>/drafter/{drafter}/model.safetensors",
         report="<results>/drafter/{drafter}/report.json",
     log:
         "<logs>/train_drafter.{drafter}.log",
     wildcard_constraints:
-        drafter=r"s\d+(-\d+(target|steps))" + ("+" if config["drafter"]["checkpoint"] else "*"),
+        drafter=r"s\d+(-\d+steps)" + ("" if config["drafter"]["checkpoint"] else "?"),
     conda:
         ENVIRONMENT
     # An ablation's short training leaves the other core to generation.

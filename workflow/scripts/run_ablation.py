@@ -16,20 +16,15 @@ with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
     metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
     encoder = make_text_encoder(params.text, params.source, files.text)
-    targets = dict(zip(params.targets, files.targets, strict=True))
-    drafters = {(steps, None): None for steps in targets}
-    drafters |= zip(map(tuple, params.drafters), files.drafters, strict=True)
+    drafters = {None: None, **dict(zip(params.drafters, files.drafters, strict=True))}
     study = AblationStudy(
         models={
-            key: load_decoding_models(targets[key[0]], drafter, device=device, dtype=params.generation["dtype"])
-            for key, drafter in drafters.items()
+            steps: load_decoding_models(files.target, drafter, device=device, dtype=params.generation["dtype"])
+            for steps, drafter in drafters.items()
         },
         tables=load_tables(files.nearest_codes, device),
-        measuring={
-            steps: load_measuring_models(files.tokenizer, file, encoder, dict(files.items()), metrics, device)
-            for steps, file in targets.items()
-        },
-        cross_entropy={steps: (read_metadata(file) or {}).get("val_cross_entropy") for steps, file in targets.items()},
+        measuring=load_measuring_models(files.tokenizer, files.target, encoder, dict(files.items()), metrics, device),
+        cross_entropy=(read_metadata(files.target) or {}).get("val_cross_entropy"),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         settings=params.metrics,
         total_variation=params.total_variation,

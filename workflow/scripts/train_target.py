@@ -2,7 +2,7 @@
 
 import torch
 
-from lantern.checkpoints.native import load_weights, save_model
+from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.target import TargetConfig, TargetModel
@@ -33,9 +33,6 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         pace=Pace(validate_every=EVAL_EVERY),
         validate=lambda: {"val_cross_entropy": evaluate_target(model, held_out)},
     )
-    for (steps, weights), path in zip(trainer.kept.items(), snakemake.output.kept, strict=True):
-        kept = load_weights(TargetModel(model.config), weights, path)
-        save_model(path, kept, {"num_steps": steps, "val_cross_entropy": evaluate_target(kept, held_out), **features})
     report = {"val_cross_entropy": history[-1]["val_cross_entropy"], **features}
     save_model(snakemake.output.model, model.eval(), report)
     write_json(snakemake.output.report, {**report, "history": history})

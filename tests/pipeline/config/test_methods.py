@@ -171,15 +171,6 @@ def test_drafters_multiply_the_drafted_methods_only():
     ]
 
 
-def test_targets_multiply_everything_autoregressive_decoding_included():
-    grid = {"methods": [{"preset": ["coupled", "jacobi"]}], "target_steps": [600, None], "drafter_steps": [40]}
-    assert [(point.spec.method_id, point.target_steps, point.drafter_steps) for point in expand_grid(grid)] == [
-        (name, target, drafter)
-        for target in (600, None)
-        for name, drafter in (("autoregressive", None), ("jacobi", None), ("coupled", 40))
-    ]
-
-
 def test_without_changes_an_ablation_has_the_runs_sampling_and_drafter():
     point = expand_grid({"methods": [{"preset": "coupled"}]})[-1]
     assert (point.spec.method_id, point.temperature, point.sampling, point.drafter_steps) == (

@@ -9,10 +9,8 @@ from lantern_pipeline.config.paths import (
     drafter_of,
     drafter_seed,
     drafter_settings,
-    drafter_target,
     table_of,
     tables_of,
-    target_of,
     trees_of,
 )
 from lantern_pipeline.fetch.entries import parse_entries
@@ -27,29 +25,19 @@ def plan(**sections):
     return RunPlan(config, parse_entries(config["resources"]))
 
 
-def test_a_drafter_of_an_ablation_has_a_name_a_seed_a_target_and_steps_of_its_own():
-    assert target_of(3, 600) == "<results>/target/s3-600steps/model.safetensors"
+def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():
     section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
     short = {"num_steps": 40, "num_epochs": None, "batch_size": 8}
-    for name, steps, target_steps, settings in (
-        ("s13", None, None, section),
-        ("s13-40steps", 40, None, short),
-        ("s13-600target", None, 600, section),
-        ("s13-600target-40steps", 40, 600, short),
-    ):
-        assert drafter_of(13, steps, target_steps) == f"<results>/drafter/{name}/model.safetensors"
-        assert drafter_seed(name) == 13 and drafter_target(name) == target_of(13, target_steps)
-        assert drafter_settings(name, section) == settings
+    for name, steps, settings in (("s13", None, section), ("s13-40steps", 40, short)):
+        assert drafter_of(13, steps) == f"<results>/drafter/{name}/model.safetensors"
+        assert drafter_seed(name) == 13 and drafter_settings(name, section) == settings
 
 
-def test_an_ablation_over_targets_names_its_models_once():
+def test_an_ablation_over_drafters_names_its_models_once():
     methods = [{"preset": ["coupled", "jacobi"]}, {"preset": "proximity", "k": [5, 20]}]
-    grids = {"mine": {"methods": methods, "target_steps": [600, None], "drafter_steps": [40]}}
-    planned = plan(ablations={"num_prompts": 2, "grids": grids})
-    assert planned.targets_of("mine") == [600, None] and planned.drafters_of("mine") == [(600, 40), (None, 40)]
-    targets, drafters = planned.ablation_models("mine")
-    assert targets == [target_of(0, 600), target_of(0)] and drafters == [drafter_of(0, 40, 600), drafter_of(0, 40)]
-    assert {*targets, *drafters} <= set(planned.model_files())
+    planned = plan(ablations={"num_prompts": 2, "grids": {"mine": {"methods": methods, "drafter_steps": [40, None]}}})
+    assert planned.drafters_of("mine") == {40: drafter_of(0, 40), None: drafter_of(0)}
+    assert {*planned.drafters_of("mine").values()} <= set(planned.model_files())
 
 
 def test_only_relaxed_methods_read_a_table():
@@ -100,13 +88,13 @@ def test_a_run_of_jacobi_drafts_has_no_draft_model():
     alone = plan(
         methods=[{"preset": ["autoregressive", "jacobi"]}], ablations=ablations, drafter={"checkpoint": "mine"}
     )
-    assert not alone.needs_draft_model and alone.drafters_of("jacobi") == []
+    assert not alone.needs_draft_model and alone.drafters_of("jacobi") == {}
     assert drafter_for(alone.specs.values(), 0) == []
     assert [file for file in alone.model_files() if "/drafter/" in file] == []
     assert "mine" not in alone.files_from_elsewhere()
     both = plan(methods=[{"preset": ["autoregressive", "jacobi", "hybrid"]}], ablations=ablations)
     assert drafter_for(both.specs.values(), 3) == drafter_of(3)
-    assert drafter_for([both.specs["jacobi"]], 3) == [] and both.drafters_of("jacobi") == []
+    assert drafter_for([both.specs["jacobi"]], 3) == [] and both.drafters_of("jacobi") == {}
 
 
 def test_tuned_trees_are_read_by_those_who_take_them():

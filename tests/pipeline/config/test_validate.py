@@ -182,38 +182,6 @@ def test_a_bad_ablation_is_one_sentence_that_names_its_grid(changes, words):
 
 
 @pytest.mark.parametrize(
-    "path, value, words",
-    [
-        (
-            "target.kept_steps",
-            [200],
-            "mine.target_steps must be of target.kept_steps = [200] or null, got 600; keep it",
-        ),
-        ("target.kept_steps", [1200], "target.kept_steps must be below target.num_steps = 1200, got 1200"),
-        (
-            "target.checkpoint",
-            "config.yaml",
-            "mine.target_steps needs a target that this run trains, got target.checkp",
-        ),
-        ("drafter.codes", "samples", "mine.target_steps needs drafter.codes images, got 'samples'"),
-        (
-            "ablations.grids.mine.methods",
-            [{"preset": "proximity", "k": 5, "neighbours": "probability"}],
-            "mine.target_steps: neighbours probability are those of the run's own",
-        ),
-    ],
-)
-def test_targets_of_an_ablation_are_kept_while_the_run_trains_its_own(path, value, words):
-    config = copy.deepcopy(DEFAULT)
-    config["tokenizer"]["checkpoint"] = "config.yaml"
-    config["target"] |= {"checkpoint": None, "num_steps": 1200, "kept_steps": [600]}
-    config["drafter"] |= {"checkpoint": None, "codes": "images"}
-    config["ablations"]["grids"] = {"mine": {"methods": [{"preset": "coupled"}], "target_steps": [600, None]}}
-    validate_config(copy.deepcopy(config))
-    assert words in sentence_for(changed(path, value, config))
-
-
-@pytest.mark.parametrize(
     "path, value, whole",
     [
         ("prompts.seen.num", 96.0, 96),

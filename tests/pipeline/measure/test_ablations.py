@@ -32,8 +32,7 @@ NUM, VOCAB = 4, 24
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 SETTINGS = {"batch_size": 5, "near_tie_margin": 1e-4, "bootstrap_resamples": 20}
 IDENTITY = ["ablation", "method", "tree", "drafts", "acceptance", "residual", "neighbours", "k", "delta", "lambda_"]
-IDENTITY += ["method_id", "temperature", "cfg_scale", "top_k", "drafter_steps"]
-IDENTITY += ["target_steps", "target_cross_entropy"]
+IDENTITY += ["method_id", "temperature", "cfg_scale", "top_k", "drafter_steps", "target_cross_entropy"]
 NEAR = {"preset": "proximity", "k": 6}
 
 
@@ -61,10 +60,10 @@ def study():
 
     codebook = torch.randn(VOCAB, 4)
     return AblationStudy(
-        models={(None, None): models(0), (None, 3): models(1)},
+        models={None: models(0), 3: models(1)},
         tables={name: nearest_codes(codebook, 10, name) for name in ("l2", "random")},
-        measuring={None: measuring},
-        cross_entropy={None: 3.5},
+        measuring=measuring,
+        cross_entropy=3.5,
         prompts=source.prompts("seen", NUM),
         settings=SETTINGS,
         total_variation={"num_images": 3, "max_nodes": 30, "num_samples": 4},
@@ -136,8 +135,8 @@ def test_points_are_paired_with_autoregressive_decoding_by_prompt(measured):
 
 
 def test_jacobi_drafts_need_no_draft_model_and_their_total_variation_is_measured(study):
-    models = study.models[None, None]
-    alone = replace(study, models={(None, None): replace(models, draft=None)})
+    models = study.models[None]
+    alone = replace(study, models={None: replace(models, draft=None)})
     near = {**NEAR, "drafts": "jacobi", "tree": ["chain3", "chain3k2d1"]}
     bounded = {"preset": "lantern", "drafts": "jacobi", "tree": "chain3", "k": 6, "delta": 0.3}
     rows, _ = alone.run("mine", expand(methods=[{"preset": "jacobi", "tree": ["chain3", "chain3k2d1"]}, near, bounded]))
@@ -180,7 +179,7 @@ def test_each_point_has_its_draft_model_its_table_and_its_tree(study, seen):
     rows, images = study.run("mine", expand(methods=methods, drafter_steps=[3, None]))
     assert [made["spec"].name for made in seen] == ["autoregressive", "coupled", "proximity", "coupled", "proximity"]
     for made, steps in zip(seen, [None, 3, 3, None, None], strict=True):
-        assert made["models"].draft is study.models[None, steps].draft
+        assert made["models"].draft is study.models[steps].draft
         is_random = made["models"].nearest_codes is study.tables["random"]
         assert is_random == (made["spec"].name == "proximity")
     shapes = [made["spec"].tree_shape for made in seen]
@@ -189,36 +188,6 @@ def test_each_point_has_its_draft_model_its_table_and_its_tree(study, seen):
     assert len(images) == 5 * NUM and images["drafter_steps"].fillna(0).nunique() == 2
     exact = rows[rows["method"] == "coupled"]
     assert (exact["tokens_equal_autoregressive"] == 1).all() and (exact["nll_change"] == 0).all()
-
-
-def test_each_target_has_its_own_images_likelihood_and_draft_models(study, seen):
-    other = copy.deepcopy(study.measuring[None].target_model)
-    with torch.no_grad():
-        other.head.weight.mul_(0.5)
-    measuring = replace(study.measuring[None], target_model=other)
-    models = DecodingModels(
-        copy.deepcopy(other).prepare_for_decoding(), DraftModel.from_target(other, 2).prepare_for_decoding()
-    )
-    both = replace(
-        study,
-        models={**study.models, (600, None): models, (600, 3): models},
-        measuring={**study.measuring, 600: measuring},
-        cross_entropy={None: 3.5, 600: 4.5},
-    )
-    methods = [{"preset": ["coupled", "jacobi"]}, {**NEAR, "neighbours": "l2"}]
-    rows, images = both.run("mine", expand(methods=methods, target_steps=[600, None], drafter_steps=[3]))
-    assert rows["target_steps"].fillna(0).tolist() == [600] * 4 + [0] * 4
-    assert rows["target_cross_entropy"].tolist() == [4.5] * 4 + [3.5] * 4
-    drawn = [made for made in seen if made["spec"].name != "proximity"][:6]
-    assert [made["models"].target is models.target for made in drawn] == [True] * 3 + [False] * 3
-    exact = rows[rows["acceptance"] == "exact"]
-    assert (exact["tokens_equal_autoregressive"] == 1).all() and (exact["nll_change"] == 0).all()
-    likelihoods = exact.groupby("target_cross_entropy")["nll"]
-    assert (likelihoods.nunique() == 1).all() and likelihoods.first().nunique() == 2
-    alone, _ = study.run("mine", expand(methods=methods, drafter_steps=[3]))
-    names = ["method_id", "mean_accepted_length", "nll", "nll_change", "tv_mean"]
-    pd.testing.assert_frame_equal(rows[names][4:].reset_index(drop=True), alone[names])
-    assert images.groupby("target_cross_entropy").size().tolist() == [4 * NUM] * 2
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 1}, {"batch_size": 4}], ids=str)

@@ -12,7 +12,7 @@ from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 
 
-def make_trainer(num_steps: int = 60, kept_steps: tuple[int, ...] = ()) -> TargetTrainer:
+def make_trainer(num_steps: int = 60) -> TargetTrainer:
     torch.manual_seed(0)
     training = TargetTraining(
         num_steps,
@@ -21,7 +21,6 @@ def make_trainer(num_steps: int = 60, kept_steps: tuple[int, ...] = ()) -> Targe
         matrix_learning_rate=0.02,
         learning_rate=0.01,
         warmup=5,
-        kept_steps=kept_steps,
     )
     return TargetTrainer(TargetModel(CONFIG), make_dataset(), training, seed=0)
 
@@ -48,23 +47,6 @@ def test_resumed_training_equals_an_undisturbed_one():
         resumed.step(i)
     for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_weights_on_the_way_are_kept_over_a_resumption():
-    first = make_trainer(6, kept_steps=(2, 5))
-    for i in range(3):
-        first.step(i)
-    resumed = make_trainer(6, kept_steps=(2, 5))
-    resumed.load_state_dict(first.state_dict())
-    for i in range(3, 6):
-        resumed.step(i)
-    again = make_trainer(6)
-    for i in range(5):
-        again.step(i)
-        for name, tensor in again.model.state_dict().items():
-            if i + 1 in resumed.kept:
-                assert torch.equal(resumed.kept[i + 1][name], tensor)
-    assert sorted(resumed.kept) == [2, 5]
 
 
 def test_every_epoch_sees_every_image_once():

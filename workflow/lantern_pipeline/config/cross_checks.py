@@ -28,7 +28,7 @@ def check_between_keys(config: dict[str, Any]) -> None:
 
     Each function below yields what it finds; a later one may rely on what an earlier one has looked at.
     """
-    rules = (_resources, _prompts, _sizes, _trees, _methods, _kept_targets, _source, _stepping)
+    rules = (_resources, _prompts, _sizes, _trees, _methods, _source, _stepping)
     for problem in (problem for rule in rules for problem in rule(config)):
         raise ValueError(f"config key {problem}")
 
@@ -243,24 +243,6 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str, Any])
                 f"{key}: k of {spec.method_id} must be at most codebook.num_neighbours{' - 1' * more} = "
                 f"{columns - more}, got {spec.k}; raise it where the codebook is large enough"
             )
-
-
-def _kept_targets(config: dict[str, Any]) -> Iterator[str]:
-    """Targets kept on the way through training, and the ablations that compare them."""
-    kept, last = config["target"]["kept_steps"], config["target"]["num_steps"]
-    if kept and max(kept) >= last:
-        yield f"target.kept_steps must be below target.num_steps = {last}, got {max(kept)}"
-    for name, points in expand_ablations(config).items():
-        key = f"ablations.grids.{name}.target_steps"
-        wanted = [point for point in points if point.target_steps is not None]
-        if wanted and (checkpoint := config["target"]["checkpoint"]):
-            yield f"{key} needs a target that this run trains, got target.checkpoint {show(checkpoint)}"
-        if missing := sorted({point.target_steps for point in wanted} - set(kept)):
-            yield f"{key} must be of target.kept_steps = {kept} or null, got {missing[0]}; keep it there"
-        if wanted and config["drafter"]["codes"] == "samples":
-            yield f"{key} needs drafter.codes images, got 'samples': those are drawn by the run's own target"
-        if any(point.spec.neighbours == "probability" for point in wanted):
-            yield f"{key}: neighbours probability are those of the run's own target; choose others"
 
 
 def _depth_and_width(shape: TreeShape | None) -> tuple[int, int]:

@@ -35,16 +35,14 @@ class MethodRun:
 class AblationPoint:
     """A method under changed circumstances: one line of an ablation's table.
 
-    `sampling` is the run's config section with this point's changes. `target_steps` None is the run's own target, a
-    number the one that it was after so many optimiser steps; `drafter_steps` None is a draft model of as many steps as
-    the run's own.
+    `sampling` is the run's config section with this point's changes; `drafter_steps` None is the run's own draft model,
+    a number one that was trained for so many optimiser steps.
     """
 
     spec: MethodSpec
     temperature: float
     sampling: dict[str, Any]
     drafter_steps: int | None = None
-    target_steps: int | None = None
 
 
 def expand_methods(config: dict[str, Any], key: str = "methods") -> list[MethodRun]:
@@ -68,7 +66,7 @@ def expand_methods(config: dict[str, Any], key: str = "methods") -> list[MethodR
 
 
 def expand_ablations(config: dict[str, Any]) -> dict[str, list[AblationPoint]]:
-    """Expands the config's ablations that are not null: methods x sampling settings x targets x drafters.
+    """Expands the config's ablations that are not null: methods x sampling settings x drafters.
 
     Autoregressive decoding is added wherever it is missing: every point is compared with it under the same settings.
     """
@@ -88,12 +86,12 @@ def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) ->
     alone = [run for run in runs if run.spec.drafts is not None and not run.spec.needs_draft_model]
     changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
     points = []
-    for *values, target in itertools.product(*changes.values(), grid.get("target_steps", [None])):
+    for values in itertools.product(*changes.values()):
         sampling = {**config["sampling"], **dict(zip(changes, values, strict=True))}
-        points += [AblationPoint(baseline, temperature, sampling, None, target) for temperature in temperatures]
-        points += [AblationPoint(run.spec, run.temperature, sampling, None, target) for run in alone]
+        points += [AblationPoint(baseline, temperature, sampling) for temperature in temperatures]
+        points += [AblationPoint(run.spec, run.temperature, sampling) for run in alone]
         for steps in grid.get("drafter_steps", [None]):
-            points += [AblationPoint(run.spec, run.temperature, sampling, steps, target) for run in drafted]
+            points += [AblationPoint(run.spec, run.temperature, sampling, steps) for run in drafted]
     return points
 
 

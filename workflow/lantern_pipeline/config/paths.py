@@ -25,19 +25,15 @@ def model_of(name: str) -> str:
     return f"<results>/{name}/model.safetensors"
 
 
-def target_of(training_seed: int | str, num_steps: int | None = None) -> str:
-    """Target model of a training seed; with a number of training steps, as it was after so many."""
-    return f"<results>/target/s{training_seed}" + (f"-{num_steps}steps" if num_steps else "") + "/model.safetensors"
+def target_of(training_seed: int | str) -> str:
+    """Target model of a training seed."""
+    return f"<results>/target/s{training_seed}/model.safetensors"
 
 
-def drafter_of(training_seed: int | str, num_steps: int | None = None, target_steps: int | None = None) -> str:
-    """Draft model of a training seed; with a number of training steps, of its own or of its target, an ablation's."""
-    of_target = f"-{target_steps}target" if target_steps else ""
-    return (
-        f"<results>/drafter/s{training_seed}{of_target}"
-        + (f"-{num_steps}steps" if num_steps else "")
-        + "/model.safetensors"
-    )
+def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
+    """Draft model of a training seed; with a number of training steps of its own, an ablation's."""
+    steps = f"-{num_steps}steps" if num_steps else ""
+    return f"<results>/drafter/s{training_seed}{steps}/model.safetensors"
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
@@ -46,24 +42,14 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
 
 
 def drafter_seed(drafter: str) -> int:
-    """Training seed of a drafter, from a name such as s0, s0-40steps or s0-600target-40steps."""
+    """Training seed of a drafter, from a name such as s0 or s0-40steps."""
     return int(drafter.partition("-")[0].removeprefix("s"))
-
-
-def drafter_target(drafter: str) -> str:
-    """Target model that a drafter, by its name, is trained on."""
-    return target_of(drafter_seed(drafter), _number_of(drafter, "target"))
 
 
 def drafter_settings(drafter: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Config section `drafter` of a drafter; an ablation's has a number of training steps of its own."""
-    steps = _number_of(drafter, "steps")
-    return {**section, "num_steps": steps, "num_epochs": None} if steps else dict(section)
-
-
-def _number_of(drafter: str, unit: str) -> int | None:
-    """The number before a word in a drafter's name."""
-    return next((int(part.removesuffix(unit)) for part in drafter.split("-") if part.endswith(unit)), None)
+    steps = drafter.partition("-")[2].removesuffix("steps")
+    return {**section, "num_steps": int(steps), "num_epochs": None} if steps else dict(section)
 
 
 def table_of(spec: MethodSpec, training_seed: int | str) -> str | list[str]:
@@ -124,20 +110,10 @@ class RunPlan:
             if spec.tree == "tuned"
         ]
 
-    def targets_of(self, ablation: str) -> list[int | None]:
-        """Numbers of training steps of the targets that an ablation needs; None is the run's own."""
-        return list(dict.fromkeys(point.target_steps for point in self.ablations[ablation]))
-
-    def drafters_of(self, ablation: str) -> list[tuple[int | None, int | None]]:
-        """Numbers of training steps, of the target and of its own, of the draft models that an ablation needs."""
-        points = [point for point in self.ablations[ablation] if point.spec.needs_draft_model]
-        return list(dict.fromkeys((point.target_steps, point.drafter_steps) for point in points))
-
-    def ablation_models(self, ablation: str) -> tuple[list[str], list[str]]:
-        """Files of `targets_of` and of `drafters_of`."""
-        first = self.first["training_seed"]
-        targets = [target_of(first, steps) for steps in self.targets_of(ablation)]
-        return targets, [drafter_of(first, steps, target) for target, steps in self.drafters_of(ablation)]
+    def drafters_of(self, ablation: str) -> dict[int | None, str]:
+        """Draft models that an ablation needs, by their number of training steps; None is the run's own."""
+        steps = [point.drafter_steps for point in self.ablations[ablation] if point.spec.needs_draft_model]
+        return {number: drafter_of(self.first["training_seed"], number) for number in dict.fromkeys(steps)}
 
     def records_of(
         self, prompt_set: str, temperature: str, repeat: str, methods: Sequence[str] | None = None
@@ -191,7 +167,7 @@ class RunPlan:
             files += tables_of(self.specs.values(), seed)
             files += [trees_of(self.tuned_specs, seed)] if self.tuned_specs else []
         first = self.first["training_seed"]
-        files += [file for name in self.ablations for part in self.ablation_models(name) for file in part]
+        files += [file for name in self.ablations for file in self.drafters_of(name).values()]
         return list(dict.fromkeys([*files, *tables_of(specs, first)]))
 
     def files_from_elsewhere(self) -> list[str]:

@@ -21,7 +21,6 @@ NUMBERS: dict[str, Callable[[float], str]] = {
     "cfg_scale": "guidance {:g}".format,
     "top_k": lambda value: f"top-k {value:g}" if value else "all codes",
     "drafter_steps": lambda value: "as trained" if pd.isna(value) else f"{value:g} steps",
-    "target_steps": lambda value: "whole target" if pd.isna(value) else f"target of {value:g} steps",
 }
 ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.155, 0.31, 0.45  # inches
 WRAP = 24  # letters in a line of a label
@@ -67,8 +66,8 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_told(name: str, value: float) -> bool:
-    """Whether a number says something: an empty one does for models only, which then are the run's own."""
-    return name in ("drafter_steps", "target_steps") or not pd.isna(value)
+    """Whether a number says something: an empty one does for draft models only, which then are the run's own."""
+    return name == "drafter_steps" or not pd.isna(value)
 
 
 def _title(name: str, rows: pd.DataFrame) -> str:

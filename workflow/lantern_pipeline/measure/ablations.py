@@ -1,4 +1,4 @@
-"""Ablations: methods under changed circumstances (sampling, target, draft model), each against autoregressive decoding
+"""Ablations: methods under changed circumstances (sampling, draft model), each against autoregressive decoding
 of the same noise under the same circumstances.
 """
 
@@ -37,14 +37,11 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 class AblationStudy:
     """What all points of an ablation share."""
 
-    # (target steps, drafter steps) -> models for decoding; None is the run's own target, and a draft model of as many
-    # steps as the run's own, or none where no point needs that one
-    models: Mapping[tuple[int | None, int | None], DecodingModels]
+    # drafter steps -> models for decoding; None has the run's own draft model, or none where no point needs that one
+    models: Mapping[int | None, DecodingModels]
     tables: Mapping[str, Tensor]  # neighbours -> int64 (vocab, columns)
-    # target steps -> models that measure images, that target among them
-    measuring: Mapping[int | None, MeasuringModels]
-    # target steps -> the target's cross-entropy on held-out images, nats per token; None is unknown
-    cross_entropy: Mapping[int | None, float | None]
+    measuring: MeasuringModels  # measure images, the target among them
+    cross_entropy: float | None  # the target's on held-out images, nats per token; None is unknown
     prompts: Sequence[Prompt]  # what is drawn
     settings: Mapping[str, Any]  # config section `metrics`
     total_variation: Mapping[str, Any]  # config section `total_variation`
@@ -62,12 +59,12 @@ class AblationStudy:
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
-            groups.setdefault((point.target_steps, point.temperature, *point.sampling.items()), []).append(point)
+            groups.setdefault((point.temperature, *point.sampling.items()), []).append(point)
         rows, images = [], []
         for group in groups.values():
             records = {self._key(point): self._draw(point) for point in group}
-            measuring, baseline = self.measuring[group[0].target_steps], records[BASELINE]
-            scores = score_records(records, self.prompts, measuring, self.settings["batch_size"])
+            baseline = records[BASELINE]
+            scores = score_records(records, self.prompts, self.measuring, self.settings["batch_size"])
             baseline_nll = scores[BASELINE].columns["nll"].numpy()
             for point, (key, record) in zip(group, records.items(), strict=True):
                 head, frame = {"ablation": name, **self._identity(point)}, self._to_frame(record, scores[key])
@@ -84,7 +81,7 @@ class AblationStudy:
 
     def _make_decoder(self, point: AblationPoint) -> Decoder:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
-        models = self.models[point.target_steps, point.drafter_steps]
+        models = self.models[point.drafter_steps]
         models = replace(models, nearest_codes=self.tables.get(spec.neighbours))
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
@@ -96,7 +93,7 @@ class AblationStudy:
         nodes, _, found = measure_coupled_drafts(
             self._make_decoder(point),
             prompts,
-            self.measuring[point.target_steps].text_encoder,
+            self.measuring.text_encoder,
             run_seed=self.seed,
             max_nodes=settings["max_nodes"],
             batch_size=self.batch_size,
@@ -109,7 +106,7 @@ class AblationStudy:
         return generate_records(
             self._make_decoder(point),
             self.prompts,
-            self.measuring[point.target_steps].text_encoder,
+            self.measuring.text_encoder,
             run_seed=self.seed,
             batch_size=self.batch_size,
         )
@@ -141,6 +138,5 @@ class AblationStudy:
             "temperature": point.temperature,
             **point.sampling,
             "drafter_steps": point.drafter_steps,
-            "target_steps": point.target_steps,
-            "target_cross_entropy": self.cross_entropy[point.target_steps],
+            "target_cross_entropy": self.cross_entropy,
         }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,27 +23,14 @@ class TargetTraining:
     matrix_learning_rate: float
     learning_rate: float
     warmup: int = 50  # optimiser steps
-    kept_steps: Sequence[int] = ()
 
 
 class TargetTrainer(Trainer):
-    """Trains a target model in place; the seed is that of order and caption dropout. `kept` holds the weights that it
-    had after each of the settings' `kept_steps`.
-    """
+    """Trains a target model in place; the seed is that of order and caption dropout."""
 
     def __init__(self, model: TargetModel, dataset: CodeDataset, training: TargetTraining, seed: int) -> None:
         self.model, self.dataset, self.training, self.seed = model.train(), dataset, training, seed
         self.optimiser = make_muon(model, training.matrix_learning_rate, training.learning_rate)
-        self.kept: dict[int, dict[str, torch.Tensor]] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Trainer.state_dict`."""
-        return {**super().state_dict(), "kept": self.kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Trainer.load_state_dict`."""
-        super().load_state_dict(state)
-        self.kept = state["kept"]
 
     def step(self, i: int) -> dict[str, float]:
         """One optimiser step on the images of step i."""
@@ -57,8 +42,6 @@ class TargetTrainer(Trainer):
         features, mask = drop_prompts(self.model, features, mask, is_dropped.to(device))
         loss = next_token_loss(self.model, codes, features, mask)
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup, final_share=0.02))
-        if i + 1 in t.kept_steps:
-            self.kept[i + 1] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         return {"cross_entropy": float(loss.detach()), "gradient_norm": norm}
 
 
