@@ -5,12 +5,9 @@ of the same prompts (a speed-up, a difference between methods that share their n
 repeated with other seeds, a repeat is a unit as well: an interval over prompts alone would speak for the seeds at hand.
 
 A metric of a whole set (FID, KID, recall) has the spread of its values on random parts, half of the images drawn
-without replacement (delete-half jackknife). The bootstrap does not do there: an image drawn twice takes rank from the
-covariance, shrinks the balls of nearest neighbours and puts k(x, x) into KID. With 96 images of 128 features its
-standard error of FID came out almost four times too large in simulations, the jackknife's 1.0 to 1.4 times.
-
-Estimate plus and minus 1.96 standard errors may leave the range of a quantity: such an interval is cut off there (FID
-at 0, shares at 0 and 1). KID is not cut: its estimate is unbiased and may itself lie below 0.
+without replacement (delete-half jackknife): of images drawn twice a bootstrap would make a covariance of lower rank.
+Estimate plus and minus 1.96 standard errors is cut off at the ends of the quantity's range (FID at 0, shares at 0 and
+1; KID is unbiased and may itself lie below 0).
 """
 
 from __future__ import annotations
@@ -45,11 +42,9 @@ def bootstrap_interval(
     (repeats, prompts), all of the same prompts in the same order. The same seed gives the same interval on every
     machine; with fewer than two prompts it is nan, since nothing can be said about their spread.
 
-    With repeats, repeats and prompts are resampled independently and crossed: a resample holds every chosen prompt of
-    every chosen repeat. That counts the noise of a single image more than once, which is conservative; but with two or
-    three repeats their own spread is hardly known: where the seeds' spread is 0.4 of that of single images, a nominal
-    95 % interval over 48 prompts holds the truth in 84 % of cases with two repeats and 91 % with three (simulated),
-    against 66 % and 76 % of one over prompts alone.
+    With repeats, repeats and prompts are resampled independently and crossed. That counts the noise of a single image
+    more than once, which is conservative; but of two or three repeats their own spread is hardly known: a nominal 95 %
+    interval may then hold the truth in 84 or 91 % of cases (simulated), against 66 and 76 % of one over prompts alone.
 
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
     pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411.
