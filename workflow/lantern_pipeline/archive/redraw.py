@@ -43,7 +43,9 @@ def redraw(
         records = load_records(folder / name)
         record = records.select([draw.randrange(len(records))])
         try:
-            yield f"{name} {record.prompt_ids[0]}", _redraw(folder, provenance, name, record, models, device)
+            method_id, prompt_set, temperature, *seeds = _RECORDS.fullmatch(name).groups()
+            image = f"{method_id} {prompt_set} T{temperature} s{seeds[0]}n{seeds[1]} {record.prompt_ids[0]}"
+            yield image, _redraw(folder, provenance, name, record, models, device)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             raise ValueError(f"{name} cannot be drawn again ({type(error).__name__}: {error})") from error
 
