@@ -81,7 +81,7 @@ def test_a_copy_of_the_results_gives_the_same_figures_and_generates_nothing(fini
     workflow = elsewhere(finished, tmp_path)
     code, output = workflow.make("figures", "--dry-run")
     jobs = set(planned(output)) - {"total", "figures"}
-    assert code == 0 and len(jobs) == 9 and all(job.startswith("draw_") for job in jobs), output
+    assert code == 0 and len(jobs) == 8 and all(job.startswith("draw_") for job in jobs), output
 
     shutil.rmtree(workflow.result("figures"))
     drawing = ["--rerun-triggers", "mtime", "--allowed-rules", *sorted(jobs)]
@@ -104,7 +104,7 @@ def test_figures_are_redrawn_where_an_ablation_is_off(finished, tmp_path):
     run = with_overlay(elsewhere(finished, tmp_path), tmp_path, ablations={"grids": {"neighbours": None}})
     code, output = run.make("figures", "--dry-run")
     jobs = set(planned(output)) - {"total", "figures"}
-    assert code == 0 and len(jobs) == 9, output
+    assert code == 0 and len(jobs) == 8, output
 
 
 def test_the_figures_of_published_models_are_listed_without_those_that_are_off(tmp_path):

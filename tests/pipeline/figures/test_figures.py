@@ -18,10 +18,9 @@ from lantern.methods import PRESETS, MethodSpec
 from lantern_pipeline.data.tables import method_columns, read_table
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, save_figure
 from lantern_pipeline.figures.tradeoff import split_curves
-from lantern_pipeline.tables.method_labels import METHODS, method_colour
+from lantern_pipeline.tables.method_labels import method_colour
 
 PUBLISHED = read_table(Path(lantern_pipeline.tables.__file__).parent / "published_results.csv")
-GREEDY = make_summary(0.0).iloc[:2]
 OF_SUMMARY = {"summary": make_summary(), "settings": SETTINGS}
 ARGUMENTS = {
     "ablations": {"table": tables.ablation_table()},
@@ -29,7 +28,6 @@ ARGUMENTS = {
     "frontier": OF_SUMMARY,
     "generality": {"table": tables.generality_table()},
     "published": {"published": PUBLISHED, **OF_SUMMARY},
-    "speed_bars": {**OF_SUMMARY, "summary": pd.concat([make_summary(), GREEDY])},
     "total_variation": {"curves": tables.curve_table(), "methods": tables.method_table(), **OF_SUMMARY},
     "tradeoff": OF_SUMMARY,
 }
@@ -132,30 +130,6 @@ def test_ambiguity_states_the_means():
     means = tables.ambiguity_table().groupby("cfg_scale").top1.mean()
     title = draw("ambiguity").axes[0].get_title(loc="left")
     assert title == f"means {means[1]:.2f} (guidance 1), {means[3]:.2f} (guidance 3)"
-
-
-# --- (f) ------------------------------------------------------------------------------------------
-
-
-def test_bars_and_intervals_per_temperature():
-    figure = draw("speed_bars")
-    axes = figure.axes[2]  # temperature 1, speed-up
-    title = "temperature 1; target: cross-entropy 3.25 nats / token, prompt accuracy 75 %"
-    assert len(figure.axes) == 4 and axes.get_title(loc="left") == title
-    assert [bar.get_width() for bar in axes.patches] == [1, 2, 3, 4]
-    assert to_rgb(axes.patches[1].get_facecolor()[:3]) == pytest.approx(to_rgb(METHODS["coupled"].colour))
-    bars = next(container.lines[2][0] for container in axes.containers if hasattr(container, "lines"))
-    assert bars.get_segments()[1][:, 0].tolist() == [1.75, 2.5]
-    labels = ["autoregressive", "coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
-    assert texts(axes.get_yticklabels()) == labels
-    assert len(figure.axes[0].patches) == 2
-
-
-def test_pooled_rows_are_preferred_and_gaps_are_told():
-    pooled = make_summary(repeat="pooled").assign(speedup=[1.0, 9.0, np.nan, 9.0], target_prompt_accuracy=np.nan)
-    axes = draw("speed_bars", summary=pd.concat([make_summary(), pooled])).axes[0]
-    assert texts(axes.texts) == ["1.00", "9.00", "not timed", "9.00"] and len(axes.patches) == 4
-    assert axes.get_title(loc="left").endswith("cross-entropy 3.25 nats / token")
 
 
 # --- (h) ------------------------------------------------------------------------------------------

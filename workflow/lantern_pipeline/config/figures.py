@@ -54,7 +54,6 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             {**images, "records": originals, "nearest_codes": nearest},
             {**of_images, "seed": config["seed"]},
         ),
-        "speed_bars": Figure("f", "Speed-up and accepted length", {"summary": SUMMARY}, of_rows),
         "total_variation": Figure(
             "h",
             "Is delta a bound?",
