@@ -50,7 +50,7 @@ def test_the_provenance_holds_the_hashes_of_the_files(finished, provenance):
         provenance["tables"]
     )
     assert "latency/s0n1.images.safetensors" in provenance["tables"] and "race.html" in provenance["figures"]
-    assert len(provenance["figures"]) == 23 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
+    assert len(provenance["figures"]) == 17 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
 
 
 def test_the_provenance_names_no_user_no_host_and_no_folder_of_this_machine(finished):
