@@ -65,14 +65,6 @@ def test_a_tenth_is_held_out_and_its_captions_are_prompts_once_each_in_no_order_
     assert [prompt.text for prompt in captions["val"]] == texts and len(captions["train"]) == 180
 
 
-def test_a_folder_has_no_unseen_combinations(folder):
-    source = FolderSource(folder, 24)
-    assert "unseen" in SceneSource(0).splits and "unseen" not in source.splits
-    for ask, what in ((source.images, [0]), (source.captions, [0]), (source.prompts, 1)):
-        with pytest.raises(ValueError, match="split must be one of train, val, seen, got 'unseen'"):
-            ask("unseen", what)
-
-
 def test_images_that_come_again_are_said_aloud_once(folder, caplog):
     source = FolderSource(folder, 24)
     source.images("val", range(2)), source.captions("train", range(18)), source.prompts("seen", 2)

@@ -223,19 +223,13 @@ def _methods(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str, Any]) -> Iterator[str]:
-    """Neighbours against their table, siblings against the codebook, depth against the rotary table."""
-    columns, codebook_size = config["codebook"]["num_neighbours"], config["tokenizer"]["codebook_size"]
+    """Neighbours against their table, depth against the rotary table."""
+    columns = config["codebook"]["num_neighbours"]
     for spec in specs:
-        depth, width = _depth_and_width(spec.tree_shape)
-        if depth > OVERSHOOT:
+        if (depth := _depth(spec.tree_shape)) > OVERSHOOT:
             yield (
                 f"{key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a "
                 "shallower tree or a shorter chain"
-            )
-        if width > codebook_size:
-            yield (
-                f"{key}: tree of {spec.method_id} must have at most tokenizer.codebook_size = {codebook_size} children "
-                f"of a node, got {width}"
             )
         more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals reach one code further
         if spec.k is not None and spec.k + more > columns:
@@ -245,14 +239,13 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: dict[str, Any])
             )
 
 
-def _depth_and_width(shape: TreeShape | None) -> tuple[int, int]:
-    """Most drafts on a path of a tree, and most children of a node."""
+def _depth(shape: TreeShape | None) -> int:
+    """Most drafts on a path of a tree."""
     if shape is None:
-        return 0, 0
+        return 0
     if isinstance(shape, DynamicTreeOptions):
-        return shape.depth + 1, shape.top_k
-    paths = (*shape.jacobi, *shape.drafter) if isinstance(shape, JointTree) else shape
-    return max(map(len, paths)), 1 + max(map(max, paths))
+        return shape.depth + 1
+    return max(map(len, (*shape.jacobi, *shape.drafter) if isinstance(shape, JointTree) else shape))
 
 
 def closest(word: str, known: list[str]) -> str:

@@ -42,7 +42,6 @@ class SceneSource:
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
         """The scenes behind the images."""
-        _check_split(split, self.splits)
         scene_split = "train" if split == "val" else split
         return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
 
@@ -140,7 +139,6 @@ class FolderSource:
         return captions
 
     def _files(self, split: str) -> list[Path]:
-        _check_split(split, self.splits)
         return self._train if split == "train" else self._held_out
 
     def _cycle(self, split: str, indices: Sequence[int]) -> list[Path]:
@@ -219,8 +217,3 @@ def _read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"caption file {file} is not UTF-8 text (byte {error.start}); save it so") from error
-
-
-def _check_split(split: str, splits: Sequence[str]) -> None:
-    if split not in splits:
-        raise ValueError(f"split must be one of {', '.join(splits)}, got {split!r}")

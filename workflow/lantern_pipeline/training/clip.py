@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,8 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
     A remainder of the pairs that makes no full group is left out, unless it is all there is.
     """
     captions = source.captions(split, range(num_pairs))
-    images = torch.cat([scorer.embed_images(source.images(split, chunk)) for chunk in _chunks(num_pairs, 64)])
+    batches = (range(first, min(first + 64, num_pairs)) for first in range(0, num_pairs, 64))
+    images = torch.cat([scorer.embed_images(source.images(split, chunk)) for chunk in batches])
     texts = scorer.embed_texts(captions)
     size = min(NUM_CANDIDATES, num_pairs)
     right = torch.zeros(2)
@@ -131,7 +131,3 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
         "text_to_image_accuracy": shares[1],
         "mean_clip_score": float((images * texts).sum(dim=1).mean()),
     }
-
-
-def _chunks(num: int, size: int) -> Sequence[range]:
-    return [range(first, min(first + size, num)) for first in range(0, num, size)]
