@@ -99,11 +99,7 @@ def test_words_that_are_no_caption_are_drawn_with_a_warning_and_equal_images_are
 @pytest.mark.parametrize(
     "prompt, options, sentence",
     [
-        (
-            "",
-            [],
-            "for example 'a small white ring above a large blue triangle on grass'; it knows the words a",
-        ),
+        ("", [], "for example 'a small white ring above a large blue triangle on grass'; it knows the words a"),
         ("a purple hippopotamus", [], "unknown word 'hippopotamus'; known words: a, small, large"),
         (PROMPT, ["--method", "jakobi"], "preset must be one of autoregressive, "),
         (PROMPT, ["--method", "lantern k=20"], "method lantern with drafts top and acceptance additive needs delta"),

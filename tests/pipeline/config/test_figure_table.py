@@ -40,7 +40,4 @@ def test_what_is_off_has_no_figure():
     config = copy.deepcopy(DEFAULT)
     config["ablations"]["grids"] = dict.fromkeys(config["ablations"]["grids"])
     config["methods"] = [{"preset": "autoregressive"}]
-    assert set(FIGURES) - set(table_of(config)) == {
-        "ablations",
-        "total_variation",
-    }
+    assert set(FIGURES) - set(table_of(config)) == {"ablations", "total_variation"}

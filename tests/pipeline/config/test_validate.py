@@ -11,12 +11,7 @@ from jsonschema import Draft202012Validator
 from conftest import ROOT, load_config
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
 from lantern_pipeline.config.methods import entry_properties
-from lantern_pipeline.config.validate import (
-    SCHEMA_PATH,
-    describe_folder,
-    load_yaml,
-    validate_config,
-)
+from lantern_pipeline.config.validate import SCHEMA_PATH, describe_folder, load_yaml, validate_config
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -137,10 +132,7 @@ def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
             {"preset": "lantern", "k": 128, "delta": 0.1, "residual": "official"},
             ["k of lantern-official-k128-delta0.1", "codebook.num_neighbours - 1 = 127, got 128"],
         ),
-        (
-            {"preset": "jacobi", "tree": "chain33"},
-            ["tree of jacobi-chain33", "at most 32 drafts deep, got 33"],
-        ),
+        ({"preset": "jacobi", "tree": "chain33"}, ["tree of jacobi-chain33", "at most 32 drafts deep, got 33"]),
         (
             {"preset": "hybrid", "tree": "chain2+chain2k1025d1"},
             ["methods[1]", "tree chain2k1025d1 must have at most 256 drafts of one depth", "give it fewer siblings"],

@@ -9,14 +9,7 @@ from PIL import Image
 
 from figure_tables import Mosaic
 from lantern_pipeline.data import image_files
-from lantern_pipeline.data.image_files import (
-    Preprocessing,
-    decode_images,
-    read_images,
-    to_float,
-    to_pixels,
-    to_uint8,
-)
+from lantern_pipeline.data.image_files import Preprocessing, decode_images, read_images, to_float, to_pixels, to_uint8
 
 
 def picture(width, height, seed=0):

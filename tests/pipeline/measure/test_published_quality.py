@@ -21,11 +21,7 @@ from lantern_pipeline.measure import fidelity as of_sets
 from lantern_pipeline.measure.clip_score import ClipScore, load_open_clip
 from lantern_pipeline.measure.feature_extractors import Extractor
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
-from lantern_pipeline.measure.measuring_models import (
-    MeasuringModels,
-    load_measuring_models,
-    load_parts,
-)
+from lantern_pipeline.measure.measuring_models import MeasuringModels, load_measuring_models, load_parts
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.measure.quality import hash_prompts, measure_quality
 from lantern_pipeline.measure.reference_statistics import measure_reference
@@ -171,9 +167,7 @@ def test_images_are_those_of_their_prompts(measure, files, models, records):
 
 
 @pytest.mark.parametrize(
-    "on",
-    [ALL, {}, *({name: value} for name, value in ALL.items())],
-    ids=lambda on: "+".join(on) or "nothing",
+    "on", [ALL, {}, *({name: value} for name, value in ALL.items())], ids=lambda on: "+".join(on) or "nothing"
 )
 def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
     quality = measure(**on)

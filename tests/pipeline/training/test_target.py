@@ -15,12 +15,7 @@ from lantern_pipeline.training.target import TargetTrainer, TargetTraining, eval
 def make_trainer(num_steps: int = 60) -> TargetTrainer:
     torch.manual_seed(0)
     training = TargetTraining(
-        num_steps,
-        8,
-        caption_dropout=0.1,
-        matrix_learning_rate=0.02,
-        learning_rate=0.01,
-        warmup=5,
+        num_steps, 8, caption_dropout=0.1, matrix_learning_rate=0.02, learning_rate=0.01, warmup=5
     )
     return TargetTrainer(TargetModel(CONFIG), make_dataset(), training, seed=0)
 

@@ -11,15 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import (
-    NEIGHBOURS,
-    PARAMETERS,
-    PRESETS,
-    RESIDUALS,
-    MethodSpec,
-    Parameter,
-    acceptance_of,
-)
+from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, MethodSpec, Parameter, acceptance_of
 from lantern.tree_shapes import joint_choices, tree_choices
 
 

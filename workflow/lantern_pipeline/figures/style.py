@@ -36,12 +36,7 @@ BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
 )
 PALETTE, MARKERS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE), ("o", "s", "^", "D", "v", "P")
 SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
-AT_BASELINE = {
-    "color": GREY,
-    "linewidth": 0.9,
-    "linestyle": (0, (4, 3)),
-    "zorder": 1,
-}  # a line
+AT_BASELINE = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}  # a line
 _STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # ships with matplotlib: the same glyphs on every machine
@@ -87,10 +82,7 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
 
     Files of the same figure are the same, byte for byte: no date and no version of the writing software goes in.
     """
-    metadata = {
-        ".png": {"Software": None},
-        ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }
+    metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Creator": None, "Producer": None}}
     with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}):
         for path in map(Path, paths):
             with atomic_path(path) as temporary:

@@ -31,10 +31,7 @@ ANY, NON_NEGATIVE, SHARE = (-math.inf, math.inf), (0.0, math.inf), (0.0, 1.0)
 
 
 def bootstrap_interval(
-    statistic: Callable[..., np.ndarray],
-    *columns: np.ndarray,
-    num_resamples: int = 1000,
-    seed: int = 0,
+    statistic: Callable[..., np.ndarray], *columns: np.ndarray, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
     """Computes the percentile interval (low, high) of a statistic over prompts, or over repeats and prompts.
 

@@ -220,10 +220,7 @@ def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource
 
 
 def metric_files(
-    metrics: Mapping[str, Any],
-    trained: Mapping[str, str],
-    resources: Mapping[str, Resource],
-    measured_reference: str,
+    metrics: Mapping[str, Any], trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
     """Names the files that measuring reads, the inputs of a rule and what loaders take: one of TRAINED, or as in
     `published_files`, but for `reference`, what images are compared with. `trained` are the files of TRAINED;
