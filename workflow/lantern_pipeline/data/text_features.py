@@ -24,8 +24,6 @@ from lantern.prompts import Prompt
 
 logger = logging.getLogger(__name__)
 
-KIND = "text_features"
-
 
 def hash_text(text: str) -> str:
     """Hash of a text as a prompt has it, before any cleaning: 32 hexadecimal digits."""
@@ -55,7 +53,6 @@ def write_text_features(
         rows.append(features[mask].bfloat16())  # (valid tokens, dim)
         lengths.append(mask.sum(1, dtype=torch.int32))
     metadata = {
-        "kind": KIND,
         "caption_dim": features.shape[2],
         "max_tokens": features.shape[1],
         "encoder": description or {},
