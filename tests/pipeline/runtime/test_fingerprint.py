@@ -28,7 +28,8 @@ def package(tmp_path):
 
 
 def prints(folder):
-    fingerprint._code_of.cache_clear(), fingerprint._imports_of.cache_clear()
+    fingerprint._code_of.cache_clear()
+    fingerprint._imports_of.cache_clear()
     return {name: code_fingerprint(folder / f"{name}.py", [folder / "pack"]) for name in ("run", "train")}
 
 
