@@ -63,7 +63,6 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("sampling.top_pp", 0.9, ["sampling.top_pp", "unknown", "did you mean top_p?"]),
         ("tokeniser", {}, ["tokeniser is unknown", "did you mean tokenizer?"]),
         ("methods.0.tempratures", [1], ["methods[0].tempratures", "did you mean temperatures?"]),
-        ("methods.4.relaxation", "budget", ["methods[4].relaxation is unknown", "acceptance"]),
         ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
         ("sampling.top_p", 0, ["sampling.top_p", "greater than 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
@@ -183,6 +182,28 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
         config = config[int(part) if part.isdigit() else part]
     found = config["drafter_steps"] if isinstance(config, dict) else config
     assert repr(found) == repr(whole)
+
+
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
+        ("recogniser", {}, "config key recogniser is now attribute_classifier; rename it"),
+        ("metrics.fidelity", "recogniser", "config key metrics.fidelity: recogniser is now attribute_classifier"),
+        (
+            "methods.4.relaxation",
+            "budget",
+            "config key methods[4].relaxation: relaxation budget is now acceptance: bounded",
+        ),
+        (
+            "methods.4.relaxation",
+            ["none", "budget"],
+            "config key methods[4].relaxation[0]: relaxation none is now acceptance: exact",
+        ),
+    ],
+)
+def test_a_name_of_an_earlier_version_is_told_its_new_one(path, value, words):
+    assert words in sentence_for(changed(path, value))
 
 
 def test_the_schema_of_a_method_is_read_from_the_table_of_methods():

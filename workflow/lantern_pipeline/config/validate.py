@@ -22,6 +22,23 @@ from lantern_pipeline.config.methods import entry_properties
 
 SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
 
+# Names of earlier versions -> today's: sections, and values of a key.
+RENAMED_KEYS = {"law": "total_variation", "recogniser": "attribute_classifier"}
+RENAMED_VALUES = {("fidelity", "recogniser"): "attribute_classifier", ("neighbours", "cosine"): "l2_normalised"}
+# Of a method's entry: key, or key and value -> what it is now.
+RENAMED_PARTS = {
+    ("relaxation", "none"): "acceptance: exact",
+    ("relaxation", "budget"): "acceptance: bounded",
+    ("relaxation", "annealed"): "acceptance: weighted with fall: 0.7",
+    ("relaxation", "constant"): "acceptance: weighted with fall: 0",
+    ("relaxation", "reversed"): "acceptance: weighted with fall: -0.7",
+    ("relaxation", "threshold"): "drafts: sjd_pp",
+    ("relaxation", "longest_chain"): "drafts: path_relax",
+    ("relaxation", "parallel_lines"): "drafts: zipar",
+    "relaxation": "acceptance",
+    "initial": "always random",
+}
+
 _TYPE_NAMES = {
     "integer": "a whole number",
     "number": "a number",
@@ -93,6 +110,7 @@ def validate_config(config: dict[str, Any]) -> None:
 def check_keys(config: dict[str, Any]) -> None:
     """Checks keys, types and bounds by the schema; whole numbers written 96.0 or 1.0e+3 become integers in `config`."""
     for path, value in _walk(config, ()):
+        _check_renamed(path, value)
         names = value if isinstance(value, dict) else ()
         if odd := [name for name in names if not isinstance(name, str)]:
             where = _dotted(path) or "at the top"
@@ -119,6 +137,18 @@ def _add_methods(schema: dict[str, Any], config: dict[str, Any]) -> None:
     grid = sections["ablations"]["properties"]["grids"]["additionalProperties"]
     for methods in (sections["methods"], grid["properties"]["methods"]):
         methods["items"] = {**entry, "properties": entry_properties(entries)}
+
+
+def _check_renamed(path: tuple, value: Any) -> None:
+    if len(path) == 1 and path[0] in RENAMED_KEYS:
+        raise ValueError(f"config key {path[0]} is now {RENAMED_KEYS[path[0]]}; rename it")
+    # A value may stand in a list of values to try: methods[2].relaxation[0].
+    key = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if "methods" in path and key in RENAMED_PARTS and not isinstance(value, list):
+        now = RENAMED_PARTS.get((key, value), RENAMED_PARTS[key])
+        raise ValueError(f"config key {_dotted(path)}: {key} {value} is now {now}; rename it")
+    if isinstance(value, str) and (key, value) in RENAMED_VALUES:
+        raise ValueError(f"config key {_dotted(path)}: {value} is now {RENAMED_VALUES[key, value]}; rename it")
 
 
 def _require_all_keys(schema: Any) -> None:
