@@ -1,22 +1,28 @@
-"""Jacobi drafts: what the target would have drawn at the places ahead in the step before.
+"""Jacobi drafts: what the target drew at the positions ahead in the steps before.
 
 An image's noise is fixed, so that its next token is a function of the tokens before it, and the image is that
-function's fixed point. Every step evaluates the function at a window of places ahead, on guesses of the tokens between;
-its values are the guesses of the next step. A guess is accepted where it equals the token that the target draws: what
-is committed is token for token the autoregressive image, at any temperature. No draft model is needed.
+function's fixed point. Every step evaluates the function at a window of positions ahead, on guesses of the tokens
+between; its values are the guesses of the next steps. A guess is accepted where it equals the token that the target
+draws: what is committed is token for token the autoregressive image, at any temperature. No draft model is needed.
+
+The first guess that fails leaves another token at the left of the next, which its row did not see. So a pool keeps the
+last rows of every position, and the newest that saw the token now at the left guesses, else the newest.
 
 Source: the idea is speculative Jacobi decoding (arXiv 2410.01699) with drafts coupled over steps by Gumbel noise
-(arXiv 2510.24211); both judge drafts by rejection. Judging by equality, and siblings under it, are ours.
+(arXiv 2510.24211); both judge drafts by rejection. Judging by equality, and siblings under it, are ours. The pool is
+like lookahead decoding's of n-grams (arXiv 2402.02057), with the position for a key, which the fixed noise makes
+possible.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from lantern.draft_tree import StaticTree, first_ranks, join_trees, static_tree
+from lantern.draft_tree import StaticTree, join_trees, static_tree
 from lantern.drafters.base import Drafter, best_codes
 from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.methods import MethodSpec
@@ -29,35 +35,44 @@ if TYPE_CHECKING:
     from lantern.decoding import DecodingModels
 
 
+NUM_KEPT = 6  # rows that the pool keeps of a position
+
+
 @dataclass
 class JacobiState:
     """What a Jacobi drafter keeps of a batch of images.
 
     Attributes:
-        guesses: int64, (batch, tokens + window, siblings): the best codes of every place ahead, best first; -1 for
-            none. Those of places already emitted are not read.
+        pool: int64, (batch, 1 + siblings, tokens + window, kept): the last rows evaluated at every position, newest
+            first: the token at the left, then the best codes, best first; -1 for none. Where no row is, the left is -2,
+            which matches no token, and the codes are a first guess. Positions already emitted are not read.
     """
 
-    guesses: torch.Tensor
+    pool: torch.Tensor
 
 
 class JacobiDrafter(Drafter):
-    """Drafts the target's own draws of the step before.
+    """Drafts the target's own draws of the steps before.
 
     Args:
-        tree: its depth is the window, the places ahead that are guessed; the child of rank r is the r-th best guess of
-            its place, whatever stands before it. Guesses are renewed along the path of first ranks.
+        tree: its depth is the window, the positions ahead that are guessed. The child of rank r is the r-th best code
+            of the newest row that saw at its left what the newest row there drew for the parent, else of the newest.
         config: of the target.
+        num_kept: rows that the pool keeps of a position; with 1, guesses are of the step before alone.
     """
 
-    def __init__(self, tree: StaticTree, config: TargetConfig) -> None:
-        self.tree, self.max_depth, self.config = tree, tree.max_depth, config
-        self.num_siblings = int(tree.ranks.max()) + 1
-        self._chain = first_ranks(tree)
-        self._ahead = torch.arange(2 * self.max_depth + 1, device=tree.parents.device)  # places that `observe` guesses
-        # of each node but the root, among the guesses of the places ahead
-        self._line_end = torch.where(tree.ranks[:, 1:] == 0, config.num_codes, -1)
-        self._guess_index = ((tree.depths - 1) * self.num_siblings + tree.ranks)[:, 1:]
+    def __init__(self, tree: StaticTree, config: TargetConfig, num_kept: int = NUM_KEPT) -> None:
+        self.tree, self.max_depth, self.config, self.num_kept = tree, tree.max_depth, config, num_kept
+        device, depths, ranks = tree.parents.device, tree.depths[0, 1:], tree.ranks[0, 1:]
+        self.num_siblings = int(ranks.max()) + 1
+        self._shape = (1 + self.num_siblings, config.num_image_tokens + 2 * self.max_depth + 1, num_kept)
+        index = torch.arange(math.prod(self._shape), device=device).view(self._shape)  # of an image, at length 0
+        self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])  # (2, nodes - 1, kept)
+        self._written = index[:, : 2 * self.max_depth + 1].flatten()
+        self._renewed = _renewed_rows(tree, self.num_siblings, num_kept).to(device)
+        self._ages, self._ages_of_others = torch.arange(2 * num_kept, device=device).chunk(2)
+        self._parents = tree.parents[0, 1:]
+        self._line_end = torch.where(ranks == 0, config.num_codes, -1)
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiDrafter:
@@ -66,29 +81,54 @@ class JacobiDrafter(Drafter):
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiState:
         """See `Drafter`."""
-        shape = (num_rows, self.config.num_image_tokens + 2 * self.max_depth + 1, self.num_siblings)
-        return JacobiState(torch.zeros(shape, dtype=torch.int64, device=self.tree.parents.device))
+        return JacobiState(torch.zeros(num_rows, *self._shape, dtype=torch.int64, device=self.tree.parents.device))
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Guesses image token 0 everywhere."""
-        state.guesses.index_copy_(0, rows, prefill.first[..., None].expand(-1, *state.guesses.shape[1:]))
+        pool = prefill.first[..., None, None].repeat(1, *self._shape)
+        pool[:, 0] = -2
+        state.pool.index_copy_(0, rows, pool)
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """The guesses of the places behind the root."""
-        index = lengths[:, None] * self.num_siblings + self._guess_index
-        guesses = state.guesses.flatten(1).gather(1, index)
+        """The guesses of the positions behind the root; one comparison finds the rows of all."""
+        index = lengths[:, None] * self.num_kept + self._read.flatten()
+        left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
+        parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)
+        ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # no two are equal
+        guesses = drafts.gather(2, ages.argmin(-1, keepdim=True)).squeeze(2)
         if self.config.line_end is not None:  # one token is possible at the end of a line
             is_end = self.config.ends_line(lengths[:, None] + self.tree.depths[:, 1:] - 1)
             guesses = torch.where(is_end, self._line_end, guesses)
         return Proposal(torch.cat([root, guesses], dim=1), self.tree)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Keeps the target's draws of the window, the last of them for the places that enter it next, too."""
-        keys = outcome.scores.keys.index_select(1, self._chain)
-        best = best_codes(keys, self.num_siblings)
-        best = torch.cat([best, best[:, -1:].expand(-1, self.max_depth, -1)], dim=1)
-        places = lengths[:, None] + self._ahead
-        state.guesses.scatter_(1, places[..., None].expand_as(best), best)
+        """Puts the rows of all nodes into the pool; the last one's codes are the first guesses behind the window."""
+        nodes = self.tree.num_nodes  # a hybrid's tree has more
+        best = best_codes(outcome.scores.keys[:, :nodes], self.num_siblings)
+        rows = torch.cat([outcome.proposal.tokens[:, :nodes, None], best], dim=2).transpose(1, 2)
+        written, pool = lengths[:, None] * self.num_kept + self._written, state.pool.flatten(1)
+        old = pool.gather(1, written).view(*rows.shape[:2], -1)
+        rows = torch.cat([rows, old], dim=2)
+        pool.scatter_(1, written, rows.flatten(1).index_select(1, self._renewed))
+
+
+def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.Tensor:
+    """Where `observe` finds the new pool of the positions from the root's on, among the rows of all nodes and of the
+    old pool: at each the nodes that predict it, then what was newest; behind the window, the codes of its last row.
+    """
+    depths, num_positions = tree.depths[0].tolist(), 2 * tree.max_depth + 1
+    left, codes = [], []
+    for ahead in range(num_positions):
+        old = [len(depths) + ahead * num_kept + age for age in range(num_kept)]
+        if ahead <= tree.max_depth:
+            new = [node for node, depth in enumerate(depths) if depth == ahead]
+            left.append([*new, *old][:num_kept])
+            codes.append(left[-1])
+        else:
+            left.append(old)
+            codes.append([depths.index(tree.max_depth), *old[1:]])
+    columns = torch.tensor([left, *[codes] * num_siblings]).flatten(1)
+    return (columns + torch.arange(len(columns))[:, None] * (len(depths) + num_positions * num_kept)).flatten()
 
 
 @dataclass

@@ -83,7 +83,8 @@ class ParallelChainsDrafter(Drafter):
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         """At temperature 0 drafts are the most probable tokens of the last step, which Jacobi drafts are too."""
         if sampling.is_greedy:
-            return JacobiDrafter.make(models, spec, sampling)
+            tree = static_tree(spec.tree_shape, models.target.device)
+            return JacobiDrafter(tree, models.target.config, num_kept=1)
         tree = static_tree(spec.tree_shape, models.target.device)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), models.target.device)
         return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec.delta)

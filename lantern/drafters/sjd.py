@@ -98,7 +98,8 @@ class SpeculativeJacobiDrafter(Drafter):
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         """At temperature 0 drafts are the most probable tokens of the last step, which Jacobi drafts are too."""
         if sampling.is_greedy:
-            return JacobiDrafter.make(models, spec, sampling)
+            tree = static_tree(spec.tree_shape, models.target.device)
+            return JacobiDrafter(tree, models.target.config, num_kept=1)
         return cls(static_tree(spec.tree_shape, models.target.device), spec, models.target.config)
 
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:

@@ -39,9 +39,10 @@ MODELS_DRAFTS = [(drafts, tree) for drafts in ("top", "coupled") for tree in ("c
     ],
 )
 def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, rows):
-    """Jacobi drafts need no draft model; beside those of one they accept no fewer than either alone."""
+    """Jacobi drafts need no draft model; beside those of one they accept more than either alone."""
     if drafts == "jacobi":
         models = DecodingModels(models.target)
+    forwards = []  # of all images: with hybrid drafts, then with Jacobi's and the draft model's alone
     for sampling in SAMPLINGS:
         expected = generate(models, AUTOREGRESSIVE, rows, **sampling)
         result = generate(models, method(drafts, tree), rows, **sampling)
@@ -51,7 +52,10 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, ro
         if drafts == "hybrid" and len(rows) > 1:
             parts = zip(("jacobi", "coupled"), tree.split("+"), strict=True)
             alone = [generate(models, method(*part), rows, **sampling).target_forwards.sum() for part in parts]
-            assert result.target_forwards.sum() <= min(alone)
+            forwards.append([result.target_forwards.sum(), *alone])
+    if forwards:
+        both, *alone = torch.tensor(forwards).sum(0)
+        assert both < min(alone)
 
 
 @pytest.mark.parametrize(("drafts", "tree"), MODELS_DRAFTS)

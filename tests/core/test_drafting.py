@@ -6,14 +6,18 @@ import itertools
 
 import pytest
 import torch
+from table_world import Images, TableWorld
 
 from conftest import generate, make_models, make_prompts
+from lantern.acceptance.base import ByEquality
 from lantern.decoding import DecodingModels, make_decoder
+from lantern.draft_tree import static_tree
+from lantern.drafters.jacobi import NUM_KEPT, JacobiDrafter
 from lantern.methods import MethodSpec, make_method
-from lantern.models.config import OVERSHOOT
+from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome
-from lantern.tree_shapes import DynamicTreeOptions
+from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 
 DYNAMIC = MethodSpec.of(
     "dynamic", tree="dynamic", drafts="top", tree_shape=DynamicTreeOptions(num_nodes=9, depth=2, top_k=4)
@@ -110,18 +114,59 @@ def test_a_tree_may_be_as_deep_as_the_rotary_table_reaches(models):
         make_decoder(models, MethodSpec.of("deep", tree=f"chain{OVERSHOOT + 1}", drafts="coupled"), SamplingConfig())
 
 
-def test_guesses_are_what_the_target_drew_at_those_positions_in_the_step_before(models):
-    """With siblings: the best codes of the rows along the first ranks, in order; for new positions, the last's."""
-    decoder = make_decoder(models, make_method("jacobi", tree="chain3k2d1"), SamplingConfig(cfg_scale=2.0))
-    seen = []
+def first_steps(models: DecodingModels, spec: MethodSpec, num_steps: int, **sampling) -> list[Outcome]:
+    """What happened in the first steps of two images."""
+    decoder, seen = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0, **sampling)), []
     decoder.observer = seen.append
     with torch.inference_mode():
         state = decoder.start(*make_prompts(models, 2), [decoder.make_noise(7, i) for i in "ab"])
-        first = state.tokens[:, 0].clone()
-        for _ in range(4):
+        for _ in range(num_steps):
             decoder.step(state)
-    assert torch.equal(seen[0].proposal.tokens, first[:, None].expand(-1, 5))  # nothing is known yet
-    assert decoder.drafter.tree.ranks.tolist() == [[0, 0, 1, 0, 0]]
+    return seen
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", ["chain4", "chain5k3d2", "chain3+chain2"])
+def test_guesses_are_of_the_newest_row_that_saw_the_newest_guess_at_their_left(models, tree, temperature):
+    """Against lists. Where no row is, a position has a copy of the last one's draws, or of image token 0."""
+    spec = make_method("hybrid" if "+" in tree else "jacobi", tree=tree)
+    seen, num_chosen = first_steps(models, spec, 8, temperature=temperature), 0
+    jacobi = make_decoder(models, spec, SamplingConfig()).drafter
+    jacobi = getattr(jacobi, "jacobi", jacobi)
+    parents, depths, ranks = (part[0].tolist() for part in (jacobi.tree.parents, jacobi.tree.depths, jacobi.tree.ranks))
+    for image in range(2):
+        length, copy = 1, [int(seen[0].proposal.tokens[image, 0])] * jacobi.num_siblings
+        rows = [[] for _ in range(32)]  # of every position, newest first: left token and best codes
+        for outcome in seen:
+            tokens = outcome.proposal.tokens[image].tolist()
+            newest = [tokens[0]]
+            for node in range(1, len(parents)):
+                there = rows[length + depths[node] - 1]
+                chosen = [codes for left, codes in there if left == newest[parents[node]]]
+                codes = [*chosen, *(codes for _, codes in there), copy][0]
+                newest.append((there[0][1] if there else copy)[ranks[node]])
+                assert tokens[node] == codes[ranks[node]]
+                num_chosen += bool(there) and codes != there[0][1]
+            best = outcome.scores.keys[image].topk(jacobi.num_siblings, dim=-1).indices.tolist()
+            for depth in range(jacobi.max_depth + 1):
+                there = rows[length + depth]
+                there[:0] = [(tokens[node], best[node]) for node in range(len(parents)) if depths[node] == depth]
+                del there[6:]
+            copy = best[depths.index(jacobi.max_depth)]
+            length += int(outcome.num_accepted[image]) + 1
+            if length >= 16:
+                break
+    assert num_chosen > 0 or temperature  # greedily, an older row guesses otherwise than the newest
+
+
+def test_with_one_row_kept_guesses_are_what_the_target_drew_in_the_step_before(models):
+    """As those of the peers at temperature 0: the best codes of the rows along the first ranks, in order; for new
+    positions, the last's.
+    """
+    seen = first_steps(models, make_method("sjd_pac", tree="chain3k2d1"), 4, temperature=0.0)
+    tree = seen[0].proposal.tree
+    assert torch.equal(seen[0].proposal.tokens, seen[0].proposal.tokens[:, :1].expand(-1, 5))  # nothing is known yet
+    assert tree.ranks.tolist() == [[0, 0, 1, 0, 0]]
     for before, after in itertools.pairwise(seen):
         best = before.scores.keys[:, [0, 1, 3, 4]].topk(2, dim=-1).indices  # (batch, positions, ranks)
         for row in range(2):
@@ -129,3 +174,21 @@ def test_guesses_are_what_the_target_drew_at_those_positions_in_the_step_before(
             places = [min(moved + ahead, 3) for ahead in range(3)]
             expected = torch.stack([best[row, places[0], 0], best[row, places[0], 1], *best[row, places[1:], 0]])
             assert torch.equal(after.proposal.tokens[row, 1:], expected)
+
+
+def test_a_pool_knows_what_the_last_row_did_not_see():
+    """Where the next token is the last one plus 1, modulo 3, a row is right for one token at its left alone, and that
+    of the step before always saw another one; three rows know all.
+    """
+    tables = {name: torch.zeros(3, 3) for name in ("base_c", "left2_c", "up_c")} | {"left_c": torch.eye(3).roll(1, 1)}
+    world = TableWorld(tables, 8, SamplingConfig(temperature=0.0))
+    num_steps = {}
+    for num_kept in (1, NUM_KEPT):
+        drafter = JacobiDrafter(static_tree(tree_choices("chain9")), TargetConfig(vocab_size=3, grid=8), num_kept)
+        images, steps = Images(world, drafter, ByEquality(), None, torch.tensor([[0]]), 64), 0
+        while images.lengths < 64:
+            images.step()
+            steps += 1
+        assert torch.equal(images.tokens[0, :64], torch.arange(64) % 3)
+        num_steps[num_kept] = steps
+    assert num_steps[1] == 63 and num_steps[NUM_KEPT] < 32

@@ -26,7 +26,7 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
     presets = {name: parts for name, parts in PRESETS.items() if name not in PEERS}
     assert [row[0].removesuffix(" (ours)") for row in rows] == [f"`{name}`" for name in presets]
     words = {"sampled": "sampled", "top": "most probable", "coupled": "the target's own noise|coupled", None: "–"}
-    words |= {"jacobi": "the step before", "hybrid": "side by side"}
+    words |= {"jacobi": "the steps before", "hybrid": "side by side"}
     for (_, tree, guesses, stands_in), parts in zip(rows, presets.values(), strict=True):
         acceptance = parts.get("acceptance", "exact")
         assert tree == parts.get("tree", "–")

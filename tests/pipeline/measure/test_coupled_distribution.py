@@ -98,12 +98,12 @@ def test_a_copied_draft_is_a_point_mass(table):
 
 
 @pytest.mark.parametrize("drafts", ["coupled", "jacobi"])
-@pytest.mark.parametrize("tree", ["chain3", "chain3k2d1"])
+@pytest.mark.parametrize("tree", ["chain9", "chain9k2d1"])
 def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch):
     models, seen = make_models(), []
     models.nearest_codes = nearest_codes(torch.randn(models.target.config.vocab_size, 4), 8)
     spec = MethodSpec.of("mine", tree=tree, drafts=drafts, acceptance="proximity", neighbours="l2", k=8)
-    decoder = make_decoder(models, spec, SamplingConfig(temperature=1.0, top_k=30))
+    decoder = make_decoder(models, spec, SamplingConfig(temperature=1.0, top_k=30, cfg_scale=3.0))
     record = NodeRecorder.__call__
 
     def watch(self, outcome):
@@ -123,7 +123,7 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
     encoder = WordEmbeddingEncoder(VOCABULARY, models.target.config.caption_dim, models.target.config.num_text_tokens)
     nodes, kind, found = measure_coupled_drafts(decoder, prompts, encoder, **options)
     assert torch.cat(seen).all() and sum(map(len, seen)) > 10
-    assert kind == ("enumeration" if tree == "chain3" else "monte_carlo")
+    assert kind == ("enumeration" if tree == "chain9" else "monte_carlo")
     assert len(nodes) == len(found.probs) and set(nodes.image.tolist()) == set(range(5))
     assert float(found.tv_from(nodes.target_probs).mean()) > 0.01
     assert decoder.observer is None and not getattr(decoder.drafter, "keeps_probs", False)

@@ -3,7 +3,7 @@
 At a node the draft is x = argmax(log p + g) and the target's token y = argmax(log t + g), with the Gumbel noise g of
 the place that the node predicts. No earlier decision has read g, and what p and t depend on is known before it: so the
 distribution over g is that of the emitted token given all that happened before. p is a draft model's distribution, or,
-for Jacobi drafts, the target's of the last step that looked at this place.
+for Jacobi drafts, the target's in the row of the pool that guesses; no row is chosen by the noise of its own place.
 
 Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
 """
@@ -19,7 +19,8 @@ import torch
 from lantern.acceptance.base import Rule
 from lantern.acceptance.relaxed_sets import RelaxedSets
 from lantern.decoding import Decoder
-from lantern.draft_tree import first_ranks
+from lantern.drafters.base import best_codes
+from lantern.drafters.jacobi import NUM_KEPT
 from lantern.methods import MethodSpec
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
@@ -64,24 +65,36 @@ def measure_coupled_drafts(
 
 
 class GuessRecorder(NodeRecorder):
-    """Keeps nodes of Jacobi drafts, for images of one batch; draft_probs are what the guess of a place was drawn from:
-    the target's distribution there in the last step that looked at it, behind the first guesses of the places before.
-    All 0 where there was none: such a guess is a copy of another one.
+    """Keeps nodes of Jacobi drafts, for images of one batch; draft_probs are what a guess was drawn from: the target's
+    distribution in the row of the pool that guesses, see `JacobiDrafter`. All 0 where there was none: such a guess is
+    a copy of another one.
     """
 
-    seen: torch.Tensor | None = None  # (batch, places, vocab)
+    left: torch.Tensor | None = None  # (batch, places, kept): tokens that the rows saw at their left, newest row first
 
     def __call__(self, outcome: Outcome) -> None:
         """Receives one step, as `Decoder.observer`."""
-        tree, positions, probs = outcome.proposal.tree, outcome.positions, outcome.scores.weights.softmax(-1)
-        if self.seen is None:
-            self.seen = probs.new_zeros(len(probs), self.num_tokens + tree.max_depth + 1, probs.shape[-1])
+        tree, tokens, positions = outcome.proposal.tree, outcome.proposal.tokens, outcome.positions
+        probs = outcome.scores.weights.softmax(-1)
+        best = best_codes(outcome.scores.keys, int(tree.ranks.max()) + 1)
+        if self.left is None:
+            shape = (len(probs), self.num_tokens + tree.max_depth + 1)
+            self.left = tokens.new_full((*shape, NUM_KEPT), -2)
+            self.seen = probs.new_zeros(*shape, NUM_KEPT, probs.shape[-1])  # the rows' distributions
+            self.newest = tokens.new_zeros(*shape, best.shape[-1])  # the newest row's codes
         inner = slice(None) if tree.parent_nodes is None else tree.parent_nodes
         rows = torch.arange(len(probs), device=probs.device)[:, None]
-        laws = self.seen[rows, positions[:, inner]]
+        parents = torch.cat([tokens[:, :1], self.newest[rows, positions - 1, tree.ranks][:, 1:]], dim=1)
+        is_other = self.left[rows, positions] != parents[..., None]
+        row = (torch.arange(NUM_KEPT, device=probs.device) + NUM_KEPT * is_other).argmin(-1)
+        laws = self.seen[rows, positions[:, inner], row[:, inner]]
         super().__call__(replace(outcome, proposal=replace(outcome.proposal, draft_probs=laws)))
-        chain = first_ranks(tree)
-        self.seen[rows, positions[:, chain]] = probs[:, chain]
+        for depth in range(tree.max_depth + 1):
+            nodes = (tree.depths[0] == depth).nonzero().squeeze(1)
+            place = rows, positions[:, nodes[:1]]
+            self.newest[place] = best[:, nodes[:1]]
+            for pool, new in ((self.left, tokens), (self.seen, probs)):
+                pool[place] = torch.cat([new[:, None, nodes], pool[place]], dim=2)[:, :, :NUM_KEPT]
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
