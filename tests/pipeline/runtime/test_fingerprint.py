@@ -24,12 +24,14 @@ def package(tmp_path):
     (root / "helper.py").write_text("X = 1\n")
     (tmp_path / "run.py").write_text("import os\nimport pack.acceptance\n")
     (tmp_path / "train.py").write_text("from pack.deep import loop\n")
+    fingerprint._parse.cache_clear()
+    fingerprint._code_of.cache_clear()
     return tmp_path
 
 
 def prints(folder):
+    fingerprint._parse.cache_clear()
     fingerprint._code_of.cache_clear()
-    fingerprint._imports_of.cache_clear()
     return {name: code_fingerprint(folder / f"{name}.py", [folder / "pack"]) for name in ("run", "train")}
 
 

@@ -24,7 +24,7 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
     """Hashes a script and every module that it imports of the packages (folders named as they are imported), directly
-    or not: 16 hexadecimal digits, the same on every machine.
+    or not: 16 hexadecimal digits, the same on every machine and Python version.
     """
     digest = hashlib.sha256(_code_of(Path(script)).encode())
     names = {
@@ -51,6 +51,7 @@ def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
     return found
 
 
+@cache
 def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
@@ -60,12 +61,7 @@ def _parse(path: Path) -> ast.Module:
 
 @cache
 def _code_of(path: Path) -> str:
-    """A file without comments, docstrings and layout."""
-    tree = _parse(path)
-    for node in ast.walk(tree):
-        if isinstance(node, _HAVE_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
-    return ast.unparse(tree)
+    return "".join(_flatten(_parse(path)))
 
 
 @cache
@@ -106,3 +102,27 @@ def _files_of(name: str, package_root: Path) -> Iterator[Path]:
             yield place / "__init__.py"
         elif place.with_suffix(".py").is_file():
             yield place.with_suffix(".py")
+
+
+def _flatten(node: object) -> Iterator[str]:
+    """Text of a syntax tree without positions, docstrings and empty fields (newer Pythons add empty fields)."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for field, value in ast.iter_fields(node):
+            if (
+                field == "body"
+                and isinstance(node, _HAVE_DOCSTRINGS)
+                and ast.get_docstring(node, clean=False) is not None
+            ):
+                value = value[1:]
+            if value is None or value == [] or field in ("kind", "type_comment", "ctx"):
+                continue
+            yield f" {field}="
+            yield from _flatten(value)
+        yield ")"
+    elif isinstance(node, list):
+        for item in node:
+            yield from _flatten(item)
+            yield ","
+    else:
+        yield repr(node)
