@@ -94,7 +94,7 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
         changed = with_overlay(run, tmp_path, ablations={"num_prompts": 4})
         code, output = changed.run("--unlock")
         assert code == 0, output
-        with held_run(changed, tmp_path / "second", TABLE) as second:
+        with held_run(changed, tmp_path / "second", TABLE, "results/tiny/ablations/drafter_steps.csv") as second:
             second.release()
             words = f"generate_images: waiting for process {left_behind} on"
             while words not in second.output() and second.process.poll() is None:
@@ -103,7 +103,7 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
             assert not run.result(SHARD).exists()
             os.kill(left_behind, signal.SIGKILL)
             assert second.wait() == 0, second.output() + run.logs()
-    # Of the ablations, all but one have a number of prompts of their own.
+    # Of the ablations, all but this one have a number of prompts of their own.
     assert jobs_of(second.output()) == dict.fromkeys({"generate_images", "run_ablation", *FOLLOWERS}, 1)
     check_table(run, finished)
 
