@@ -34,12 +34,13 @@ rule build_race:
         tokenizer=TOKENIZER,
         template=page_templates("race"),
     output:
-        report(
+        page=report(
             "<results>/race.html",
             caption="../report/race.rst",
             category="Overview",
             labels={"page": "Watch the methods draw"},
         ),
+        picture="<results>/race.png",
     log:
         "<logs>/build_race.log",
     conda:

@@ -14,7 +14,8 @@ if config["publish"]:
                 for file in figure_files(["png"])
                 for letter in PUBLISHED_FIGURES[config["publish"]]
                 if f"fig_{letter}_" in file
-            ],
+            ]
+            + ([rules.build_race.output.picture] if config["publish"] == "results" else []),
         output:
             touch("<results>/readme.published"),
         log:
@@ -23,7 +24,7 @@ if config["publish"]:
             ENVIRONMENT
         params:
             code=code("publish_readme.py"),
-            root=workflow.basedir,
+            root=HERE,
             settings=config["metrics"],
             section=lambda wildcards: config["publish"],
         message:

@@ -1,10 +1,11 @@
-"""Writes the page on which methods draw the timed prompts side by side."""
+"""Writes the page on which methods draw the timed prompts side by side, and a moving picture of one prompt."""
 
 from lantern.io import write_text
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.measure.latency import load_timed_images
 from lantern_pipeline.pages.race import build_page
+from lantern_pipeline.pages.race_picture import draw_race
 from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
@@ -12,6 +13,12 @@ with job_log(snakemake) as log:
     files = snakemake.input
     timed, tokenizer = load_timed_images(files.images), load_tokenizer(files.tokenizer)
     prompts = [prompt for path in files.prompts for prompt in read_prompts(path) if prompt.id in set(timed.prompt_ids)]
-    page = build_page(timed, prompts, lambda codes: to_pixels(decode_images(tokenizer, codes)))
-    write_text(snakemake.output[0], page)
+
+    def draw(codes):
+        """Pixels of images' codes."""
+        return to_pixels(decode_images(tokenizer, codes))
+
+    page = build_page(timed, prompts, draw)
+    write_text(snakemake.output.page, page)
+    draw_race(snakemake.output.picture, timed, prompts, draw)
     log.info("%d bytes for at most %d prompts", len(page), len(prompts))

@@ -1,0 +1,92 @@
+"""The moving picture of the race: methods draw one prompt side by side, each at the pace that the clock recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import get_data_path
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from lantern.io import atomic_path
+from lantern.prompts import Prompt
+from lantern_pipeline.measure.latency import TimedImages
+from lantern_pipeline.tables.method_labels import label_method
+
+SHOWN = ("autoregressive", "eagle1", "jacobi", "lantern_pp", "lantern_chain")  # at most one method of each
+SIDE, GAP, HEAD, FOOT = 168, 12, 52, 24  # pixels of a drawn image, between two, and of the lines above and below
+FRAMES, FRAME_MS, HOLD_MS = 60, 80, 2500  # of the slowest method; the last frame stays
+FONT = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")  # has Greek letters
+PAPER, INK, EMPTY = "white", "black", "#dddddd"
+
+
+def draw_race(
+    path: Path | str, timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Tensor], np.ndarray]
+) -> None:
+    """Writes an animated PNG of the prompt whose speed-up by the fastest shown method is the median of all; `draw`
+    makes codes (images, tokens) pixels (images, S, S, 3) uint8.
+    """
+    methods = _choose_methods(timed)
+    place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
+    rows = {prompt.text: [place[prompt.id, method] for method in methods] for prompt in prompts}
+    seconds = timed.step_seconds.double().sum(1)
+    gains = {text: float(seconds[row[0]] / seconds[row].min()) for text, row in rows.items()}
+    text = sorted(gains, key=gains.__getitem__)[(len(gains) - 1) // 2]
+    pixels = [Image.fromarray(image).resize((SIDE, SIDE), Image.NEAREST) for image in draw(timed.codes[rows[text]])]
+    labels = [label_method(timed.metadata["methods"][method]) for method in methods]
+    slowest = float(seconds[rows[text]].max())
+    frames = []
+    for now in np.linspace(0, slowest, FRAMES + 1):
+        states = [_state_at(timed, row, now) for row in rows[text]]
+        frames.append(_draw_frame(text, labels, pixels, math.isqrt(timed.codes.shape[1]), states, float(now)))
+    pace = [FRAME_MS] * FRAMES + [HOLD_MS]
+    colours = frames[-1].quantize(256)  # one palette, so that a frame stores only what has changed
+    frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
+    with atomic_path(path) as temporary:
+        frames[0].save(temporary, "PNG", save_all=True, append_images=frames[1:], duration=pace, loop=0)
+
+
+def _choose_methods(timed: TimedImages) -> list[str]:
+    """Of each name in SHOWN the method that took least time for all images."""
+    total = dict.fromkeys(timed.method_ids, 0.0)
+    for method, seconds in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
+        total[method] += seconds
+    chosen: dict[str, str] = {}
+    for method in sorted(total, key=total.__getitem__):
+        chosen.setdefault(timed.metadata["methods"][method]["name"], method)
+    return [chosen[name] for name in SHOWN if name in chosen]
+
+
+def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float]:
+    """Tokens and forwards that an image has at a time, and the seconds that it took in all."""
+    lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].long()
+    ends = timed.step_seconds[row][: len(lengths)].double().cumsum(0)
+    done = int((ends <= now + 1e-9).sum())
+    return int(lengths[:done].sum()), done, float(ends[-1])
+
+
+def _draw_frame(
+    text: str,
+    labels: list[str],
+    pixels: list[Image.Image],
+    grid: int,
+    states: list[tuple[int, int, float]],
+    now: float,
+) -> Image.Image:
+    """One frame: the prompt and the clock above, each method's image as far as it has come, its forwards below."""
+    frame = Image.new("RGB", (GAP + (SIDE + GAP) * len(pixels), HEAD + SIDE + FOOT), PAPER)
+    pen, font = ImageDraw.Draw(frame), ImageFont.truetype(FONT, 12)
+    pen.text((GAP, 6), text, INK, font)
+    pen.text((frame.width - GAP, 6), f"{now:.2f} s", INK, font, anchor="ra")
+    for column, (label, image, (tokens, forwards, seconds)) in enumerate(zip(labels, pixels, states, strict=True)):
+        left = GAP + column * (SIDE + GAP)
+        pen.text((left, HEAD - 22), label, INK, font)
+        pen.rectangle((left, HEAD, left + SIDE - 1, HEAD + SIDE - 1), EMPTY)
+        is_drawn = (np.arange(grid**2) < tokens).reshape(grid, grid)
+        frame.paste(image, (left, HEAD), Image.fromarray(is_drawn).resize((SIDE, SIDE), Image.NEAREST))
+        ended = f", done in {seconds:.2f} s" if seconds <= now + 1e-9 else ""
+        pen.text((left, HEAD + SIDE + 4), f"{forwards} forwards{ended}", INK, font)
+    return frame
