@@ -7,9 +7,18 @@ from snakemake.utils import min_version
 min_version("9.27")  # path variables; modules whose names are variables
 
 
+# The folder of this file, also where another workflow uses it as a module.
+HERE = workflow.current_basedir.get_path_or_uri(secret_free=True)
+
+
 configfile: "config.yaml"
 # The catalogue of files from elsewhere: beside the workflow, wherever that runs.
-configfile: f"{workflow.basedir}/workflow/resources.yaml"
+configfile: f"{HERE}/workflow/resources.yaml"
+
+
+if "resources" not in config:  # Snakemake skips both lines where a module gets a config
+
+    include: "workflow/rules/defaults.smk"
 
 
 pathvars:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 # Both packages are this folder's, whether they are installed or not.
-sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
+sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
 from lantern.models.families import FAMILIES
 from lantern_pipeline.config.figures import GENERALITY, figure_table
@@ -48,7 +48,7 @@ try:
 except ValueError as error:
     sys.exit(str(error))
 
-set_job_environment(workflow.basedir)
+set_job_environment(HERE)
 limit_memory(workflow)
 
 
@@ -67,7 +67,7 @@ if IS_VARIANT:
 
 
 ENVIRONMENT = "../../environment.yml"
-PIPELINE = Path(workflow.basedir, "workflow", "lantern_pipeline")
+PIPELINE = Path(HERE, "workflow", "lantern_pipeline")
 PLAN = RunPlan(config, RESOURCES)
 FIRST, HEADLINE, SAMPLED = PLAN.first, PLAN.headline, PLAN.sampled
 FIGURES = figure_table(PLAN, config)

@@ -16,7 +16,7 @@ for variant, changes in (config["variants"] or {}).items():
             results=f"results/{config['experiment']}/variants/{variant}",
             shown="<results>",
         snakefile:
-            f"{workflow.basedir}/Snakefile"
+            f"{HERE}/Snakefile"
         config:
             varied
 

@@ -1,0 +1,14 @@
+"""The defaults below the config of a workflow that uses this one as a module: config.yaml, resources.yaml, the weights."""
+
+import os
+
+from snakemake.common.configfile import load_configfile
+from snakemake.utils import update_config
+
+defaults = load_configfile(f"{HERE}/config.yaml")
+update_config(defaults, load_configfile(f"{HERE}/workflow/resources.yaml"))
+for settings in defaults.values():
+    if isinstance(settings, dict) and str(settings.get("checkpoint")).startswith("models/"):
+        settings["checkpoint"] = os.path.relpath(f"{HERE}/{settings['checkpoint']}")
+update_config(defaults, config)
+config.update(defaults)
