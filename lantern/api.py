@@ -261,7 +261,8 @@ def _pretrained(asked: str) -> ModuleType:
         from lantern_pipeline import pretrained
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"lantern.{asked} needs more than the core ({error.name}): pip install 'lantern[pipeline]'", name=error.name
+            f"lantern.{asked} needs more than the core ({error.name}): pip install 'lantern-decoding[pipeline]'",
+            name=error.name,
         ) from error
     return pretrained
 

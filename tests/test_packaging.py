@@ -19,7 +19,7 @@ def pins():
     """Everything that a run, the tests and the linters need; the extras name each other."""
     project = pyproject()["project"]
     extras = [pin for part in project["optional-dependencies"].values() for pin in part]
-    return project["dependencies"] + [pin for pin in extras if not pin.startswith("lantern[")]
+    return project["dependencies"] + [pin for pin in extras if not pin.startswith("lantern-decoding[")]
 
 
 def normal(name):
@@ -43,7 +43,7 @@ def test_every_pin_is_exact_and_locked_with_the_same_version():
 def test_the_core_needs_little_and_a_run_everything():
     project = pyproject()["project"]
     assert {pin.partition("==")[0] for pin in project["dependencies"]} == {"torch", "numpy", "safetensors", "tqdm"}
-    assert "lantern[text]" in project["optional-dependencies"]["pipeline"]
+    assert "lantern-decoding[text]" in project["optional-dependencies"]["pipeline"]
     assert "--extra pipeline --extra dev" in (ROOT / "Makefile").read_text()
 
 

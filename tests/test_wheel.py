@@ -1,4 +1,4 @@
-"""The wheel in an environment that has torch, numpy, safetensors and tqdm alone: the core imports there, and draws."""
+"""The wheel, built from the sdist, in an environment that has torch, numpy, safetensors and tqdm alone: the core imports there, and draws."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ assert torch.equal(model.draw("a cat", "lantern", **options).codes[0], images.co
 try:
     lantern.load("embedded")
 except ModuleNotFoundError as error:
-    assert "pip install 'lantern[pipeline]'" in str(error)
+    assert "pip install 'lantern-decoding[pipeline]'" in str(error)
 else:
     raise AssertionError("the extra `pipeline` is here: the environment is not bare")
 """
@@ -115,10 +115,15 @@ def bare(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, source)
     for name in ("models/embedded", "experiments"):
         shutil.copytree(ROOT / name, source / name)
+    (source / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "results.csv", source / "docs")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, source]
+    sdist = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", sdist], cwd=source, check=True, capture_output=True)
+    (packed,) = folder.glob("lantern_decoding-*.tar.gz")
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, packed]
     subprocess.run([*pip, *build], check=True)
-    (wheel,) = folder.glob("lantern-*.whl")
+    (wheel,) = folder.glob("lantern_decoding-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "bare"], check=True)
     (packages,) = (folder / "bare").glob("lib/python*/site-packages")
     python = ["--python", folder / "bare" / "bin" / "python"]
@@ -142,11 +147,12 @@ def test_the_wheel_brings_the_weights_that_prompts_are_drawn_from(bare, tmp_path
     assert done.returncode == 0, done.stderr
     home = bare.parents[1] / "share" / "lantern"
     assert (home / "experiments" / "llamagen_stage1.yaml").is_file() and (home / "config.yaml").is_file()
+    assert (home / "docs" / "results.csv").is_file()
     assert HOMES[-1] == Path(sys.prefix, "share", "lantern")
 
 
 def test_the_wheel_says_what_it_needs(bare):
-    (metadata,) = (bare.parents[1]).glob("lib/python*/site-packages/lantern-*.dist-info/METADATA")
+    (metadata,) = (bare.parents[1]).glob("lib/python*/site-packages/lantern_decoding-*.dist-info/METADATA")
     required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")]
     core = [line for line in required if "extra ==" not in line]
     assert sorted(line.split()[1].partition("==")[0] for line in core) == sorted(CORE)
@@ -156,4 +162,6 @@ def test_the_command_asks_for_what_it_needs(bare, tmp_path):
     command = [bare, "-I", "-c", "from lantern_pipeline.cli import app; app()", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == "lantern: the command needs more than the core: pip install 'lantern[pipeline]'"
+    assert (
+        done.stderr.strip() == "lantern: the command needs more than the core: pip install 'lantern-decoding[pipeline]'"
+    )
