@@ -8,7 +8,7 @@
    target preferred its token where they part.
 3. steps: seconds of a step at the sizes of LlamaGen XL with random weights, eager and as a graph; with the
    bytes of weights and cache that it has to read, as a share of what the memory of a known card could have delivered in
-   that time; and the peak of memory.
+   that time; and the peak of memory. One-by-one steps stand beside those that `lantern predict` takes.
 
 What cannot be measured says why. The last line of the output is JSON; the exit code is 1 where a capture failed or gave
 other images.
@@ -39,6 +39,8 @@ from lantern.models.target import TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
+from lantern_pipeline.tables.predict import BANDWIDTH as PREDICTED
+from lantern_pipeline.tables.predict import step_ms
 
 XL = {**LLAMAGEN_SIZES["XL"], "ffn_multiple": FFN_MULTIPLE, "vocab_size": 16384, "grid": 16}
 XL |= {"num_text_tokens": 120, "caption_dim": 2048}
@@ -190,6 +192,8 @@ def show(row: dict[str, Any]) -> None:
         print(line, row["failed"], flush=True)
         return
     line += f"{1000 * row['seconds']:9.2f} ms"
+    if row.get("predicted_ms"):
+        line += f" (predicted {row['predicted_ms']:.2f})"
     if row["share_of_bandwidth"]:
         line += f"  {row['share_of_bandwidth']:7.2%} of bandwidth"
     if "peak_gib" in row:
@@ -214,6 +218,8 @@ def check_steps(models: DecodingModels, options: argparse.Namespace, bandwidth: 
                     parts = models if spec.needs_nearest_codes else replace(models, nearest_codes=None)
                     decoder = make_decoder(parts, spec, SAMPLING, stepping=mode)
                     row |= measure_steps(decoder, batch, options.steps, bandwidth)
+                    if options.card and batch == 1 and spec.name == "autoregressive":
+                        row["predicted_ms"] = step_ms("llamagen-xl", options.card, mode)
             except RuntimeError as error:  # too little memory, say: the others are measured all the same
                 row["failed"] = f"{type(error).__name__}: {error}"[:200]
             rows.append(row)
@@ -252,6 +258,7 @@ def main() -> None:
     machine = describe_machine(device)
     parts = (f"{value:.4g}" if isinstance(value, float) else value for value in machine.values())
     print("machine   ", ", ".join(f"{key} {part}" for key, part in zip(machine, parts, strict=True)), flush=True)
+    options.card = next((gpu for gpu in PREDICTED if gpu.upper() in machine["device"] and not options.tiny), None)
     report = {"benchmark": "gpu_check", "machine": machine, "commit": commit_of(ROOT)}
     report |= {"sizes": TINY if options.tiny else XL, "capture": check_capture(device)}
     models = make_models(report["sizes"], device, torch.bfloat16)

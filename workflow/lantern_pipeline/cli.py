@@ -12,9 +12,10 @@ from typing import Annotated
 try:
     import typer
 except ModuleNotFoundError:
-    sys.exit("lantern: the command needs more than the core: pip install 'lantern[pipeline]'")
+    sys.exit("lantern: the command needs more than the core: pip install 'lantern-decoding[pipeline]'")
 
 RESULTS = Path("results")
+RATES = Path("docs/results.csv")  # published tokens per forward
 app = typer.Typer(
     help="Lossless and relaxed speculative decoding for visual autoregressive models.", no_args_is_help=True
 )
@@ -114,6 +115,31 @@ def verify(
             )
     found = ", ".join(f"{num} {outcome}" for outcome, num in outcomes.items())
     typer.echo(f"verified: sums; images drawn again: {found or 'none'}")
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Option(help="llamagen-xl, janus-pro-7b or glm-image.")] = "llamagen-xl",
+    gpu: Annotated[str, typer.Option(help="a100, h100 or h200.")] = "h100",
+    method: Annotated[
+        list[str] | None, typer.Option(help="A preset; repeat it for several. jacobi and eagle1 by default.")
+    ] = None,
+    tokens_per_forward: Annotated[
+        float | None, typer.Option(help="Of these methods; by default those of the embedded data set.")
+    ] = None,
+) -> None:
+    """Predicts seconds of an image and speed-up on a GPU from published times of steps (docs/gpu.md); runs nothing."""
+    from lantern_pipeline.pretrained import HOMES
+    from lantern_pipeline.tables.predict import published_tokens, table_of
+
+    with _one_sentence():
+        table = next((home / RATES for home in HOMES if (home / RATES).is_file()), RATES)
+        given = None if tokens_per_forward is None else ("given", tokens_per_forward)
+        methods = []
+        for name in method or ["jacobi", "eagle1"]:
+            source, tokens = given or ("the embedded data set, docs/results.csv", published_tokens(table, name))
+            methods.append((name, tokens, source))
+        typer.echo(table_of(model, gpu, methods))
 
 
 @contextmanager

@@ -1,0 +1,63 @@
+"""Predictions by hand: seconds and speed-ups from published step times and prices."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from conftest import ROOT
+from lantern.methods import PRESETS
+from lantern_pipeline.cli import app
+from lantern_pipeline.tables.predict import predict, published_tokens, step_ms, uses_draft_model
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["predict", *arguments])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_step_is_its_layers_launches_or_its_weights_way():
+    assert step_ms("llamagen-xl", "h100", "eager") == pytest.approx(36 * 0.9)  # 32.4 ms, as PAR published
+    assert step_ms("janus-pro-7b", "a100", "graph") == pytest.approx(14.0 / (0.68 * 2.04))  # GB over GB per ms
+    assert step_ms("llamagen-xl", "h200", "graph") == pytest.approx(1.55 / (0.68 * 4.8))
+
+
+def test_a_method_without_and_with_a_draft_model():
+    eager, graph = predict("llamagen-xl", "h100", "jacobi", 2.5)
+    assert eager.speedup == pytest.approx((2.5 / 1.53, 2.5 / 0.97)) and graph.speedup == eager.speedup
+    assert eager.seconds == pytest.approx((18.6624 * 0.97 / 2.5, 18.6624 * 1.53 / 2.5))  # 576 steps of 32.4 ms
+    eager, graph = predict("llamagen-xl", "h100", "eagle1", 2.0)
+    assert eager.speedup == pytest.approx((2.0 / 1.45, 2.0 / 1.19))
+    assert graph.speedup == pytest.approx((2.0 / 1.82, 2.0 / 1.30))
+    alone, _ = predict("llamagen-xl", "h100", "autoregressive", 1.0)
+    assert alone.speedup == (1.0, 1.0) and alone.seconds == pytest.approx((18.6624, 18.6624))
+
+
+def test_presets_with_a_draft_model_and_those_without():
+    with_draft_model = {name for name in PRESETS if uses_draft_model(name)}
+    assert {"eagle1", "lantern", "coupled", "hybrid", "cool"} <= with_draft_model
+    assert not {"autoregressive", "jacobi", "sjd", "zipar"} & with_draft_model
+
+
+def test_tokens_per_forward_are_the_embedded_data_sets_unless_given():
+    assert published_tokens(ROOT / "docs" / "results.csv", "jacobi") == pytest.approx(2.54, abs=0.2)
+    code, output = run("--model", "glm-image", "--gpu", "a100")
+    assert code == 0 and output.startswith("predicted, not measured") and "docs/results.csv" in output
+    assert "with a draft model, graph" in output and "without a draft model, eager" in output
+    code, output = run("--method", "jacobi", "--tokens-per-forward", "2.5")
+    assert code == 0 and "jacobi eager 2.50 7.24 to 11.42 1.63 to 2.58" in output and "jacobi, 2.50: given" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpu", "h900"], r"--gpu must be one of a100, h100, h200, got 'h900'"),
+        (["--model", "dalle"], r"--model must be one of llamagen-xl, janus-pro-7b, glm-image, got 'dalle'"),
+        (["--method", "magic", "--tokens-per-forward", "2"], r"--method must be one of autoregressive, eagle1, .* got"),
+        (["--method", "zipar"], r"zipar has no published tokens per forward, .*jacobi.* give --tokens-per-forward"),
+        (["--method", "jacobi", "--tokens-per-forward", "0"], r"--tokens-per-forward must be at least 1, got 0"),
+    ],
+)
+def test_what_is_unknown_is_one_sentence_with_what_is_known(arguments, sentence):
+    code, output = run(*arguments)
+    assert code == 1 and re.search(sentence, output), output

@@ -1,0 +1,153 @@
+"""What decoding may take on a GPU that nobody here had: predicted from published times and prices of steps.
+
+A *step* is one forward of the target at batch 1, with guidance where the model has it. Its *price* is its time in steps
+of one-by-one decoding. So seconds = tokens / tokens per forward * price * step, and speed-up = tokens per forward /
+price. docs/gpu.md explains the facts; each stands beside its source.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lantern.methods import PRESETS, drafts_of
+
+BASELINE = "autoregressive"
+EAGER, GRAPH = "eager", "graph"
+BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, of the cards with SXM
+BANDWIDTH_SHARE = 0.68
+
+
+class PublishedModel(NamedTuple):
+    """Sizes of a model, the milliseconds that public code takes for a layer, and where that is published."""
+
+    tokens: int  # of an image
+    layers: int
+    weight_bytes: float  # of bfloat16 weights, the token decoder alone
+    layer_ms: float
+    source: str
+
+
+MODELS = {
+    "llamagen-xl": PublishedModel(
+        576, 36, 1.55e9, 0.90, "LlamaGen XL, 384 pixels, A100: PAR, arXiv 2412.15119, table 2"
+    ),
+    "janus-pro-7b": PublishedModel(
+        576,
+        30,
+        14.0e9,
+        1.33,
+        "no times of its own: those of Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211",
+    ),
+    "glm-image": PublishedModel(
+        1281, 40, 18.0e9, 0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"
+    ),
+}
+# Whether there is a draft model, how steps run -> lowest and highest published price.
+PRICES = {
+    (False, EAGER): (0.97, 1.53, "SJD, SCD, SJD-PAC, PJD, PAR (arXiv 2510.24211, 2603.18599, 2606.05703, 2412.15119)"),
+    (True, EAGER): (1.19, 1.45, "EAGLE, LANTERN, LANTERN++, COOL-SD (arXiv 2511.13587, 2601.09212, 2603.18599)"),
+    (False, GRAPH): (0.97, 1.53, "none published with graphs: those of eager steps"),
+    (True, GRAPH): (1.30, 1.82, "EAGLE-1 with 2 to 7 drafts, Llama-3.1-8B, H100: vllm issues 16937, 20780"),
+}
+GRAPH_SOURCE = (
+    "weights over 68 % of the card's bandwidth, what compiled 7B and graphed 8B models reach (gpt-fast's README, A100; "
+    "vllm issues 16937, 20780, H100): a floor, which small models miss"
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A method at one way of stepping: lowest and highest seconds of an image and speed-up over one-by-one decoding
+    that steps alike.
+    """
+
+    method: str
+    stepping: str
+    tokens_per_forward: float
+    seconds: tuple[float, float]
+    speedup: tuple[float, float]
+
+
+def step_ms(model: str, gpu: str, stepping: str) -> float:
+    """Milliseconds of a step of one-by-one decoding: of a graph, the weights' way through memory; of eager code, its
+    layers' launches, which no faster card shortens, or that way where it is longer.
+    """
+    facts = _look_up(MODELS, "model", model)
+    floor = 1000 * facts.weight_bytes / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
+    return floor if stepping == GRAPH else max(floor, facts.layers * facts.layer_ms)
+
+
+def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> list[Prediction]:
+    """One method on one card, eager and as a graph; `method` is a preset's name."""
+    if tokens_per_forward < 1:
+        raise ValueError(f"--tokens-per-forward must be at least 1, got {tokens_per_forward:g}")
+    needs_draft_model = uses_draft_model(method)
+    found = []
+    for stepping in (EAGER, GRAPH):
+        low, high, _ = (1.0, 1.0, "") if method == BASELINE else PRICES[needs_draft_model, stepping]
+        alone = _look_up(MODELS, "model", model).tokens * step_ms(model, gpu, stepping) / 1000
+        speedup = tokens_per_forward / high, tokens_per_forward / low
+        seconds = alone / speedup[1], alone / speedup[0]
+        found.append(Prediction(method, stepping, tokens_per_forward, seconds, speedup))
+    return found
+
+
+def uses_draft_model(method: str) -> bool:
+    """Whether a preset drafts by a model of its own."""
+    return drafts_of(_look_up(PRESETS, "method", method).get("drafts")).needs_draft_model
+
+
+def published_tokens(table: Path | str, method: str) -> float:
+    """Tokens per forward of a method on the embedded data set: the first row of its name in docs/results.csv."""
+    with Path(table).open(encoding="utf-8", newline="") as file:
+        found: dict[str, str] = {}
+        for row in csv.DictReader(file):
+            found.setdefault(row["method"], row["mean_accepted_length"])
+    if method not in found:
+        known = ", ".join(found)
+        raise ValueError(f"{method} has no published tokens per forward, {known} have: give --tokens-per-forward")
+    return float(found[method])
+
+
+def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) -> str:
+    """One-by-one decoding, then methods (name, tokens per forward, where these come from), with every source."""
+    methods = list(methods)
+    rows = [row for name, tokens, _ in [(BASELINE, 1.0, ""), *methods] for row in predict(model, gpu, name, tokens)]
+    lines = [f"predicted, not measured: {model} on {gpu}, {MODELS[model].tokens} tokens an image, batch 1"]
+    lines.append(
+        f"{'method':<16} {'steps':<6} {'tokens/forward':>14} {'predicted seconds':>18} {'predicted speed-up':>19}"
+    )
+    lines += [
+        f"{row.method:<16} {row.stepping:<6} {row.tokens_per_forward:>14.2f} {_seconds(row):>18} "
+        f"{_range(row.speedup):>19}"
+        for row in rows
+    ]
+    lines.append("Speed-ups compare with one-by-one decoding that steps alike. Sources:")
+    lines.append(f"  eager step {step_ms(model, gpu, EAGER):.2f} ms: {MODELS[model].source}")
+    lines.append(f"  graph step {step_ms(model, gpu, GRAPH):.2f} ms: {GRAPH_SOURCE}")
+    for needs_draft_model in dict.fromkeys(uses_draft_model(name) for name, _, _ in methods if name != BASELINE):
+        for stepping in (EAGER, GRAPH):
+            low, high, source = PRICES[needs_draft_model, stepping]
+            kind = "with" if needs_draft_model else "without"
+            lines.append(f"  price {kind} a draft model, {stepping}, {low} to {high}: {source}")
+    lines += [f"  tokens per forward of {name}, {tokens:.2f}: {source}" for name, tokens, source in methods]
+    return "\n".join(lines)
+
+
+def _seconds(row: Prediction) -> str:
+    return f">= {row.seconds[0]:.2f}" if row.stepping == GRAPH else _range(row.seconds)
+
+
+def _range(bounds: tuple[float, float]) -> str:
+    low, high = (f"{value:.2f}" for value in bounds)
+    return low if low == high else f"{low} to {high}"
+
+
+def _look_up(table: Mapping[str, Any], name: str, key: str) -> Any:
+    if key not in table:
+        raise ValueError(f"--{name} must be one of {', '.join(table)}, got {key!r}")
+    return table[key]
