@@ -1,4 +1,4 @@
-"""The wheel, built from the sdist, in an environment that has torch, numpy, safetensors and tqdm alone: the core imports there, and draws."""
+"""The wheel, built from the sdist, where torch, numpy, safetensors and tqdm alone are: the core imports, and draws."""
 
 from __future__ import annotations
 
