@@ -66,6 +66,7 @@ def test_the_build_backend_is_locked_so_that_the_package_installs_without_isolat
 def test_the_version_is_the_same_everywhere():
     version = pyproject()["project"]["version"]
     assert f'__version__ = "{version}"' in (ROOT / "lantern" / "__init__.py").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert (
         f"## {version}" in (ROOT / "CHANGELOG.md").read_text() or "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
     )
