@@ -46,7 +46,9 @@ def draw_race(
     colours = frames[-1].quantize(256)  # one palette, so that a frame stores only what has changed
     frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
     with atomic_path(path) as temporary:
-        frames[0].save(temporary, "PNG", save_all=True, append_images=frames[1:], duration=pace, loop=0)
+        # Where nothing moves, the whole images are shown.
+        moving = {"save_all": True, "append_images": frames, "default_image": True, "duration": pace, "loop": 0}
+        frames[-1].save(temporary, "PNG", **moving)
 
 
 def _choose_methods(timed: TimedImages) -> list[str]:
