@@ -68,6 +68,13 @@ def test_methods_without_a_draft_model_run_and_exact_ones_keep_every_token(targe
     assert relaxed.codes.shape == expected.shape and relaxed.codes.max() < target.config.vocab_size
 
 
+def test_every_preset_without_a_draft_model_runs(target, family):
+    assert len(ALONE) >= 8
+    for name in ALONE:
+        parts = {"window": 2} if name == "zipar" else {}
+        assert (decode(target, family, name, 1.0, rows=2, **parts).target_forwards > 0).all(), name
+
+
 def test_a_step_reads_nothing_back_and_is_replayed_without_python(target, family, tapes):  # noqa: F811
     sampling = SamplingConfig(1.0, cfg_scale=scale_of(family))
     decoder = make_decoder(DecodingModels(target), make_method("jacobi"), sampling)
