@@ -50,7 +50,7 @@ def test_the_provenance_holds_the_hashes_of_the_files(finished, provenance):
         provenance["tables"]
     )
     assert "latency/s0n1.images.safetensors" in provenance["tables"] and "race.html" in provenance["figures"]
-    assert len(provenance["figures"]) == 17 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
+    assert len(provenance["figures"]) == 18 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
 
 
 def test_the_provenance_names_no_user_no_host_and_no_folder_of_this_machine(finished):
@@ -155,7 +155,7 @@ def wheel(tmp_path_factory):
     """A folder into which the project's wheel was installed, alone."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    ignored = shutil.ignore_patterns(".*", "results", "tests", "docs", "*.egg-info", "build", "__pycache__")
+    ignored = shutil.ignore_patterns(".*", "results", "tests", "*.egg-info", "build", "__pycache__")
     shutil.copytree(ROOT, source, ignore=ignored)
     pip = [sys.executable, "-m", "pip", "--quiet", "--no-input"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source], check=True)
