@@ -199,6 +199,7 @@ class Decoder:
         self._is_chain = is_static and num_nodes == tree.max_depth + 1
         self.num_slots = round_slots(self.num_text + self.num_tokens + num_nodes)
         self._nodes = torch.arange(num_nodes, device=self.device)
+        self._reach = num_nodes  # slots that a step may fill, from the root's on
         self._steps = torch.arange(self.max_depth + 1, device=self.device)
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
         self.observer: Callable[[Outcome], None] | None = None
@@ -328,13 +329,19 @@ class Decoder:
         """Steps until as many rows are complete, those without a prompt included; raises as `generate`."""
         is_watched = self.observer is not None or self.timer is not nullcontext
         step = self.step if is_watched else partial(self.runner.step, self)
+        reads_often = self.device.type == "cpu" and self.runner.mode == "eager"  # it costs nothing there
+        tokens_per_step = self.max_depth + 1  # at most
         while True:
             state.check_finite()
             missing = (self.num_tokens - state.lengths).sort().values[num_complete - 1].item()
             if missing == 0:
                 return
-            tokens_per_step = self.max_depth + 1  # at most
             most = state.noise.advance(state.lengths, tokens_per_step)
+            if reads_often:
+                longest = state.lengths.where(state.lengths < self.num_tokens, 0).max().item()
+                used = round_slots(self.num_text + longest + self._reach)
+                state.cache.num_used = min(used, self.num_slots)
+                most = 1
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 with self.timer("step"):
                     step(state)

@@ -19,30 +19,40 @@ HIDDEN = 2**40  # a hidden caption row counts as behind every slot
 
 @dataclass
 class LayerCache:
-    """One layer's part of a `KVCache`; all three are views of one buffer.
+    """One layer's part of a `KVCache`, views of its buffer.
 
     Attributes:
-        entries: (rows * slots, 2 * heads * head_dim): key and value of each slot, side by side.
+        vectors: (2 * rows * heads * slots, head_dim): all keys, then all values.
         keys: (rows, heads, slots, head_dim).
         values: (rows, heads, slots, head_dim).
     """
 
-    entries: torch.Tensor
+    vectors: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
+
+    def write(self, places: torch.Tensor, new: torch.Tensor) -> None:
+        """Takes the keys and values of nodes, (rows * nodes, 2 * heads, head_dim), keys first, at the places that
+        `KVCache.places` gives.
+        """
+        self.vectors.index_put_((places,), new)
+
+    def read(self, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first slots, each (rows, heads, num_slots, head_dim)."""
+        return self.keys[:, :, :num_slots], self.values[:, :, :num_slots]
 
 
 class KVCache:
     """Pre-allocated keys and values of all layers; no tensor of it ever changes its address.
 
-    A row is an image under one caption; under guidance the rows with the prompts' captions come first, then those with
+    A pass attends to as many slots as its mask has columns. A row is an image under one caption; under guidance the rows with the prompts' captions come first, then those with
     the null caption. `visible`, bool (captions, batch, text rows), says which caption rows may be seen, captions = 1,
     or 2 under guidance; `head_shape` is (heads of keys and values, width of a head).
 
     Attributes:
-        entries: (layers, captions, batch, slots, 2, heads, head_dim): a key and its value side by side, so that one
-            write stores both.
+        entries: (layers, 2, captions, batch, heads, slots, head_dim), keys and values: what a head reads lies together.
         layers: of each layer, see `LayerCache`.
+        num_used: slots that `mask` lets a pass read, all unless the host knows that fewer are in use.
     """
 
     def __init__(
@@ -54,16 +64,15 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         num_captions, batch, num_text = visible.shape
-        self.num_slots = num_slots
+        self.num_slots = self.num_used = num_slots
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
-        shape = (num_layers, num_captions, batch, num_slots, 2, *head_shape)
+        num_heads, head_dim = head_shape
+        shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
         self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
-        self.layers = []
-        for entries in self.entries.flatten(1, 2):  # (rows, slots, 2, heads, head_dim)
-            keys, values = entries.transpose(1, 3).unbind(2)
-            self.layers.append(LayerCache(entries.flatten(0, 1).flatten(1), keys, values))
-        rows = torch.arange(num_captions * batch, device=visible.device).view(num_captions, batch, 1)
-        self._offsets = rows * num_slots
+        self.layers = [LayerCache(part.flatten(0, -2), *part.flatten(1, 2)) for part in self.entries]
+        # Where the slots of a row, (captions, batch, 1, 1), and of a key or value of a head, (2 * heads,), begin.
+        heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
+        self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
         places = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
         is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
         self._places = torch.where(is_seen, places, HIDDEN)[:, :, None]
@@ -75,33 +84,34 @@ class KVCache:
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-        """Additive attention mask of a pass over new nodes, (rows, 1, nodes, slots): what precedes the nodes is seen,
+        """Additive attention mask of a pass over new nodes, (rows, 1, nodes, `num_used`): what precedes the nodes is seen,
         but for the hidden caption rows; of the nodes' own slots, which begin at `begin`, int64 (batch,), what the
         window (batch or 1, nodes, slots of the nodes + 2) says, see `window_table`; of what lies behind nothing.
         """
-        columns = (self._places - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
+        columns = (self._places[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)
         return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
 
-    def flat_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Where slots int64 (batch, n) of all captions stand among the rows of `LayerCache.entries`: int64 (captions *
-        batch * n,).
+    def places(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where slots int64 (batch, n) of all captions stand in `LayerCache.vectors`: int64 (captions * batch * n,
+        2 * heads).
         """
-        return (slots + self._offsets).flatten()
+        return (self._begins + slots[:, :, None]).flatten(0, 2)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies slots of every layer: source[b, j] of image b to target[b, j], int64 (batch, n), no target twice in a
         row.
         """
-        flat = self.entries.flatten(1, 3)
-        flat.index_copy_(1, self.flat_slots(target), flat.index_select(1, self.flat_slots(source)))
+        vectors = self.entries.flatten(1, -2)
+        moved = vectors.index_select(1, self.places(source).flatten())
+        vectors.index_copy_(1, self.places(target).flatten(), moved)
 
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
         """Replaces images `rows`, int64 (n,), none twice, in place by the n of another cache with at most as many
         slots: keys, values and hidden caption rows. What lies behind its slots stays; it is masked until it is
         overwritten.
         """
-        self.entries[:, :, :, : other.num_slots].index_copy_(2, rows, other.entries)
+        self.entries[..., : other.num_slots, :].index_copy_(3, rows, other.entries)
         self._places[..., : other.num_slots].index_copy_(1, rows, other._places)
 
 

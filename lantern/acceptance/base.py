@@ -3,8 +3,8 @@
 Two ideas meet here. An *acceptance* (`Exact` and its subclasses) says how much target mass s(x) a draft x stands for.
 A *rule* (`Rule` and its subclasses) turns that into decisions: by comparing drafts with a token that the target draws,
 or by rejection. A rule judges nodes, each by itself. All nodes are judged at once; or, on a CPU and a tree with many
-more nodes than levels, those of the path alone that is taken, level after level, so that filters, noise and relaxed
-sets are worked out for few rows. Shapes are fixed, and nothing is read back to the host.
+more nodes than levels, those of the path alone that is taken, level after level until it ends, so that filters, noise
+and relaxed sets are worked out for few rows. Elsewhere shapes are fixed, and nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -194,7 +194,10 @@ class Rule:
             path.append(node)
             emitted.append(torch.where(is_reached, choice.chosen, own))
             is_substituted.append(emitted[-1] != own)
-        path, emitted = torch.cat(path, dim=1), torch.cat([*emitted, own], dim=1)
+            if not is_reached.any():
+                break
+        num_left = tree.max_depth - len(emitted)  # levels that nothing reached
+        path, emitted = torch.cat(path + num_left * [node], dim=1), torch.cat(emitted + (num_left + 1) * [own], dim=1)
         return Outcome(
             proposal,
             scores,
@@ -202,7 +205,7 @@ class Rule:
             path,
             num_accepted[:, 0],
             emitted,
-            torch.cat([*is_substituted, node != node], dim=1) & self.draws_target_tokens,
+            torch.cat(is_substituted + (num_left + 1) * [node != node], dim=1) & self.draws_target_tokens,
             best[:, 0].isfinite(),
         )
 

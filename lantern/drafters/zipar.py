@@ -69,7 +69,7 @@ class LinesDecoder(Decoder):
 
     def __init__(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig, **options: Any) -> None:
         super().__init__(models, spec, sampling, **options)
-        n = self.noise_window = self.num_tokens  # lines are far apart
+        n = self.noise_window = self._reach = self.num_tokens  # lines are far apart
         schedule, last = line_schedule(self.target.config.lines, spec.window), n - 1
         num_cells, first_forwards = max(map(len, schedule)), [len(schedule)] * n
         for forward in reversed(range(len(schedule))):

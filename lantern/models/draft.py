@@ -115,8 +115,8 @@ class DraftModel(nn.Module):
     ) -> torch.Tensor:
         """What fc made of nodes, (captions, batch, nodes, dim), which it changes into their hidden states."""
         layer = self.decoding_layer or DecodingLayer(self.layer)
-        rotary, flat_slots = gather_rotary(self.rotary, rotary_rows), cache.flat_slots(slots)
-        layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], flat_slots)
+        rotary, places = gather_rotary(self.rotary, rotary_rows), cache.places(slots)
+        layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], places)
         return x
 
     def prepare_for_decoding(self) -> DraftModel:

@@ -230,10 +230,10 @@ class TargetModel(Target):
         self, x: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
         """See `Target.run_nodes`; changes x."""
-        x, rotary, flat_slots = x.flatten(0, 1), gather_rotary(self.rotary, rotary_rows), cache.flat_slots(slots)
+        x, rotary, places = x.flatten(0, 1), gather_rotary(self.rotary, rotary_rows), cache.places(slots)
         layers = self.decoding_layers or [DecodingLayer(layer) for layer in self.layers]
         for layer, past in zip(layers, cache.layers, strict=True):
-            layer(x, rotary, mask, past, flat_slots)
+            layer(x, rotary, mask, past, places)
         return self.final_norm(x).view(-1, *slots.shape, x.shape[1])
 
     def prepare_for_decoding(self) -> TargetModel:

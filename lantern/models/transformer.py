@@ -150,13 +150,12 @@ class DecodingLayer:
         self.qkv, self.attention_out, self.gate_up, self.down = (part.weight.detach().t() for part in parts)
 
     def __call__(
-        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, slots: torch.Tensor
+        self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, places: torch.Tensor
     ) -> None:
         """Changes x, (rows * nodes, dim), in place to what `Layer.forward` returns; not to be differentiated.
 
         `rotary`: complex64, (batch * nodes, 1, head_dim / 2), the same for all captions. `mask`: additive, (rows, 1,
-        nodes, slots). `past` takes the nodes' keys and values at `slots`, int64 (rows * nodes,), see
-        `KVCache.flat_slots`.
+        nodes, slots that are read). `past` takes the nodes' keys and values at `places`, see `KVCache.places`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
         qkv = torch.mm(x if self.attention_norm is None else self.attention_norm(x), self.qkv)
@@ -165,14 +164,20 @@ class DecodingLayer:
             both = turned.view(-1, heads + kv_heads, head_dim)
             both.copy_(self.qk_norm(both))
         turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
-        past.entries.index_copy_(0, slots, qkv[:, dim:])  # a key and its value lie side by side
+        past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
         query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(
-            query, past.keys, past.values, attn_mask=mask, enable_gqa=heads != kv_heads
-        )
+        attended = attend(query, *past.read(mask.shape[-1]), mask)
         x.addmm_(attended.transpose(1, 2).reshape(x.shape), self.attention_out)
         gate, up = torch.mm(self.ffn_norm(x), self.gate_up).chunk(2, dim=1)
         x.addmm_(F.silu(gate).mul_(up), self.down)
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Attention of queries (rows, heads, nodes, head_dim) to keys and values (rows, heads of theirs, slots, head_dim)
+    under an additive mask (rows, 1, nodes, slots): shaped as the queries.
+    """
+    has_groups = query.shape[1] != keys.shape[1]
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=has_groups)
 
 
 def turn_(x: torch.Tensor, rotary: torch.Tensor) -> None:

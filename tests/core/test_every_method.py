@@ -5,6 +5,7 @@ Settings are a temperature and the number of logits above which large trees are 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from functools import cache
 
@@ -196,11 +197,12 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     assert torch.equal(shuffled.codes, expected[0].codes[order])
     assert torch.equal(shuffled.target_forwards, expected[0].target_forwards[order])
 
-    # Steps on two states in turn give what each gives alone; they read nothing back, and move no tensor.
+    # Steps on two states in turn give what each gives alone; they move no tensor, and where a GPU runs them, which
+    # never follows a path, they read nothing back.
     states = [decoder.start(*batch) for batch in batches]
     before = addresses(states[0])
     assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.keys"} < set(before)
-    with torch.inference_mode(), NoHostSync():
+    with torch.inference_mode(), NoHostSync() if many_logits else nullcontext():
         for _ in range(int(forwards.max()) - 1):
             for state in states:
                 decoder.step(state)
@@ -209,6 +211,8 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
         assert torch.equal(state.tokens[:, :16], part.codes)
 
     # A step recorded once, on a state without prompts, draws both batches.
+    if not many_logits:
+        return
     graphed = captured(decoder)
     for batch, part in zip(batches, expected, strict=True):
         assert_equal(graphed.generate(*batch), part)
@@ -287,11 +291,10 @@ def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
             to_fake(part, fake, device)
 
 
-@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_step_stays_on_its_gpu(name, temperature, many_logits, monkeypatch):
+def test_a_step_stays_on_its_gpu(name, temperature):
     """On fake tensors, which have a device and a shape, and no values that a step could read."""
-    monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
     models, fake = make_models(), FakeTensorMode(allow_non_fake_inputs=True)
     models = DecodingModels(TargetModel(models.target.config), DraftModel(models.draft.config), models.nearest_codes)
     decoder = decoder_of(models, name, temperature)
@@ -310,10 +313,9 @@ def test_a_step_stays_on_its_gpu(name, temperature, many_logits, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("temperature", "many_logits"), SETTINGS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
-def test_captured_steps_draw_the_same_images(name, temperature, many_logits, monkeypatch):
-    monkeypatch.setattr(base, "MANY_LOGITS", many_logits)
+def test_captured_steps_draw_the_same_images(name, temperature):
     models = make_models()
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),
