@@ -341,6 +341,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "config.yaml", help="of that run")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--images", type=int, help="images per method, or jobs; default: as the case says, 3 jobs")
+    parser.add_argument("--methods", nargs="+", help="presets beside autoregressive; default: all")
     parser.add_argument("--batch", type=int, nargs="+", default=[], help="images decoded together, in jobs")
     parser.add_argument("--against", type=Path, help="another checkout of this project, measured in turns with this")
     parser.add_argument("--output", type=Path, help="file for the results")
@@ -349,6 +350,8 @@ def main() -> None:
     report = {"benchmark": "decode", **describe_run(options), "cases": {}}
     for name in options.case:
         case = make_case(name, options)
+        if options.methods:
+            case["methods"] = [entry for entry in case["methods"] if entry["name"] in (BASELINE, *options.methods)]
         with open_sides(case, options.against) as sides:
             found: dict[str, Any] = {"steps": case["steps"], "images": options.images or case["images"]}
             if not options.batch:

@@ -45,9 +45,10 @@ class LayerCache:
 class KVCache:
     """Pre-allocated keys and values of all layers; no tensor of it ever changes its address.
 
-    A pass attends to as many slots as its mask has columns. A row is an image under one caption; under guidance the rows with the prompts' captions come first, then those with
-    the null caption. `visible`, bool (captions, batch, text rows), says which caption rows may be seen, captions = 1,
-    or 2 under guidance; `head_shape` is (heads of keys and values, width of a head).
+    A pass attends to as many slots as its mask has columns. A row is an image under one caption; under guidance the
+    rows with the prompts' captions come first, then those with the null caption. `visible`, bool (captions, batch, text
+    rows), says which caption rows may be seen, captions = 1, or 2 under guidance; `head_shape` is (heads of keys and
+    values, width of a head).
 
     Attributes:
         entries: (layers, 2, captions, batch, heads, slots, head_dim), keys and values: what a head reads lies together.
@@ -84,8 +85,8 @@ class KVCache:
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-        """Additive attention mask of a pass over new nodes, (rows, 1, nodes, `num_used`): what precedes the nodes is seen,
-        but for the hidden caption rows; of the nodes' own slots, which begin at `begin`, int64 (batch,), what the
+        """Additive attention mask of a pass over new nodes, (rows, 1, nodes, `num_used`): what precedes the nodes is
+        seen, but for the hidden caption rows; of the nodes' own slots, which begin at `begin`, int64 (batch,), what the
         window (batch or 1, nodes, slots of the nodes + 2) says, see `window_table`; of what lies behind nothing.
         """
         columns = (self._places[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)

@@ -134,7 +134,7 @@ rule measure_latency:
         runtime=SIZES.decoding_minutes(
             len(PLAN.runs)
             * len(config["latency"]["prompt_sets"])
-            * (config["latency"]["num_images"] + config["latency"]["num_warmup"]),
+            * (config["latency"]["num_rounds"] * config["latency"]["num_images"] + config["latency"]["num_warmup"]),
             1,
         ),
         gpu=GPU,

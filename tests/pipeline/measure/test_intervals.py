@@ -12,7 +12,6 @@ from lantern_pipeline.measure.intervals import (
     jackknife_error,
     mean_statistic,
     mean_with_interval,
-    median_statistic,
     normal_interval,
     ratio_statistic,
     share_interval,
@@ -29,25 +28,14 @@ def tokens_by_forwards(generator):
     return ratio_statistic, 2.0, np.full(50, 6.0), generator.integers(2, 5, size=50)
 
 
-def speedups_of_a_drifting_machine(generator):
-    """Paired ratios of two log-normal timings that share a drift, one timing in twenty a hiccup: median 2."""
-    drift, hiccups = generator.uniform(1, 2, 24), generator.random((2, 24)) < 0.05
-    slow, fast = generator.lognormal(0, 0.1, (2, 24)) * (1 + 5 * hiccups) * drift
-    return median_statistic, 2.0, 2 * slow / fast
-
-
 @pytest.mark.parametrize(
     "draw, trials, hits",
     # Fewer hits would come up less than once in 500 times at a true coverage of 0.93, and more mean that the interval
-    # is too wide. In 3000 experiments the coverage of the last is 0.938.
-    [
-        (skewed_values, 400, (355, 394)),
-        (tokens_by_forwards, 300, (267, 297)),
-        (speedups_of_a_drifting_machine, 300, (267, 297)),
-    ],
+    # is too wide.
+    [(skewed_values, 400, (355, 394)), (tokens_by_forwards, 300, (267, 297))],
 )
 def test_an_interval_covers_the_truth_about_95_percent_of_the_time(draw, trials, hits):
-    seed = [skewed_values, tokens_by_forwards, speedups_of_a_drifting_machine].index(draw)
+    seed = [skewed_values, tokens_by_forwards].index(draw)
     generator, found = np.random.default_rng(seed), 0
     for trial in range(trials):
         statistic, truth, *columns = draw(generator)
@@ -89,18 +77,17 @@ def test_crossing_repeats_covers_where_resampling_prompts_alone_does_not():
     assert naive < 160
 
 
-@pytest.mark.parametrize("statistic, name", [(mean_statistic, "mean"), (median_statistic, "median")])
-def test_matches_a_plain_loop(statistic, name):
+def test_matches_a_plain_loop():
     values = np.array([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
     (repeats, prompts), *rest = crossed_resamples(2, 3, 40, seed=4)
     assert not rest
     pairs = zip(repeats, prompts, strict=True)
-    found = [getattr(np, name)([values[r, p] for r in rs for p in ps]) for rs, ps in pairs]
+    found = [np.mean([values[r, p] for r in rs for p in ps]) for rs, ps in pairs]
     expected = np.quantile(found, [0.025, 0.975])
-    assert bootstrap_interval(statistic, values, num_resamples=40, seed=4) == pytest.approx(expected)
+    assert bootstrap_interval(mean_statistic, values, num_resamples=40, seed=4) == pytest.approx(expected)
     prompts = np.random.Generator(np.random.PCG64(3)).integers(0, 3, size=(50, 3))  # of one repeat
-    expected = np.quantile([getattr(np, name)(values[0][row]) for row in prompts], [0.025, 0.975])
-    assert bootstrap_interval(statistic, values[0], num_resamples=50, seed=3) == pytest.approx(expected)
+    expected = np.quantile([np.mean(values[0][row]) for row in prompts], [0.025, 0.975])
+    assert bootstrap_interval(mean_statistic, values[0], num_resamples=50, seed=3) == pytest.approx(expected)
 
 
 def test_one_repeat_is_as_good_as_none():

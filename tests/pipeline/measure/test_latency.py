@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,11 +43,6 @@ def make_decoders(temperature: float = 1.0) -> list[Decoder]:
     return [make_decoder(models, spec, sampling) for spec in SPECS.values()]
 
 
-def time_images(decoders, num_warmup=0):
-    """The table of all prompts' timings."""
-    return measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=num_warmup)[0]
-
-
 def is_as_made(decoder: Decoder) -> bool:
     """Whether no clock is left on the decoder."""
     return not {"borrow", "step"} & set(vars(decoder.runner))
@@ -66,23 +62,26 @@ def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
 
 
 def test_every_method_is_timed_on_every_prompt():
-    table = time_images(make_decoders(0.0), num_warmup=1)
+    table, _ = measure_latency(make_decoders(0.0), PROMPTS, ENCODER, run_seed=0, num_warmup=1)
     assert list(table.columns) == COLUMNS
     pairs = {(method_id, prompt.id) for method_id in SPECS for prompt in PROMPTS}
     assert set(zip(table["method_id"], table["prompt_id"], strict=True)) == pairs and len(table) == len(pairs)
-    assert (table["temperature"] == 0).all() and (table["seconds"] > 0).all() and (table["stepping"] == "eager").all()
+    assert (table["temperature"] == 0).all() and (table["stepping"] == "eager").all() and (table["round"] == 0).all()
+    assert (table["seconds"] > 0).all() and (table["cpu_seconds"] > 0).all()
     assert (table.loc[table["method_id"] == "autoregressive", "target_forwards"] == 16).all()
 
 
-def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
-    order = []
+def test_methods_take_turns_in_every_round_and_the_warm_up_does_not_count(monkeypatch):
+    """A prompt's image is that of its fastest round."""
+    order, cores, seconds = [], iter(range(100)), iter([9.0] * 3 + [0.5] * 6 + [0.25] * 6)
 
     def decode(decoder, prompts, encoder, run_seed):
         order.append((decoder.spec.method_id, prompts[0].id, run_seed))
         decoder.runner.borrow(decoder, 1)
-        return SimpleNamespace(target_forwards=torch.tensor([4])), 0.5
+        return SimpleNamespace(target_forwards=torch.tensor([4])), next(seconds)
 
     monkeypatch.setattr(latency, "decode_timed", decode)
+    monkeypatch.setattr(latency, "_core_seconds", lambda: next(cores) * np.array([1.0, 3.0]))
     monkeypatch.setattr(stepping.StepRunner, "borrow", lambda *arguments: None)
     stubs = [
         SimpleNamespace(
@@ -93,13 +92,18 @@ def test_methods_take_turns_and_the_warm_up_does_not_count(monkeypatch):
         )
         for name in "abc"
     ]
-    table, images = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1)
+    table, images = measure_latency(stubs, PROMPTS[:2], ENCODER, run_seed=7, num_warmup=1, num_rounds=2)
     assert order == [
         *(("c", "p1", 7), ("a", "p1", 7), ("b", "p1", 7)),  # warm-up
         *(("a", "p0", 7), ("b", "p0", 7), ("c", "p0", 7)),
         *(("b", "p1", 7), ("c", "p1", 7), ("a", "p1", 7)),
+        *(("c", "p0", 7), ("a", "p0", 7), ("b", "p0", 7)),
+        *(("a", "p1", 7), ("b", "p1", 7), ("c", "p1", 7)),
     ]
-    assert table["method_id"].tolist() == [image.method["method_id"] for image in images] == list("abcbca")
+    assert table["method_id"].tolist() == list("abcbcacababc") and table["round"].tolist() == 6 * [0] + 6 * [1]
+    assert (table["cpu_seconds"] == 1).all() and table["busy_elsewhere"].tolist() == 6 * [4.0] + 6 * [8.0]
+    assert [image.method["method_id"] for image in images] == list("abcbca")
+    assert all(image.step_seconds == [0.25] for image in images)
 
 
 def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
@@ -120,6 +124,7 @@ def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
     for image in images:
         assert sum(image.step_seconds) == pytest.approx(replayed[image.method["method_id"], image.prompt_id])
     paired = pair_latency(table.assign(prompt_set="seen", repeat=0)).set_index(["method_id", "prompt_id"])
+    assert (paired.loc["autoregressive", "baseline"] == paired.loc["autoregressive", "seconds"]).all()
     assert paired["seconds"].to_dict() == replayed.to_dict()
 
 
@@ -136,7 +141,7 @@ def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monke
         return SimpleNamespace(target_forwards=torch.tensor([4])), sum(take)
 
     monkeypatch.setattr(latency, "decode_timed", decode)
-    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 0.0))
     decoder = make_decoders()[0]
     for name in ("borrow", "step"):
         monkeypatch.setattr(stepping.StepRunner, name, lambda *arguments: None)

@@ -142,8 +142,3 @@ def mean_statistic(values: np.ndarray) -> np.ndarray:
 def ratio_statistic(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Ratio of sums over prompts: two (..., prompts) -> (...)."""
     return numerator.sum(axis=-1) / denominator.sum(axis=-1)
-
-
-def median_statistic(values: np.ndarray) -> np.ndarray:
-    """Median over prompts: (..., prompts) -> (...)."""
-    return np.median(values, axis=-1)

@@ -1,5 +1,6 @@
-"""Latency at batch 1: every method draws the same prompts in turn, so that a drift of the machine hits all alike; and
-the images that were drawn by the clock, with the seconds of each of the target's forwards, for the demo page.
+"""Latency at batch 1: every method draws the same prompts in turn, so that a drift of the machine hits all alike, and
+all of them again in later rounds, of which the least time counts; and the images that were drawn by the clock, with the
+seconds of each of the target's forwards, for the demo page.
 """
 
 from __future__ import annotations
@@ -7,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
@@ -23,7 +25,8 @@ from lantern.io import load_tensors, save_tensors
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 
-COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "seconds", "target_forwards"]
+COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "round", "seconds", "cpu_seconds", "busy_elsewhere"]
+COLUMNS += ["target_forwards"]
 
 
 @dataclass(frozen=True)
@@ -38,55 +41,86 @@ class TimedImage:
 
 
 def measure_latency(
-    decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, num_warmup: int
+    decoders: Sequence[Decoder],
+    prompts: Sequence[Prompt],
+    encoder: TextEncoder,
+    *,
+    run_seed: int,
+    num_warmup: int,
+    num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Times decoders image by image at batch 1, interleaved: one row per decoder, stepping and prompt, COLUMNS, seconds
-    without text encoding, noise and image decoding; and the images themselves, with the seconds of their forwards.
-    Decoders whose steps are captured are timed eagerly, too, but for the images; captures need a warm-up image.
+    """Times decoders image by image at batch 1, interleaved; a round is all prompts.
 
     The order of the decoders is turned by one place from image to image, so that none profits from its neighbour. The
-    first `num_warmup` images of each decoder are not counted.
+    first `num_warmup` images of each decoder are not counted. Decoders whose steps are captured are timed eagerly, too,
+    but for the images; captures need a warm-up image.
+
+    Returns:
+        (a row per decoder, stepping, prompt and round, COLUMNS: seconds by the clock, without text encoding, noise and
+        image decoding, those of the process on all its cores, and how many cores other processes kept busy meanwhile;
+        the images, each of its fastest round, with the seconds of their forwards).
     """
     timed = []
     for decoder in decoders:
         timed += [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
-    rows, images = [], []
-    for turn in tqdm(range(-num_warmup, len(prompts)), desc="latency", unit="image of each method", disable=None):
+    rows, images = [], {}
+    turns = range(-num_warmup, num_rounds * len(prompts))
+    for turn in tqdm(turns, desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
         for place in range(len(timed)):
             decoder = timed[(place + turn) % len(timed)]
-            with _marks(decoder) as marks:
+            with _watching(decoder) as watch:
                 generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
             if turn < 0:
                 continue
             method, temperature = decoder.spec.to_dict(), decoder.sampling.temperature
-            setting = (method["method_id"], temperature, decoder.runner.mode, prompt.id)
-            rows.append((*setting, seconds, int(generation.target_forwards[0])))
-            if decoder in decoders:
-                images.append(TimedImage(method, temperature, prompt.id, generation, _step_seconds(marks, seconds)))
-    return pd.DataFrame(rows, columns=COLUMNS), images
+            setting = (method["method_id"], temperature, decoder.runner.mode, prompt.id, turn // len(prompts))
+            own, machine = watch.core_seconds
+            rows.append((*setting, seconds, own, (machine - own) / seconds, int(generation.target_forwards[0])))
+            image = TimedImage(method, temperature, prompt.id, generation, _step_seconds(watch.marks, seconds))
+            key = (id(decoder), prompt.id)
+            if decoder in decoders and (key not in images or sum(image.step_seconds) < sum(images[key].step_seconds)):
+                images[key] = image
+    return pd.DataFrame(rows, columns=COLUMNS), list(images.values())
+
+
+@dataclass
+class _Watch:
+    """When the forwards of an image began, prefill first, and the core-seconds of this process and of the machine."""
+
+    marks: list[float | torch.cuda.Event] = field(default_factory=list)
+    core_seconds: np.ndarray | None = None
 
 
 @contextmanager
-def _marks(decoder: Decoder) -> Iterator[list[float | torch.cuda.Event]]:
-    """Moments at which the forwards of an image begin, prefill first; the decoder is left as it was.
+def _watching(decoder: Decoder) -> Iterator[_Watch]:
+    """Watches an image being decoded; the decoder is left as it was.
 
     The runner marks its calls, so that steps which are captured stay so.
     """
-    marks, runner = [], decoder.runner
+    watch, runner = _Watch(), decoder.runner
 
     def marking(call: Callable) -> Callable:
         def run(*arguments: Any) -> Any:
-            marks.append(_now(decoder.device))
+            if not watch.marks:
+                watch.core_seconds = -_core_seconds()
+            watch.marks.append(_now(decoder.device))
             return call(*arguments)
 
         return run
 
     runner.borrow, runner.step = marking(runner.borrow), marking(runner.step)
     try:
-        yield marks
+        yield watch
+        watch.core_seconds += _core_seconds()
     finally:
         del runner.borrow, runner.step  # the class's own are seen again
+
+
+def _core_seconds() -> np.ndarray:
+    """Seconds that cores have worked so far: for this process, and for all of the machine's."""
+    machine = psutil.cpu_times()
+    return np.array([time.process_time(), machine.user + machine.system])
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.measure.intervals import bootstrap_interval, median_statistic, ratio_statistic
-from lantern_pipeline.measure.repeats import KEYS, repeat_groups, stack_prompts
+from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, ratio_statistic
+from lantern_pipeline.measure.registry import with_ends
+from lantern_pipeline.measure.repeats import KEYS, repeat_groups
 
 BASELINE = "autoregressive"
 
@@ -34,42 +35,60 @@ def mean_accepted_length(
 
 
 def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """Computes median latency and paired speed-up of every method, with 95 % intervals over prompts and repeats, from a
-    table as `pair_latency` takes it: one row per KEYS, and one of all repeats where there are several, with latency_s
-    and speedup (medians) with `_low` and `_high`, and num_timed (timed images).
+    """Computes latency and speed-up of every method from a table as `pair_latency` takes it: a row per KEYS, and one of
+    all repeats where there are several.
 
-    The speed-up is the median of the paired ratios: the median ignores single hiccups of the machine.
+    A prompt's time is the least of its rounds. latency_s is their mean over prompts, speedup the ratio of sums over
+    prompts, autoregressive decoding's by the method's; both with `_low` and `_high`, 95 % over prompts, rounds and
+    repeats. speedup_cpu is the same ratio of the process's core-seconds, num_timed counts the images that were timed,
+    and busy_elsewhere is how many cores other work kept busy.
     """
-    options = {"num_resamples": num_resamples, "seed": seed}
     rows = []
     for key, group in repeat_groups(pair_latency(latency)):
-        row: dict[str, object] = dict(zip(KEYS, key, strict=True))
-        for name, column in (("latency_s", "seconds"), ("speedup", "ratio")):
-            values = stack_prompts(group, column)
-            low, high = bootstrap_interval(median_statistic, values, **options)
-            row |= {name: float(np.median(values)), f"{name}_low": low, f"{name}_high": high}
-        rows.append({**row, "num_timed": len(group)})
+        names = ("seconds", "baseline", "cpu_seconds", "cpu_baseline")
+        seconds, baseline, cpu_seconds, cpu_baseline = (_stack_rounds(group, name) for name in names)
+        found = [_latency_and_speedup(seconds, baseline)]
+        num_repeats, num_rounds, num_prompts = seconds.shape
+        of_rounds = np.random.Generator(np.random.PCG64([seed, 2]))
+        for repeats, prompts in crossed_resamples(num_repeats, num_prompts, num_resamples, seed):
+            rounds = of_rounds.integers(0, num_rounds, (len(repeats), num_rounds))
+            for chosen in zip(repeats, rounds, prompts, strict=True):
+                found.append(_latency_and_speedup(seconds[np.ix_(*chosen)], baseline[np.ix_(*chosen)]))
+        ends = np.quantile(found[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        if num_prompts < 2:
+            ends[:] = np.nan
+        values = np.stack([found[0], *ends]).T.flatten()
+        row = {**dict(zip(KEYS, key, strict=True)), **dict(zip(with_ends("latency_s", "speedup"), values, strict=True))}
+        row["speedup_cpu"] = _latency_and_speedup(cpu_seconds, cpu_baseline)[1]
+        rows.append({**row, "num_timed": num_repeats * num_prompts, "busy_elsewhere": group["busy_elsewhere"].mean()})
     return pd.DataFrame(rows)
 
 
-def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
-    """Pairs each timing (columns KEYS, prompt_id, seconds at batch 1) with that of autoregressive decoding of the same
-    prompt: one row per KEYS and prompt, with seconds and ratio, the seconds of autoregressive decoding by the method's.
+def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """A column of one group as (repeats, rounds, prompts)."""
+    table = rows.pivot(index=["repeat", "round"], columns="prompt_id", values=name)
+    return table.to_numpy(np.float64).reshape(rows["repeat"].nunique(), -1, table.shape[1])
 
-    Methods ran interleaved, so that a prompt's two timings shared the machine's state. A prompt that was timed several
-    times counts once, by its median. Of a method that was timed both eagerly and captured, the latter
-    counts.
+
+def _latency_and_speedup(seconds: np.ndarray, baseline: np.ndarray) -> tuple[float, float]:
+    """Mean of the least seconds, and speed-up, of (repeats, rounds, prompts)."""
+    least = seconds.min(axis=1)
+    return least.mean(), baseline.min(axis=1).sum() / least.sum()
+
+
+def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
+    """Puts beside each timing (columns KEYS, prompt_id, round, seconds and cpu_seconds at batch 1) that of
+    autoregressive decoding of the same prompt and round: baseline and cpu_baseline.
+
+    Methods ran interleaved, so that a prompt's two timings shared the machine's state. Of a method that was timed both
+    eagerly and captured, the latter counts.
     """
     if "stepping" in latency.columns:
         is_eager = latency["stepping"] == "eager"
         latency = latency[
             is_eager == is_eager.groupby([latency[name] for name in (*KEYS, "prompt_id")]).transform("all")
         ]
-    place = ["prompt_set", "temperature", "repeat"]
-    per_prompt = latency.groupby([*place, "method_id", "prompt_id"], sort=False)["seconds"].median().reset_index()
-    parts = []
-    for _, group in per_prompt.groupby(place, sort=False):
-        baseline = group[group["method_id"] == BASELINE].set_index("prompt_id")["seconds"]
-        for _, rows in group.groupby("method_id", sort=False):
-            parts.append(rows.assign(ratio=baseline.loc[rows["prompt_id"]].to_numpy() / rows["seconds"]))
-    return pd.concat(parts, ignore_index=True)
+    turn = ["prompt_set", "temperature", "repeat", "prompt_id", "round"]
+    baseline = latency[latency["method_id"] == BASELINE].set_index(turn)[["seconds", "cpu_seconds"]]
+    baseline.columns = ["baseline", "cpu_baseline"]
+    return latency.join(baseline, on=turn, validate="many_to_one")

@@ -19,6 +19,7 @@ from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_le
 from lantern_pipeline.tables.summary import select_headline
 
 ACCURACY_TOLERANCE = 0.02  # a relaxed method may lose so much prompt accuracy and still count as fastest
+IDLE = 0.1  # cores that other work may keep busy on an idle machine
 MIN_TIMED = 6  # prompts: of fewer, not even the range of all their ratios holds the median with 95 % confidence
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 LEVEL = 0.05  # of all tests of the output distribution together: each has its share of it
@@ -91,6 +92,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
         "prompts": prompts if num_repeats == 1 else f"{prompts} in {num_repeats} repeats",
         "num_methods": str(len(rows)),
         "num_timed": f"{num_timed(row):.0f}" if is_timed else "no",
+        "busy_elsewhere": f"{row.get('busy_elsewhere', 0) if is_timed else 0:.2f}",
         "autoregressive_latency_ms": f"{1000 * row['latency_s']:.0f}" if is_timed else "unknown",
     }
 
@@ -98,10 +100,12 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
 def describe_run(setting: Mapping[str, str]) -> str:
     """A sentence of what `describe_setting` found."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
+    busy = setting["busy_elsewhere"]
+    others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
     return (
         f"{setting['prompts']} of the set {setting['prompt_set']}, {timed} of them timed, temperature "
         f"{setting['temperature']}, guidance scale {setting['cfg_scale']}; [low, high] are 95 % intervals. Speed-ups "
-        "are those of the machine that made this run."
+        f"are those of the machine that made this run{others}."
     )
 
 

@@ -14,16 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern_pipeline.measure.intervals import (
-    LEVEL,
-    bootstrap_interval,
-    crossed_resamples,
-    mean_statistic,
-    median_statistic,
-)
+from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, mean_statistic
 from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over, with_ends
-from lantern_pipeline.measure.repeats import KEYS, repeat_groups, stack_prompts
-from lantern_pipeline.measure.speed import BASELINE, pair_latency
+from lantern_pipeline.measure.repeats import KEYS, PLACE, POOLED, repeat_groups, stack_prompts
+from lantern_pipeline.measure.speed import BASELINE, summarise_latency
 from lantern_pipeline.tables.summary import preferred_rows
 
 INTERVAL = ("difference", "difference_low", "difference_high")
@@ -42,7 +36,7 @@ def build_paired(
 ) -> pd.DataFrame:
     """Compares every method with autoregressive decoding of the same prompts and noise: a row per KEYS x metric.
 
-    `difference` is a mean over prompts, that of the speed-up a median; its interval is over prompts and repeats.
+    `difference` is a mean over prompts, but for the speed-up; its interval is over prompts and repeats.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
@@ -74,27 +68,34 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
                 values = values - stack_prompts(groups[BASELINE, *key[1:]], name)
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
             if values.size:
-                ends = bootstrap_interval(mean_statistic, values, **options)
-                yield _row(key, metric, values, (float(values.mean()), *ends))
+                interval = (float(values.mean()), *bootstrap_interval(mean_statistic, values, **options))
+                # Never negative: one image that differs is a difference, whatever the interval holds.
+                judged = 2 * (float(values.max()),) if metric.is_distance else interval[1:]
+                yield _row(key, metric, values.shape, interval, judged)
 
 
 def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
-    for key, group in repeat_groups(pair_latency(latency)):
-        if key[0] != BASELINE:
-            ratios = stack_prompts(group, "ratio") - 1
-            ends = bootstrap_interval(median_statistic, ratios, **options)
-            yield {**_row(key, SPEEDUP, ratios, (float(np.median(ratios)), *ends)), "unit": f"{SPEEDUP.unit}, minus 1"}
+    repeats = latency.groupby(list(PLACE))["repeat"].nunique()
+    for row in summarise_latency(latency, **options).to_dict("records"):
+        if row["method_id"] == BASELINE:
+            continue
+        key = tuple(row[name] for name in KEYS)
+        num_repeats = repeats[key[:-1]] if row["repeat"] == POOLED else 1
+        counts = (num_repeats, row["num_timed"] // num_repeats)
+        interval = tuple(row[name] - 1 for name in with_ends("speedup"))
+        yield {**_row(key, SPEEDUP, counts, interval, interval[1:]), "unit": f"{SPEEDUP.unit}, minus 1"}
 
 
 def _row(
-    key: tuple[str, ...], metric: Metric, values: np.ndarray, interval: tuple[float, float, float]
+    key: tuple[str, ...],
+    metric: Metric,
+    counts: tuple[int, int],
+    interval: tuple[float, float, float],
+    judged: tuple[float, float],
 ) -> dict[str, Any]:
-    """A row of the table from differences (repeats, prompts)."""
-    num_repeats, num_prompts = values.shape
-    low, high = interval[1:]
-    if metric.is_distance:  # never negative: one image that differs is a difference, whatever the interval holds
-        low = high = float(values.max())
-    conclusion = judge(low, high, num_prompts, num_repeats, metric=metric)
+    """A row of the table: counts are of repeats and of prompts, `judged` the ends by which it is concluded."""
+    num_repeats, num_prompts = counts
+    conclusion = judge(*judged, num_prompts, num_repeats, metric=metric)
     row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
     return {**row, **dict(zip(INTERVAL, interval, strict=True)), "unit": metric.unit, "conclusion": conclusion}
 
