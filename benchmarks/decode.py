@@ -16,6 +16,7 @@ last line says how busy it was before the start.
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import os
 import platform
@@ -45,6 +46,8 @@ RANDOM_CASES: dict[str, dict[str, Any]] = {
 }
 SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
 MIN_IMAGES = 16  # of a job
+JOB_METHODS = [{"name": name} for name in (BASELINE, "jacobi", "eagle1")]
+JOB_METHODS.append({"name": "lantern_pp", "k": 10, "lambda_": 5.0})
 PARTS = ("step", "draft", "target", "score", "verify", "score_verify", "commit", "other")
 
 
@@ -156,7 +159,9 @@ class Bench:
         return {**whole, **{f"{part}_ms": median(values) for part, values in parts.items()}}
 
     def job(self, method: str, batch: int, images: int) -> dict[str, float]:
-        """Images per second of a generation job from texts to records; tokens that a target forward emits."""
+        """Images per second of a generation job from texts to records; tokens that a target forward emits; and the
+        steps of batches that wait for their slowest image, in steps of the job, which refills rows.
+        """
         from lantern.generation import generate_records
 
         decoder, known = self.decoders[method], len(self.prompts)
@@ -164,8 +169,16 @@ class Bench:
         begun = time.perf_counter()
         records = generate_records(decoder, prompts, self.encoder, run_seed=0, batch_size=batch)
         seconds = time.perf_counter() - begun
-        forwards = float(records.target_forwards.sum())
-        return {"images_per_s": images / seconds, "mean_accepted_length": images * decoder.num_tokens / forwards}
+        forwards, rows = records.target_forwards.tolist(), [0] * batch
+        for steps in forwards:
+            heapq.heapreplace(rows, rows[0] + steps)
+        waiting = sum(max(forwards[first : first + batch]) for first in range(0, images, batch))
+        length = images * decoder.num_tokens / sum(forwards)
+        return {
+            "images_per_s": images / seconds,
+            "mean_accepted_length": length,
+            "steps_without_refill": waiting / max(rows),
+        }
 
 
 def serve() -> None:
@@ -300,11 +313,12 @@ def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
 
 def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
     """A table for people: images per second."""
-    print(f"\nbatch {batch:<36} images/s   against     ratio   tokens a forward")
+    print(f"\nbatch {batch:<36} images/s   against     ratio   tokens a forward   steps without refill")
     for method, row in rows.items():
         sides = (row.get(name, {}).get("images_per_s") for name in ("this", "against", "ratio"))
         cells = ("" if value is None else f"{value:.2f}" for value in sides)
-        print(f"{method:<42}", *(f"{cell:>8} " for cell in cells), f"{row['this']['mean_accepted_length']:>8.2f}")
+        more = (row["this"][name] for name in ("mean_accepted_length", "steps_without_refill"))
+        print(f"{method:<42}", *(f"{cell:>8} " for cell in cells), *(f"{value:>8.2f}" for value in more))
 
 
 def describe_run(options: argparse.Namespace) -> dict[str, Any]:
@@ -341,7 +355,6 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "config.yaml", help="of that run")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--images", type=int, help="images per method, or jobs; default: as the case says, 3 jobs")
-    parser.add_argument("--methods", nargs="+", help="presets beside autoregressive; default: all")
     parser.add_argument("--batch", type=int, nargs="+", default=[], help="images decoded together, in jobs")
     parser.add_argument("--against", type=Path, help="another checkout of this project, measured in turns with this")
     parser.add_argument("--output", type=Path, help="file for the results")
@@ -350,8 +363,8 @@ def main() -> None:
     report = {"benchmark": "decode", **describe_run(options), "cases": {}}
     for name in options.case:
         case = make_case(name, options)
-        if options.methods:
-            case["methods"] = [entry for entry in case["methods"] if entry["name"] in (BASELINE, *options.methods)]
+        if options.batch:
+            case["methods"] = JOB_METHODS
         with open_sides(case, options.against) as sides:
             found: dict[str, Any] = {"steps": case["steps"], "images": options.images or case["images"]}
             if not options.batch:

@@ -50,10 +50,10 @@ def test_decoding_is_measured_beside_another_checkout(run, monkeypatch, tmp_path
         assert set(row) == {"this", "against", "ratio"} and {"target_ms", "score_ms", "step_ms"} <= set(row["ratio"])
         assert all(value > 0 for side in row.values() for key, value in side.items() if key != "other_ms")
 
-    monkeypatch.setattr(decode, "common_methods", lambda k: [{"name": "autoregressive"}, {"name": "jacobi"}])
     rows = run(decode, "--case", "large", "--batch", 2, "--images", 1)["cases"]["large"]["batch 2"]
-    assert set(rows) == {"autoregressive", "jacobi"}
+    assert set(rows) == {entry["name"] for entry in decode.JOB_METHODS}
     assert rows["jacobi"]["this"]["images_per_s"] > 0 and rows["jacobi"]["this"]["mean_accepted_length"] >= 1
+    assert rows["autoregressive"]["this"]["steps_without_refill"] == 1
 
 
 def test_whole_images_of_a_finished_run_are_measured(tmp_path):
