@@ -101,4 +101,4 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, Any]
 
 def _encode(pixels: np.ndarray) -> str:
     is_exact = pixels.shape[0] <= MAX_EXACT_SIDE
-    return data_uri(pixels, "webp", method=6, lossless=is_exact, quality=100 if is_exact else QUALITY)
+    return data_uri(pixels, "webp", method=4, lossless=is_exact, quality=100 if is_exact else QUALITY)
