@@ -124,7 +124,8 @@ def summarise(quality):
         for name in quality[0]["method_id"]
         for prompt in PROMPTS
     ]
-    latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"])
+    latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"]).assign(round=0, busy_elsewhere=0.0)
+    latency["cpu_seconds"] = latency["seconds"]
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
     total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *TV_COLUMNS])
     tables = quality[0], quality[1], latency, total_variation
