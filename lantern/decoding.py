@@ -1,9 +1,10 @@
 """The one decoding loop: autoregressive and speculative generation of a batch of images.
 
 A step lets the drafter propose a tree, runs the target over all its nodes at once, verifies, and commits the accepted
-path with one more token of the target's own. Autoregressive decoding proposes the root alone. Every step has fixed
-shapes, changes the state in place and reads nothing back to the host; the loop around it asks whether images are
-complete only when they can be.
+path with one more token of the target's own. Autoregressive decoding proposes the root alone. Every step changes the
+state in place; on a GPU it has fixed shapes and reads nothing back to the host, and the loop around it asks whether
+images are complete only when they can be. On a CPU the loop looks before every step, which then attends to the slots in
+use alone.
 """
 
 from __future__ import annotations
