@@ -97,7 +97,8 @@ def test_the_page_of_the_race_shows_every_method_at_the_pace_of_the_table(finish
     exact = [run for prompt in data["prompts"] for run in prompt["runs"][: len(EXACT)]]
     assert all(run["differs"] == 0 and sum(run["lengths"]) == 16 for run in exact)
     for place, prompt in enumerate(["seen-00000", "seen-00001"]):
-        rows = latency[(latency["prompt_id"] == prompt) & (latency["temperature"] == 1)].set_index("method_id")
+        rows = latency[(latency["prompt_id"] == prompt) & (latency["temperature"] == 1)].sort_values("seconds")
+        rows = rows.drop_duplicates("method_id").set_index("method_id")  # of the fastest round
         for method, run in zip(METHODS, data["prompts"][place]["runs"], strict=True):
             assert sum(run["ms"]) == pytest.approx(1000 * rows.loc[method, "seconds"], rel=1e-3)
             assert len(run["ms"]) == rows.loc[method, "target_forwards"]
