@@ -24,7 +24,7 @@ from lantern_pipeline.tables.method_labels import (
     method_name,
 )
 
-PUBLISHED = ("peers", "generality", "ablations", "embedded_training")
+PUBLISHED = ("peers", "mixing", "generality", "ablations", "embedded_training")
 
 
 def nature_of(row):
@@ -42,7 +42,7 @@ def published_methods():
         specs = [run.spec for run in expand_methods(config)]
         specs += [point.spec for points in expand_ablations(config).values() for point in points]
         yield from (method_columns(spec.to_dict()) for spec in specs)
-    for name in ("results", "peers", "generality", "targets"):
+    for name in ("results", "peers", "mixing", "generality", "targets"):
         table = read_table(ROOT / "docs" / f"{name}.csv")
         yield from (row for _, row in table[~table["method"].isin(("real", "reconstruction"))].iterrows())
 

@@ -32,7 +32,8 @@ OF_A_ROW = (
 OF_ACCEPTANCE = {
     "annealed": ("constant", "reversed"),
     "group": ("additive", "multiplicative"),
-    "mixing": ("ensemble", "additive", "multiplicative", "random"),
+    "mixing": ("ensemble", "additive", "multiplicative", "random", "constant"),
+    "multiplicative": ("random", "constant"),
 }
 
 
