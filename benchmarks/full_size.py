@@ -47,7 +47,7 @@ from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
 
 GIB = 2**30
-PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
+PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.8, "budget": 0.1, "threshold": 0.5}
 
 
 def reset_peak(device: torch.device) -> None:

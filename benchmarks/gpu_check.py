@@ -53,7 +53,7 @@ BANDWIDTH = {
     **{"A100-SXM4-80GB": 2.039e12, "A100 80GB": 1.935e12, "A100": 1.555e12, "L40": 0.864e12, "L4": 0.3e12},
     **{"RTX 4090": 1.008e12, "RTX 3090": 0.936e12, "A6000": 0.768e12, "V100": 0.9e12, "T4": 0.32e12},
 }
-PARAMETERS = {"k": 10, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5}
+PARAMETERS = {"k": 10, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.8, "budget": 0.1, "threshold": 0.5}
 LANTERN_K = 1000  # of the papers
 NOT_AVAILABLE = "not available"
 SAMPLING = SamplingConfig(1.0, 1000, 1.0, "top_k_first", 7.5)

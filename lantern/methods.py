@@ -57,7 +57,7 @@ class Parameter:
             return f"one of {', '.join(self.choices)}"
         interval = f"{'>' if self.is_open else '>='} {self.low:g}"
         if self.high < math.inf:
-            interval = f"in [{self.low:g}, {self.high:g}]"
+            interval = f"in {'(' if self.is_open else '['}{self.low:g}, {self.high:g}]"
         return f"a whole number {interval}" if self.is_whole else interval
 
     def check(self, name: str, value: Any, owner: str) -> None:
@@ -82,6 +82,10 @@ PARAMETERS = {
     "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact, for the additive bound set delta"),
     "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact where fall is 0"),
     "fall": Parameter("fall", "a draft's weight is exp(-fall) times the one before", -10, 10),
+    "weight": Parameter(
+        "w", "share of the target's distribution, the rest is the drafts'", 0, 1, is_open=True, remedy="1 is exact"
+    ),
+    "budget": Parameter("budget", "total variation from the target", 0, 1, remedy="0 is exact"),
     "h": Parameter("h", "half the width of a group of codes, ranks", 1, is_whole=True, remedy=_EXACT),
     "p_max": Parameter(
         "Δp", "difference of probabilities within a group, which stays below", 0, is_open=True, remedy=_EXACT
@@ -268,12 +272,20 @@ ACCEPTANCE = {
         _REJECTED,
         paper="GSD, arXiv 2508.07747",
     ),
+    "ensemble": Acceptance(
+        "lantern.acceptance.mixtures:Ensemble", _of("weight"), _REJECTED, paper="DIVERSED, arXiv 2604.07622"
+    ),
+    "mixing": Acceptance(
+        "lantern.acceptance.mixtures:Mixing", _of("budget"), _REJECTED, paper="its aim: arXiv 2609.30474"
+    ),
 }
 
 _SJD = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
 # Methods of others than EAGLE, LANTERN and this project, with their published parameters.
 _OF_PEERS: dict[str, dict[str, Any]] = {
     "cool": {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
+    "ensemble": {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"},
+    "mixing": {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"},
     "sjd": _SJD,
     "scd_gumbel": {**_SJD, "coupling": "gumbel"},
     "scd": {**_SJD, "coupling": "maximal"},

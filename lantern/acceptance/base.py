@@ -95,6 +95,10 @@ class Exact:
         """The acceptance at nodes of these depths, int64 (nodes,)."""
         return self
 
+    def of_next_sibling(self) -> Exact:
+        """The acceptance of what follows a rejected draft."""
+        return self
+
     def make_rule(self, spec: MethodSpec, sampling: SamplingConfig) -> Rule:
         """The rule where drafts are compared with what the target draws."""
         return ByEquality()

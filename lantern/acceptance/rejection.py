@@ -111,9 +111,9 @@ class Rejection:
         replacement, None for deterministic drafts, whose p is a point mass.
         """
         tokens, is_drafted = children.clamp(min=0), children >= 0
-        draft_probs = None if draft_probs is None else draft_probs.clone()
-        for rank, codes in enumerate(self.acceptance.codes_of(tokens).unbind(-2)):
-            merged = self.acceptance.merge(probs, draft_probs, codes)
+        draft_probs, acceptance = None if draft_probs is None else draft_probs.clone(), self.acceptance
+        for rank, codes in enumerate(acceptance.codes_of(tokens).unbind(-2)):
+            merged = acceptance.merge(probs, draft_probs, codes)
             token, is_tried = codes[..., -1:], is_drafted[..., rank : rank + 1]
             if draft_probs is None:
                 token_draft = torch.ones_like(merged.surrogate)
@@ -121,7 +121,7 @@ class Rejection:
                 token_draft = draft_probs.gather(-1, token)
                 # A token drawn although its probability is 0 (fewer survivors of the filters than children) is none.
                 is_tried = is_tried & (token_draft > 0)
-            probs = self.residual_probs(probs, merged, draft_probs, is_tried)
+            probs, acceptance = self.residual_probs(probs, merged, draft_probs, is_tried), acceptance.of_next_sibling()
             yield Tried(merged.surrogate, token_draft, is_tried, probs)
             if draft_probs is not None:
                 draft_probs.scatter_(-1, token, token_draft * ~is_drafted[..., rank : rank + 1])

@@ -27,6 +27,7 @@ from lantern.sampling import SamplingConfig
 from lantern.stepping import StepRunner
 
 VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
+VALUES |= {"weight": 0.8, "budget": 0.1}
 SETTINGS = [(0.0, 2**16), (1.0, 2**16), (1.0, 0)]
 # Parts that no preset has.
 VARIANTS = {
@@ -34,6 +35,7 @@ VARIANTS = {
     "lantern_matched": ("lantern", {"drafts": "sampled", "tree": "static", "residual": "matched"}),
     "lantern_jensen_shannon": ("lantern", {"acceptance": "jensen_shannon"}),
     "group_of_eagle": ("eagle1", {"acceptance": "group", "h": 2, "p_max": 0.5, "d_max": 1e9}),
+    "mixing_of_siblings": ("sjd_pac", {"acceptance": "mixing", "tree": "chain3k2d2"}),
     "proximity_of_hybrid": ("hybrid", {"acceptance": "proximity", "k": 3}),
     "additive_of_jacobi": ("jacobi", {"acceptance": "additive", "k": 4, "delta": 0.2, "tree": "chain9k3d1"}),
 }

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from table_world import TableWorld
+from transformers.generation.utils import _speculative_sampling
 
 from conftest import DATA, generate
 from lantern.acceptance import relaxed_sets
@@ -71,6 +72,12 @@ def grouped(residual: str, embedding: torch.Tensor = EMBEDDING, **parts) -> Reje
     """GSD's."""
     spec = make_method("gsd", **{"h": 3, "p_max": 0.2, "d_max": 6.0, "residual": residual, **parts})
     return make_rule(spec, SamplingConfig(), None, embedding).rejection
+
+
+def mixture(name: str, value: float, residual: str = "paper") -> Rejection:
+    """Of the target's distribution and the drafts'."""
+    parameter = {"ensemble": "weight", "mixing": "budget"}[name]
+    return make_rule(make_method(name, residual=residual, **{parameter: value}), SamplingConfig()).rejection
 
 
 def acceptance_of(case: dict) -> Exact:
@@ -276,6 +283,65 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
     probs = target.logits(contexts, positions).softmax(-1).gather(2, images[..., None]).squeeze(2).prod(1)
     assert float((images_behind((), 0) - probs).abs().sum()) / 2 == pytest.approx(row["tv_image"], abs=1e-7)
     assert num_accepted(()) == pytest.approx(row["accepted_first_step"], abs=1e-7)
+
+
+@pytest.mark.parametrize("residual", ["paper", "matched"])
+@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+@pytest.mark.parametrize(("name", "value"), [("ensemble", 0.8), ("ensemble", 0.1), ("mixing", 0.1), ("mixing", 0.9)])
+def test_a_mixture_is_emitted_as_it_stands_however_many_drafts_are_tried(name, value, num_drafts, residual):
+    rule = mixture(name, value, residual)
+    for t, p in zip(*random_probs(3), strict=True):
+        distance = float((t - p).abs().sum()) / 2
+        expected = (1 - value) * distance if name == "ensemble" else min(value, distance)
+        mixed = t + (p - t) * expected / distance
+        assert 0.1 < distance < 0.9
+        torch.testing.assert_close(distribution_of(rule, t, p, num_drafts), mixed)
+        assert float(rule.accepted_mass(t, p).sum()) == pytest.approx(1 - distance + expected)
+
+
+@pytest.mark.parametrize(("name", "value"), [("ensemble", 1.0), ("mixing", 0.0)])
+def test_a_mixture_of_the_target_alone_is_exact(name, value, models):
+    target, draft = (probs[0] for probs in random_probs())
+    for drawn_from in (draft, target):
+        torch.testing.assert_close(distribution_of(mixture(name, value), target, drawn_from, 2), target)
+    spec = make_method(name, tree="chain3", **({"weight": value} if name == "ensemble" else {"budget": value}))
+    assert torch.equal(generate(models, spec).codes, generate(models, make_method("eagle1", tree="chain3")).codes)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(Rejection(MultiplicativeBound(TABLE, k=8, lambda_=3.0), residual) for residual in ("paper", "matched")),
+        *(Rejection(AdditiveBound(TABLE, k=8, delta=0.1), residual) for residual in ("paper", "matched")),
+        grouped("matched"),
+        weighted(2.0),
+    ],
+)
+def test_no_rule_accepts_more_of_one_draft_than_mixing_at_its_total_variation(rule):
+    for t, p in zip(*random_probs(), strict=True):
+        tv = float((distribution_of(rule, t, p) - t).abs().sum()) / 2
+        accepted, most = (float(r.accepted_mass(t, p).sum()) for r in (rule, mixture("mixing", tv)))
+        assert accepted <= most + 1e-9
+        if rule.residual == "matched" and (rule.acceptance.surrogate_of_all(t, p) >= t).all():
+            assert accepted == pytest.approx(most)
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.8])
+def test_the_ensemble_decides_as_transformers_does(weight, monkeypatch):
+    """How many drafts of a chain are accepted, and the distribution behind them."""
+    generator, seen, counts = torch.Generator().manual_seed(0), [], set()
+    monkeypatch.setattr(torch, "multinomial", lambda probs, num_samples: seen.append(probs) or torch.zeros(1, 1).long())
+    for _ in range(50):
+        target, draft = (2 * torch.randn(2, 1, 5, 6, generator=generator, dtype=torch.float64)).unbind()
+        tokens, uniforms = torch.randint(6, (1, 4), generator=generator), torch.rand(4, generator=generator).double()
+        monkeypatch.setattr(torch, "rand_like", lambda ratio, drawn=uniforms: drawn.view_as(ratio))
+        _, expected = _speculative_sampling(tokens, draft[:, :4], 4, target, assistant_ensemble_weight=weight)
+        probs, draft_probs = target[0].softmax(-1), draft[0, :4].softmax(-1)
+        accepted, left = judge(mixture("ensemble", weight), probs, draft_probs, tokens[0].tolist(), uniforms)
+        assert accepted == int(expected)
+        torch.testing.assert_close(left, seen[-1].view(-1))
+        counts.add(accepted)
+    assert len(counts) > 3
 
 
 @pytest.mark.parametrize("number", range(len(GSD)))

@@ -1,6 +1,6 @@
 """What a run writes into the repository. Not part of `all`: it changes files under version control."""
 
-PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "generality": "r", "targets": ""}
+PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": ""}
 
 if config["publish"]:
 

@@ -158,7 +158,7 @@ def test_an_exact_rule_has_no_noise_of_drawn_siblings():
     assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["cool", "gsd", "lantern_matched"])
+@pytest.mark.parametrize("name", ["cool", "gsd", "lantern_matched", "mixing"])
 def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(name, table):
     """As every draft taken by itself; weights are those of the nodes' depths."""
     drawn = random_nodes(30)
@@ -168,6 +168,7 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
         "cool": {"acceptance": "weighted", "omega": 1.5, "fall": -0.7, "residual": "matched"},
         "gsd": {"acceptance": "group", "h": 3, "p_max": 0.2, "d_max": 1.0},
         "lantern_matched": {**bound, "residual": "matched"},
+        "mixing": {"acceptance": "mixing", "budget": 0.1},
     }[name]
     spec = MethodSpec.of(name=name, tree="chain3", drafts="sampled", **parts)
     rule = make_rule(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
@@ -185,6 +186,8 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
         assert (tv <= (1 - 1 / weights).clamp(min=0) + 1e-6).all() and (tv[weights > 1.1] > 0.01).all()
     elif name == "gsd":
         assert tv.mean() > 0.01
+    elif name == "mixing":
+        torch.testing.assert_close(tv, ((nodes.target_probs - nodes.draft_probs).abs().sum(-1) / 2).clamp(max=0.1))
     else:
         paper = Rejection(AdditiveBound(table, k=4, delta=0.2))
         other = distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, paper)

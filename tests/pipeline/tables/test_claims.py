@@ -224,3 +224,21 @@ def test_relaxations_of_the_same_drafts_and_tree_at_equal_length(costs, sign):
     assert (found["tv_first"], found["tv_second"]) == pytest.approx((0.2, 0.3))
     summary.loc[summary["fall"] == 0, "tree"] = "chain3"
     assert "equal_length" not in find(summary, images=images)
+
+
+def test_mixing_is_compared_with_look_alikes_and_with_random_codes():
+    of = {"tree": "chain5", "k": 10}
+    rows = {
+        "mixing": [("mixing", {"budget": 0.1}), ("mixing", {"budget": 0.3})],
+        "multiplicative": [("lantern_pp", {**of, "lambda_": 2}), ("lantern_pp", {**of, "lambda_": 5})],
+        "random": [("lantern_pp", {**of, "lambda_": value, "neighbours": "random"}) for value in (2, 5)],
+    }
+    methods = {"autoregressive": METHODS["autoregressive"]}
+    for cost, (name, pair) in enumerate(rows.items()):
+        for (preset, parts), forwards in zip(pair, (32, 20), strict=True):
+            spec = make_method(preset, method_id=f"{name}-{forwards}", **parts)
+            methods[spec.method_id] = (spec, forwards, 0.1 * (cost + 1), 0.0, 0.5)
+    tables = make_tables(methods)
+    found = find(build_summary(*tables, settings=SETTINGS, seed=0), images=tables.images)["equal_length"]["mixing"]
+    differences = {name: numbers["difference"] for name, numbers in found.items()}
+    assert differences == {"multiplicative": pytest.approx(-0.1), "random": pytest.approx(-0.2)}

@@ -24,13 +24,14 @@ from lantern_pipeline.tables.method_labels import (
     method_name,
 )
 
-PUBLISHED = ("peers", "generality", "ablations", "embedded_training")
+PUBLISHED = ("peers", "mixing", "generality", "ablations", "embedded_training")
 
 
 def nature_of(row):
     """What makes a method, without its name."""
     parts = [None if pd.isna(row[name]) else row[name] for name in PARTS]
-    return json.dumps([*parts, *(None if pd.isna(row[name]) else float(row[name]) for name in SYMBOLS)])
+    values = [row.get(name) for name in SYMBOLS]  # a published table may be older than a parameter
+    return json.dumps([*parts, *(None if pd.isna(value) else float(value) for value in values)])
 
 
 def published_methods():
@@ -41,7 +42,7 @@ def published_methods():
         specs = [run.spec for run in expand_methods(config)]
         specs += [point.spec for points in expand_ablations(config).values() for point in points]
         yield from (method_columns(spec.to_dict()) for spec in specs)
-    for name in ("results", "peers", "generality", "targets"):
+    for name in ("results", "peers", "mixing", "generality", "targets"):
         table = read_table(ROOT / "docs" / f"{name}.csv")
         yield from (row for _, row in table[~table["method"].isin(("real", "reconstruction"))].iterrows())
 
@@ -71,6 +72,8 @@ CASES = [
     ("SCD, Gumbel (chain9)", "scd_gumbel", {"tree": "chain9"}),
     ("COOL-SD ω 2", "cool", {"omega": 2}),
     ("COOL-SD ω 2, fall 0", "cool", {"fall": 0, "omega": 2}),
+    ("ensemble w 0.8", "ensemble", {"weight": 0.8}),
+    ("mixing (chain3) budget 0.1", "mixing", {"budget": 0.1, "tree": "chain3"}),
     ("PathRelax", "path_relax", {}),
     ("PathRelax (chain9x2) δ 0.3", "path_relax", {"tree": "chain9x2", "delta": 0.3}),
     ("GSD d² 10000", "gsd", {"d_max": 10000}),

@@ -17,7 +17,8 @@ from lantern_pipeline.tables.markdown import publish
 from lantern_pipeline.tables.method_labels import label_rows
 
 PUBLISHED = ROOT / "workflow" / "lantern_pipeline" / "tables" / "published_results.csv"
-TABLES = {name: read_table(ROOT / "docs" / f"{name}.csv") for name in ("results", "peers", "targets", "generality")}
+SECTIONS = ("results", "peers", "mixing", "targets", "generality")
+TABLES = {name: read_table(ROOT / "docs" / f"{name}.csv") for name in SECTIONS}
 CLAIMS = read_json(ROOT / "docs" / "claims.json")
 
 

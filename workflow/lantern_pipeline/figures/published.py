@@ -1,7 +1,8 @@
 """Figure (l): published numbers beside this run's, in panels of their own: other models, GPUs and data.
 
 The numbers are in published_results.csv. Its column grade tells where one was read: P the paper's abstract, S a summary
-of the paper by others, R the README of its code, T another paper that measured the method again.
+of the paper by others, R the README of its code, T another paper that measured the method again. Notes of methods that
+decode a model trained anew for them begin with OWN_MODEL; their speed-ups stand in the table alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.method_labels import method_name
 from lantern_pipeline.tables.summary import select_headline
 
+OWN_MODEL = "own model"
 ROW_HEIGHT = 0.17  # inches
 MARKER = {"markersize": 5.5, "markeredgewidth": 1.4}
 
@@ -29,7 +31,8 @@ def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Map
     definition, is the dashed line; nothing joins the panels. `published`: published_results.csv, one row per paper,
     model and method.
     """
-    theirs = published[published["speedup"].notna() & (published["method"] != BASELINE)]
+    is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
+    theirs = published[published["speedup"].notna() & (published["method"] != BASELINE) & ~is_other_model]
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])
     headline = select_headline(summary, settings)
     ours = headline[headline["speedup"].notna() & (headline["method_id"] != BASELINE)]

@@ -21,7 +21,8 @@ QUALITIES = {
     "nll": ("NLL under the target\n(nats / token; lower is closer)", 1.0),
     "prompt_accuracy": ("prompt accuracy (%)", 100.0),
 }
-GRID_ORDER = ("delta", "lambda_", "omega", "threshold", "h", "window", "k")  # the first that varies runs along a curve
+# The first that varies runs along a curve.
+GRID_ORDER = ("delta", "lambda_", "omega", "weight", "budget", "threshold", "h", "window", "k")
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "open", "bottom", "left")  # of the markers of a method's curves

@@ -30,7 +30,12 @@ OF_A_ROW = (
     *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
 )
 # Acceptance asked about -> those that it is compared with, on the same tree of the same drafts.
-OF_ACCEPTANCE = {"annealed": ("constant", "reversed"), "group": ("additive", "multiplicative")}
+OF_ACCEPTANCE = {
+    "annealed": ("constant", "reversed"),
+    "group": ("additive", "multiplicative"),
+    "mixing": ("ensemble", "additive", "multiplicative", "random", "constant"),
+    "multiplicative": ("random", "constant"),
+}
 
 
 def find_claims(
@@ -241,6 +246,7 @@ def _compare_acceptance(
     """
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})  # of weighted drafts
     rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
+    rows["acceptance"] = rows["acceptance"].mask(rows["neighbours"] == "random", "random")  # codes, not look-alikes
     asked = rows[rows["acceptance"] == first]
     if asked.empty:
         return {}

@@ -133,7 +133,7 @@ def html_page(title: str, *blocks: str | Cells) -> str:
 def publish(root: Path) -> list[str]:
     """Writes the tables of docs/*.csv between the markers of README.md and docs/results.md; names what changed."""
     changed = []
-    for name in ("results", "peers", "generality", "targets"):
+    for name in ("results", "peers", "mixing", "generality", "targets"):
         table = read_table(root / "docs" / f"{name}.csv")
         cells = target_cells(table) if "differs" in table else method_cells(table)
         blocks = {"docs/results.md": markdown_table(cells)}

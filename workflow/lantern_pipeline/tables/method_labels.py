@@ -39,6 +39,8 @@ METHODS = {
     "jacobi": Look("Jacobi", "#332288", ">"),
     "hybrid": Look("hybrid", "#999933", "p"),
     "cool": Look("COOL-SD", "#AA4499", "<"),
+    "ensemble": Look("ensemble", "#6699CC", "x"),
+    "mixing": Look("mixing", "#EE3377", "+"),
     "sjd": Look("SJD", "#117733", "1"),
     "scd_gumbel": Look("SCD, Gumbel", "#88CCEE", "2"),
     "scd": Look("SCD", "#DDAA33", "3"),
