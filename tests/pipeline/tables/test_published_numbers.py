@@ -151,6 +151,35 @@ def of_peers():
     ]
 
 
+def of_mixing():
+    found, rows = CLAIMS["mixing"]["equal_length"], TABLES["mixing"].set_index("label")
+    mixing, bound, additive = (found[name] for name in ("mixing", "multiplicative", "additive"))
+    numbers, mirrored, lengths = ("difference", "low", "high"), ("difference", "high", "low"), ("shortest", "longest")
+    labels = ("LANTERN chain k 20, δ 0.1", "LANTERN chain (random) k 128, δ 0.1", "mixing budget 0.3")
+    accuracy = [interval(rows.loc[label], "prompt_accuracy_change", 100) for label in labels]
+    assert additive["random additive"]["difference"] < -mixing["additive"]["difference"]
+    return [
+        [
+            *(mixing["multiplicative"][name] for name in (*numbers, *lengths)),
+            *(mixing["additive"][name] for name in (*numbers, *lengths)),
+            *(-mixing["ensemble"][name] for name in mirrored),
+        ],
+        [
+            *(mixing["constant"][name] for name in numbers),
+            *(bound["constant"][name] for name in numbers),
+            *(-bound["random multiplicative"][name] for name in mirrored),
+        ],
+        [
+            *(-additive["random additive"][name] for name in mirrored),
+            "0.1",
+            *accuracy[0],
+            *accuracy[1],
+            *accuracy[2],
+            "0.3",
+        ],
+    ]
+
+
 def of_generality():
     found = CLAIMS["generality"]
     names = ("lantern_chain", "lantern_pp", "proximity")
@@ -214,7 +243,8 @@ def test_sentences_have_the_numbers_of_the_tables_in_their_order_and_no_other():
     text = re.sub(r"(?s)<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text)
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- |\| )", text)]
     paragraphs = [part for part in paragraphs if re.search(r"\d\.\d", part)]
-    expected = [*of_readme(), *of_results(), *of_papers(), *of_targets(), *of_peers(), *of_generality()]
+    expected = [*of_readme(), *of_results(), *of_papers(), *of_targets(), *of_peers(), *of_mixing()]
+    expected += of_generality()
     for paragraph, wanted in zip(paragraphs, expected, strict=True):
         if paragraph.startswith("|"):  # the other columns say what was measured
             paragraph = "|".join(paragraph.split("|")[:4])

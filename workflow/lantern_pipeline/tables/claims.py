@@ -33,8 +33,9 @@ OF_A_ROW = (
 OF_ACCEPTANCE = {
     "annealed": ("constant", "reversed"),
     "group": ("additive", "multiplicative"),
-    "mixing": ("ensemble", "additive", "multiplicative", "random", "constant"),
-    "multiplicative": ("random", "constant"),
+    "mixing": ("ensemble", "additive", "multiplicative", "constant"),
+    "multiplicative": ("random multiplicative", "constant"),
+    "additive": ("random additive",),
 }
 
 
@@ -246,7 +247,7 @@ def _compare_acceptance(
     """
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})  # of weighted drafts
     rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
-    rows["acceptance"] = rows["acceptance"].mask(rows["neighbours"] == "random", "random")  # codes, not look-alikes
+    rows["acceptance"] = rows["acceptance"].mask(rows["neighbours"] == "random", "random " + rows["acceptance"])
     asked = rows[rows["acceptance"] == first]
     if asked.empty:
         return {}
