@@ -52,6 +52,7 @@ def test_what_is_missing_is_said():
     price = describe(tv_mean=np.nan, **untold)["tiles"][2]
     assert (price["number"], price["interval"]) == ("≤ 0.03", "[0.02, 0.04]")
     assert describe(tv_mean=np.nan)["tiles"][2]["number"] == "–"
+    assert "not idle: other work kept 0.86 cores busy meanwhile." in describe(busy_elsewhere=0.86)["setting"]
     exact, relaxed, _ = describe(speedup=np.nan, num_timed=np.nan)["tiles"]
     assert (exact["title"], exact["number"]) == ("Exact: tokens per forward", "2.00") and "timed" in exact["text"]
     assert relaxed["number"] == "3.20"

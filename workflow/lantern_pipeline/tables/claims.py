@@ -91,14 +91,15 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
     row = rows.set_index("method_id").loc[BASELINE]
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
     prompts = f"{int(row['num_images']) // num_repeats} prompts"
+    busy = {"busy_elsewhere": f"{row['busy_elsewhere']:.2f}"} if is_timed and "busy_elsewhere" in row else {}
     return {
+        **busy,
         "prompt_set": str(row["prompt_set"]),
         "temperature": f"{row['temperature']:g}",
         "cfg_scale": f"{row['cfg_scale']:g}",
         "prompts": prompts if num_repeats == 1 else f"{prompts} in {num_repeats} repeats",
         "num_methods": str(len(rows)),
         "num_timed": f"{num_timed(row):.0f}" if is_timed else "no",
-        "busy_elsewhere": f"{row.get('busy_elsewhere', 0) if is_timed else 0:.2f}",
         "autoregressive_latency_ms": f"{1000 * row['latency_s']:.0f}" if is_timed else "unknown",
     }
 
@@ -106,7 +107,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
 def describe_run(setting: Mapping[str, str]) -> str:
     """A sentence of what `describe_setting` found."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
-    busy = setting["busy_elsewhere"]
+    busy = setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
     return (
         f"{setting['prompts']} of the set {setting['prompt_set']}, {timed} of them timed, temperature "
