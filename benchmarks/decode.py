@@ -46,8 +46,8 @@ RANDOM_CASES: dict[str, dict[str, Any]] = {
 }
 SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
 MIN_IMAGES = 16  # of a job
-JOB_METHODS = [{"name": name} for name in (BASELINE, "jacobi", "eagle1")]
-JOB_METHODS.append({"name": "lantern_pp", "k": 10, "lambda_": 5.0})
+JOB_METHODS = [{"name": BASELINE}, {"name": "jacobi"}, {"name": "eagle1", "tree": "chain3"}]
+JOB_METHODS.append({"name": "lantern_pp", "tree": "chain3", "k": 10, "lambda_": 5.0})
 PARTS = ("step", "draft", "target", "score", "verify", "score_verify", "commit", "other")
 
 

@@ -341,9 +341,10 @@ class Decoder:
             most = state.noise.advance(state.lengths, tokens_per_step)
             if reads_often:
                 longest = state.lengths.where(state.lengths < self.num_tokens, 0).max().item()
-                used = round_slots(self.num_text + longest + self._reach)
-                state.cache.num_used = min(used, self.num_slots)
-                most = 1
+                needed = self.num_text + longest + self._reach
+                used = round_slots(needed)
+                state.cache.limit(min(used, self.num_slots))
+                most = min(most, 1 + (used - needed) // tokens_per_step)
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 with self.timer("step"):
                     step(state)

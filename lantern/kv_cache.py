@@ -25,11 +25,13 @@ class LayerCache:
         vectors: (2 * rows * heads * slots, head_dim): all keys, then all values.
         keys: (rows, heads, slots, head_dim).
         values: (rows, heads, slots, head_dim).
+        used: keys and values of the slots that a pass reads, see `KVCache.limit`.
     """
 
     vectors: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
+    used: tuple[torch.Tensor, torch.Tensor] = ()
 
     def write(self, places: torch.Tensor, new: torch.Tensor) -> None:
         """Takes the keys and values of nodes, (rows * nodes, 2 * heads, head_dim), keys first, at the places that
@@ -37,15 +39,11 @@ class LayerCache:
         """
         self.vectors.index_put_((places,), new)
 
-    def read(self, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first slots, each (rows, heads, num_slots, head_dim)."""
-        return self.keys[:, :, :num_slots], self.values[:, :, :num_slots]
-
 
 class KVCache:
     """Pre-allocated keys and values of all layers; no tensor of it ever changes its address.
 
-    A pass attends to as many slots as its mask has columns. A row is an image under one caption; under guidance the
+    A row is an image under one caption; under guidance the
     rows with the prompts' captions come first, then those with the null caption. `visible`, bool (captions, batch, text
     rows), says which caption rows may be seen, captions = 1, or 2 under guidance; `head_shape` is (heads of keys and
     values, width of a head).
@@ -53,7 +51,7 @@ class KVCache:
     Attributes:
         entries: (layers, 2, captions, batch, heads, slots, head_dim), keys and values: what a head reads lies together.
         layers: of each layer, see `LayerCache`.
-        num_used: slots that `mask` lets a pass read, all unless the host knows that fewer are in use.
+        num_used: slots that a pass reads, all unless the host knows that fewer are in use.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         num_captions, batch, num_text = visible.shape
-        self.num_slots = self.num_used = num_slots
+        self.num_slots = num_slots
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
         num_heads, head_dim = head_shape
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
@@ -77,6 +75,15 @@ class KVCache:
         places = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
         is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
         self._places = torch.where(is_seen, places, HIDDEN)[:, :, None]
+        self.num_used = 0
+        self.limit(num_slots)
+
+    def limit(self, num_used: int) -> None:
+        """Has passes read the first slots alone."""
+        if num_used != self.num_used:
+            self.num_used = num_used
+            for layer in self.layers:
+                layer.used = layer.keys[:, :, :num_used], layer.values[:, :, :num_used]
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""

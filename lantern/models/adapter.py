@@ -81,7 +81,7 @@ class TransformersTarget(Target):
     ) -> torch.Tensor:
         """See `Target.run_nodes`."""
         rows = rotary_rows.repeat(len(x) // len(rotary_rows), 1)
-        return self._call(x, rows, mask, _Slots(cache, slots, mask.shape[-1])).view(-1, *slots.shape, x.shape[2])
+        return self._call(x, rows, mask, _Slots(cache, slots)).view(-1, *slots.shape, x.shape[2])
 
     def _call(self, x: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
         positions = rows if self.positions is None else self.positions[:, rows]
@@ -162,8 +162,8 @@ class _Slots:
 
     is_compileable, is_sliding = False, [False]
 
-    def __init__(self, cache: KVCache, slots: torch.Tensor, num_slots: int) -> None:
-        self._layers, self._places, self._num_slots = cache.layers, cache.places(slots), num_slots
+    def __init__(self, cache: KVCache, slots: torch.Tensor) -> None:
+        self._layers, self._places = cache.layers, cache.places(slots)
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -172,7 +172,7 @@ class _Slots:
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)
         past.write(self._places, both.flatten(0, 1))
-        return past.read(self._num_slots)
+        return past.used
 
     def get_seq_length(self, *_: Any) -> int:
         """Positions are given."""

@@ -168,7 +168,7 @@ class DecodingLayer:
         turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
         past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
         query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim).transpose(1, 2)
-        attended = attend(query, *past.read(mask.shape[-1]), mask)
+        attended = attend(query, *past.used, mask)
         x.addmm_(attended.transpose(1, 2).reshape(x.shape), self.attention_out)
         gate, up = torch.mm(self.ffn_norm(x), self.gate_up).chunk(2, dim=1)
         x.addmm_(F.silu(gate).mul_(up), self.down)
