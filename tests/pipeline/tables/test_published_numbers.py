@@ -57,6 +57,17 @@ def assert_close(found, stored):
         assert found == (pytest.approx(stored, rel=1e-4, abs=1e-6) if isinstance(found, float) else stored)
 
 
+def test_the_table_of_batches_is_what_was_measured():
+    found = read_json(ROOT / "benchmarks" / "results" / "batches_2core_cpu.json")["cases"]["embedded"]
+    section = (ROOT / "docs" / "results.md").read_text().split("## Batches")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| ([\d.].*) \|$", section, flags=re.M)
+    for method, row in zip(found["batch 1"], rows, strict=True):
+        sides = [found[f"batch {batch}"][method]["this"] for batch in (1, 8, 48)]
+        numbers = [side["images_per_s"] for side in sides] + [sides[2]["mean_accepted_length"]]
+        numbers += [side["steps_without_refill"] for side in sides[1:]]
+        assert re.findall(r"[\d.]+", row) == [f"{number:.2f}" for number in numbers]
+
+
 # --- sentences -----------------------------------------------------------------------------------------
 # Each function lists, paragraph by paragraph, the numbers of a section in their order, and texts that stand there.
 
@@ -243,7 +254,8 @@ def test_sentences_have_the_numbers_of_the_tables_in_their_order_and_no_other():
     text = re.sub(r"(?s)<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text)
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- |\| )", text)]
     paragraphs = [part for part in paragraphs if re.search(r"\d\.\d", part)]
-    expected = [*of_readme(), *of_results(), *of_papers(), *of_targets(), *of_peers(), *of_mixing()]
+    batches = [["2608.18183", "1.48 to 1.65"]]
+    expected = [*of_readme(), *of_results(), *batches, *of_papers(), *of_targets(), *of_peers(), *of_mixing()]
     expected += of_generality()
     for paragraph, wanted in zip(paragraphs, expected, strict=True):
         if paragraph.startswith("|"):  # the other columns say what was measured
