@@ -131,9 +131,11 @@ def html_page(title: str, *blocks: str | Cells) -> str:
 
 
 def publish(root: Path) -> list[str]:
-    """Writes the tables of docs/*.csv between the markers of README.md and docs/results.md; names what changed."""
+    """Writes tables of docs/*.csv between the markers of README.md and docs/results.md, all but the two long ones that
+    hardly anybody reads whole; names what changed.
+    """
     changed = []
-    for name in ("results", "peers", "mixing", "generality", "targets"):
+    for name in ("results", "peers", "generality"):
         table = read_table(root / "docs" / f"{name}.csv")
         cells = target_cells(table) if "differs" in table else method_cells(table)
         blocks = {"docs/results.md": markdown_table(cells)}
