@@ -65,7 +65,7 @@ def timed_methods(k: int) -> list[MethodSpec]:
         make_method("autoregressive"),
         make_method("eagle1", method_id="eagle1-tree57"),
         make_method("lantern", k=k, delta=0.1, method_id="lantern-dynamic58"),
-        make_method("jacobi", tree="chain15", method_id="jacobi-chain15"),
+        *(make_method("jacobi", tree=tree, method_id=f"jacobi-{tree}") for tree in ("chain15", "jacobi_50")),
     ]
 
 

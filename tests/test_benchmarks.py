@@ -129,7 +129,7 @@ def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
     found = run(gpu_check, "--device", "cpu", "--tiny")
     assert found["capture"] == dict.fromkeys(["jacobi T0", "jacobi T1", "hybrid T0", "hybrid T1"], "not available")
     assert set(found["near_ties"]) == {"median_margin", "coupled", "jacobi", "hybrid"}
-    assert len(found["steps"]) == 4 * 2 * 2
+    assert len(found["steps"]) == 5 * 2 * 2
     for row in found["steps"]:
         expected = {"eager": None, "graph": "not available"}[row["stepping"]]
         assert row.get("failed") == expected and (expected or row["seconds"] > 0)

@@ -34,7 +34,7 @@ MODELS_DRAFTS = [(drafts, tree) for drafts in ("top", "coupled") for tree in ("c
     [
         *MODELS_DRAFTS,
         ("coupled", "mc_sim_7b_63"),
-        *(("jacobi", window) for window in ("chain1", "chain6", "chain5k3d2", "mc_sim_7b_63")),
+        *(("jacobi", window) for window in ("chain1", "chain6", "chain5k3d2", "jacobi_50")),
         *(("hybrid", trees) for trees in ("chain6+chain3", "chain3+chain6", "chain4k2d1+mc_sim_7b_63")),
     ],
 )

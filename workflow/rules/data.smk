@@ -58,6 +58,8 @@ rule write_captions:
         val="<results>/captions/val.jsonl",
     log:
         "<logs>/write_captions.log",
+    # Soon: timing, which needs the whole machine, waits for it.
+    priority: 10
     conda:
         ENVIRONMENT
     params:
@@ -121,7 +123,8 @@ rule encode_images:
         "<logs>/encode_images.{split}.{scatteritem}.log",
     conda:
         ENVIRONMENT
-    threads: TRAINING_THREADS
+    # Held-out images are few: their job fits beside another.
+    threads: lambda wildcards: TRAINING_THREADS if wildcards.split == "train" else 1
     resources:
         mem_mb=growing(3000),
         runtime=growing(240),

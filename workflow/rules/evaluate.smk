@@ -143,6 +143,7 @@ rule measure_total_variation:
         curves="<results>/total_variation/curves.csv",
     log:
         "<logs>/measure_total_variation.log",
+    priority: 10  # the longest job behind decoding
     conda:
         ENVIRONMENT
     resources:

@@ -13,6 +13,7 @@ rule choose_tuning_prompts:
         "<results>/trees/prompts.jsonl",
     log:
         "<logs>/choose_tuning_prompts.log",
+    priority: 10  # see write_captions
     conda:
         ENVIRONMENT
     params:

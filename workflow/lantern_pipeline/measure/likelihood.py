@@ -19,6 +19,7 @@ from lantern.models.text import TextEncoder
 
 # Values; half a GiB in float32. Whoever reads logits holds three to six arrays of this size at a time.
 LOGITS_AT_ONCE = 2**27
+IMAGES_ON_CPU = 16  # at once: what a layer makes of more does not fit the caches
 
 
 def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ def walk_logits(
     """
     device = target_model.device
     fitting = LOGITS_AT_ONCE // (codes.shape[1] * target_model.config.vocab_size)
-    size = max(1, min(batch_size, fitting))
+    size = max(1, min(batch_size, fitting, IMAGES_ON_CPU if device.type == "cpu" else fitting))
     for first in tqdm(range(0, len(texts), size), desc="teacher forcing", disable=None, leave=False):
         rows = slice(first, first + size)
         features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
