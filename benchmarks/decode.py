@@ -48,7 +48,7 @@ SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_sca
 MIN_IMAGES = 16  # of a job
 JOB_METHODS = [{"name": BASELINE}, {"name": "jacobi"}, {"name": "eagle1", "tree": "chain3"}]
 JOB_METHODS.append({"name": "lantern_pp", "tree": "chain3", "k": 10, "lambda_": 5.0})
-PARTS = ("step", "draft", "target", "score", "verify", "score_verify", "commit", "other")
+PARTS = ("step", "draft", "target", "score", "verify", "commit", "other")
 
 
 def common_methods(k: int) -> list[dict[str, Any]]:
@@ -139,8 +139,6 @@ class Bench:
             now[part] += 1000 * (time.perf_counter() - begun)
             if part == "step":
                 now["other"] = 2 * now["step"] - sum(now.values())
-                # Versions draw the line between these two differently: some filter where verification first reads.
-                now["score_verify"] = now["score"] + now.get("verify", 0.0)
                 for name in now:
                     parts[name].append(now[name])
                 now.clear()
@@ -210,16 +208,13 @@ class Side:
         command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment, **pipes)
-        answer = self._ask(case)
+        answer = self.ask(case)
         self.methods: list[str] = answer["methods"]
         if not Path(answer["package"]).is_relative_to(self.checkout):
             raise ValueError(f"{name} must run the code of {self.checkout}, found {answer['package']}")
 
-    def __call__(self, command: str, **arguments: Any) -> Any:
-        """Gives a command and waits for its answer."""
-        return self._ask({"do": command, **arguments})
-
-    def _ask(self, line: Any) -> Any:
+    def ask(self, line: dict[str, Any]) -> Any:
+        """Gives the case, or a command, and waits for the answer."""
         print(json.dumps(line), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
@@ -249,7 +244,7 @@ def measure(sides: list[Side], turns: int, command: str, **arguments: Any) -> di
         for place, (method, found) in enumerate(answers.items()):
             for side in sides if (turn + place) % 2 == 0 else sides[::-1]:
                 if method in side.methods:
-                    answer = side(command, method=method, **of_image, **arguments)
+                    answer = side.ask({"do": command, "method": method, **of_image, **arguments})
                     found[side.name] += [answer] if turn >= 0 else []
         print(f"turn {turn + 1} of {turns}", file=sys.stderr)
     return answers

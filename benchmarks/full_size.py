@@ -149,12 +149,6 @@ def make_draft(target: TargetModel, dtype: torch.dtype) -> DraftModel:
     return draft
 
 
-def make_tokenizer(config: TargetConfig, device: torch.device) -> VQ16:
-    """VQ-16 with random weights, which stands for the image tokenizer of every family."""
-    with torch.device(device):
-        return VQ16(VQ16Config(grid=config.grid, codebook_size=config.num_codes)).eval()
-
-
 def make_models(options: argparse.Namespace) -> Models:
     """Random models of the asked size, and the table of nearest codes of a random codebook."""
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
@@ -163,7 +157,9 @@ def make_models(options: argparse.Namespace) -> Models:
         target = make_random(TransformersTarget, config, dtype, device)
     else:
         target = make_random(TargetModel, pick(TargetConfig, asdict(config)), dtype, device)
-    draft, tokenizer = make_draft(target, dtype), make_tokenizer(config, device)
+    with torch.device(device):  # VQ-16 stands for the image tokenizer of every family
+        tokenizer = VQ16(VQ16Config(grid=config.grid, codebook_size=config.num_codes)).eval()
+    draft = make_draft(target, dtype)
     table = nearest_codes(tokenizer.codebook.detach().cpu(), PARAMETERS["k"], "l2").to(device)
     decoding = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
     return Models(decoding, tokenizer, device)
@@ -180,9 +176,9 @@ def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterato
 
 
 def make_spec(name: str) -> MethodSpec:
-    """The preset with the parameters that it takes, on the published trees."""
+    """The preset with the parameters that it leaves open, on the published trees."""
     wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
-    return make_method(name, **{key: PARAMETERS[key] for key in wanted})
+    return make_method(name, **{key: PARAMETERS[key] for key in wanted if key not in PRESETS[name]})
 
 
 def decoder_of(models: Models, preset: str, options: argparse.Namespace) -> Decoder:

@@ -6,9 +6,8 @@
 1. capture: steps replayed from a CUDA graph give the images and accepted lengths of eager ones, for every preset.
 2. near_ties: in bfloat16, how much of exact methods' images equals autoregressive decoding's, and by what margin the
    target preferred its token where they part.
-3. steps: seconds of a step at the sizes of LlamaGen XL with random weights, eager and as a graph; with the
-   bytes of weights and cache that it has to read, as a share of what the memory of a known card could have delivered in
-   that time; and the peak of memory. One-by-one steps stand beside those that `lantern predict` takes.
+3. steps: seconds of a step and the peak of memory at the sizes of LlamaGen XL with random weights, eager and as a
+   graph. One-by-one steps stand beside those that `lantern predict` takes.
 
 What cannot be measured says why. The last line of the output is JSON; the exit code is 1 where a capture failed or gave
 other images.
@@ -20,40 +19,31 @@ import argparse
 import platform
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from decode import ROOT, commit_of, write_report
-from full_size import GIB, RandomCaptions, peak_gib, reset_peak
+from full_size import GIB, RandomCaptions, make_spec, peak_gib, reset_peak
 
 from lantern.codebook import code_dtype
 from lantern.decoding import Decoder, DecodingModels, DecodingState, Generation, make_decoder
-from lantern.draft_tree import StaticTree
-from lantern.drafters.eagle import EagleDrafter
 from lantern.generation import synchronise
-from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
+from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, TargetConfig
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
-from lantern_pipeline.tables.predict import BANDWIDTH as PREDICTED
-from lantern_pipeline.tables.predict import step_ms
+from lantern_pipeline.tables.predict import BANDWIDTH, step_ms
 
 XL = {**LLAMAGEN_SIZES["XL"], "ffn_multiple": FFN_MULTIPLE, "vocab_size": 16384, "grid": 16}
 XL |= {"num_text_tokens": 120, "caption_dim": 2048}
 SMALL = {"dim": 64, "num_layers": 2, "num_heads": 2, "ffn_multiple": 16, "vocab_size": 256, "grid": 6}
 SMALL |= {"num_text_tokens": 8, "caption_dim": 16}
 TINY = {**SMALL, "grid": 4}
-# Bytes per second, by a part of the card's name; the first that fits. Source: the makers' data sheets.
-BANDWIDTH = {
-    **{"B200": 8.0e12, "GH200": 4.0e12, "H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12},
-    **{"A100-SXM4-80GB": 2.039e12, "A100 80GB": 1.935e12, "A100": 1.555e12, "L40": 0.864e12, "L4": 0.3e12},
-    **{"RTX 4090": 1.008e12, "RTX 3090": 0.936e12, "A6000": 0.768e12, "V100": 0.9e12, "T4": 0.32e12},
-}
-PARAMETERS = {"k": 10, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.8, "budget": 0.1, "threshold": 0.5}
 LANTERN_K = 1000  # of the papers
 NOT_AVAILABLE = "not available"
 SAMPLING = SamplingConfig(1.0, 1000, 1.0, "top_k_first", 7.5)
@@ -98,10 +88,8 @@ def check_capture(device: torch.device) -> dict[str, Any]:
     """Every preset at both temperatures, on a small model whose drafts are accepted now and then."""
     models, found = make_models(SMALL, device, torch.float32, scale=6.0), {}
     for name in PRESETS:
-        wanted = ACCEPTANCE[PRESETS[name].get("acceptance", "exact")].parameters
-        spec = make_method(name, **{key: PARAMETERS[key] for key in wanted if key not in PRESETS[name]})
         for temperature in (0.0, 1.0):
-            decoder = make_decoder(models, spec, SamplingConfig(temperature, 40, cfg_scale=2.0))
+            decoder = make_decoder(models, make_spec(name), SamplingConfig(temperature, 40, cfg_scale=2.0))
             expected, images = draw(decoder.stepped("eager"), 5), draw(decoder, 5)
             is_equal = all(
                 torch.equal(getattr(images, part), getattr(expected, part))
@@ -153,20 +141,7 @@ def step_seconds(decoder: Decoder, state: DecodingState, num_steps: int) -> floa
     return (time.perf_counter() - begun) / num_steps
 
 
-def bytes_per_step(decoder: Decoder, state: DecodingState) -> int:
-    """Weights and cache that a step has to read: of the target, and of the draft model as often as it runs."""
-    target, eagle = decoder.target, getattr(decoder.drafter, "eagle", decoder.drafter)
-    head = target.head.weight.nbytes
-    total = sum(parameter.nbytes for parameter in target.layers.parameters()) + head + state.cache.entries.nbytes
-    if isinstance(eagle, EagleDrafter):
-        passes = len(eagle.tree.levels) if isinstance(eagle.tree, StaticTree) else 1 + eagle.tree.depth
-        layer = [*eagle.draft.layer.parameters(), *eagle.draft.from_hidden.parameters()]
-        cache = getattr(state.drafter, "eagle", state.drafter).cache
-        total += passes * (sum(parameter.nbytes for parameter in layer) + head + cache.entries.nbytes)
-    return total
-
-
-def measure_steps(decoder: Decoder, batch: int, num_steps: int, bandwidth: float | None) -> dict[str, Any]:
+def measure_steps(decoder: Decoder, batch: int, num_steps: int) -> dict[str, Any]:
     """One method at one batch size in one way of stepping."""
     device, mode = decoder.device, decoder.runner.mode
     if device.type == "cuda":
@@ -176,9 +151,7 @@ def measure_steps(decoder: Decoder, batch: int, num_steps: int, bandwidth: float
     seconds = step_seconds(decoder, state, num_steps)
     if decoder.runner.mode != mode:
         return {"failed": f"steps were run {decoder.runner.mode}"}
-    share = bytes_per_step(decoder, state) / bandwidth / seconds if bandwidth else None
-    found = {"seconds": seconds, "share_of_bandwidth": share}
-    found["preparation_s"] = decoder.runner.preparation_s
+    found = {"seconds": seconds, "preparation_s": decoder.runner.preparation_s}
     if device.type == "cuda":  # on a CPU the process holds much else
         found["peak_gib"] = peak_gib(device)
         found["reserved_gib"] = torch.cuda.max_memory_reserved(device) / GIB  # graphs' pool included
@@ -194,48 +167,33 @@ def show(row: dict[str, Any]) -> None:
     line += f"{1000 * row['seconds']:9.2f} ms"
     if row.get("predicted_ms"):
         line += f" (predicted {row['predicted_ms']:.2f})"
-    if row["share_of_bandwidth"]:
-        line += f"  {row['share_of_bandwidth']:7.2%} of bandwidth"
     if "peak_gib" in row:
         line += f"  peak {row['peak_gib']:.2f} GiB, reserved {row['reserved_gib']:.2f}"
     print(f"{line}  prepared in {row['preparation_s']:.1f} s", flush=True)
 
 
-def check_steps(models: DecodingModels, options: argparse.Namespace, bandwidth: float | None) -> list[dict[str, Any]]:
+def check_steps(models: DecodingModels, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every timed method, batch size and way of stepping.
 
     A decoder is made anew for each, so that no state is kept.
     """
-    cells = [(mode, batch) for batch in options.batches for mode in ("eager", "graph")]
-    rows = []
-    for mode, batch in cells:
-        for spec in timed_methods(min(LANTERN_K, models.nearest_codes.shape[1] - 1)):
-            row: dict[str, Any] = {"method": spec.method_id, "batch": batch, "stepping": mode}
-            try:
-                if mode == "graph" and options.device == "cpu":
-                    row["failed"] = NOT_AVAILABLE
-                else:
-                    parts = models if spec.needs_nearest_codes else replace(models, nearest_codes=None)
-                    decoder = make_decoder(parts, spec, SAMPLING, stepping=mode)
-                    row |= measure_steps(decoder, batch, options.steps, bandwidth)
-                    if options.card and batch == 1 and spec.name == "autoregressive":
-                        row["predicted_ms"] = step_ms("llamagen-xl", options.card, mode)
-            except RuntimeError as error:  # too little memory, say: the others are measured all the same
-                row["failed"] = f"{type(error).__name__}: {error}"[:200]
-            rows.append(row)
-            show(row)
+    rows, specs = [], timed_methods(min(LANTERN_K, models.nearest_codes.shape[1] - 1))
+    for batch, mode, spec in product(options.batches, ("eager", "graph"), specs):
+        row: dict[str, Any] = {"method": spec.method_id, "batch": batch, "stepping": mode}
+        try:
+            if mode == "graph" and options.device == "cpu":
+                row["failed"] = NOT_AVAILABLE
+            else:
+                parts = models if spec.needs_nearest_codes else replace(models, nearest_codes=None)
+                decoder = make_decoder(parts, spec, SAMPLING, stepping=mode)
+                row |= measure_steps(decoder, batch, options.steps)
+                if options.card and batch == 1 and spec.name == "autoregressive":
+                    row["predicted_ms"] = step_ms("llamagen-xl", options.card, mode)
+        except RuntimeError as error:  # too little memory, say: the others are measured all the same
+            row["failed"] = f"{type(error).__name__}: {error}"[:200]
+        rows.append(row)
+        show(row)
     return rows
-
-
-def describe_machine(device: torch.device) -> dict[str, Any]:
-    """The card, its memory and bandwidth, and what drives it."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    known = next((value for part, value in BANDWIDTH.items() if part in name), None)
-    machine = {"device": name, "bandwidth": known, "torch": torch.__version__, "python": platform.python_version()}
-    if device.type == "cuda":
-        card = torch.cuda.get_device_properties(device)
-        machine |= {"memory_gib": card.total_memory / GIB, "capability": f"{card.major}.{card.minor}"}
-    return machine
 
 
 def parse_options() -> argparse.Namespace:
@@ -255,15 +213,15 @@ def main() -> None:
     """Runs all checks."""
     options, begun = parse_options(), time.perf_counter()
     device = torch.device(options.device)
-    machine = describe_machine(device)
-    parts = (f"{value:.4g}" if isinstance(value, float) else value for value in machine.values())
-    print("machine   ", ", ".join(f"{key} {part}" for key, part in zip(machine, parts, strict=True)), flush=True)
-    options.card = next((gpu for gpu in PREDICTED if gpu.upper() in machine["device"] and not options.tiny), None)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+    print("machine   ", ", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
+    options.card = next((gpu for gpu in BANDWIDTH if gpu.upper() in machine["device"] and not options.tiny), None)
     report = {"benchmark": "gpu_check", "machine": machine, "commit": commit_of(ROOT)}
     report |= {"sizes": TINY if options.tiny else XL, "capture": check_capture(device)}
     models = make_models(report["sizes"], device, torch.bfloat16)
     report["near_ties"] = check_near_ties(models, 2 if options.tiny else 4)
-    report["steps"] = check_steps(models, options, machine["bandwidth"])
+    report["steps"] = check_steps(models, options)
     report["seconds"] = time.perf_counter() - begun
     write_report(report, options.output)
     if False in report["capture"].values():

@@ -13,7 +13,6 @@ import torch
 from conftest import ROOT, load_yaml
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
-from lantern.decoding import make_decoder
 from lantern.io import save_tensors
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, PUBLISHED
@@ -87,8 +86,8 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
     calls = []
 
     class Other(SimpleNamespace):
-        def __call__(self, *_, **given):
-            calls.append((self.name, given["image"]))
+        def ask(self, command):
+            calls.append((self.name, command["image"]))
             return {}
 
     sides = [Other(name="this", methods=["jacobi", "eagle1"]), Other(name="against", methods=["eagle1"])]
@@ -135,25 +134,5 @@ def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
         assert row.get("failed") == expected and (expected or row["seconds"] > 0)
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_bytes_of_a_step_are_those_of_the_models_that_run(place, monkeypatch):
-    """The draft model and the head are read in every one of its passes."""
-    checked = gpu_check.make_models(gpu_check.SMALL, torch.device("cpu"), torch.float32)
-    decoder = make_decoder(checked, gpu_check.timed_methods(k=10)[place], gpu_check.SAMPLING)
-    state, passes = gpu_check.fill(decoder, 1), []
-    extend = checked.draft.extend
-    monkeypatch.setattr(checked.draft, "extend", lambda *given: (passes.append(1), extend(*given))[1])
-    decoder.step(state)
-    dim, hidden, vocab = 64, checked.target.config.ffn_hidden, 256
-    layer = (4 * dim * dim + 3 * dim * hidden + 2 * dim) * 4
-    cache = decoder.num_slots * 2 * 2 * dim * 4  # captioned and not, keys and values
-    expected = 2 * (layer + cache) + dim * vocab * 4
-    if passes:
-        draft_cache = state.drafter.cache.entries.nbytes
-        expected += len(passes) * (layer - dim * 4 + dim * dim * 4 + draft_cache + dim * vocab * 4)
-    assert gpu_check.bytes_per_step(decoder, state) == pytest.approx(expected, rel=0.02)  # norms fold away
-
-
-def test_a_bandwidth_is_that_of_the_card():
-    for name, bandwidth in {"NVIDIA H200": 4.8e12, "NVIDIA A100-SXM4-40GB": 1.555e12, "NVIDIA L40S": 0.864e12}.items():
-        assert next(value for part, value in gpu_check.BANDWIDTH.items() if part in name) == bandwidth
+def test_every_preset_has_the_parameters_that_it_leaves_open():
+    assert all(full_size.make_spec(name).name == name for name in full_size.PRESETS)
