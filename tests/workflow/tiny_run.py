@@ -17,7 +17,6 @@ from functools import cache
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
-import accelerate  # noqa: F401 (here and below: what jobs that are forks find imported)
 import matplotlib.figure  # noqa: F401
 import open_clip  # noqa: F401
 import pandas  # noqa: F401

@@ -1,16 +1,44 @@
-"""Trains the draft model against the frozen target, on one process per GPU of the rule."""
+"""Trains the draft model against the frozen target, and validates it by how often its drafts would be accepted."""
 
-from lantern_pipeline.runtime.job import job_log, training_checkpoint
-from lantern_pipeline.training.drafter_job import DrafterJob, launch
+from lantern.checkpoints.native import save_model
+from lantern.checkpoints.target import load_target
+from lantern.io import write_json
+from lantern.models.config import pick
+from lantern.models.draft import DraftModel
+from lantern.sampling import SamplingConfig
+from lantern_pipeline.data.code_dataset import load_codes
+from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
+from lantern_pipeline.training.drafter import DrafterTrainer
+from lantern_pipeline.training.drafter_loss import DrafterValidation
+from lantern_pipeline.training.drafter_recipe import DrafterTraining
+from lantern_pipeline.training.loop import Pace, run_training
+
+REPORTED = ("loss", "overlap", "val_")
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
-    params = snakemake.params
-    job = DrafterJob(
-        **{name: file if isinstance(file, str) else list(file) for name, file in snakemake.input.items()},
-        **{name: params[name] for name in ("settings", "text", "source", "training_seed", "device")},
-        # Filters change the logged acceptance, not the training: kept out of params, so that they re-train nothing.
-        sampling={**snakemake.config["sampling"], "cfg_scale": params.cfg_scale},
-        **dict(snakemake.output.items()),
-        checkpoint=str(checkpoint),
+    params, files = snakemake.params, snakemake.input
+    # Filters change the logged acceptance, not the training: kept out of params, so that they re-train nothing.
+    sampling = pick(SamplingConfig, {**snakemake.config["sampling"], "cfg_scale": params.cfg_scale})
+    data, held_out = (
+        load_codes(codes, captions, make_text_encoder(params.text, params.source, features))
+        for codes, captions, features in (
+            (files.codes, files.captions, files.features),
+            (files.val_codes, files.val_captions, files.val_features),
+        )
     )
-    launch(job, max(1, int(snakemake.resources.get("gpu", 0))))
+    recipe = pick(DrafterTraining, params.settings, cfg_scale=sampling.cfg_scale).resolve(len(data))
+    target = load_target(files.target, device=resolve_device(params.device))
+    draft = DraftModel.from_target(target, params.training_seed)
+    trainer = DrafterTrainer(draft, target, data, recipe, params.training_seed)
+    history = run_training(
+        trainer,
+        recipe.num_steps,
+        name="drafter",
+        checkpoint=checkpoint,
+        pace=Pace(validate_every=recipe.eval_every),
+        validate=DrafterValidation(trainer.loss, trainer.target, held_out, sampling),
+    )
+    report = {name: value for name, value in history[-1].items() if name.startswith(REPORTED)}
+    save_model(snakemake.output.model, draft, report)
+    write_json(snakemake.output.report, {**report, "num_steps": recipe.num_steps, "history": history})

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import ROOT
 
-SLOW = ("torch", "torchvision", "torch_fidelity", "open_clip", "transformers", "accelerate")
+SLOW = ("torch", "torchvision", "torch_fidelity", "open_clip", "transformers")
 
 
 @pytest.mark.parametrize(

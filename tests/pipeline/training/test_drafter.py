@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +12,11 @@ from tiny_codes import make_dataset, make_recipe, make_target
 from lantern.attention_mask import window_table
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
-from lantern_pipeline.training.distributed import make_accelerator
 from lantern_pipeline.training.drafter import DrafterTrainer, slot_generator
 from lantern_pipeline.training.drafter_loss import unroll
 from lantern_pipeline.training.loop import Pace, run_training
 
-# Losses of the first steps before training learnt to accumulate and to share batches; the default recipe keeps them.
+# Losses of the first steps before training learnt to accumulate; the default recipe keeps them.
 FORMER_LOSSES = {
     "guided": [2.2714061, 2.2228363, 2.1392148, 2.0960758, 2.0852134, 2.1296699],
     "published": [0.6902124, 0.7054089, 0.7119116, 0.6715520, 0.6349306, 0.6933516],
@@ -33,8 +31,7 @@ def target() -> TargetModel:
 def make_trainer(target, seed=0, **settings) -> DrafterTrainer:
     target = copy.deepcopy(target)  # a recipe in bfloat16 casts it
     recipe = make_recipe(**{"num_steps": 6, "batch_size": 8, "warmup": 2, **settings})
-    accelerator = make_accelerator(torch.device("cpu"))
-    return DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, seed, accelerator)
+    return DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, seed)
 
 
 def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
@@ -138,18 +135,6 @@ def test_a_resumed_run_equals_an_undisturbed_one(target):
     assert [resumed.step(i) for i in range(3, 6)] == expected[3:]
 
 
-@pytest.mark.parametrize("loss", FORMER_LOSSES)
-def test_processes_share_a_batch_image_by_image(target, loss):
-    """Rows of two processes, noise and dropped captions included, are every second image of one process's rows."""
-    settings = {"loss": loss, "noise": 0.2} | ({"caption_dropout": 0.5} if loss == "published" else {})
-    trainer = make_trainer(target, **settings)
-    whole = trainer._batch(3)
-    for rank in range(2):
-        trainer.accelerator = SimpleNamespace(process_index=rank, num_processes=2)
-        for mine, all_rows in zip(trainer._batch(3), whole, strict=True):
-            torch.testing.assert_close(mine, all_rows[rank::2], atol=1e-5, rtol=0)
-
-
 def test_noise_is_uniform_and_of_the_stated_width(target):
     trainer = make_trainer(target, noise=0.2, batch_size=64)
     _, _, hidden, noisy = trainer._batch(0)
@@ -181,24 +166,13 @@ def test_every_image_of_every_batch_has_randomness_of_its_own():
     assert first[0] == torch.rand(1, generator=slot_generator(0, 0, 0)).item()
 
 
-def test_a_batch_that_cannot_be_shared_is_refused(target):
-    accelerator = SimpleNamespace(num_processes=3)
-    message = r"drafter\.batch_size must be a multiple of the number of processes, 3, got 8"
-    with pytest.raises(ValueError, match=message):
-        DrafterTrainer(
-            DraftModel.from_target(target, 0), target, make_dataset(), make_recipe(batch_size=8), 0, accelerator
-        )
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gives_the_first_loss_of_the_cpu_and_learns_in_both_precisions(target):
-    make_accelerator(torch.device("cpu"))  # whose state must give way
-    accelerator = make_accelerator(torch.device("cuda"))
     for precision, tolerance in (("float32", 1e-4), ("bfloat16", 0.02)):
         recipe = make_recipe(num_steps=80, batch_size=8, warmup=5, learning_rate=0.01, precision=precision)
-        model = copy.deepcopy(target)
-        trainer = DrafterTrainer(DraftModel.from_target(model, 0), model, make_dataset(), recipe, 0, accelerator)
+        model = copy.deepcopy(target).cuda()
+        trainer = DrafterTrainer(DraftModel.from_target(model, 0), model, make_dataset(), recipe, 0)
         history = [trainer.step(i) for i in range(80)]
         assert trainer.model.from_token.weight.device.type == "cuda"
         assert history[0]["loss"] == pytest.approx(FORMER_LOSSES["guided"][0], rel=tolerance)

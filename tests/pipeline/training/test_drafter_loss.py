@@ -8,7 +8,6 @@ from tiny_codes import make_dataset, make_recipe, make_target
 
 from lantern.models.draft import DraftModel
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.training.distributed import make_accelerator
 from lantern_pipeline.training.drafter import DrafterTrainer
 from lantern_pipeline.training.drafter_loss import DrafterValidation, run_target, unroll
 from lantern_pipeline.training.loop import run_training
@@ -17,10 +16,10 @@ SAMPLING = SamplingConfig(temperature=0.0, top_k=3, cfg_scale=2.0)
 
 
 def make_parts(sampling=SAMPLING, num_held_out=5, **settings) -> tuple[DrafterTrainer, DrafterValidation]:
-    target, accelerator = make_target(), make_accelerator(torch.device("cpu"))
+    target = make_target()
     recipe = make_recipe(**{"num_steps": 60, "batch_size": 2, "warmup": 5, "cfg_scale": 2.0, **settings})
-    trainer = DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, 0, accelerator)
-    return trainer, DrafterValidation(trainer.loss, target, make_dataset(num_held_out), sampling, accelerator)
+    trainer = DrafterTrainer(DraftModel.from_target(target, 0), target, make_dataset(), recipe, 0)
+    return trainer, DrafterValidation(trainer.loss, target, make_dataset(num_held_out), sampling)
 
 
 def softmax_of_top(logits: torch.Tensor, k: int) -> torch.Tensor:
@@ -60,9 +59,7 @@ def test_acceptance_and_agreement_are_those_counted_one_position_at_a_time(loss)
 def test_the_loss_is_that_of_training_without_noise(loss):
     trainer, validate = make_parts(loss=loss, num_held_out=64)
     settings = {"loss": loss, "batch_size": 64, "cfg_scale": 2.0}
-    plain = DrafterTrainer(
-        trainer.model, trainer.target, make_dataset(), make_recipe(**settings), 0, trainer.accelerator
-    )
+    plain = DrafterTrainer(trainer.model, trainer.target, make_dataset(), make_recipe(**settings), 0)
     loss, _ = plain.loss(*plain._batch(0))  # one epoch, in some order
     assert validate()["val_loss"] == pytest.approx(loss.item(), rel=1e-5)
 

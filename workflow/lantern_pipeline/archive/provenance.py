@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FILE_PARTS = ("models", "prompts", "records", "tables", "figures")
 # What a number or a picture may depend on.
 PACKAGES = (
-    *("accelerate", "ftfy", "matplotlib", "numpy", "open_clip_torch", "pandas", "pillow", "safetensors", "scipy"),
+    *("ftfy", "matplotlib", "numpy", "open_clip_torch", "pandas", "pillow", "safetensors", "scipy"),
     *("snakemake", "tokenizers", "torch", "torch-fidelity", "torchvision", "transformers"),
 )
 

@@ -1,22 +1,18 @@
-"""Training of the draft model against a frozen target, on one process or on several that share every batch.
+"""Training of the draft model against a frozen target.
 
-The order of images and whatever else is random are pure functions of (seed, batch, place in the batch), so that the
-number of processes changes nothing but rounding.
+The order of images and whatever else is random are pure functions of (seed, batch, place in the batch).
 """
 
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext
 
 import torch
-from accelerate import Accelerator
 
 from lantern.models.draft import DraftModel
 from lantern.models.target import Target
 from lantern.models.transformer import cast_weights
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
-from lantern_pipeline.training.distributed import share
 from lantern_pipeline.training.drafter_loss import DraftLoss, run_target
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 from lantern_pipeline.training.loop import Trainer
@@ -25,53 +21,37 @@ from lantern_pipeline.training.target import drop_prompts
 
 
 class DrafterTrainer(Trainer):
-    """Trains a float32 draft model against a target that it freezes and, for bfloat16, casts in place.
-
-    Every process drives one and takes its share of a batch's images; gradients and logged values are means over all of
-    them. The recipe is resolved (`DrafterTraining.resolve`); the seed is that of order, noise and caption dropout.
+    """Trains a float32 draft model against a target, both on one device, that it freezes and, for bfloat16, casts in
+    place. The recipe is resolved (`DrafterTraining.resolve`); the seed is that of order, noise and caption dropout.
     """
 
     def __init__(
-        self,
-        draft: DraftModel,
-        target: Target,
-        dataset: CodeDataset,
-        recipe: DrafterTraining,
-        seed: int,
-        accelerator: Accelerator,
+        self, draft: DraftModel, target: Target, dataset: CodeDataset, recipe: DrafterTraining, seed: int
     ) -> None:
-        if recipe.batch_size % accelerator.num_processes:
-            raise ValueError(
-                f"drafter.batch_size must be a multiple of the number of processes, {accelerator.num_processes}, got "
-                f"{recipe.batch_size}; change it or train on another number of GPUs"
-            )
-        self.model, self.target = draft.train(), freeze(target, recipe.dtype).to(accelerator.device)
-        self.dataset, self.recipe, self.seed, self.accelerator = dataset, recipe, seed, accelerator
+        self.model, self.target = draft.train(), freeze(target, recipe.dtype)
+        self.dataset, self.recipe, self.seed = dataset, recipe, seed
         self.model.token_embedding.requires_grad_(recipe.is_guided)
         self.loss = DraftLoss(draft, self.target, recipe)
-        self.shared_loss = share(accelerator, self.loss)
         self.optimiser = make_optimiser(draft, recipe)
 
     def step(self, i: int) -> dict[str, float]:
         """One optimiser step on the batches of step i."""
         num_batches = self.recipe.accumulation
         self.optimiser.zero_grad()
-        total = torch.zeros((), device=self.accelerator.device)
+        total = torch.zeros((), device=self.target.device)
         for j in range(num_batches):
-            is_last = j == num_batches - 1  # gradients meet those of the other processes once a step
-            with nullcontext() if is_last else self.accelerator.no_sync(self.shared_loss):
-                loss, overlaps = self.shared_loss(*self._batch(i * num_batches + j))
-                self.accelerator.backward(loss / num_batches)
+            loss, overlaps = self.loss(*self._batch(i * num_batches + j))
+            (loss / num_batches).backward()
             total = total + torch.cat([loss.detach()[None], overlaps])
         norm = self.optimiser.update(self.recipe.rate(i))
-        loss, *overlaps = (self.accelerator.reduce(total, "mean") / num_batches).tolist()
+        loss, *overlaps = (total / num_batches).tolist()
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """This process's rows of batch i as the loss takes them: codes, mask, hidden states, noisy hidden states."""
-        t, rank, num_processes = self.recipe, self.accelerator.process_index, self.accelerator.num_processes
-        indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)[rank::num_processes]
-        draws = [slot_generator(self.seed, i, slot) for slot in range(rank, t.batch_size, num_processes)]
+        """Batch i as the loss takes it: codes, mask, hidden states, noisy hidden states."""
+        t = self.recipe
+        indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
+        draws = [slot_generator(self.seed, i, slot) for slot in range(t.batch_size)]
         codes, features, mask = self.dataset.batch(indices)
         if t.caption_dropout:
             is_dropped = torch.cat([torch.rand(1, generator=draw) for draw in draws]) < t.caption_dropout

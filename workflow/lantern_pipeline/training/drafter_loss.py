@@ -12,7 +12,6 @@ from operator import mul
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import nn
 
 from lantern.attention_mask import prefix_mask
@@ -28,8 +27,8 @@ MIN_DEPTH = 3  # drafts deep that is validated, whatever the loss trains
 
 
 class DraftLoss(nn.Module):
-    """The loss as one module, so that distributed training finds its parameters (the draft model's, not those of the
-    frozen target, whose head reads hidden states) and its one forward call.
+    """The loss as a module, whose parameters are the draft model's; of the frozen target its head reads hidden
+    states.
     """
 
     def __init__(self, draft: DraftModel, target: Target, recipe: DrafterTraining) -> None:
@@ -163,18 +162,11 @@ def run_target(
 
 class DrafterValidation:
     """Teacher-forced acceptance under the run's own sampling settings, but at temperature 1, on the first `num_eval`
-    held-out images; call it in every process alike. The loss is not the distributed wrapper around it.
+    held-out images.
     """
 
-    def __init__(
-        self,
-        loss: DraftLoss,
-        target: Target,
-        dataset: CodeDataset,
-        sampling: SamplingConfig,
-        accelerator: Accelerator,
-    ) -> None:
-        self.loss, self.target, self.dataset, self.accelerator = loss, target, dataset, accelerator
+    def __init__(self, loss: DraftLoss, target: Target, dataset: CodeDataset, sampling: SamplingConfig) -> None:
+        self.loss, self.target, self.dataset = loss, target, dataset
         self.sampling = replace(sampling, temperature=1.0)
         self.num_images = min(loss.recipe.num_eval, len(dataset))
         self.depth = min(max(MIN_DEPTH, loss.recipe.passes), dataset.codes.shape[1] - 1)
@@ -190,12 +182,8 @@ class DrafterValidation:
         drafts; an approximation, since depths are averaged over positions before they are multiplied, and the image's
         codes stand in for drafts that were accepted.
         """
-        rank, num_processes = self.accelerator.process_index, self.accelerator.num_processes
-        mine = torch.arange(self.num_images)[rank::num_processes]
-        total = torch.zeros(1 + 2 * self.depth, dtype=torch.float64, device=self.accelerator.device)
-        for indices in mine.split(max(1, self.loss.recipe.batch_size // num_processes)) if len(mine) else ():
-            total += len(indices) * self._measure(indices)
-        means = (self.accelerator.reduce(total, "sum") / self.num_images).tolist()
+        batches = torch.arange(self.num_images).split(self.loss.recipe.batch_size)
+        means = (sum(len(indices) * self._measure(indices) for indices in batches) / self.num_images).tolist()
         acceptance, greedy = means[1 : 1 + self.depth], means[1 + self.depth :]
         values = {"val_loss": means[0]}
         values |= {f"val_acceptance_{d}": value for d, value in enumerate(acceptance, 1)}

@@ -62,17 +62,14 @@ def run_training(
 ) -> list[dict[str, float]]:
     """Runs a trainer to its last step, going on from a checkpoint where one is left; whoever gives its path removes it.
 
-    Several processes of `torch.distributed` call it alike; the first one writes checkpoints and shows progress. Returns
-    a dict per logged or validated step (the last one is both), with "step" and "elapsed_s" added: seconds of training,
-    an interruption left out.
+    Returns a dict per logged or validated step (the last one is both), with "step" and "elapsed_s" added: seconds of
+    training, an interruption left out.
     """
     first, elapsed_s, history = _resume(trainer, checkpoint)
-    is_main = is_main_process()
     last_saved = time.monotonic()
     begun = last_saved - elapsed_s
     # The bar is for a person at a terminal; log files get one line per `log_every` steps instead.
-    shown_to = None if is_main else True
-    bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=shown_to, mininterval=1.0)
+    bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=None, mininterval=1.0)
     for i in bar:
         values = trainer.step(i)
         is_last = i == num_steps - 1
@@ -86,19 +83,12 @@ def run_training(
             history.append({"step": i, "elapsed_s": round(time.monotonic() - begun, 3), **values})
             shown = " ".join(f"{key} {value:.4g}" for key, value in values.items())
             bar.set_postfix_str(shown)
-            if is_main:
-                log.info("%s step %d/%d %s", name, i, num_steps, shown)
-        if is_main and checkpoint is not None and time.monotonic() - last_saved > pace.checkpoint_every_s:
+            log.info("%s step %d/%d %s", name, i, num_steps, shown)
+        if checkpoint is not None and time.monotonic() - last_saved > pace.checkpoint_every_s:
             state = {"next_step": i + 1, "elapsed_s": time.monotonic() - begun, "history": history}
             _save(trainer, checkpoint, state)
             last_saved = time.monotonic()
     return history
-
-
-def is_main_process() -> bool:
-    """Whether this is the only process or the first of several: the one that writes."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list[dict[str, float]]]:
