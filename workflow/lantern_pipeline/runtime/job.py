@@ -9,12 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from lantern.io import DamagedFileError
-from lantern_pipeline.runtime.locks import hold_gpus, hold_job
+from lantern_pipeline.runtime.locks import hold_gpu, hold_job
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
 
     A killed Snakemake leaves its jobs behind: a second process for the same job waits until the first has ended, since
     files have one writer at a time. A damaged file among the run's results is set aside, so that the next run makes it
-    again. A job that asks for GPUs sees those that are its own.
+    again. A job that asks for a GPU sees the one that is its own.
     """
     terminal, stdout = sys.stderr, sys.stdout
     if "torch" in sys.modules:  # a job on tables has none
@@ -43,7 +43,7 @@ def job_log(snakemake: Any) -> Iterator[logging.Logger]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         hold_job(snakemake.rule, path, terminal),
-        hold_gpus(int(snakemake.resources.get("gpu", 0)), snakemake.rule, terminal),
+        hold_gpu(snakemake.rule, terminal) if int(snakemake.resources.get("gpu", 0)) else nullcontext(),
         open(path, "w", encoding="utf-8", buffering=1) as file,
     ):
         logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)

@@ -1,4 +1,4 @@
-"""Locks of the operating system, which end with their process however that ends: of a run, of a job, of GPUs.
+"""Locks of the operating system, which end with their process however that ends: of a run, of a job, of a GPU.
 
 Snakemake's own lock is a file that outlives a killed run and that `--unlock` removes without asking whether a run goes
 on. Read while Snakemake builds the workflow: torch and filelock are imported where they are used.
@@ -93,24 +93,24 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
 
 
 @contextmanager
-def hold_gpus(num: int, rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
-    """Gives a job `num` GPUs that no other job of this user on this machine has, and makes it see no others.
+def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
+    """Gives a job a GPU that no other job of this user on this machine has, and makes it see no other.
 
-    Snakemake counts how many are in use, this decides which; where none is free the job waits. Without a GPU, or where
-    fewer are visible than are asked for, nothing happens: what uses them says so.
+    Snakemake counts how many are in use, this decides which; where none is free the job waits. Without a GPU nothing
+    happens: what uses one says so.
     """
-    visible = visible_gpus() if num else []
-    if not 0 < num <= len(visible):
+    names = visible_gpus()
+    if not names:
         yield
         return
     user = os.getuid() if hasattr(os, "getuid") else "user"  # a container's user may have no name
     folder = folder or Path(tempfile.gettempdir(), f"lantern-gpus-{user}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
-        reason = f"{rule}: waiting for {num} of {len(visible)} GPUs, which other jobs have"
-        mine = _wait_until(lambda: _take_gpus(visible, num, folder, stack), lambda: reason, terminal)
+        reason = f"{rule}: waiting for one of {len(names)} GPUs, which other jobs have"
+        mine = _wait_until(lambda: _take_gpu(names, folder, stack), lambda: reason, terminal)
         before = os.environ.get(VISIBLE_GPUS)
-        os.environ[VISIBLE_GPUS] = ",".join(mine)  # read when CUDA starts, and by processes that the job starts
+        os.environ[VISIBLE_GPUS] = mine  # read when CUDA starts, and by processes that the job starts
         try:
             yield
         finally:
@@ -130,19 +130,16 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
-def _take_gpus(names: list[str], num: int, folder: Path, stack: ExitStack) -> list[str]:
-    """Locks `num` of the GPUs until `stack` ends; where fewer are free, none of them."""
-    taken = []
-    with ExitStack() as attempt:
-        for name in names:
-            # In a container of a cluster's job, 0 is the job's own first GPU.
-            key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
+def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
+    """Locks one of the GPUs until `stack` ends; None where none is free."""
+    for name in names:
+        # In a container of a cluster's job, 0 is the job's own first GPU.
+        key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
+        with ExitStack() as attempt:
             if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):
-                taken.append(name)
-            if len(taken) == num:
                 stack.enter_context(attempt.pop_all())
-                return taken
-    return []
+                return name
+    return None
 
 
 def _wait_until(attempt: Callable[[], T], reason: Callable[[], str], terminal: TextIO) -> T:
