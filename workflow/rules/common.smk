@@ -70,6 +70,7 @@ ENVIRONMENT = "../../environment.yml"
 PIPELINE = Path(HERE, "workflow", "lantern_pipeline")
 PLAN = RunPlan(config, RESOURCES)
 FIRST, HEADLINE, SAMPLED = PLAN.first, PLAN.headline, PLAN.sampled
+SETTING = {**HEADLINE, "cfg_scale": f"{config['sampling']['cfg_scale']:g}"}  # as captions of figures name it
 FIGURES = figure_table(PLAN, config)
 SEED, DEVICE, SOURCE = config["seed"], config["device"], config["data"]["source"]
 GPU = int(uses_gpu(DEVICE))

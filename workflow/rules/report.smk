@@ -89,7 +89,8 @@ for name, figure in FIGURES.items():
             f"draw_{name}"
         input:
             **{key: shards_of(files) if key == "records" else files for key, files in figure.files.items()},
-            claims="<results>/claims.json",
+            # What stands under a figure of the summary is known with it, elsewhere from the config.
+            claims="<results>/claims.json" if "summary" in figure.files else [],
         output:
             png=report(
                 f"<results>/figures/fig_{figure.letter}_{name}.png",
@@ -112,7 +113,7 @@ for name, figure in FIGURES.items():
             figure=name,
             dpi=config["figures"]["dpi"],
             settings=figure.settings,
-            numbers=claim_numbers,
+            numbers=claim_numbers if "summary" in figure.files else SETTING,
         message:
             f"Drawing figure ({figure.letter}): {figure.title}"
         script:
