@@ -81,9 +81,9 @@ train: arguments $(STAMP)
 readme: arguments $(STAMP)
 	$(SNAKEMAKE) $(ARGS) --forcerun publish_readme -- publish_readme
 
-# Two processes side by side, since much of the time goes by while workflows start their jobs; the second, of
-# all that runs Snakemake, prints its output last. Jobs that are forks take GOMP_SPINCOUNT from here.
-SECOND := tests/cluster tests/workflow
+# Two processes side by side that take as long; the second, of nearly all that runs Snakemake, prints its output last.
+# Jobs that are forks take GOMP_SPINCOUNT from here.
+SECOND := tests/cluster $(filter-out %/test_families.py,$(wildcard tests/workflow/test_*.py))
 test: $(STAMP)
 	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
