@@ -112,5 +112,5 @@ def test_tuned_trees_are_read_by_those_who_take_them():
     assert trees_of(tuned.specs.values(), 2) == "<results>/trees/s2.json"
     runs = tuned.tuned_params()
     assert [run[:2] for run in runs] == [("jacobi-tuned", 0.0), ("jacobi-tuned", 1.0)]
-    assert [(method["tree"], len(method["tree_shape"])) for method in runs[0][2]][:2] == [("chain5", 5), ("chain7", 7)]
+    assert [(method["tree"], len(method["tree_shape"])) for method in runs[0][2]][:2] == [("chain7", 7), ("chain9", 9)]
     assert {"<results>/trees/s0.json", "<results>/trees/s2.json"} <= set(tuned.model_files())
