@@ -50,6 +50,11 @@ GIB = 2**30
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.8, "budget": 0.1, "threshold": 0.5}
 
 
+def name_of(device: torch.device) -> str:
+    """What the card or the processor is called."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
 def reset_peak(device: torch.device) -> None:
     """Forgets the peak so far; a CPU's is that of the whole process, from its start."""
     if device.type == "cuda":
@@ -279,8 +284,7 @@ def main() -> None:
     for preset in options.presets:
         rows[preset] = measure(models, preset, options)
         print(preset, rows[preset], flush=True)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    machine = {"device": name, "torch": torch.__version__, "threads": options.threads}
+    machine = {"device": name_of(device), "torch": torch.__version__, "threads": options.threads}
     report = {"benchmark": "full_size", "machine": machine, "settings": vars(options)}
     print(json.dumps(report | {"presets": rows}))
 

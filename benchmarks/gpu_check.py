@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from decode import ROOT, commit_of, write_report
-from full_size import GIB, RandomCaptions, make_spec, peak_gib, reset_peak
+from full_size import GIB, RandomCaptions, make_spec, name_of, peak_gib, reset_peak
 
 from lantern.codebook import code_dtype
 from lantern.decoding import Decoder, DecodingModels, DecodingState, Generation, make_decoder
@@ -173,10 +173,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def check_steps(models: DecodingModels, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every timed method, batch size and way of stepping.
-
-    A decoder is made anew for each, so that no state is kept.
-    """
+    """Every timed method, batch size and way of stepping, each with a decoder made anew, so that no state is kept."""
     rows, specs = [], timed_methods(min(LANTERN_K, models.nearest_codes.shape[1] - 1))
     for batch, mode, spec in product(options.batches, ("eager", "graph"), specs):
         row: dict[str, Any] = {"method": spec.method_id, "batch": batch, "stepping": mode}
@@ -213,8 +210,7 @@ def main() -> None:
     """Runs all checks."""
     options, begun = parse_options(), time.perf_counter()
     device = torch.device(options.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    machine = {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+    machine = {"device": name_of(device), "torch": torch.__version__, "python": platform.python_version()}
     print("machine   ", ", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
     options.card = next((gpu for gpu in BANDWIDTH if gpu.upper() in machine["device"] and not options.tiny), None)
     report = {"benchmark": "gpu_check", "machine": machine, "commit": commit_of(ROOT)}

@@ -60,13 +60,13 @@ def walk_logits(
     cfg_scale: float,
     batch_size: int,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Computes the target's guided logits of many images, so many at a time that LOGITS_AT_ONCE values hold them, one
-    at least: (rows of the batch, their codes (batch, tokens) int64, logits (batch, tokens, vocab) float32), both on the
-    model's device.
+    """Computes the target's guided logits of many images, so many at a time that LOGITS_AT_ONCE values hold them, on a
+    CPU IMAGES_ON_CPU at most, and one at least: (rows of the batch, their codes (batch, tokens) int64, logits (batch,
+    tokens, vocab) float32), both on the model's device.
     """
     device = target_model.device
-    fitting = LOGITS_AT_ONCE // (codes.shape[1] * target_model.config.vocab_size)
-    size = max(1, min(batch_size, fitting, IMAGES_ON_CPU if device.type == "cpu" else fitting))
+    most = min(batch_size, IMAGES_ON_CPU) if device.type == "cpu" else batch_size
+    size = max(1, min(most, LOGITS_AT_ONCE // (codes.shape[1] * target_model.config.vocab_size)))
     for first in tqdm(range(0, len(texts), size), desc="teacher forcing", disable=None, leave=False):
         rows = slice(first, first + size)
         features, mask = (part.to(device) for part in text_encoder.encode(texts[rows]))
