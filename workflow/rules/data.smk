@@ -20,8 +20,6 @@ rule fetch_resource:
     params:
         # No fingerprint of the code: an edit of it makes no other file.
         entry=lookup(within=config, dpath="resources/{resource}"),
-    message:
-        "Fetching resource {wildcards.resource}"
     script:
         "../scripts/fetch_resource.py"
 
@@ -44,8 +42,6 @@ rule write_prompts:
         source=DATA,
         text=TEXT,
         seed=SEED,
-    message:
-        "Writing prompt set {wildcards.prompt_set}"
     script:
         "../scripts/write_prompts.py"
 
@@ -68,8 +64,6 @@ rule write_captions:
         source=DATA,
         captions=config["data"]["captions"],
         seed=SEED,
-    message:
-        "Writing the captions of the training images"
     script:
         "../scripts/write_captions.py"
 
@@ -95,8 +89,6 @@ rule encode_prompts:
         code=code("encode_prompts.py"),
         settings=config["text"],
         device=DEVICE,
-    message:
-        "Encoding prompt set {wildcards.prompt_set}, shard {wildcards.scatteritem}"
     script:
         "../scripts/encode_prompts.py"
 
@@ -109,8 +101,6 @@ use rule encode_prompts as encode_captions with:
         "<results>/captions/{split}/features-{scatteritem}.safetensors",
     log:
         "<logs>/encode_captions.{split}.{scatteritem}.log",
-    message:
-        "Encoding the captions of {wildcards.split}, shard {wildcards.scatteritem}"
 
 
 rule encode_images:
@@ -135,7 +125,5 @@ rule encode_images:
         ends_lines=config["target"]["line_end"] is not None,
         seed=SEED,
         device=DEVICE,
-    message:
-        "Encoding the images of {wildcards.split}, shard {wildcards.scatteritem}"
     script:
         "../scripts/encode_images.py"

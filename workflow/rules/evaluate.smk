@@ -36,8 +36,6 @@ rule measure_quality:
         source=DATA if HAS_HELD_OUT else {"data": {**config["data"], "source": "none"}},
         seed=SEED,
         device=DEVICE,
-    message:
-        "Measuring quality: prompts {wildcards.prompt_set}, temperature {wildcards.temperature}"
     script:
         "../scripts/measure_quality.py"
 
@@ -69,8 +67,6 @@ rule measure_ambiguity:
         code=code("measure_ambiguity.py"),
         settings=config["metrics"],
         cfg_scale=config["sampling"]["cfg_scale"],
-    message:
-        "Measuring the ambiguity of the target's next token"
     script:
         "../scripts/measure_ambiguity.py"
 
@@ -119,8 +115,6 @@ rule run_ablation:
         metrics=config["metrics"],
         total_variation=config["total_variation"],
         noise_seed=FIRST["noise_seed"],
-    message:
-        "Ablation: {wildcards.ablation}"
     script:
         "../scripts/run_ablation.py"
 
@@ -160,7 +154,5 @@ rule measure_total_variation:
         metrics=config["metrics"],
         place={**SAMPLED, "temperature": float(SAMPLED["temperature"]), "repeat": PLAN.repeats[0]},
         noise_seed=FIRST["noise_seed"],
-    message:
-        "Measuring the distribution of the emitted token"
     script:
         "../scripts/measure_total_variation.py"

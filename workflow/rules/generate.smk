@@ -16,8 +16,6 @@ rule build_nearest_codes:
         code=code("build_nearest_codes.py"),
         settings=config["codebook"],
         seed=SEED,
-    message:
-        "Building the table of nearest codes ({wildcards.neighbours})"
     script:
         "../scripts/build_nearest_codes.py"
 
@@ -43,8 +41,6 @@ rule build_co_varying_codes:
         settings=config["codebook"],
         num_images=config["metrics"]["num_ambiguity"],
         cfg_scale=config["sampling"]["cfg_scale"],
-    message:
-        "Building the table of codes whose probabilities co-vary"
     script:
         "../scripts/build_co_varying_codes.py"
 
@@ -74,8 +70,6 @@ rule sample_codes:
         method=asdict(PLAN.specs["autoregressive"]),
         batch_size=config["generation"]["batch_size"],
         training_seed=lambda wildcards: int(wildcards.training_seed),
-    message:
-        "Drawing the draft model's training images, seed {wildcards.training_seed}, shard {wildcards.scatteritem}"
     script:
         "../scripts/sample_codes.py"
 
@@ -106,8 +100,6 @@ rule generate_images:
         method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
         batch_size=config["generation"]["batch_size"],
         noise_seed=lambda wildcards: int(wildcards.noise_seed),
-    message:
-        "Generating: {wildcards.method}, prompts {wildcards.prompt_set}, temperature {wildcards.temperature}, seeds {wildcards.training_seed} and {wildcards.noise_seed}, shard {wildcards.scatteritem}"
     script:
         "../scripts/generate_images.py"
 
@@ -146,7 +138,5 @@ rule measure_latency:
         temperature=float(HEADLINE["temperature"]),
         noise_seed=lambda wildcards: int(wildcards.noise_seed),
         repeat="s{training_seed}n{noise_seed}",
-    message:
-        "Measuring latency, alone on the machine"
     script:
         "../scripts/measure_latency.py"

@@ -20,8 +20,6 @@ if config["tokenizer"]["checkpoint"]:
             code=code("convert_tokenizer.py"),
             settings=config["tokenizer"],
             image_size=config["data"]["image_size"],
-        message:
-            "Converting the image tokenizer"
         script:
             "../scripts/convert_tokenizer.py"
 
@@ -46,8 +44,6 @@ else:
             settings=config["tokenizer"],
             source=DATA,
             seed=SEED,
-        message:
-            "Training the image tokenizer"
         script:
             "../scripts/train_tokenizer.py"
 
@@ -73,8 +69,6 @@ if config["target"]["checkpoint"]:
             codes=CODES,
             text=TEXT,
             dtype=config["generation"]["dtype"],
-        message:
-            "Converting the target model"
         script:
             "../scripts/convert_target.py"
 
@@ -105,8 +99,6 @@ else:
             settings=config["target"],
             codes=CODES,
             training_seed=lambda wildcards: int(wildcards.training_seed),
-        message:
-            "Training the target model, seed {wildcards.training_seed}"
         script:
             "../scripts/train_target.py"
 
@@ -129,8 +121,6 @@ if config["drafter"]["checkpoint"]:
         params:
             code=code("convert_drafter.py"),
             dtype=config["generation"]["dtype"],
-        message:
-            "Converting the draft model"
         script:
             "../scripts/convert_drafter.py"
 
@@ -166,7 +156,5 @@ rule train_drafter:
         settings=lambda wildcards: drafter_settings(wildcards.drafter, config["drafter"]),
         cfg_scale=config["sampling"]["cfg_scale"],
         training_seed=lambda wildcards: drafter_seed(wildcards.drafter),
-    message:
-        "Training the draft model {wildcards.drafter}"
     script:
         "../scripts/train_drafter.py"

@@ -21,8 +21,6 @@ rule write_front_page:
     params:
         code=code("write_front_page.py"),
         num_prompts=config["figures"]["sample_prompts"],
-    message:
-        "Writing the report's first screen"
     script:
         "../scripts/write_front_page.py"
 
@@ -50,7 +48,5 @@ rule build_race:
         runtime=growing(90),
     params:
         code=code("build_race.py"),
-    message:
-        "Writing the page of the race"
     script:
         "../scripts/build_race.py"

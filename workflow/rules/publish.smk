@@ -27,8 +27,6 @@ if config["publish"]:
             root=HERE,
             settings=config["metrics"],
             section=lambda wildcards: config["publish"],
-        message:
-            "Writing the section {params.section} of docs/results.md"
         script:
             "../scripts/publish_readme.py"
 
@@ -54,7 +52,5 @@ rule publish_weights:
         code=code("publish_weights.py"),
         models=["tokenizer", "target", "drafter", "attribute_classifier", "clip"],
         folder="models/embedded",
-    message:
-        "Writing the trained weights into {params.folder}"
     script:
         "../scripts/publish_weights.py"

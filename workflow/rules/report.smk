@@ -34,8 +34,6 @@ rule summarise:
         training_seeds=config["repeats"]["training_seeds"],
         trained=trained_models(config["metrics"]),
         seed=SEED,
-    message:
-        "Summarising"
     script:
         "../scripts/summarise.py"
 
@@ -54,8 +52,6 @@ rule publish_tables:
         ENVIRONMENT
     params:
         numbers=claim_numbers,
-    message:
-        "Writing {output}"
     shell:
         "(cp {input.summary} {output.summary} && cp {input.paired} {output.paired}) 2> {log}"
 
@@ -74,8 +70,6 @@ rule compare_published:
         code=code("compare_published.py"),
         settings=config["metrics"],
         model=config["target"]["name"],
-    message:
-        "Putting published numbers beside this run's"
     script:
         "../scripts/compare_published.py"
 
@@ -101,8 +95,6 @@ for name, figure in FIGURES.items():
             pdf=f"<results>/figures/fig_{figure.letter}_{name}.pdf",
         log:
             f"<logs>/draw_{name}.log",
-        group:
-            "report"
         conda:
             ENVIRONMENT
         resources:
@@ -114,8 +106,6 @@ for name, figure in FIGURES.items():
             dpi=config["figures"]["dpi"],
             settings=figure.settings,
             numbers=claim_numbers if "summary" in figure.files else SETTING,
-        message:
-            f"Drawing figure ({figure.letter}): {figure.title}"
         script:
             "../scripts/draw_figure.py"
 
@@ -160,7 +150,5 @@ rule write_provenance:
     params:
         code=code("write_provenance.py"),
         config=publishable_config(config),
-    message:
-        "Writing down what made the results"
     script:
         "../scripts/write_provenance.py"

@@ -20,8 +20,6 @@ rule build_study:
     params:
         code=code("build_study.py"),
         settings={name: config["study"][name] for name in ("methods", "num_trials", "num_checks", "seed", "question")},
-    message:
-        "Writing the page of the perceptual study"
     script:
         "../scripts/build_study.py"
 
@@ -44,7 +42,5 @@ rule analyse_study:
     params:
         code=code("analyse_study.py"),
         min_checks=config["study"]["min_checks"],
-    message:
-        "Analysing the answers of the perceptual study"
     script:
         "../scripts/analyse_study.py"

@@ -21,8 +21,6 @@ rule choose_tuning_prompts:
         entry=config["prompts"][HEADLINE["prompt_set"]],
         num=config["tree_tuning"]["num_prompts"],
         seed=SEED,
-    message:
-        "Choosing the prompts on which trees are tuned"
     script:
         "../scripts/choose_tuning_prompts.py"
 
@@ -35,8 +33,6 @@ use rule encode_prompts as encode_tuning_prompts with:
         "<results>/trees/features-{scatteritem}.safetensors",
     log:
         "<logs>/encode_tuning_prompts.{scatteritem}.log",
-    message:
-        "Encoding the prompts on which trees are tuned, shard {wildcards.scatteritem}"
 
 
 # Owns the machine like measure_latency: it times steps.
@@ -66,7 +62,5 @@ rule tune_tree:
         runs=PLAN.tuned_params(),
         timed_threads=config["latency"]["threads"],
         training_seed=lambda wildcards: int(wildcards.training_seed),
-    message:
-        "Timing trees, alone on the machine"
     script:
         "../scripts/tune_tree.py"

@@ -46,7 +46,5 @@ if config["variants"]:
             settings=config["metrics"],
             cfg_scale=config["sampling"]["cfg_scale"],
             seed=SEED,
-        message:
-            "Putting the methods' rows on all targets side by side"
         script:
             "../scripts/compare_variants.py"

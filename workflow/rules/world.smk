@@ -24,8 +24,6 @@ rule convert_measuring_model:
             "data.image_size": config["data"]["image_size"],
             **{f"{wildcards.model}.{key}": value for key, value in config[wildcards.model].items()},
         },
-    message:
-        "Converting the {wildcards.model}"
     script:
         "../scripts/convert_measuring_model.py"
 
@@ -48,8 +46,6 @@ if config["attribute_classifier"]["checkpoint"] is None:
             settings=config["attribute_classifier"],
             data={key: config["data"][key] for key in ("image_size", "num_train")},
             seed=SEED,
-        message:
-            "Training the attribute classifier"
         script:
             "../scripts/train_attribute_classifier.py"
 
@@ -74,8 +70,6 @@ if config["clip"]["checkpoint"] is None:
             source=DATA,
             seed=SEED,
             device=DEVICE,
-        message:
-            "Training the CLIP model"
         script:
             "../scripts/train_clip.py"
 
@@ -102,8 +96,6 @@ rule measure_reference:
         settings={key: config["metrics"]["published"][key] for key in ("reference", "preprocessing", "vgg16_layer")},
         batch_size=config["metrics"]["batch_size"],
         device=DEVICE,
-    message:
-        "Measuring the real images of {params.settings[reference][name]}"
     script:
         "../scripts/measure_reference.py"
 
@@ -129,7 +121,5 @@ if METRIC_FILES:
             settings={
                 key: config["metrics"][key] for key in ("fidelity", "clip", "prompt_accuracy", "hps", "published")
             },
-        message:
-            "Loading what images will be measured with"
         script:
             "../scripts/check_metric_weights.py"
