@@ -48,5 +48,5 @@ def test_make_knows_the_targets_that_pages_name():
 
 def test_the_readme_and_contributing_stay_short():
     readme = (ROOT / "README.md").read_text().splitlines()
-    assert len(readme) <= 120 and max(map(len, readme)) <= 120
+    assert len(readme) <= 150 and max(len(line) for line in readme if not line.startswith("|")) <= 120
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 45

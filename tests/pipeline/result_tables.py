@@ -60,10 +60,10 @@ def make_tables(methods=METHODS, temperatures=(1.0,), has_scenes=True, repeat="s
             exact = {"is_equal": is_equal, "is_near_tie": False, "margin_at_difference": np.nan if is_equal else 0.02}
             columns = {"nll": nll + worse, "clip_score": 0.9, "prompt_accuracy": kept, "is_all_correct": kept.round()}
             images.append(pd.DataFrame({**head, "prompt_id": ids, **counts, **exact, **columns}))
-            timed = {**head, "stepping": "eager", "round": 0, "busy_elsewhere": 0.0}
+            timed = {**head, "stepping": "eager", "round": 0, "busy_elsewhere": 0.0, "machine": "a CPU"}
             for number, prompt_id in enumerate(ids[:6]):
                 column = dict.fromkeys(("seconds", "cpu_seconds"), seconds * (1 + 0.01 * number))
-                latency.append({**timed, "prompt_id": prompt_id, **column})
+                latency.append({**timed, "prompt_id": prompt_id, "target_forwards": forwards, **column})
             if not spec.is_exact:
                 tv = {"tv_mean": 0.2 + drift, "tv_mean_low": 0.1 + drift, "tv_mean_high": 0.3 + drift, "tv_max": 0.5}
                 distances.append({**head, **tv})

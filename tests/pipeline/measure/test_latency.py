@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from types import SimpleNamespace
 
 import numpy as np
@@ -202,3 +203,15 @@ def test_accepted_drafts_come_before_the_targets_own_token_unless_the_image_ends
     codes = torch.zeros(1, 8, dtype=torch.int64)
     found = accepted_drafts(SimpleNamespace(codes=codes, accepted_lengths=torch.tensor([accepted])))
     assert "".join("d" if is_draft else "t" for is_draft in found[0]) == expected
+
+
+@pytest.mark.parametrize("name", ["user", "nice", "system", "steal", "iowait", "irq"])
+def test_whatever_keeps_a_core_from_being_idle_counts_as_busy(monkeypatch, name):
+    fields = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
+    times = dict.fromkeys(fields, 1.0)
+    monkeypatch.setattr(latency.psutil, "cpu_times", lambda: namedtuple("Times", fields)(**times))
+    before = latency._core_seconds()[1]
+    times["idle"] += 100.0
+    times["guest"] += 100.0  # within user time already
+    times[name] += 3.0
+    assert latency._core_seconds()[1] - before == 3.0

@@ -125,7 +125,7 @@ def summarise(quality):
         for prompt in PROMPTS
     ]
     latency = pd.DataFrame(times, columns=["method_id", "prompt_id", "seconds"]).assign(round=0, busy_elsewhere=0.0)
-    latency["cpu_seconds"] = latency["seconds"]
+    latency = latency.assign(cpu_seconds=latency["seconds"], target_forwards=16, machine="a CPU")
     latency = latency.assign(prompt_set="coco", temperature=1.0, repeat="s0n0", stepping="eager")
     total_variation = pd.DataFrame(columns=["method_id", "prompt_set", "temperature", "repeat", *TV_COLUMNS])
     tables = quality[0], quality[1], latency, total_variation

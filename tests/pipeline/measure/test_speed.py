@@ -8,15 +8,27 @@ from lantern_pipeline.measure.speed import mean_accepted_length, summarise_laten
 
 
 def latency_table(times: dict[str, list[list[float]]], temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame:
-    """Seconds by method, round and prompt; the process is at work for half of them."""
+    """Seconds by method, round and prompt; the process works for half of them. "fast" takes a quarter of the steps."""
     rows = [
-        (method, "seen", temperature, repeat, f"p{prompt}", number, seconds, seconds / 2, 0.25)
+        (
+            method,
+            "seen",
+            temperature,
+            repeat,
+            f"p{prompt}",
+            number,
+            seconds,
+            seconds / 2,
+            0.25,
+            16 if method == "fast" else 64,
+            "a CPU",
+        )
         for method, rounds in times.items()
         for number, column in enumerate(rounds)
         for prompt, seconds in enumerate(column)
     ]
     names = ["method_id", "prompt_set", "temperature", "repeat", "prompt_id", "round", "seconds", "cpu_seconds"]
-    return pd.DataFrame(rows, columns=[*names, "busy_elsewhere"])
+    return pd.DataFrame(rows, columns=[*names, "busy_elsewhere", "target_forwards", "machine"])
 
 
 FAST = latency_table({"autoregressive": [[1.0, 1.0]], "fast": [[0.5, 0.5]]})
@@ -45,10 +57,11 @@ def test_speedup_is_the_ratio_of_sums_of_the_least_times_whatever_the_order_of_r
     table = latency_table({"autoregressive": [[1.0, 9.0], [5.0, 4.0]], "fast": [[0.5, 2.0], [0.5, 9.0]]})
     for rows in (table, table.sample(frac=1.0, random_state=0)):
         result = summarise_latency(rows).set_index("method_id")
-        names = ["latency_s", "speedup", "speedup_cpu", "num_timed", "busy_elsewhere"]
-        assert result.loc["fast", names].tolist() == [1.25, 2.0, 2.0, 2, 0.25]
-        names = ["speedup", "speedup_low", "speedup_high", "speedup_cpu"]
-        assert result.loc["autoregressive", names].tolist() == [1.0, 1.0, 1.0, 1.0]
+        names = ["latency_s", "relative_step_cost", "speedup", "speedup_cpu", "num_timed", "busy_elsewhere", "machine"]
+        # Half the time for a quarter of the forward passes: each costs two of autoregressive decoding's.
+        assert result.loc["fast", names].tolist() == [1.25, 2.0, 2.0, 2.0, 2, 0.25, "a CPU"]
+        names = ["relative_step_cost", "speedup", "speedup_low", "speedup_high", "speedup_cpu"]
+        assert result.loc["autoregressive", names].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_intervals_of_the_speedup_are_over_prompts_and_over_rounds():

@@ -1,11 +1,11 @@
-"""Memory that jobs may share."""
+"""Memory that jobs may share; the name of a machine."""
 
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from lantern_pipeline.runtime.machine import limit_memory, memory_bytes
+from lantern_pipeline.runtime.machine import _cpu_name, describe_machine, limit_memory, memory_bytes, name_processor
 
 
 def test_without_a_limit_it_is_the_machines(tmp_path):
@@ -41,3 +41,23 @@ def test_only_a_local_run_is_held_within_the_machines_memory(is_main, nodes, giv
     )
     limit_memory(workflow)
     assert registered == ({"mem_mb": memory_bytes() // 10**6} if is_limited else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8481C", "Intel(R) Xeon(R) Platinum 8481C"),
+        ("AMD EPYC", "AMD EPYC (family 25, model 17)"),  # as virtual machines hide the number
+    ],
+)
+def test_a_cpu_without_a_number_is_named_by_its_family_and_model(tmp_path, name, expected):
+    fields = f"cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {name}\nstepping\t: 1\n\n"
+    (tmp_path / "cpuinfo").write_text(2 * fields)
+    assert _cpu_name(tmp_path / "cpuinfo") == expected
+    assert _cpu_name(tmp_path / "none")  # another system
+
+
+def test_a_timing_is_of_the_processor_that_decoded():
+    machine = {"cpu": "a CPU", "gpus": [{"name": "a GPU"}]}
+    assert (name_processor(machine, "cpu"), name_processor(machine, "cuda")) == ("a CPU", "a GPU")
+    assert name_processor(describe_machine(), "cpu") == describe_machine()["cpu"]

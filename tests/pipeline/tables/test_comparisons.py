@@ -40,6 +40,7 @@ def make_latency(repeat="s0n0"):
     rows = [("autoregressive", i, 1.0 + 0.1 * i) for i in range(6)] + [("m", i, 0.25 + 0.05 * i) for i in range(6)]
     table = pd.DataFrame(rows, columns=["method_id", "prompt_id", "seconds"])
     same = {"prompt_set": "seen", "temperature": 1.0, "repeat": repeat, "round": 0, "busy_elsewhere": 0.0}
+    same |= {"target_forwards": 16, "machine": "a CPU"}
     return table.assign(**same, cpu_seconds=table["seconds"])
 
 

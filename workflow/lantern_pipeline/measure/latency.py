@@ -24,9 +24,10 @@ from lantern.generation import decode_timed
 from lantern.io import load_tensors, save_tensors
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern_pipeline.runtime.machine import describe_machine, name_processor
 
 COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "round", "seconds", "cpu_seconds", "busy_elsewhere"]
-COLUMNS += ["target_forwards"]
+COLUMNS += ["target_forwards", "machine"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ def measure_latency(
 
     Returns:
         (a row per decoder, stepping, prompt and round, COLUMNS: seconds by the clock, without text encoding, noise and
-        image decoding, those of the process on all its cores, and how many cores other processes kept busy meanwhile;
-        the images, each of its fastest round, with the seconds of their forwards).
+        image decoding, those of the process on all its cores, how many cores other work kept busy meanwhile, and the
+        name of the processor that decoded; the images, each of its fastest round, with the seconds of their forwards).
     """
+    processor = name_processor(describe_machine(), decoders[0].device.type)
     timed = []
     for decoder in decoders:
         timed += [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
@@ -76,7 +78,9 @@ def measure_latency(
             method, temperature = decoder.spec.to_dict(), decoder.sampling.temperature
             setting = (method["method_id"], temperature, decoder.runner.mode, prompt.id, turn // len(prompts))
             own, machine = watch.core_seconds
-            rows.append((*setting, seconds, own, (machine - own) / seconds, int(generation.target_forwards[0])))
+            rows.append(
+                (*setting, seconds, own, (machine - own) / seconds, int(generation.target_forwards[0]), processor)
+            )
             image = TimedImage(method, temperature, prompt.id, generation, _step_seconds(watch.marks, seconds))
             key = (id(decoder), prompt.id)
             if decoder in decoders and (key not in images or sum(image.step_seconds) < sum(images[key].step_seconds)):
@@ -118,9 +122,14 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
 
 def _core_seconds() -> np.ndarray:
-    """Seconds that cores have worked so far: for this process, and for all of the machine's."""
-    machine = psutil.cpu_times()
-    return np.array([time.process_time(), machine.user + machine.system])
+    """Core-seconds so far: those of this process, and those that no core of the machine was idle for.
+
+    Nice time, waiting for disks and what other virtual machines took count as well: all of them disturb a timing.
+    """
+    times = psutil.cpu_times()._asdict()
+    # Linux counts guest time within user and nice time.
+    busy = sum(seconds for name, seconds in times.items() if name not in ("idle", "guest", "guest_nice"))
+    return np.array([time.process_time(), busy])
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:

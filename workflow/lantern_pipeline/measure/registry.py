@@ -80,6 +80,7 @@ class Metric:
 
 METRICS = (
     Metric("mean_accepted_length", "tokens per forward", "tokens / forward", DECODING, HIGHER, 2),
+    Metric("relative_step_cost", "steps of autoregressive decoding", "relative step cost", DECODING, LOWER, 2),
     Metric("latency_s", "seconds", "latency (s)", DECODING, LOWER, 2),
     Metric("speedup", "times autoregressive decoding", "speed-up", DECODING, HIGHER, 2),
     Metric("substitutions", "tokens per image", "substitutions / image", DECODING, NEITHER, 1),

@@ -1,4 +1,7 @@
-"""Speed: tokens per target forward, latency at batch 1, speed-up over autoregressive decoding, substitutions.
+"""Speed: tokens per forward pass of the target, and, at batch 1, latency, relative step cost and speed-up.
+
+speed-up = tokens per forward / relative step cost. Tokens per forward carry over from machine to machine, the other
+two do not: the cost of a step depends on how much of it is arithmetic on the step's tokens.
 
 `mean_accepted_length` is, everywhere in this project, the number of tokens emitted per forward pass of the target, the
 bonus token included: the prompt's own forward counts, autoregressive decoding has exactly 1, and the wall-clock
@@ -15,6 +18,7 @@ from lantern_pipeline.measure.registry import with_ends
 from lantern_pipeline.measure.repeats import KEYS, repeat_groups
 
 BASELINE = "autoregressive"
+SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 
 
 def mean_accepted_length(
@@ -35,32 +39,42 @@ def mean_accepted_length(
 
 
 def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """Computes latency and speed-up of every method from a table as `pair_latency` takes it: a row per KEYS, and one of
-    all repeats where there are several.
+    """Compute latency, relative step cost and speed-up of every method.
 
-    A prompt's time is the least of its rounds. latency_s is their mean over prompts, speedup the ratio of sums over
-    prompts, autoregressive decoding's by the method's; both with `_low` and `_high`, 95 % over prompts, rounds and
-    repeats. speedup_cpu is the same ratio of the process's core-seconds, num_timed counts the images that were timed,
-    and busy_elsewhere is how many cores other work kept busy.
+    A prompt's time is the least of its rounds.
+
+    Args:
+        latency: a table as `pair_latency` takes it.
+        num_resamples: bootstrap resamples of the intervals.
+        seed: random seed of the bootstrap.
+
+    Returns:
+        A row per KEYS, and one of all repeats if there are several. Of prompts, rounds and repeats, with 95 % intervals
+        (`_low`, `_high`): latency_s, the mean over prompts; relative_step_cost, the seconds of a forward pass by those
+        of autoregressive decoding; speedup, the sum of autoregressive decoding's seconds by the method's. speedup_cpu
+        is the same ratio of the process's core-seconds, num_timed the number of images that were timed, busy_elsewhere
+        the cores that other work kept busy, and machine what decoded.
     """
     rows = []
     for key, group in repeat_groups(pair_latency(latency)):
-        names = ("seconds", "baseline", "cpu_seconds", "cpu_baseline")
-        seconds, baseline, cpu_seconds, cpu_baseline = (_stack_rounds(group, name) for name in names)
-        found = [_latency_and_speedup(seconds, baseline)]
+        names = ("seconds", "baseline", "target_forwards", "baseline_forwards", "cpu_seconds", "cpu_baseline")
+        *times, cpu_seconds, cpu_baseline = (_stack_rounds(group, name) for name in names)
+        seconds = times[0]
+        found = [_speeds(*times)]
         num_repeats, num_rounds, num_prompts = seconds.shape
         of_rounds = np.random.Generator(np.random.PCG64([seed, 2]))
         for repeats, prompts in crossed_resamples(num_repeats, num_prompts, num_resamples, seed):
             rounds = of_rounds.integers(0, num_rounds, (len(repeats), num_rounds))
             for chosen in zip(repeats, rounds, prompts, strict=True):
-                found.append(_latency_and_speedup(seconds[np.ix_(*chosen)], baseline[np.ix_(*chosen)]))
+                found.append(_speeds(*(part[np.ix_(*chosen)] for part in times)))
         ends = np.quantile(found[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         if num_prompts < 2:
             ends[:] = np.nan
         values = np.stack([found[0], *ends]).T.flatten()
-        row = {**dict(zip(KEYS, key, strict=True)), **dict(zip(with_ends("latency_s", "speedup"), values, strict=True))}
-        row["speedup_cpu"] = _latency_and_speedup(cpu_seconds, cpu_baseline)[1]
-        rows.append({**row, "num_timed": num_repeats * num_prompts, "busy_elsewhere": group["busy_elsewhere"].mean()})
+        row = {**dict(zip(KEYS, key, strict=True)), **dict(zip(with_ends(*SPEEDS), values, strict=True))}
+        row["speedup_cpu"] = _speeds(cpu_seconds, cpu_baseline, *times[2:])[-1]
+        row |= {"num_timed": num_repeats * num_prompts, "busy_elsewhere": group["busy_elsewhere"].mean()}
+        rows.append({**row, "machine": ", ".join(sorted(group["machine"].unique()))})
     return pd.DataFrame(rows)
 
 
@@ -70,18 +84,26 @@ def _stack_rounds(rows: pd.DataFrame, name: str) -> np.ndarray:
     return table.to_numpy(np.float64).reshape(rows["repeat"].nunique(), -1, table.shape[1])
 
 
-def _latency_and_speedup(seconds: np.ndarray, baseline: np.ndarray) -> tuple[float, float]:
-    """Mean of the least seconds, and speed-up, of (repeats, rounds, prompts)."""
-    least = seconds.min(axis=1)
-    return least.mean(), baseline.min(axis=1).sum() / least.sum()
+def _speeds(
+    seconds: np.ndarray, baseline: np.ndarray, forwards: np.ndarray, baseline_forwards: np.ndarray
+) -> tuple[float, float, float]:
+    """Compute SPEEDS from the least seconds of each prompt; all arrays are (repeats, rounds, prompts)."""
+    least, baseline = seconds.min(axis=1), baseline.min(axis=1)
+    step_cost = (least.sum() / forwards[:, 0].sum()) / (baseline.sum() / baseline_forwards[:, 0].sum())
+    return least.mean(), step_cost, baseline.sum() / least.sum()
 
 
 def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
-    """Puts beside each timing (columns KEYS, prompt_id, round, seconds and cpu_seconds at batch 1) that of
-    autoregressive decoding of the same prompt and round: baseline and cpu_baseline.
+    """Join each timing at batch 1 with autoregressive decoding's of the same prompt and round.
 
-    Methods ran interleaved, so that a prompt's two timings shared the machine's state. Of a method that was timed both
-    eagerly and captured, the latter counts.
+    Methods ran interleaved, so that a prompt's two timings shared the machine's state. If a method was timed both
+    eagerly and captured, the captured times count.
+
+    Args:
+        latency: columns KEYS, prompt_id, round, seconds, cpu_seconds and target_forwards.
+
+    Returns:
+        The table with columns baseline, cpu_baseline and baseline_forwards.
     """
     if "stepping" in latency.columns:
         is_eager = latency["stepping"] == "eager"
@@ -89,6 +111,6 @@ def pair_latency(latency: pd.DataFrame) -> pd.DataFrame:
             is_eager == is_eager.groupby([latency[name] for name in (*KEYS, "prompt_id")]).transform("all")
         ]
     turn = ["prompt_set", "temperature", "repeat", "prompt_id", "round"]
-    baseline = latency[latency["method_id"] == BASELINE].set_index(turn)[["seconds", "cpu_seconds"]]
-    baseline.columns = ["baseline", "cpu_baseline"]
+    baseline = latency[latency["method_id"] == BASELINE].set_index(turn)[["seconds", "cpu_seconds", "target_forwards"]]
+    baseline.columns = ["baseline", "cpu_baseline", "baseline_forwards"]
     return latency.join(baseline, on=turn, validate="many_to_one")

@@ -27,9 +27,9 @@ def describe_front(claims: Mapping[str, Any]) -> dict[str, Any]:
     baseline, exact, relaxed = (claims.get(name) for name in ("baseline", "exact", "relaxed"))
     is_equal = exact is not None and exact["tokens_equal_autoregressive"] == 1
     kept = "its images are autoregressive decoding's, token for token" if is_equal else "in the target's distribution"
-    tiles = [_speed_tile("Exact", exact, kept), _speed_tile("Relaxed", relaxed, "look-alike tokens allowed")]
+    tiles = [_length_tile("Exact", exact, kept), _length_tile("Relaxed", relaxed, "similar tokens are allowed")]
     return {
-        "setting": f"{setting['num_methods']} ways to draw the same images. {describe_run(setting)}",
+        "setting": f"{setting['num_methods']} methods generate the same images. {describe_run(setting)}",
         "tiles": tiles if relaxed is None else [*tiles, _price_tile(relaxed, baseline)],
         "methods": {
             row["method_id"]: f"{row['label']}: {row['mean_accepted_length']:.2f} tokens per forward"
@@ -39,18 +39,18 @@ def describe_front(claims: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _speed_tile(title: str, row: Mapping[str, Any] | None, kept: str) -> dict[str, str]:
-    """Speed-up, or tokens per forward where nothing was timed."""
+def _length_tile(title: str, row: Mapping[str, Any] | None, kept: str) -> dict[str, str]:
+    """Describe a method's tokens per forward, and its speed-up on the machine of the run if it was timed."""
     if row is None:
         return {"title": title, "number": "–", "interval": "", "text": "No such method was run and kept its accuracy."}
-    if row["speedup"] is None:
-        number, _, interval = with_interval(row, "mean_accepted_length").partition(" ")
-        text = f"{row['label']}; {kept}. Nothing was timed."
-        return {"title": f"{title}: tokens per forward", "number": number, "interval": interval, "text": text}
-    number, _, interval = with_interval(row, "speedup").partition(" ")
-    few = f" Only {num_timed(row):.0f} prompts timed: too few to tell." if num_timed(row) < MIN_TIMED else ""
-    text = f"{row['label']}, {row['mean_accepted_length']:.2f} tokens per forward of the target; {kept}.{few}"
-    return {"title": f"{title}: speed-up", "number": f"{number} ×", "interval": interval, "text": text}
+    number, _, interval = with_interval(row, "mean_accepted_length").partition(" ")
+    speed = "Nothing was timed."
+    if row["speedup"] is not None:
+        speed = f"Speed-up on this machine: {with_interval(row, 'speedup')}."
+        if num_timed(row) < MIN_TIMED:
+            speed += f" Only {num_timed(row):.0f} prompts timed: too few to tell."
+    text = f"{row['label']}; {kept}. {speed}"
+    return {"title": f"{title}: tokens per forward", "number": number, "interval": interval, "text": text}
 
 
 def _price_tile(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:

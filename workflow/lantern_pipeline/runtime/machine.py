@@ -85,9 +85,21 @@ def name_machine(machine: Mapping[str, Any]) -> str:
     return ", ".join([machine["cpu"], f"{machine['cores']} cores", *(gpu["name"] for gpu in machine["gpus"])])
 
 
-def _cpu_name() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+def name_processor(machine: Mapping[str, Any], device: str) -> str:
+    """Name what decodes on `device`, "cpu" or "cuda", of a machine of `describe_machine`: its CPU or its first GPU."""
+    return machine["gpus"][0]["name"] if device == "cuda" else machine["cpu"]
+
+
+def _cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU's model name, with its family and model numbers if the name has no number of its own.
+
+    Virtual machines often hide the number: "AMD EPYC" names processors whose speed differs by a factor of three.
+    """
+    fields = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.+?)\s*$", _read(info), re.M))
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    if re.search(r"\d", name) or "cpu family" not in fields:
+        return name
+    return f"{name} (family {fields['cpu family']}, model {fields['model']})"
 
 
 def _driver_version() -> str | None:

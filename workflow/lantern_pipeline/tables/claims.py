@@ -1,4 +1,5 @@
-"""What a run's tables come to, in numbers: what is exact, what is fastest, at what cost, whose claims stand.
+"""What a run's tables come to, in numbers: what is exact, what emits most tokens per forward, at what cost, whose
+claims stand. Methods are ranked by tokens per forward, which carry over to other machines, not by speed-up.
 
 Sentences about them are written by hand in README.md and docs/results.md; a test compares their numbers with these.
 """
@@ -18,7 +19,7 @@ from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_length
 from lantern_pipeline.tables.summary import select_headline
 
-ACCURACY_TOLERANCE = 0.02  # a relaxed method may lose so much prompt accuracy and still count as fastest
+ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
 IDLE = 0.1  # cores that other work may keep busy on an idle machine
 MIN_TIMED = 6  # prompts: of fewer, not even the range of all their ratios holds the median with 95 % confidence
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
@@ -26,7 +27,9 @@ LEVEL = 0.05  # of all tests of the output distribution together: each has its s
 PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
 OF_A_ROW = (
     *("method_id", "label"),
-    *with_ends("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "prompt_accuracy_change"),
+    *with_ends(
+        "mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "prompt_accuracy_change"
+    ),
     *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
 )
 # Acceptance asked about -> those that it is compared with, on the same tree of the same drafts.
@@ -70,16 +73,16 @@ def find_claims(
 
 
 def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
-    """Those claims that need the headline rows alone; a relaxed row counts as fastest if it keeps its accuracy."""
+    """Return the claims that need the headline rows only; a relaxed row is ranked if it keeps its prompt accuracy."""
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
     loses = baseline["prompt_accuracy"] - rows["prompt_accuracy"] > ACCURACY_TOLERANCE + 1e-9
     is_slow = is_relaxed & (rows["speedup_high"] < 1) & (num_timed(rows) >= MIN_TIMED)
     return {
         "baseline": _numbers_of_row(baseline),
-        "exact": _fastest(lossless),
-        "exact_without_draft_model": _fastest(lossless[lossless["drafts"] == "jacobi"]),
-        "relaxed": _fastest(rows[is_relaxed & ~loses]),
+        "exact": _longest(lossless),
+        "exact_without_draft_model": _longest(lossless[lossless["drafts"] == "jacobi"]),
+        "relaxed": _longest(rows[is_relaxed & ~loses]),
         "relaxed_and_slow": list(rows.loc[is_slow, "label"]),
         "distribution": _judge_distributions(rows),
         "frontier": _frontier(rows),
@@ -91,9 +94,11 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
     row = rows.set_index("method_id").loc[BASELINE]
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
     prompts = f"{int(row['num_images']) // num_repeats} prompts"
-    busy = {"busy_elsewhere": f"{row['busy_elsewhere']:.2f}"} if is_timed and "busy_elsewhere" in row else {}
+    timing = {}
+    if is_timed and "machine" in row:
+        timing = {"busy_elsewhere": f"{row['busy_elsewhere']:.2f}", "machine": row["machine"]}
     return {
-        **busy,
+        **timing,
         "prompt_set": str(row["prompt_set"]),
         "temperature": f"{row['temperature']:g}",
         "cfg_scale": f"{row['cfg_scale']:g}",
@@ -105,25 +110,20 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def describe_run(setting: Mapping[str, str]) -> str:
-    """A sentence of what `describe_setting` found."""
+    """Write what `describe_setting` found as sentences."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
-    busy = setting.get("busy_elsewhere", "0")
+    machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
     return (
         f"{setting['prompts']} of the set {setting['prompt_set']}, {timed} of them timed, temperature "
-        f"{setting['temperature']}, guidance scale {setting['cfg_scale']}; [low, high] are 95 % intervals. Speed-ups "
-        f"are those of the machine that made this run{others}."
+        f"{setting['temperature']}, guidance scale {setting['cfg_scale']}; [low, high] are 95 % intervals. Step costs "
+        f"and speed-ups are those of {machine}{others}; tokens per forward and quality carry over to other machines."
     )
 
 
 def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
     """Timed prompts of each row, or of one row; each is timed in every repeat."""
     return rows["num_timed"] / rows["num_repeats"]
-
-
-def speed_measure(rows: pd.DataFrame) -> str:
-    """The column by which methods are called fast: tokens per forward where nothing was timed."""
-    return "speedup" if rows["speedup"].notna().any() else "mean_accepted_length"
 
 
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
@@ -153,15 +153,14 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
     return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
 
 
-def _fastest(rows: pd.DataFrame) -> dict[str, Any] | None:
-    measure = speed_measure(rows)
-    known = rows[rows[measure].notna()]
-    return None if known.empty else _numbers_of_row(known.loc[known[measure].idxmax()])
+def _longest(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """Return the numbers of the row with most tokens per forward, None if there are no rows."""
+    return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
 def _numbers_of_row(row: pd.Series) -> dict[str, Any]:
-    """OF_A_ROW of a row, None where a cell is empty."""
-    cells = ((name, row[name]) for name in OF_A_ROW)
+    """Return OF_A_ROW of a row, None if a cell is empty."""
+    cells = ((name, row.get(name, np.nan)) for name in OF_A_ROW)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
 
@@ -209,15 +208,16 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _frontier(rows: pd.DataFrame) -> dict[str, Any]:
-    """Rows than which none is as fast and as close to the target, fastest first: of all, and without a draft model."""
-    measure = speed_measure(rows)
-    placed = place_rows(rows[rows[measure].notna()])
+    """Return the Pareto frontier of tokens per forward and distance from the target, most tokens first: of all methods,
+    and of those without a draft model.
+    """
+    placed = place_rows(rows)
     known = placed[placed["distance"].notna()]
     if (known["method_id"] != BASELINE).sum() < 2:
         return {}
-    columns, best = ["label", measure, "distance"], {}
+    columns, best = ["label", "mean_accepted_length", "distance"], {}
     for name, part in {"all": known, "without_draft_model": known[~known["has_draft_model"]]}.items():
-        rows = part.sort_values([measure, "distance"], ascending=[False, True], kind="stable")
+        rows = part.sort_values(["mean_accepted_length", "distance"], ascending=[False, True], kind="stable")
         closest_before = rows["distance"].cummin().shift(fill_value=float("inf"))
         best[name] = rows.loc[rows["distance"] < closest_before, columns].to_dict("records")
     return {**best, "num_rows": len(known), "not_measured": list(placed.loc[placed["distance"].isna(), "label"])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import pandas as pd
 
 from lantern.io import write_text
+from lantern.methods import drafts_of
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
 from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.claims import describe_run, describe_setting
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method, preset_of
+from lantern_pipeline.tables.predict import EAGER, predict_speedup
 from lantern_pipeline.tables.summary import select_ceilings, select_headline
 
 EMPTY = "–"
@@ -22,8 +26,9 @@ EMPTY = "–"
 LEFT_OUT = ("latency_s", "kid", "kernel_distance", "precision", "recall", "all_correct")
 COLUMNS = tuple(metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT)
 # Of the README; the first and the last without intervals, so that a line stays short.
-README_COLUMNS = ("mean_accepted_length", "speedup", "nll", "prompt_accuracy", "tv_mean")
-README_PLAIN = ("mean_accepted_length", "tv_mean")
+README_COLUMNS = ("mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "tv_mean")
+README_PLAIN = ("mean_accepted_length", "relative_step_cost", "tv_mean")
+PREDICTED = "speed-up on GPUs (predicted)"  # a column beside the speed-up that was measured
 PLAIN = ("substitutions", "tokens_equal_autoregressive")  # shown without intervals everywhere
 NUM_EXACT, NUM_RELAXED = 2, 4  # in the README at most; NUM_EXACT of those with a draft model, and one without
 # Of a table of targets, column: title, digits, factor. Of the target itself, then of its methods.
@@ -60,27 +65,37 @@ def results_table(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Data
 
 
 def select_few(table: pd.DataFrame) -> pd.DataFrame:
-    """Selects at most nine rows of `results_table` for the README: both ends, and of every preset the fastest row; of
-    exact presets the two fastest and the fastest without a draft model, of relaxed ones the first four.
+    """Select at most nine rows of `results_table` for the README, by tokens per forward.
+
+    They are both ends and the best row of each preset: of exact presets the best two with a draft model and the best
+    without one, of relaxed presets the first four.
     """
     is_end = table["method"].isin((BASELINE, REAL))
     decoded = table[table["acceptance"].notna() & ~is_end]
     preset = decoded["method"].map(preset_of)
-    best = decoded.loc[decoded["speedup"].fillna(0).groupby(preset, sort=False).idxmax()]
+    best = decoded.loc[decoded["mean_accepted_length"].groupby(preset, sort=False).idxmax()]
     exact, relaxed = (best[best["is_exact"].eq(True) == is_exact] for is_exact in (True, False))
     alone, drafted = (exact[(exact["drafts"] == "jacobi") == is_alone] for is_alone in (True, False))
-    kept = [*alone.nlargest(1, "speedup").index, *drafted.nlargest(NUM_EXACT, "speedup").index]
+    kept = [*alone.nlargest(1, "mean_accepted_length").index]
+    kept += list(drafted.nlargest(NUM_EXACT, "mean_accepted_length").index)
     kept += list(relaxed.index[:NUM_RELAXED])
     return table[is_end | table.index.isin(kept)]
 
 
 def method_cells(table: pd.DataFrame, columns: Sequence[str] = COLUMNS, plain: Sequence[str] = ()) -> Cells:
-    """A row per method; columns as in METRICS, `plain` ones without intervals, but those that no row has."""
-    metrics = [m for m in METRICS if m.column in columns and m.column in table and table[m.column].notna().any()]
-    cells = [["method", *(metric.title for metric in metrics)]]
-    for _, row in table.iterrows():
-        cells.append([row["label"], *(_cell(row, m, m.column in (*plain, *PLAIN)) for m in metrics)])
-    return cells
+    """Make a row per method and a column per metric of `columns` that some row has; `plain` ones lack intervals.
+
+    Beside the measured speed-up stands what the same tokens per forward give at published step costs of GPUs.
+    """
+    rows = [row for _, row in table.iterrows()]
+    shown = {"method": [row["label"] for row in rows]}
+    for metric in METRICS:
+        name = metric.column
+        if name in columns and name in table and table[name].notna().any():
+            shown[metric.title] = [_cell(row, metric, name in (*plain, *PLAIN)) for row in rows]
+            if name == "speedup":
+                shown[PREDICTED] = [_predicted_cell(row) for row in rows]
+    return [list(shown), *(list(row) for row in zip(*shown.values(), strict=True))]
 
 
 def target_cells(table: pd.DataFrame) -> Cells:
@@ -131,16 +146,21 @@ def html_page(title: str, *blocks: str | Cells) -> str:
 
 
 def publish(root: Path) -> list[str]:
-    """Writes tables of docs/*.csv between the markers of README.md and docs/results.md, all but the two long ones that
-    hardly anybody reads whole; names what changed.
+    """Write tables of docs/*.csv, each after a sentence on its run, between markers of README.md and docs/results.md.
+
+    The two longest tables are left out. Returns the names of the pages that changed.
     """
     changed = []
     for name in ("results", "peers", "generality"):
         table = read_table(root / "docs" / f"{name}.csv")
-        cells = target_cells(table) if "differs" in table else method_cells(table)
-        blocks = {"docs/results.md": markdown_table(cells)}
+        if "differs" in table:
+            blocks = {"docs/results.md": markdown_table(target_cells(table))}
+        else:
+            run = textwrap.fill(describe_run(describe_setting(table[table["acceptance"].notna()])), 120)
+            blocks = {"docs/results.md": f"{run}\n\n{markdown_table(method_cells(table))}"}
         if name == "results":
-            blocks["README.md"] = markdown_table(method_cells(select_few(table), README_COLUMNS, README_PLAIN))
+            few = markdown_table(method_cells(select_few(table), README_COLUMNS, README_PLAIN))
+            blocks["README.md"] = f"{run}\n\n{few}"
         changed += [page for page, text in blocks.items() if update_marked_block(root / page, text, name)]
     return changed
 
@@ -169,6 +189,14 @@ def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
         name, bound = "substitution_rate", "≤ "
     text = with_interval(row, name, f".{metric.digits}f", metric.factor)
     return text if text == EMPTY else bound + (text.partition(" ")[0] if is_plain else text)
+
+
+def _predicted_cell(row: pd.Series) -> str:
+    """Write the range of speed-ups that a row's tokens per forward give at published step costs of eager steps."""
+    if not isinstance(row["drafts"], str):  # autoregressive decoding, or a ceiling
+        return EMPTY
+    low, high = predict_speedup(row["mean_accepted_length"], drafts_of(row["drafts"]).needs_draft_model, EAGER)
+    return f"{low:.1f} to {high:.1f}"
 
 
 def _flatten(claims: Mapping[str, Any], path: str) -> Iterator[list[str]]:

@@ -88,12 +88,19 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
     needs_draft_model = uses_draft_model(method)
     found = []
     for stepping in (EAGER, GRAPH):
-        low, high, _ = (1.0, 1.0, "") if method == BASELINE else PRICES[needs_draft_model, stepping]
+        speedup = (1.0, 1.0)
+        if method != BASELINE:
+            speedup = predict_speedup(tokens_per_forward, needs_draft_model, stepping)
         alone = _look_up(MODELS, "model", model).tokens * step_ms(model, gpu, stepping) / 1000
-        speedup = tokens_per_forward / high, tokens_per_forward / low
         seconds = alone / speedup[1], alone / speedup[0]
         found.append(Prediction(method, stepping, tokens_per_forward, seconds, speedup))
     return found
+
+
+def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
+    """Return the lowest and highest speed-up that tokens per forward give at the published relative step costs."""
+    low, high, _ = PRICES[needs_draft_model, stepping]
+    return tokens_per_forward / high, tokens_per_forward / low
 
 
 def uses_draft_model(method: str) -> bool:

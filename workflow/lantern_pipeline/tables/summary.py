@@ -46,7 +46,7 @@ METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")
 SAMPLING = ("cfg_scale", "dtype")
 # What stands behind a metric and belongs to it.
 _DETAILS = {
-    "speedup": ("speedup_cpu", "busy_elsewhere", "num_timed", "stepping", *with_ends("speedup_eager")),
+    "speedup": ("speedup_cpu", "busy_elsewhere", "machine", "num_timed", "stepping", *with_ends("speedup_eager")),
     "prompt_accuracy": with_ends("prompt_accuracy_change"),
     "tokens_equal_autoregressive": ("num_near_ties", "margin_at_difference"),
     "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
