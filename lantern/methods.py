@@ -139,6 +139,7 @@ class Drafts:
     paper: str = ""
 
 
+_FIXED_NOISE = "noise first, then a fixed point: Wiggers and Hoogeboom 2020, arXiv 2002.09928"
 _EAGLE = "EAGLE, arXiv 2401.15077"
 NO_DRAFTS = Drafts("lantern.drafters.base:NoDrafter", trees=())
 DRAFTS = {
@@ -160,10 +161,14 @@ DRAFTS = {
         ("static", "dynamic", "tuned"),
         needs_draft_model=True,
         is_coupled=True,
-        paper="the coupling: Daliri et al. 2024, arXiv 2408.07978",
+        paper=f"{_FIXED_NOISE}; the coupling: Daliri et al. 2024, arXiv 2408.07978",
     ),
     "jacobi": Drafts(
-        "lantern.drafters.jacobi:JacobiDrafter", ("static", "tuned"), is_coupled=True, has_twins=True, paper="ours"
+        "lantern.drafters.jacobi:JacobiDrafter",
+        ("static", "tuned"),
+        is_coupled=True,
+        has_twins=True,
+        paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
     ),
     "hybrid": Drafts(
         "lantern.drafters.jacobi:HybridDrafter",

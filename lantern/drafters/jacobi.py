@@ -8,10 +8,11 @@ draws: what is committed is token for token the autoregressive image, at any tem
 The first guess that fails leaves another token at the left of the next, which its row did not see. So a pool keeps the
 last rows of every position, and the newest that saw the token now at the left guesses, else the newest.
 
-Source: the idea is speculative Jacobi decoding (arXiv 2410.01699) with drafts coupled over steps by Gumbel noise
-(arXiv 2510.24211); both judge drafts by rejection. Judging by equality, and siblings under it, are ours. The pool is
-like lookahead decoding's of n-grams (arXiv 2402.02057), with the position for a key, which the fixed noise makes
-possible.
+Source: predictive sampling (Wiggers and Hoogeboom, ICML 2020, arXiv 2002.09928) fixes a sample's noise first, so that
+sampling is a deterministic function whose fixed point is the image, and iterates it with forecasts as first guesses.
+Speculative Jacobi decoding (arXiv 2410.01699) iterates drafts of an image model, and MC-SJD (arXiv 2510.24211) couples
+the samples of consecutive steps; both verify by rejection. The pool, keyed by position and preceding token, and trees
+of its drafts are Lantern's; lookahead decoding (arXiv 2402.02057) has a pool of n-grams.
 """
 
 from __future__ import annotations
