@@ -43,7 +43,7 @@ def test_the_readmes_example_draws_its_image(tmp_path, monkeypatch, capsys):
     exec(code, names)
     images = names["images"]
     assert images.pixels.shape == (1, 48, 48, 3) and images.pixels.dtype == np.uint8 and images.pixels.std() > 10
-    assert (tmp_path / "circle.png").stat().st_size > 1000 and "tensor" in capsys.readouterr().out
+    assert (tmp_path / "ring.png").stat().st_size > 1000 and "tensor" in capsys.readouterr().out
 
 
 def test_importing_the_package_leaves_torch_alone():
