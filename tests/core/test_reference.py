@@ -319,6 +319,7 @@ def generate(decoder: Decoder, prompts: tuple[torch.Tensor, torch.Tensor]) -> Ge
     return decoder.generate(*prompts, [decoder.make_noise(0, f"p{i}") for i in range(len(prompts[0]))])
 
 
+@pytest.mark.sensitive
 @pytest.mark.parametrize(("reference", "scale"), SCALES, indirect=["reference"])
 def test_greedy_codes(reference, scale):
     """Of all prompts, by the target alone and with drafts, whose padded rows are our own."""
