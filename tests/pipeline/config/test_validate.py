@@ -195,7 +195,7 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
         ("methods.4.relaxation", "public_tree", "methods[4].relaxation: relaxation public_tree is gone, since it"),
         ("methods.4.relaxation", "additive", "relaxation additive is now acceptance; rename it"),
         ("methods.4.relaxation", {"a": 1}, "config key methods[4].relaxation is unknown; known are"),
-        ("methods.4.initial", "repeat", "initial repeat is gone, since it followed public code where that is not exact"),
+        ("methods.4.initial", "repeat", "initial repeat is gone, since it followed public code"),
         ("methods.4.initial", "random", "initial random is what every method does now; remove it"),
         ("recogniser", {}, "config key recogniser is now attribute_classifier; rename it"),
         ("metrics.fidelity", "recogniser", "config key metrics.fidelity: recogniser is now attribute_classifier"),
@@ -221,7 +221,7 @@ def test_a_name_of_an_earlier_version_is_told_its_new_one(path, value, words):
         ("methods.2.k", [], "methods[2].k"),
         ("methods.2.tree", [], "methods[2].tree"),
         ("methods.0.preset", [], "methods[0].preset"),
-        ("ablations.grids.mine", {"methods": [{"preset": "coupled"}], "sampling": {"top_k": []}}, "mine.sampling.top_k"),
+        ("ablations.grids.mine", {"methods": [{"preset": "coupled"}], "sampling": {"top_k": []}}, "sampling.top_k"),
         ("methods.2", {"name": "mine", "tree": "chain3", "drafts": "top", "acceptance": "m:C", "cap": []}, "cap"),
     ],
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,9 +103,7 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
     lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
     for values in itertools.product(*lists.values()):
         parts = dict(zip(lists, values, strict=True))
-        for key in ("drafts", "acceptance"):
-            if ":" in str(parts.get(key)):
-                _check_own_class(key, parts[key])
+        _check_own_classes(parts)
         if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
             parts.setdefault("neighbours", config["codebook"].get("neighbours", "l2_normalised"))
         if parts.get("tree") == "static":
@@ -120,22 +118,24 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
             yield MethodRun(spec, float(temperature))
 
 
-def _check_own_class(key: str, path: str) -> None:
-    """Imports a user's own class once, so that whatever is wrong with its file is known before any job.
+def _check_own_classes(parts: Mapping[str, Any]) -> None:
+    """Imports the classes of the user's own that a method names, so that their faults are known before any job.
 
     Raises:
-        ValueError: its import fails, or it is no class.
+        ValueError: an import fails, or what is imported is no class.
     """
-    try:
-        found = load_class(path)
-    except ValueError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"{key} {path} cannot be imported ({type(error).__name__}: {error}); correct its file"
-        ) from error
-    if not isinstance(found, type):
-        raise ValueError(f"{key} {path} must name a class, got {type(found).__name__}; see docs/extending.md")
+    for key, path in parts.items():
+        if key not in ("drafts", "acceptance") or ":" not in str(path):
+            continue
+        try:
+            found = load_class(path)
+        except ValueError:
+            raise
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{key} {path} cannot be imported ({reason}); correct its file") from error
+        if not isinstance(found, type):
+            raise ValueError(f"{key} {path} must name a class, got {type(found).__name__}; see docs/extending.md")
 
 
 def _check_name(spec: MethodSpec) -> None:

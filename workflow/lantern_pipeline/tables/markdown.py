@@ -13,6 +13,7 @@ from lantern.io import write_text
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
 from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.claims import needs_draft_model
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method, preset_of
 from lantern_pipeline.tables.summary import select_ceilings, select_headline
@@ -68,7 +69,8 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
     preset = decoded["method"].map(preset_of)
     best = decoded.loc[decoded["speedup"].fillna(0).groupby(preset, sort=False).idxmax()]
     exact, relaxed = (best[best["is_exact"].eq(True) == is_exact] for is_exact in (True, False))
-    alone, drafted = (exact[(exact["drafts"] == "jacobi") == is_alone] for is_alone in (True, False))
+    has_model = needs_draft_model(exact)
+    alone, drafted = exact[~has_model], exact[has_model]
     kept = [*alone.nlargest(1, "speedup").index, *drafted.nlargest(NUM_EXACT, "speedup").index]
     kept += list(relaxed.index[:NUM_RELAXED])
     return table[is_end | table.index.isin(kept)]
