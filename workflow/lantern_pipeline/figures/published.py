@@ -29,9 +29,9 @@ def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Map
     """Draws speed-ups as dots: published ones left, one line per paper, model and temperature; this run's right, one
     line per method.
 
-    Markers of a line that would hide each other are shifted up and down. A figure of page width; bars are 95 % intervals, which published numbers lack. Autoregressive decoding, 1 by
-    definition, is the dashed line; nothing joins the panels. `published`: published_results.csv, one row per paper,
-    model and method.
+    A figure of page width; bars are 95 % intervals, which published numbers lack. Markers of a line that would hide
+    each other are shifted up and down. Autoregressive decoding, 1 by definition, is the dashed line; nothing joins the
+    panels. `published`: published_results.csv, one row per paper, model and method.
     """
     is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
     theirs = published[published["speedup"].notna() & (published["method"] != BASELINE) & ~is_other_model]
