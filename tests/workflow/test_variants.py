@@ -34,4 +34,13 @@ def test_a_variant_is_trained_and_measured_beside_the_run(copy_of_finished, tmp_
 def test_a_variant_with_a_bad_key_stops_at_once(finished, tmp_path):
     workflow = with_overlay(finished, tmp_path, variants={"other": {"target": {"num_kv_heads": 3}}})
     code, output = workflow.run("--dry-run")
-    assert code != 0 and "config key target.num_kv_heads must be a divisor of target.num_heads = 2" in output, output
+    sentence = "variant other: config key target.num_kv_heads must be a divisor of target.num_heads = 2"
+    assert code != 0 and sentence in output, output
+
+
+def test_variants_that_are_null_leave_the_runs_own_report_whole(finished, tmp_path):
+    workflow = with_overlay(finished, tmp_path, variants=None)
+    report = tmp_path / "report.html"
+    code, output = workflow.run("--report", str(report))
+    assert code == 0, output
+    assert "What came out" in report.read_text()

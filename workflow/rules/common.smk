@@ -46,7 +46,7 @@ try:
         # With --jobs, as in profiles/slurm, jobs run on other machines than this one.
         check_user_files(config, RESOURCES, is_local=workflow.global_resources["_nodes"].value is None)
 except ValueError as error:
-    sys.exit(str(error))
+    sys.exit(f"variant {config['variant']}: {error}" if "variant" in config else str(error))
 
 set_job_environment(HERE)
 limit_memory(workflow)
@@ -58,7 +58,7 @@ onstart:
 
 # A variant is this workflow once more as a module, see variants.smk: what it makes is read by rules, not shown in the report, and its
 # trainings leave a core to those of others.
-IS_VARIANT = config["variants"] is None
+IS_VARIANT = "variant" in config
 TRAINING_THREADS = 1 if config["variants"] or IS_VARIANT else 2
 if IS_VARIANT:
 

@@ -118,6 +118,7 @@ rule write_provenance:
         records=shards_of(PLAN.all_records()),
         tables=[
             *rules.summarise.output,
+            *PLAN.report_files(),
             *rules.write_front_page.output,
             *rules.compare_published.output,
             *([GENERALITY] if config["variants"] else []),

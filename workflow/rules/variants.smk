@@ -4,11 +4,11 @@ from copy import deepcopy
 
 from snakemake.utils import update_config
 
-for variant, changes in (config["variants"] or {}).items():
+for variant, changes in config["variants"].items():
     prefix = f"{variant}_"
     varied = deepcopy(config)
     update_config(varied, changes)
-    varied["variants"] = None
+    varied["variants"], varied["variant"] = {}, variant
 
     module:
         name: variant

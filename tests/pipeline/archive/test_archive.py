@@ -227,7 +227,10 @@ def test_members_that_lie_over_one_another_and_too_many_are_refused(packed, tmp_
     assert "may hold 3 files, found 16" in refusal(packed, tmp_path / "in")
 
 
-SEEN, EXTRA, PROVENANCE = (f"results/mine/{name}" for name in ("prompts/seen.jsonl", "extra.csv", "provenance.json"))
+SEEN, EXTRA, PROVENANCE, TARGET = (
+    f"results/mine/{name}"
+    for name in ("prompts/seen.jsonl", "extra.csv", "provenance.json", "target/s0/model.safetensors")
+)
 SUM = b"0" * 64 + b"  x\n"
 FORGED = {"kind": KIND, "code": {"version": "\x1b[2J", "commit": None, "fingerprints": {}}, "config": {}}
 FORGED |= {part: {} for part in FILE_PARTS}
@@ -248,6 +251,8 @@ NO_PROVENANCE = [
             *(False, f"damaged: {SUMMARY}; missing: {SEEN}; foreign: {EXTRA}"),
         ),
         ({SUMMARY: b"a,b\n1,3\n"}, True, "summary.csv is not the file of provenance.json"),
+        ({SUMMARY: None}, True, "lacks summary.csv, a file of provenance.json"),
+        ({TARGET: None}, True, "lacks target/s0/model.safetensors, a file of provenance.json"),
         ({SUMS: None}, False, f"holds no {SUMS}"),
         ({SUMS: b""}, False, "foreign: "),  # knows no file
         *(
@@ -260,3 +265,24 @@ NO_PROVENANCE = [
 def test_contents_that_are_not_what_was_packed_are_refused(packed, tmp_path, changes, sums_too, words):
     rewrite(packed, changes, sums_too=sums_too)
     assert words in refusal(packed, tmp_path / "out")
+
+
+def test_what_a_provenance_names_are_its_own_files_and_the_table_of_results_among_them(experiment, tmp_path):
+    provenance = json.loads((experiment / "provenance.json").read_text())
+    outside = {"../../../etc/x.csv": {"sha256": "0" * 64}}
+    words = {
+        "summary.csv is not the file of provenance.json": {},
+        "provenance.json is no provenance of Lantern": provenance["tables"] | outside,
+    }
+    for number, (said, tables) in enumerate(words.items()):
+        pack_experiment(experiment, tmp_path / "mine.zip")
+        changed = json.dumps({**provenance, "tables": tables}).encode()
+        rewrite(tmp_path / "mine.zip", {PROVENANCE: changed}, sums_too=True)
+        assert said in refusal(tmp_path / "mine.zip", tmp_path / f"out{number}")
+
+
+def test_a_table_that_is_none_is_one_sentence(experiment, tmp_path):
+    (experiment / "summary.csv").write_bytes(b"a,b\n\xff\xfe\n")
+    write_provenance(experiment)
+    pack_experiment(experiment, tmp_path / "mine.zip")
+    assert "summary.csv is no CSV table" in refusal(tmp_path / "mine.zip", tmp_path / "out")
