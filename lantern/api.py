@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +16,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.generation import draw_images
 from lantern.methods import PRESETS, MethodSpec, make_method
-from lantern.models.adapter import adapt
 from lantern.models.config import target_parameters
-from lantern.models.families import family_of
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -194,54 +192,6 @@ def from_transformers(
         ValueError: a class without a row, lists those with one; or a tokenizer of another model.
     """
     return _pretrained("from_transformers").adopt_model(model, processor, family, grid, max_tokens)
-
-
-def custom_generate(
-    method: str = "jacobi", *, family: str | None = None, grid: int | None = None, seed: int | None = None, **parts: Any
-) -> Callable[..., torch.Tensor]:
-    """What the `generate` of a model of transformers takes as `custom_generate`, to draw by a method without a draft
-    model: it returns the prompt's ids and behind them those of the image's tokens, lines' ends among them.
-
-    Args:
-        method: preset.
-        family: row of FAMILIES, where the model's class has several.
-        grid: tokens of an image's side, where neither `image_grid_thw` says it nor it is the published one.
-        seed: of the noise; None takes one from torch's generator, which `torch.manual_seed` decides.
-        parts: of the method, such as tree="chain15".
-    """
-
-    def draw(
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Sequence[Any],
-        generation_config: Any,
-        attention_mask: torch.Tensor | None = None,
-        image_grid_thw: torch.Tensor | None = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        row = family or family_of(type(model).__name__)
-        sizes = {"num_text_tokens": input_ids.shape[1]} | ({} if grid is None else {"grid": grid})
-        if image_grid_thw is not None:
-            sizes |= {"grid": int(image_grid_thw[0, 1]), "small_grid": int(image_grid_thw[1, 1])}
-            if (image_grid_thw[:, 1] != image_grid_thw[:, 2]).any():
-                raise ValueError("images must be square, as high as wide, to be drawn by lantern.custom_generate")
-        guidance = next((part for part in logits_processor if hasattr(part, "unconditional_context")), None)
-        if guidance is not None:
-            sizes["null_ids"] = tuple(guidance.unconditional_context["input_ids"][0].tolist())
-        target = adapt(model, row, **sizes).to(model.device)
-        if target.ids is None:
-            raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
-        spec, codebook = make_method(method, **parts), model.model.vqmodel.quantize.embedding.weight.detach()
-        table = None if spec.k is None else nearest_codes(codebook.float().cpu(), int(spec.k) + 1).to(model.device)
-        sampling = replace(sampling_of(generation_config), cfg_scale=guidance.guidance_scale if guidance else 1.0)
-        decoder = make_decoder(DecodingModels(target, nearest_codes=table), spec, sampling)
-        first = int(torch.randint(2**31, ())) if seed is None else seed
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        noise = [decoder.make_noise(first, str(row)) for row in range(len(input_ids))]
-        codes = decoder.generate(input_ids, mask.bool(), noise).codes
-        return torch.cat([input_ids, target.ids.to(input_ids.device)[codes]], dim=1)
-
-    return draw
 
 
 def sampling_of(known: Any) -> SamplingConfig:

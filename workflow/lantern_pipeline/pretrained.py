@@ -123,8 +123,8 @@ def _assemble(model: Any, family: str, encoder: TokenPromptEncoder, images: Imag
     if model.generation_config.do_sample is None and overlay and overlay.is_file():
         sections = (load_yaml(file).get("sampling", {}) for file in (home / "config.yaml", overlay))
         sampling = SamplingConfig(**ChainMap(*reversed(list(sections))))
-    target = adapt(model, family, **sizes).to(model.device)
-    return Model(DecodingModels(target), images.to(model.device), encoder, sampling, {"neighbours": "l2_normalised"})
+    target = adapt(model, family, **sizes)
+    return Model(DecodingModels(target), images.to(target.device), encoder, sampling, {"neighbours": "l2_normalised"})
 
 
 def _find(source: str | Path) -> tuple[dict[str, Any], dict[str, Path]]:
