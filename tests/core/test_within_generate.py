@@ -4,13 +4,17 @@ those of `generate` itself, or an error names what is not done.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+
 import pytest
 import torch
-from tiny_processors import make_emu3_processor, make_glm_processor
+from tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from tiny_transformers import NUM_CODES, make_tiny
 from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper
 
 import lantern
+from conftest import ROOT
 
 PROMPTS = ["a red fox in the snow", "cat"]
 LONG = "low quality " * 9
@@ -204,3 +208,65 @@ def test_a_class_whose_codes_are_no_words_is_sent_to_from_transformers():
         model.generate(torch.ones(1, 4, dtype=torch.int64), custom_generate=lantern.custom_generate(grid=4))
     with pytest.raises(ValueError, match="preset must be one of"):
         lantern.custom_generate("jakobi")
+
+
+def block_of(page, words):
+    """The only block of Python on a page with these words, as it stands."""
+    (code,) = [code for code in page.split("```")[1::2] if code.startswith("python") and words in code]
+    return code.removeprefix("python\n")
+
+
+PAGE = (ROOT / "docs" / "models.md").read_text()
+
+
+def test_the_pages_lines_for_emu3_make_pixels(emu3):
+    model, processor = emu3
+    processor.image_area = 32 * 32
+    known = {"model": model, "processor": processor, "lantern": lantern}
+    exec(block_of(PAGE, "decode_image_tokens"), known)
+    assert known["pixels"].shape[-2:] == (8, 8) and known["height"] == 4
+
+
+def test_the_pages_line_for_every_class_draws_glm_image_too(glm):
+    model, processor = glm
+    inputs = processor(text=PROMPTS, padding=True, return_tensors="pt", target_h=96, target_w=64)
+    (line,) = {line for line in PAGE.split("`") if "custom_generate(" in line and line.startswith("model.gen")}
+    found = eval(line, {"model": model, "inputs": inputs, "lantern": lantern})
+    assert found.shape[1] - inputs["input_ids"].shape[1] == 3 * 2 + 19 * 13 and found[:, -6:].max() < NUM_CODES
+
+
+def test_the_pages_lines_for_diffusers_pipeline_of_glm_image_hand_it_a_large_grid(glm, monkeypatch):
+    calls = []
+
+    class Pipeline:
+        """Of diffusers, as far as the page goes: its parts, and what it is called with."""
+
+        device = "cpu"
+        vision_language_encoder, processor = glm
+
+        @classmethod
+        def from_pretrained(cls, name, **_):
+            return cls()
+
+        def __call__(self, prompt, **options):
+            calls.append(options)
+            return SimpleNamespace(images=["picture"])
+
+    diffusers = ModuleType("diffusers")
+    diffusers.GlmImagePipeline = Pipeline
+    monkeypatch.setitem(sys.modules, "diffusers", diffusers)
+    known = {}
+    exec(block_of(PAGE, "GlmImagePipeline"), known)
+    prior = calls[0]["prior_token_ids"].view(64, 64)
+    assert known["image"] == "picture" and known["codes"].shape == (1, 16 * 16 + 32 * 32)
+    assert torch.equal(prior[::2, 1::2].flatten(), known["codes"][0, 256:].long())
+
+
+def test_janus_draws_the_tokens_of_its_own_generate_on_its_processors_prompt():
+    (model, _), processor = make_tiny("janus"), make_janus_processor()
+    wrapped = lantern.from_transformers(model, processor, grid=4)
+    prompts = [f"<|User|>: {text}\n\n<|Assistant|>:" for text in PROMPTS]
+    for prompt, text in zip(prompts, PROMPTS, strict=True):
+        inputs = processor(text=prompt, generation_mode="image", return_tensors="pt")
+        theirs = model.generate(**inputs, generation_mode="image", do_sample=False, guidance_scale=5.0)
+        assert torch.equal(wrapped.draw(text, temperature=0.0).codes.long(), theirs)

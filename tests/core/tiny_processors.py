@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import transformers
 from tiny_transformers import EMU3, FIRST_WORD, WORDS
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
+JANUS = {"<｜begin▁of▁sentence｜>": 0, "<｜▁pad▁｜>": 2, "<|User|>": 3, "<|Assistant|>": 4, "<image_placeholder>": 5}
+JANUS |= {"<begin_of_image>": 7, "<end_of_image>": 8, ":": 9}
 GLM = {"<|endoftext|>": 50, "<|image|>": 60, "<sop>": 61, "<eop>": 62}
 
 
@@ -49,3 +51,18 @@ def make_glm_processor(start: int) -> transformers.GlmImageProcessor:
     )
     images = transformers.GlmImageImageProcessor(patch_size=16, merge_size=1)
     return transformers.GlmImageProcessor(images, tokenizer)
+
+
+def make_janus_processor() -> transformers.JanusProcessor:
+    begin = "<｜begin▁of▁sentence｜>"
+    tokenizer = make_tokenizer(
+        JANUS,
+        bos_token=begin,
+        pad_token="<｜▁pad▁｜>",
+        image_token="<image_placeholder>",
+        boi_token="<begin_of_image>",
+        eoi_token="<end_of_image>",
+    )
+    with_begin = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, JANUS[begin])])
+    tokenizer.backend_tokenizer.post_processor = with_begin
+    return transformers.JanusProcessor(transformers.JanusImageProcessor(), tokenizer)
