@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
-from lantern.methods import MethodSpec, make_method
+from lantern.methods import MethodSpec, Parameter, make_method
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.families import FAMILIES, family_of
 from lantern.sampling import SamplingConfig
@@ -52,6 +52,8 @@ def custom_generate(
     Raises:
         ValueError: unknown method or parts. The callable raises it for whatever it does not do.
     """
+    if seed is not None:
+        Parameter("", "a seed", is_whole=True).check("seed", seed, "custom_generate")
     spec, given = make_method(method, **parts), None if grid is None else _check_grid(grid)
 
     def draw(
