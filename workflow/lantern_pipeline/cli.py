@@ -12,7 +12,7 @@ from typing import Annotated
 try:
     import typer
 except ModuleNotFoundError:
-    sys.exit("lantern: the command needs more than the core: pip install 'lantern-decoding[pipeline]'")
+    sys.exit("lantern: the command needs more than the core; install it from a clone: pip install '.[pipeline]'")
 
 RESULTS = Path("results")
 RATES = Path("docs/results.csv")  # published tokens per forward

@@ -131,7 +131,7 @@ def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
             {"preset": "lantern", "k": 128, "delta": 0.1, "residual": "official"},
             ["k of lantern-official-k128-delta0.1", "codebook.num_neighbours - 1 = 127, got 128"],
         ),
-        ({"preset": "jacobi", "tree": "chain33"}, ["tree of jacobi-chain33", "at most 32 drafts deep, got 33"]),
+        ({"preset": "jacobi", "tree": "chain33"}, ["tree chain33", "at most 32 drafts deep, got 33"]),
         (
             {"preset": "hybrid", "tree": "chain2+chain2k1025d1"},
             ["methods[1]", "tree chain2k1025d1 must have at most 256 drafts of one depth", "give it fewer siblings"],
