@@ -64,8 +64,8 @@ def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
 def test_the_default_recipe_gives_the_numbers_it_always_gave(target, loss):
     trainer = make_trainer(target, loss=loss)
     losses = [trainer.step(i)["loss"] for i in range(6)]
-    # Half an ulp of noise on the result of every kernel moves the first loss by 3e-7 at most, the later ones by 7e-6 (30
-    # runs); an Intel Xeon's differ by 2.6e-6. A guidance of 3.0001, a momentum of 0.9, a beta of 0.96 are still noticed.
+    # Half an ulp of noise on the result of every kernel moves the first loss by at most 3e-7, the later ones by 7e-6
+    # (30 runs); an Intel Xeon's differ by 2.6e-6. A guidance of 3.0001, a momentum of 0.9 or a beta of 0.96 still fail.
     assert losses[0] == pytest.approx(FORMER_LOSSES[loss][0], rel=2e-6)
     assert losses == pytest.approx(FORMER_LOSSES[loss], rel=2e-5)
 
