@@ -9,8 +9,9 @@ from lantern.records import save_records
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device, select_shard
+from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, temperature = snakemake.params, snakemake.input, float(snakemake.wildcards.temperature)

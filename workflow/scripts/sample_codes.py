@@ -8,8 +8,9 @@ from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device, select_shard
+from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_records, resolve_device
 
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files = snakemake.params, snakemake.input

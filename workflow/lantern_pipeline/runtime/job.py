@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lantern.io import DamagedFileError
 from lantern_pipeline.runtime.locks import hold_gpu, hold_job
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # Seconds between two writes of the images finished so far; tests that interrupt jobs of a second ask for fewer.
 PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -124,17 +122,6 @@ def _resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Ite
         stale.unlink()
     yield path
     path.unlink(missing_ok=True)
-
-
-def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
-    """The items of one shard: "2-of-4" takes every fourth, beginning with the second."""
-    number, total = (int(word) for word in scatteritem.split("-of-"))
-    if total > len(items):
-        raise ValueError(
-            f"there are {total} shards for {len(items)} prompts or images; ask for fewer (config keys "
-            "generation.num_shards, text.num_shards, data.num_shards)"
-        )
-    return list(items[number - 1 :: total])
 
 
 def resolve_device(name: str) -> torch.device:
