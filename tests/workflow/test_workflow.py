@@ -103,7 +103,7 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     hidden = {path.suffix for path in (finished.folder / "results").rglob(".*")}
     assert hidden == {".sha256"}  # sums of tables, no temporary file
-    assert "Training the target model" in finished.output
+    assert "rule train_target:" in finished.output
     assert re.search(r"\d+ of \d+ steps \(100%\) done", finished.output)
     assert "target step 5/6" in finished.result("logs/train_target.s0.log").read_text()
 
@@ -213,7 +213,11 @@ def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
             {"measure_quality", "measure_total_variation", "run_ablation"},
             TRAINING | {"generate_images", "measure_latency"},
         ),
-        ({"generation": {"batch_size": 3}}, {"generate_images"}, TRAINING | {"measure_latency"}),
+        (
+            {"metrics": {"num_ambiguity": 3}},
+            {"measure_ambiguity", "build_co_varying_codes"},
+            TRAINING | {"measure_quality", "measure_total_variation", "measure_latency"},
+        ),
         (
             {"sampling": {"top_k": 16}, "drafter": {"num_steps": 7}},
             {"train_drafter", "generate_images", "run_ablation"},
@@ -221,12 +225,23 @@ def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
         ),
         ({"figures": {"dpi": 90}}, {"draw_samples", "draw_tradeoff"}, TRAINING | {"generate_images", "summarise"}),
     ],
-    ids=["evaluation", "batch", "decoding", "figures"],
+    ids=["evaluation", "ambiguity", "decoding", "figures"],
 )
 def test_changed_keys_re_run_what_depends_on_them(finished, tmp_path, sections, changed, rests):
     code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
     assert code == 0 and changed <= re_run(output), output
     assert not {"summarise", "publish_tables", *rests} & re_run(output) and not rests & set(planned(output)), output
+
+
+def test_what_says_how_jobs_run_re_runs_nothing(finished, tmp_path):
+    sections = {
+        "device": "auto",
+        "generation": {"batch_size": 3, "stepping": "eager"},
+        "metrics": {"batch_size": 3},
+        "text": {"num_shards": 2},  # of an encoder that the run does not have
+    }
+    code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
+    assert code == 0 and "Nothing to be done" in output, output
 
 
 def test_a_new_method_and_a_new_training_seed_make_what_is_theirs_alone(finished, tmp_path):
@@ -261,8 +276,8 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
         pass
 
     def job(**parameters):
-        output = SimpleNamespace(model=tmp_path / "model.st")
-        return SimpleNamespace(params=Parameters(parameters), input=[tmp_path / "codes"], output=output)
+        output, config = SimpleNamespace(model=tmp_path / "model.st"), {"device": "cpu"}
+        return SimpleNamespace(params=Parameters(parameters), input=[tmp_path / "codes"], output=output, config=config)
 
     with pytest.raises(KeyboardInterrupt), training_checkpoint(job(num_steps=5)) as first:
         first.write_text("step 3")

@@ -1,6 +1,6 @@
 """What a run comes to: tables, figures, provenance."""
 
-from lantern_pipeline.archive.provenance import publishable_config
+from lantern_pipeline.archive.provenance import results_config
 from lantern_pipeline.config.figures import PUBLISHED_RESULTS
 
 
@@ -30,7 +30,7 @@ rule summarise:
         ENVIRONMENT
     params:
         code=code("summarise.py"),
-        settings=config["metrics"],
+        settings=TABLE_SETTINGS,
         training_seeds=config["repeats"]["training_seeds"],
         trained=trained_models(config["metrics"]),
         seed=SEED,
@@ -68,7 +68,7 @@ rule compare_published:
         ENVIRONMENT
     params:
         code=code("compare_published.py"),
-        settings=config["metrics"],
+        settings=TABLE_SETTINGS,
         model=config["target"]["name"],
     script:
         "../scripts/compare_published.py"
@@ -149,6 +149,6 @@ rule write_provenance:
         runtime=growing(60),
     params:
         code=code("write_provenance.py"),
-        config=publishable_config(config),
+        config=results_config(config),
     script:
         "../scripts/write_provenance.py"

@@ -43,7 +43,7 @@ if config["variants"]:
         params:
             code=code("compare_variants.py"),
             targets={"base": {}, **config["variants"]},
-            settings=config["metrics"],
+            settings=TABLE_SETTINGS,
             cfg_scale=config["sampling"]["cfg_scale"],
             seed=SEED,
         script:

@@ -14,7 +14,7 @@ with job_log(snakemake) as log:
         resource_path(snakemake.input.t5),
         caption_dim=settings["caption_dim"],
         max_tokens=settings["max_tokens"],
-        device=resolve_device(params.device),
+        device=resolve_device(snakemake.config["device"]),
     )
     _, mask, is_truncated = encoder.tokenize([prompt.text for prompt in prompts])
     is_empty = mask.sum(1) == 1  # the end token alone

@@ -112,11 +112,12 @@ def partial_records(snakemake: Any) -> Iterator[Path]:
 def _resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
     """Names a file that an interrupted job leaves for the next one; it is removed once the block has ended well.
 
-    The name holds a hash of the rule's parameters (settings and code fingerprint) and of its inputs' dates, so that a
-    changed configuration, an edit or a new input starts afresh instead of going on from what it did not make.
+    The name holds a hash of the rule's parameters (settings and code fingerprint), of the device and of the inputs'
+    dates, so that a changed configuration, an edit or a new input starts afresh instead of going on from what it did
+    not make. A batch size changes no image and is no part of it.
     """
     inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
-    key = json.dumps([dict(snakemake.params.items()), inputs], sort_keys=True, default=str)
+    key = json.dumps([dict(snakemake.params.items()), snakemake.config["device"], inputs], sort_keys=True, default=str)
     path = folder / f".{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
     for stale in set(folder.glob(f".{stem}-{'[0-9a-f]' * 16}{suffix}")) - {path}:
         stale.unlink()
