@@ -15,8 +15,8 @@ rule summarise:
         tokenizer="<results>/tokenizer/report.json",
         target=[f"<results>/target/s{seed}/report.json" for seed in config["repeats"]["training_seeds"]],
     output:
-        summary="<results>/summary.csv",
-        paired="<results>/paired.csv",
+        summary=result_table("<results>/summary.csv", "summary", "Every method: speed and quality"),
+        paired=result_table("<results>/paired.csv", "paired", "Differences from autoregressive decoding"),
         claims="<results>/claims.json",
         page=report(
             "<results>/results.html",
@@ -36,24 +36,6 @@ rule summarise:
         seed=SEED,
     script:
         "../scripts/summarise.py"
-
-
-rule publish_tables:
-    input:
-        summary=rules.summarise.output.summary,
-        paired=rules.summarise.output.paired,
-        claims=rules.summarise.output.claims,
-    output:
-        summary=result_table("<shown>/summary.csv", "summary", "Every method: speed and quality"),
-        paired=result_table("<shown>/paired.csv", "paired", "Differences from autoregressive decoding"),
-    log:
-        "<logs>/publish_tables.log",
-    conda:
-        ENVIRONMENT
-    params:
-        numbers=claim_numbers,
-    shell:
-        "(cp {input.summary} {output.summary} && cp {input.paired} {output.paired}) 2> {log}"
 
 
 rule compare_published:
@@ -131,8 +113,6 @@ rule write_provenance:
         ],
         figures=[*figure_files(), *rules.build_race.output],
         resources=PLAN.files_from_elsewhere(),
-        # Beside the files of results/<experiment>/.
-        published=rules.publish_tables.output,
     output:
         provenance=result_table("<results>/provenance.json", "provenance", "What made these results, whole"),
         page=report(

@@ -14,7 +14,6 @@ for variant, changes in (config["variants"] or {}).items():
         name: variant
         pathvars:
             results=f"results/{config['experiment']}/variants/{variant}",
-            shown="<results>",
         snakefile:
             f"{HERE}/Snakefile"
         config:
