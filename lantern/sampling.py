@@ -1,4 +1,4 @@
-"""From logits to a distribution: guidance, temperature, top-k and top-p filters."""
+"""From logits to a distribution: temperature, top-k and top-p filters, and the settings of a draw."""
 
 from __future__ import annotations
 
@@ -57,17 +57,6 @@ class SamplingConfig:
     def is_guided(self) -> bool:
         """Whether the null caption runs along."""
         return self.cfg_scale > 1
-
-
-def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
-    """Classifier-free guidance u + s (c - u): (2 batch, ...), captioned rows first, null rows second -> float32 (batch,
-    ...).
-
-    Logits, or hidden states in front of a linear head: guidance and a bias-free head commute, and the head then runs on
-    half the rows.
-    """
-    captioned, null = doubled.float().chunk(2)
-    return torch.lerp(null, captioned, cfg_scale)
 
 
 def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:

@@ -32,9 +32,9 @@ from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.methods import MethodSpec, load_class
 from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetConfig
+from lantern.models.target import TargetConfig, guide
 from lantern.noise import NoiseField
-from lantern.sampling import SamplingConfig, filter_logits, guide
+from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Prefill, Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from published_layouts import CONFIG, ORIGINAL, write_drafter

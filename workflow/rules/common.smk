@@ -92,15 +92,28 @@ STORES_TEXT = config["text"]["encoder"] == "t5"  # others are encoded on the fly
 PROMPT_TOKENIZER = (
     [resource_of(config["text"]["checkpoint"], RESOURCES)] if config["text"]["encoder"] in FAMILIES else []
 )
+
+
+def settings_of(section, *keys):
+    """Settings of a section of the config, those that a script reads: a change of another one does not re-run it.
+
+    What says how a job runs and not what it makes (device, batch_size, stepping, num_shards) is no parameter at all:
+    scripts read it from `snakemake.config`.
+    """
+    return {key: config[section][key] for key in keys}
+
+
 # Parameters of jobs that read captions, and of jobs that decode.
 # A prompt may say how large the image is.
-TEXT = {**config["text"], "grids": [config["tokenizer"]["grid"], config["target"]["small_grid"]]}
-TEXT_PARAMS = {"text": TEXT, "source": SOURCE, "device": DEVICE}
-DECODING_PARAMS = {
-    **TEXT_PARAMS,
-    "sampling": config["sampling"],
-    **{name: config["generation"][name] for name in ("dtype", "stepping")},
+TEXT = {
+    **settings_of("text", "encoder", "num_classes", "caption_dim", "max_tokens", "checkpoint"),
+    "grids": [config["tokenizer"]["grid"], config["target"]["small_grid"]],
 }
+TEXT_PARAMS = {"text": TEXT, "source": SOURCE}
+DECODING_PARAMS = {**TEXT_PARAMS, "sampling": config["sampling"], "dtype": config["generation"]["dtype"]}
+# What images are measured with, and what tables are made by.
+MEASURED_WITH = settings_of("metrics", "fidelity", "clip", "prompt_accuracy", "hps", "published")
+TABLE_SETTINGS = settings_of("metrics", "bootstrap_resamples", "headline_prompt_set", "headline_temperature")
 
 
 def code(script, *modules):

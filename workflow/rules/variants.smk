@@ -14,7 +14,6 @@ for variant, changes in config["variants"].items():
         name: variant
         pathvars:
             results=f"results/{config['experiment']}/variants/{variant}",
-            shown="<results>",
         snakefile:
             f"{HERE}/Snakefile"
         config:
@@ -43,7 +42,7 @@ if config["variants"]:
         params:
             code=code("compare_variants.py"),
             targets={"base": {}, **config["variants"]},
-            settings=config["metrics"],
+            settings=TABLE_SETTINGS,
             cfg_scale=config["sampling"]["cfg_scale"],
             seed=SEED,
         script:

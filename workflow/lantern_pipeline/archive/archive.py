@@ -21,7 +21,6 @@ from lantern_pipeline.fetch.manifest import SUMS, describe_file
 
 # Of results/<experiment>/ stay out: training data, logs, readers' answers, what is made again, what was set aside.
 _LEFT_OUT = re.compile(r"(codes|captions|samples|logs|study|weights|reference)/.*|trees/features.*|.*\.damaged")
-BESIDE = ("summary.csv", "paired.csv", "report.html")  # of results/, where they are the experiment's
 MAX_MEMBERS = 100_000
 MAX_NAME = 300  # characters
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
@@ -38,6 +37,8 @@ def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
     if output.exists() and not _is_archive(output):
         raise ValueError(f"{output} exists and is no archive of `lantern pack`; choose another --output or remove it")
     provenance = read_json(folder / FILE_NAME)
+    if not isinstance(provenance, dict) or provenance.get("kind") != KIND:
+        raise ValueError(f"{folder / FILE_NAME} is no provenance of a run: run `make reproduce`, which makes it again")
     expected = {f"results/{folder.name}/{name}": sha256 for name, sha256 in _sums_of(provenance).items()}
     files, lines = _files_to_pack(folder, provenance["config"]), []
     if lost := sorted(name for name in expected if not (folder.parent.parent / name).is_file()):
@@ -182,10 +183,6 @@ def _files_to_pack(folder: Path, config: Mapping[str, Any]) -> dict[str, Path]:
         is_hidden = any(part.startswith(".") for part in name.split("/"))
         if path.is_file() and not is_hidden and not _LEFT_OUT.fullmatch(inner) and not re.fullmatch(models, inner):
             files[f"results/{folder.name}/{name}"] = path
-    beside = {f"results/{name}": folder.parent / name for name in BESIDE}
-    own, shared = folder / "summary.csv", folder.parent / "summary.csv"
-    if own.is_file() and shared.is_file() and own.read_bytes() == shared.read_bytes():  # not another experiment's
-        files |= {name: path for name, path in beside.items() if path.is_file()}
     for name in files:
         _check_name(name)
     return files

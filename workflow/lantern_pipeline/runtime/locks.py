@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,15 +62,23 @@ class RunLock:
     def check(self, arguments: Sequence[str]) -> None:
         """Refuses a Snakemake command line that would get into the way of a run that goes on, and names its process."""
         if self._path.exists() and not _HARMLESS & set(arguments):
-            with open(self._path, "a+", encoding="utf-8") as file:
+            with self._open() as file:
                 self._take(file)
 
     def hold(self) -> None:
         """Takes the lock until the process ends; refused where another process holds it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 (stays open: closing gives the lock back)
+        self._file = self._open()  # stays open: closing gives the lock back
         self._take(self._file)
         _write_holder(self._file)
+
+    def _open(self) -> IO[str]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return open(self._path, "a+", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(
+                f"{self._path} cannot be written ({error.strerror}): make it writable, or run in a folder of your own"
+            ) from error
 
     def _take(self, file: IO[str]) -> None:
         if not try_lock(file):
@@ -161,3 +170,10 @@ def _write_holder(file: IO[str]) -> None:
 def _read_holder(file: IO[str]) -> str:
     file.seek(0)
     return file.readline().strip()
+
+
+if __name__ == "__main__":  # `make clean`
+    try:
+        RunLock().check([])
+    except ValueError as error:
+        sys.exit(str(error))
