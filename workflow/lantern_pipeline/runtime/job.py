@@ -149,14 +149,10 @@ def resolve_device(name: str) -> torch.device:
         raise ValueError(f"config key device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("config key device is 'cuda' but PyTorch finds no CUDA device; use auto or cpu")
-    if (
-        name == "auto"
-        and "SLURM_JOB_ID" in os.environ
-        and os.environ.get(VISIBLE_GPUS)
-        and not torch.cuda.is_available()
-    ):
+    job, gpu = os.environ.get("SLURM_JOB_ID"), os.environ.get(VISIBLE_GPUS)
+    if name == "auto" and job and gpu and not torch.cuda.is_available():
         raise ValueError(
-            f"Slurm job {os.environ['SLURM_JOB_ID']} has GPU {os.environ[VISIBLE_GPUS]}, but PyTorch finds no CUDA "
-            "device: install a PyTorch that fits the node's driver, or set config key device to cpu"
+            f"Slurm job {job} has GPU {gpu}, but PyTorch finds no CUDA device: install a PyTorch that fits the node's "
+            "driver, or set config key device to cpu"
         )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
