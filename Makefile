@@ -30,7 +30,8 @@ BIN := $(VENV)/bin
 # The stamp carries a checksum of what was asked for: a changed lock file means a new stamp, hence a new installation.
 WANTED := $(shell cat requirements.lock.txt pyproject.toml | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/installed-$(WANTED)
-SNAKEMAKE := $(BIN)/snakemake --cores $(CORES)
+# A profile in ARGS, such as that of a cluster, sets the cores.
+SNAKEMAKE := $(BIN)/snakemake $(if $(findstring -profile,$(ARGS)),,--cores $(CORES))
 
 # Nothing is downloaded from a model hub, and no pip setting of the user's account changes what is installed.
 export HF_HUB_OFFLINE := 1
@@ -114,9 +115,12 @@ format: $(STAMP)
 	$(BIN)/snakefmt Snakefile workflow/rules
 
 # While a run goes on in this folder, `--unlock` refuses (workflow/lantern_pipeline/runtime/locks.py), and nothing is started.
+# A job that ended after a kill -9 of Snakemake left files without a record of what they were made with, so that no later change
+# of the config would make them again: they are made again now.
 resume: arguments $(STAMP)
 	$(SNAKEMAKE) --unlock $(ARGS)
-	$(SNAKEMAKE) --rerun-incomplete $(ARGS)
+	@unrecorded=$$($(SNAKEMAKE) --summary $(ARGS) | awk -F'\t' '$$1 ~ "^results/" && $$2 != "-" && $$4 == "-" { print $$1 }'); \
+	set -x; $(SNAKEMAKE) $${unrecorded:+--forcerun $$unrecorded} --rerun-incomplete $(ARGS)
 	@$(WRITE_REPORT_IF_OLD)
 
 # --- installation --------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from lantern_pipeline.config.paths import (
     target_of,
     trees_of,
 )
-from lantern_pipeline.config.resources import JobSizes, growing
+from lantern_pipeline.config.resources import MOST_MINUTES, JobSizes, growing
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries, resource_of
@@ -33,6 +33,8 @@ from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.locks import RunLock
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
 
+# With --jobs, as in profiles/slurm, jobs run on other machines than this one.
+IS_REMOTE = workflow.nodes is not None
 RUN_LOCK = RunLock()
 find_own_classes(workflow.configfiles)
 try:
@@ -43,8 +45,7 @@ try:
     RESOURCES = parse_entries(config["resources"])
     check_choices(config["metrics"], RESOURCES)
     if workflow.is_main_process:
-        # With --jobs, as in profiles/slurm, jobs run on other machines than this one.
-        check_user_files(config, RESOURCES, is_local=workflow.global_resources["_nodes"].value is None)
+        check_user_files(config, RESOURCES, is_local=not IS_REMOTE)
 except ValueError as error:
     sys.exit(f"variant {config['variant']}: {error}" if "variant" in config else str(error))
 
@@ -73,7 +74,7 @@ FIRST, HEADLINE, SAMPLED = PLAN.first, PLAN.headline, PLAN.sampled
 SETTING = {**HEADLINE, "cfg_scale": f"{config['sampling']['cfg_scale']:g}"}  # as captions of figures name it
 FIGURES = figure_table(PLAN, config)
 SEED, DEVICE, SOURCE = config["seed"], config["device"], config["data"]["source"]
-GPU = int(uses_gpu(DEVICE))
+GPU = int(uses_gpu(DEVICE, IS_REMOTE))
 SIZES = JobSizes(config, has_gpu=bool(GPU))
 # Weights and real images from elsewhere, looked at before anything is generated; none where the run trains its own.
 METRIC_FILES = published_files(config["metrics"], RESOURCES)

@@ -62,7 +62,7 @@ rule sample_codes:
         ENVIRONMENT
     resources:
         mem_mb=SIZES.decoding_mb(),
-        runtime=growing(720),
+        runtime=growing(720, MOST_MINUTES),
         gpu=GPU,
     params:
         **DECODING_PARAMS,

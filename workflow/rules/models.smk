@@ -152,7 +152,7 @@ rule train_drafter:
     threads: lambda wildcards: 1 if "-" in wildcards.drafter else TRAINING_THREADS
     resources:
         mem_mb=SIZES.training_mb(),
-        runtime=growing(1440 if SIZES.is_large else 120),
+        runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
         gpu=GPU,
     params:
         **TEXT_PARAMS,

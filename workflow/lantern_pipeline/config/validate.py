@@ -198,9 +198,14 @@ def has_gpu() -> bool:
     return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
 
 
-def uses_gpu(device: str) -> bool:
-    """Tells whether jobs will run on a GPU, so that rules ask the scheduler for one."""
-    return device == "cuda" or (device == "auto" and has_gpu())
+def uses_gpu(device: str, is_remote: bool) -> bool:
+    """Tell whether rules ask the scheduler for a GPU.
+
+    Args:
+        device: config key `device`.
+        is_remote: whether jobs run on other machines, such as a cluster's nodes. "auto" then asks for a GPU.
+    """
+    return device == "cuda" or (device == "auto" and (is_remote or has_gpu()))
 
 
 def describe_folder(folder: str | None) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lantern.io import DamagedFileError
-from lantern_pipeline.runtime.locks import hold_gpu, hold_job
+from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu, hold_job
 
 if TYPE_CHECKING:
     import torch
@@ -126,11 +126,21 @@ def _resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Ite
 
 
 def resolve_device(name: str) -> torch.device:
-    """Picks the device for a config value: "auto" (a CUDA device where there is one, else the CPU), "cpu" or "cuda"."""
+    """Pick the device for a config value: "auto" (a CUDA device if there is one, else the CPU), "cpu" or "cuda".
+
+    Raises:
+        ValueError: PyTorch finds no CUDA device although `name` is "cuda", or is "auto" in a Slurm job that has a GPU.
+    """
     import torch
 
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"config key device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("config key device is 'cuda' but PyTorch finds no CUDA device; use auto or cpu")
+    job, gpu = os.environ.get("SLURM_JOB_ID"), os.environ.get(VISIBLE_GPUS)
+    if name == "auto" and job and gpu and not torch.cuda.is_available():
+        raise ValueError(
+            f"Slurm job {job} has GPU {gpu}, but PyTorch finds no CUDA device: install a PyTorch that fits the node's "
+            "driver, or set config key device to cpu"
+        )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -95,7 +95,7 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
-        left = "which a killed run left at the same job; kill it to go on"
+        left = "which a killed run left at the same job; kill or scancel it to go on"
         _wait_until(lambda: try_lock(file), lambda: f"{rule}: waiting for {_read_holder(file)}, {left}", terminal)
         _write_holder(file)
         yield
@@ -161,9 +161,10 @@ def _wait_until(attempt: Callable[[], T], reason: Callable[[], str], terminal: T
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Empties a locked file and writes who holds it: "process 123 on a host"."""
+    """Empty a locked file and write who holds it: "process 123 on a host", in a Slurm job "..., Slurm job 62"."""
+    job = os.environ.get("SLURM_JOB_ID")
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.write(f"process {os.getpid()} on {platform.node()}{f', Slurm job {job}' if job else ''}\n")
     file.flush()
 
 
