@@ -1,4 +1,4 @@
-"""`--workflow-profile profiles/slurm` on a real Slurm: the whole target, after a cancelled job and a killed Snakemake."""
+"""The Slurm profile on a real Slurm: the whole target, through a cancelled job and a killed Snakemake."""
 
 import itertools
 import os
@@ -50,7 +50,7 @@ def slurm():
 
 def jobs_of(jobs, rule):
     """Slurm's jobs of a rule, by the comment that the plugin gives them."""
-    return [job for job in jobs if job["Comment"].startswith(f"rule_{rule}_wildcards") or job["Comment"] == f"rule_{rule}"]
+    return [job for job in jobs if job["Comment"].partition("_wildcards")[0] == f"rule_{rule}"]
 
 
 def disturb(slurm, workflow, folder, arguments):
