@@ -204,11 +204,15 @@ def from_transformers(
         processor: the one that belongs to it, or its tokenizer.
         family: that row's name, where the class has several.
         grid: tokens of an image's side, where it is not the published one.
-        max_tokens: rows of the longest prompt; longer ones lose the end of their caption.
+        max_tokens: of the longest prompt, its form included; `draw` refuses longer ones.
 
     Raises:
-        ValueError: a class without a row, lists those with one; or a tokenizer of another model.
+        ValueError: a class without a row, lists those with one; a tokenizer of another model; or a model that is spread
+            over devices or adapted where it cannot be read.
     """
+    for name, value in {"grid": grid, "max_tokens": max_tokens}.items():
+        if value is not None:
+            _COUNT.check(name, value, "from_transformers")
     return _pretrained("from_transformers").adopt_model(model, processor, family, grid, max_tokens)
 
 

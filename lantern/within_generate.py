@@ -16,7 +16,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec, Parameter, make_method
 from lantern.models.adapter import TransformersTarget, adapt
-from lantern.models.families import FAMILIES, family_of
+from lantern.models.families import FAMILIES, family_named
 from lantern.sampling import SamplingConfig
 
 _GUIDANCE, _PREFIX = "UnbatchedClassifierFreeGuidanceLogitsProcessor", "PrefixConstrainedLogitsProcessor"
@@ -65,7 +65,7 @@ def custom_generate(
         **model_kwargs: Any,  # naming one of them here would hide it from transformers
     ) -> Any:
         _refuse_what_is_not_done(generation_config, logits_processor, stopping_criteria, model_kwargs)
-        row = family or family_of(type(model).__name__)
+        row = family_named(family, type(model).__name__)
         processors = {type(part).__name__: part for part in logits_processor}
         sampling = _sampling_of(processors, generation_config.do_sample)
         if FAMILIES[row].turns_by_grid:
