@@ -432,7 +432,7 @@ class MethodSpec:
         raise AttributeError(f"MethodSpec has no attribute {name}")
 
     @classmethod
-    def of(cls, name: str, /, **parts: Any) -> MethodSpec:
+    def of(cls, name: str, **parts: Any) -> MethodSpec:
         """A method of parts and parameters side by side; nearest codes are l2_normalised unless `neighbours` is given.
 
         Raises:
@@ -498,6 +498,8 @@ def make_method(name: str, /, **parts: Any) -> MethodSpec:
     Raises:
         ValueError: unknown preset, or as `MethodSpec`.
     """
+    if "name" in parts:
+        raise ValueError(f"method {name} takes no name, got {parts['name']!r}; method_id names it")
     parts = {**preset_of(name), "method_id": name, **parts}
     if parts.get("tree") == "static":
         parts["tree"] = "naive_extend_57"

@@ -150,6 +150,15 @@ def test_a_prompt_longer_than_max_tokens_is_refused_with_the_number_that_it_need
             wrap(**{name: value})
 
 
+def test_settings_of_the_model_that_are_not_applied_are_refused(tmp_path):
+    model, wrap = open_tiny(tmp_path, "janus")
+    model.generation_config.repetition_penalty = 1.1
+    with pytest.raises(ValueError, match=r"repetition_penalty of the model's generation_config must be 1\.0, got 1\.1"):
+        wrap()
+    model.generation_config.repetition_penalty = 1.0
+    assert wrap().sampling.top_k == 50
+
+
 def test_an_adapter_on_the_image_tokenizer_is_one_sentence(tmp_path):
     model, wrap = open_tiny(tmp_path, "emu3")
     layer = model.model.vqmodel.encoder.conv_in
