@@ -153,7 +153,7 @@ def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound,
     surrogates = [bound.surrogate(target, draft, torch.full((20, 1), code)) for code in range(VOCAB)]
     torch.testing.assert_close(accepted, torch.minimum(draft, torch.cat(surrogates, dim=-1)))
     monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 20 * 9 * 5)  # however many are held
-    assert torch.equal(rule.accepted_mass(target, draft), accepted)
+    torch.testing.assert_close(rule.accepted_mass(target, draft), accepted)
     for t, p, least in zip(target, draft, (accepted - target).clamp(min=0).sum(-1), strict=True):
         tv, other = (float((distribution_of(r, t, p) - t).abs().sum()) / 2 for r in (rule, Rejection(bound)))
         assert tv == pytest.approx(float(least)) and 0 < tv < other + 1e-9
