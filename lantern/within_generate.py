@@ -114,6 +114,8 @@ def _refuse_what_is_not_done(
         raise ValueError(
             f"logits processors must be one of each kind, in the order {', '.join(_ORDER)}, got {', '.join(known)}"
         )
+    if any(getattr(part, "min_tokens_to_keep", 1) > 1 for part in processors):
+        raise ValueError("min_tokens_to_keep must be 1 in lantern.custom_generate; leave it out")
     strange = [type(part).__name__ for part in stopping if type(part).__name__ not in _STOPPING]
     if strange:
         raise ValueError(f"an image is drawn to its end, got the stopping criterion {strange[0]}; leave it out")

@@ -11,10 +11,14 @@ import pytest
 import torch
 from tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from tiny_transformers import NUM_CODES, make_tiny
-from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper
+from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
 
 import lantern
 from conftest import ROOT
+from lantern.decoding import DecodingModels, make_decoder
+from lantern.methods import make_method
+from lantern.models.adapter import adapt
+from lantern.sampling import SamplingConfig
 
 PROMPTS = ["a red fox in the snow", "cat"]
 LONG = "low quality " * 9
@@ -111,6 +115,18 @@ def test_filters_are_read_from_the_processors_in_whatever_way_they_came(emu3):
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
+def test_chameleon_which_cannot_draw_itself_draws_within_generate():
+    """A square of codes; with a negative prompt, as by a decoder that is put together by hand."""
+    model, grids = make_tiny("anole")
+    ids, negative = torch.tensor([[31, 10, 12, 9], [31, 31, 11, 9]]), torch.tensor([[31, 9]])
+    options = {"negative_prompt_ids": negative, "guidance_scale": 3.0, "do_sample": False}
+    found = model.generate(ids, custom_generate=lantern.custom_generate(family="anole", grid=4), **options)
+    target = adapt(model, "anole", num_text_tokens=4, null_ids=(31, 9), **grids)
+    decoder = make_decoder(DecodingModels(target), make_method("autoregressive"), SamplingConfig(0.0, cfg_scale=3.0))
+    codes = decoder.generate(ids, torch.ones_like(ids).bool(), [decoder.make_noise(0, str(row)) for row in "ab"]).codes
+    assert torch.equal(found[:, 4:], codes + 4)
+
+
 def leave_out(allowed, token):
     return lambda row, ids: [id for id in allowed(row, ids) if id != token]
 
@@ -123,6 +139,14 @@ REFUSED = {
     "twice": (
         {"do_sample": True, "logits_processor": LogitsProcessorList([TopKLogitsWarper(3)])},
         "one of each kind, in the order .*, got TopKLogitsWarper, TopKLogitsWarper",
+    ),
+    "least": (
+        {
+            "do_sample": True,
+            "top_k": 0,
+            "logits_processor": LogitsProcessorList([TopPLogitsWarper(0.5, min_tokens_to_keep=2)]),
+        },
+        "min_tokens_to_keep must be 1",
     ),
     "num_beams": ({"num_beams": 2}, "got beam_search with num_beams=2"),
     "prompt_lookup": ({"prompt_lookup_num_tokens": 3}, "got assisted_generation with num_beams=1"),
