@@ -198,7 +198,7 @@ def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
             lantern.custom_generate(grid=grid)
     right = {"input_ids": square.input_ids.flip(1), "attention_mask": square.attention_mask.flip(1)}
     with pytest.raises(ValueError, match="attention_mask must be that of prompts padded on the left"):
-        model.generate(**right, custom_generate=lantern.custom_generate(grid=4))
+        model.generate(**right, custom_generate=decode)
 
 
 def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
