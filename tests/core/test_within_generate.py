@@ -89,6 +89,9 @@ def test_emu3_draws_with_what_its_processor_gives_as_it_stands(emu3):
     assert drawn[0].shape == (2, inputs.input_ids.shape[1] + 4 * 5 + 3)
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     options = {"do_sample": True, "num_return_sequences": 2}
+    whole = {"do_sample": False, "custom_generate": lantern.custom_generate()}
+    found, cut = (model.generate(**inputs, max_new_tokens=number, **whole) for number in (99, 21))
+    assert torch.equal(found[:, : inputs.input_ids.shape[1] + 21], cut)
     several = model.generate(**inputs, custom_generate=lantern.custom_generate(), **options)
     assert len(several) == 4 and not torch.equal(several[0], several[1])
 
@@ -169,6 +172,16 @@ REFUSED = {
 }
 
 
+REFUSED["negative mask of nothing"] = (
+    {
+        "guidance_scale": 3.0,
+        "negative_prompt_ids": torch.ones(2, 2, dtype=torch.int64),
+        "negative_prompt_attention_mask": torch.tensor([[0, 1], [0, 0]]),
+    },
+    "negative_prompt_attention_mask must be that of prompts padded on the left",
+)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_change_the_tokens_is_refused_by_its_name(emu3, name):
     model, processor = emu3
@@ -213,6 +226,7 @@ def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
         ({"image_grid_thw": torch.cat([grids[:2], grids[:2] + 1])}, "must be the same of all prompts, got"),
         ({"image_grid_thw": grids[:3], "images_per_sample": torch.tensor([1, 2])}, "must hold two grids of each"),
         ({"image_grid_thw": grids, "images_per_sample": torch.tensor([3, 1])}, "must hold two grids of each prompt"),
+        ({"images_per_sample": torch.tensor([2, 1])}, "must hold two grids of each prompt"),
         ({"guidance_scale": 3.0}, "draws without guidance: guidance_scale must be 1, got 3.0"),
         (
             {"num_return_sequences": 2, "do_sample": True},
