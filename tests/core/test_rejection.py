@@ -144,6 +144,13 @@ def test_children_are_tried_in_order_against_what_is_left(uniform, rank):
     assert Rejection().accept(probs, children, cannot_be_drawn, uniforms)[0].item() == max(rank, 1)  # 0.3 / 0.6
 
 
+def test_a_draft_that_the_target_never_emits_is_not_accepted_though_its_test_rounds_to_0():
+    """u p(x) is 0 in float32, as is t(x)."""
+    probs, draft = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1e-40, 1.0]]])
+    rank, _ = Rejection().accept(probs, torch.tensor([[[0]]]), draft, torch.full((1, 1, 1), 1e-10))
+    assert rank.item() == 1
+
+
 @pytest.mark.parametrize("bound", [AdditiveBound(TABLE, k=8, delta=0.1), MultiplicativeBound(TABLE, k=8, lambda_=3.0)])
 def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound, monkeypatch):
     target, draft = random_probs()
