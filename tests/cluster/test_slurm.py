@@ -28,9 +28,9 @@ OVERRIDES = [
     *("--latency-wait", "5", "--slurm-init-seconds-before-status-checks", "1"),
     *("--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"),
 ]
-# Answers as sacct does where there is accounting: the toy has none. The plugin does not understand "CANCELLED by 0".
+# Answers as sacct does where there is accounting, which the toy has not. The plugin does not understand "CANCELLED by 0".
 SACCT = """#!/bin/sh
-squeue --states=all --noheader --format "%i|%T" | sed "s/CANCELLED/CANCELLED by 0/"
+case "$*" in *--name*) squeue --states=all --noheader --format "%i|%T" | sed "s/CANCELLED/CANCELLED by 0/";; esac
 """
 
 

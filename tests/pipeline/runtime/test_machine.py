@@ -36,7 +36,8 @@ def test_only_a_local_run_is_held_within_the_machines_memory(is_main, nodes, giv
     registered = {}
     workflow = SimpleNamespace(
         is_main_process=is_main,
-        global_resources={"_nodes": SimpleNamespace(value=nodes), **given},
+        nodes=nodes,
+        global_resources=given,
         register_resource=registered.__setitem__,
     )
     limit_memory(workflow)
