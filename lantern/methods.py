@@ -13,7 +13,9 @@ import hashlib
 import importlib
 import inspect
 import math
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -312,13 +314,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+CLASS_FOLDERS = "LANTERN_CLASSES"  # environment variable: folders of users' own classes, as in PATH
+
+
 def load_class(path: str) -> type:
-    """The class of an import string, "module:Class".
+    """The class of an import string, "module:Class", on Python's path or in a folder that CLASS_FOLDERS lists.
 
     Raises:
-        ValueError: no such module on Python's path, or no such class in it.
+        ValueError: no such module there, or no such class in it.
     """
     module, _, name = path.partition(":")
+    # Last on the path, so that a file there takes the place of no library.
+    sys.path += [folder for folder in os.environ.get(CLASS_FOLDERS, "").split(os.pathsep) if folder not in sys.path]
     try:
         return getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:

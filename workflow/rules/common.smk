@@ -34,7 +34,7 @@ from lantern_pipeline.runtime.locks import RunLock
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
 
 RUN_LOCK = RunLock()
-find_own_classes(workflow.configfiles)
+find_own_classes(config, workflow.configfiles)
 try:
     if workflow.is_main_process:
         RUN_LOCK.check(sys.argv)

@@ -1,11 +1,12 @@
-"""Memory that jobs may share."""
+"""Memory that jobs may share, classes of a user's own."""
 
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from lantern_pipeline.runtime.machine import limit_memory, memory_bytes
+from lantern.methods import CLASS_FOLDERS
+from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, memory_bytes
 
 
 def test_without_a_limit_it_is_the_machines(tmp_path):
@@ -41,3 +42,19 @@ def test_only_a_local_run_is_held_within_the_machines_memory(is_main, nodes, giv
     )
     limit_memory(workflow)
     assert registered == ({"mem_mb": memory_bytes() // 10**6} if is_limited else {})
+
+
+@pytest.mark.parametrize(
+    "config, is_named",
+    [
+        ({"methods": [{"preset": "lantern", "k": 20}], "data": {"folder": "a:b"}}, False),
+        ({"methods": [{"name": "mine", "acceptance": "capped:Capped"}]}, True),
+        ({"ablations": {"grids": {"own": {"methods": [{"drafts": ["jacobi", "mine:Drafter"]}]}}}}, True),
+        ({"variants": {"other": {"methods": [{"drafts": "mine:Drafter"}]}}}, True),
+    ],
+    ids=["none", "method", "ablation", "variant"],
+)
+def test_a_config_files_folder_is_searched_for_classes_only_if_one_is_named(config, is_named, tmp_path, monkeypatch):
+    monkeypatch.setenv(CLASS_FOLDERS, "")
+    find_own_classes(config, [tmp_path / "mine.yaml"])
+    assert os.environ[CLASS_FOLDERS] == (str(tmp_path) if is_named else "")
