@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.comparisons import read_published
 from lantern_pipeline.tables.method_labels import method_name
 from lantern_pipeline.tables.summary import select_headline
 
@@ -23,14 +24,14 @@ ROW_HEIGHT = 0.17  # inches
 MARKER = {"markersize": 5.5, "markeredgewidth": 1.4}
 
 
-def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published: pd.DataFrame | None = None) -> Figure:
     """Draws speed-ups as dots: published ones left, one line per paper, model and temperature; this run's right, one
     line per method.
 
     A figure of page width; bars are 95 % intervals, which published numbers lack. Autoregressive decoding, 1 by
-    definition, is the dashed line; nothing joins the panels. `published`: published_results.csv, one row per paper,
-    model and method.
+    definition, is the dashed line; nothing joins the panels. `published` is the table of `read_published` by default.
     """
+    published = read_published() if published is None else published
     is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
     theirs = published[published["speedup"].notna() & (published["method"] != BASELINE) & ~is_other_model]
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])
