@@ -23,6 +23,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help arguments reproduce sample train test figures report readme rulegraph gpu-check lint format resume lock clean distclean
 
+# First of all, unexpanded: make itself would run a $(shell ...) in it.
+override PROMPT := $(value PROMPT)
+export PROMPT
+
 CORES ?= all
 ARGS ?=
 VENV := .venv
@@ -64,8 +68,9 @@ reproduce: $(STAMP)
 	echo "$(SNAKEMAKE) $(ARGS)"; $(SNAKEMAKE) $(ARGS)
 	@$(WRITE_REPORT_IF_OLD)
 
+# The shell gets the prompt from the environment, as text, and never as a part of a command.
 sample: $(STAMP)
-	@$(BIN)/lantern sample "$(PROMPT)" $(ARGS)
+	@$(BIN)/lantern sample $(ARGS) -- "$$PROMPT"
 
 # Snakemake writes the report in place: the rename makes it whole or absent.
 report: $(STAMP)

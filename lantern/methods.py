@@ -13,7 +13,9 @@ import hashlib
 import importlib
 import inspect
 import math
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
@@ -331,13 +333,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+CLASS_FOLDERS = "LANTERN_CLASSES"  # environment variable: folders of users' own classes, as in PATH
+
+
 def load_class(path: str) -> type:
-    """The class of an import string, "module:Class".
+    """The class of an import string, "module:Class", on Python's path or in a folder that CLASS_FOLDERS lists.
 
     Raises:
-        ValueError: no such module on Python's path, one that cannot be imported, or no such class in it.
+        ValueError: no such module there, one that cannot be imported, or no such class in it.
     """
     module, _, name = path.partition(":")
+    # Last on the path, so that a file there takes the place of no library.
+    folders = filter(None, os.environ.get(CLASS_FOLDERS, "").split(os.pathsep))
+    sys.path += [folder for folder in folders if folder not in sys.path]
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # a user's file may raise whatever it likes

@@ -70,3 +70,18 @@ def test_the_workflow_plans_the_overlay(folder):
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "capped-k20-lambda5-cap0.05" in found.stdout + found.stderr
+
+
+def test_what_else_lies_beside_an_overlay_is_never_run(folder, tmp_path):
+    """Neither in place of a library nor as Python starts, by Snakemake or by a job; a named class is found."""
+    for name in ("random", "sitecustomize", "usercustomize"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'a').write({name!r})\n")
+    (folder / "models").symlink_to(ROOT / "models")
+    arguments = ["--snakefile", ROOT / "Snakefile", "--directory", folder, "--cores", "1"]
+    arguments += ["--configfile", ROOT / "config.yaml", folder / "mine.yaml"]
+    wanted = "results/capped/prompts/seen.jsonl"
+    command = [sys.executable, "-m", "snakemake", *map(str, arguments), "--", wanted]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0 and (folder / wanted).exists(), found.stderr
+    assert not (tmp_path / "was_run").exists()

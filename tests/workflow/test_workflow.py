@@ -15,6 +15,7 @@ from conftest import load_config
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.fingerprint import imported_modules
+from lantern_pipeline.runtime.locks import RunLock
 from lantern_pipeline.runtime.machine import memory_bytes
 from tiny_run import (
     EXACT,
@@ -23,6 +24,7 @@ from tiny_run import (
     TINY,
     TRAINING,
     Workflow,
+    copy_project,
     edited_project,
     overlays_of,
     planned,
@@ -125,6 +127,18 @@ def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tm
         assert code == 0 and {path.name for path in tmp_path.iterdir() if not path.is_symlink()} == left, output
 
 
+def test_make_clean_waits_for_the_end_of_a_run(tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    lock = RunLock()
+    lock.hold()
+    code, output = Workflow(tmp_path).make("clean")
+    assert code != 0 and "a run goes on in" in output and (tmp_path / "results").exists(), output
+    lock._file.close()
+    code, output = Workflow(tmp_path).make("clean")
+    assert code == 0 and not (tmp_path / "results").exists(), output
+
+
 def test_a_config_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
     (tmp_path / "odd.yaml").write_text("seed: 1\ndata: [1\n")
     code, output = Workflow(tmp_path, (tmp_path / "odd.yaml",)).make("reproduce")
@@ -147,6 +161,7 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
     assert "safe center" in page  # the stylesheet that keeps the front page's beginning in reach
+    assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
     assert "(b) What speed costs" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert "What made these results" in page and "provenance.json" in page
     assert "tokens per forward" in page  # the first screen
@@ -191,6 +206,25 @@ def test_two_experiments_in_one_folder_plan_nothing_of_each_other_again(copy_of_
     code, output = copy_of_finished.run("--dry-run")
     assert code == 0 and "Nothing to be done" in output, output
     assert {path.name for path in results.iterdir()} == {"tiny", "other"}  # none writes beside its folder
+
+
+def test_a_moved_clone_plans_nothing_again(finished, tmp_path):
+    project = copy_project(tmp_path / "project")
+    command = [str(project / "Snakefile") if part == str(ROOT / "Snakefile") else part for part in finished.command()]
+    result = subprocess.run([*command, "--dry-run"], capture_output=True, text=True)
+    assert "Nothing to be done" in result.stdout + result.stderr, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "prompt", ["$(touch hacked)", "$(shell touch hacked)", "`touch hacked`", "'; touch hacked; '", '"; touch hacked; "']
+)
+def test_a_prompt_is_no_command(tmp_path, prompt):
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "lantern").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    (binaries / "lantern").chmod(0o755)
+    code, output = Workflow(tmp_path).make("sample", BIN=binaries, ARGS="--seed 3", PROMPT=prompt)
+    assert code == 0 and output == f"<sample><--seed><3><--><{prompt}>" and not (tmp_path / "hacked").exists(), output
 
 
 def test_make_understands_what_snakemake_does(copy_of_finished, tmp_path):

@@ -238,10 +238,16 @@ def hashes(folder):
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def edited_project(folder, module):
-    """A copy of the project with one statement more in a module."""
+def copy_project(folder):
+    """A copy of the project, without what git ignores."""
     ignored = shutil.ignore_patterns(".git", ".venv", "results", ".snakemake", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, folder, ignore=ignored)
+    return folder
+
+
+def edited_project(folder, module):
+    """A copy of the project with one statement more in a module."""
+    copy_project(folder)
     with open(folder / module, "a") as file:
         file.write("\nEDITED = True\n")
     return folder

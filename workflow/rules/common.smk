@@ -37,7 +37,7 @@ from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set
 # With --jobs, as in profiles/slurm, jobs run on other machines than this one.
 IS_REMOTE = workflow.nodes is not None
 RUN_LOCK = RunLock()
-find_own_classes(workflow.configfiles)
+find_own_classes(config, workflow.configfiles)
 try:
     if workflow.is_main_process:
         RUN_LOCK.check(sys.argv)
@@ -122,12 +122,12 @@ MEASURED_WITH = settings_of("metrics", "fidelity", "clip", "prompt_accuracy", "h
 TABLE_SETTINGS = settings_of("metrics", "bootstrap_resamples", "headline_prompt_set", "headline_temperature")
 
 
-def code(script, *modules):
-    """Fingerprint of a script, of what it imports and of modules that it is given by name: edits re-run what uses them.
+def code(script, *others):
+    """Fingerprint of a script, of what it imports and of files of the pipeline by name: edits re-run what uses them.
 
     A parameter that Snakemake asks for job by job, so that no process works out those of other rules' scripts.
     """
-    files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / module for module in modules)]
+    files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
     return lambda wildcards: " ".join(code_fingerprint(file) for file in files)
 
 
@@ -176,8 +176,10 @@ def result_table(path, caption, title):
 
 
 def page_templates(page):
-    """Files of a page that are no Python, which alone the fingerprint of the code sees."""
-    return [(PIPELINE / "pages" / f"{name}.html").resolve().as_posix() for name in (page, "page_shell")]
+    """Templates of a page, for `code`. As inputs they would have an absolute path, which the report shows and which
+    makes the page again in a clone that was moved.
+    """
+    return [f"pages/{name}.html" for name in (page, "page_shell")]
 
 
 def claim_numbers(wildcards, input):

@@ -8,7 +8,6 @@ rule write_front_page:
         records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
         prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,
-        template=page_templates("front_page"),
     output:
         page="<results>/front.html",
     log:
@@ -19,7 +18,7 @@ rule write_front_page:
         mem_mb=growing(3500),
         runtime=growing(45),
     params:
-        code=code("write_front_page.py"),
+        code=code("write_front_page.py", *page_templates("front_page")),
         num_prompts=config["figures"]["sample_prompts"],
     script:
         "../scripts/write_front_page.py"
@@ -30,7 +29,6 @@ rule build_race:
         images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",
         prompts=[f"<results>/prompts/{name}.jsonl" for name in config["latency"]["prompt_sets"]],
         tokenizer=TOKENIZER,
-        template=page_templates("race"),
     output:
         page=report(
             "<results>/race.html",
@@ -47,6 +45,6 @@ rule build_race:
         mem_mb=growing(3500),
         runtime=growing(90),
     params:
-        code=code("build_race.py"),
+        code=code("build_race.py", *page_templates("race")),
     script:
         "../scripts/build_race.py"

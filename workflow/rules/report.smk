@@ -1,7 +1,6 @@
 """What a run comes to: tables, figures, provenance."""
 
 from lantern_pipeline.archive.provenance import results_config
-from lantern_pipeline.config.figures import PUBLISHED_RESULTS
 
 
 rule summarise:
@@ -40,7 +39,6 @@ rule summarise:
 
 rule compare_published:
     input:
-        published=PUBLISHED_RESULTS,
         summary=rules.summarise.output.summary,
     output:
         result_table("<results>/published.csv", "published", "Published numbers beside this run's"),
@@ -49,7 +47,7 @@ rule compare_published:
     conda:
         ENVIRONMENT
     params:
-        code=code("compare_published.py"),
+        code=code("compare_published.py", "tables/published_results.csv"),
         settings=TABLE_SETTINGS,
         model=config["target"]["name"],
     script:
@@ -83,7 +81,11 @@ for name, figure in FIGURES.items():
             mem_mb=growing(3500 if figure.draws_images else 1500),
             runtime=growing(45 if figure.draws_images else 10),
         params:
-            code=code("draw_figure.py", f"figures/{name}.py"),
+            code=code(
+                "draw_figure.py",
+                f"figures/{name}.py",
+                *(["tables/published_results.csv"] if name == "published" else []),
+            ),
             figure=name,
             dpi=config["figures"]["dpi"],
             settings=figure.settings,

@@ -6,7 +6,6 @@ rule build_study:
         records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
         prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,
-        template=page_templates("study"),
     output:
         page="<results>/study/study.html",
         key="<results>/study/key.json",
@@ -18,7 +17,7 @@ rule build_study:
         mem_mb=growing(3500),
         runtime=growing(90),
     params:
-        code=code("build_study.py"),
+        code=code("build_study.py", *page_templates("study")),
         settings={name: config["study"][name] for name in ("methods", "num_trials", "num_checks", "seed", "question")},
     script:
         "../scripts/build_study.py"

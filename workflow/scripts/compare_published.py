@@ -2,9 +2,9 @@
 
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.tables.comparisons import compare_with_published
+from lantern_pipeline.tables.comparisons import compare_with_published, read_published
 
 with job_log(snakemake):
     files, params = snakemake.input, snakemake.params
-    published, summary = read_table(files.published, text_columns=["arxiv"]), read_table(files.summary)
+    published, summary = read_published(), read_table(files.summary)
     write_table(snakemake.output[0], compare_with_published(published, summary, params.settings, params.model))

@@ -104,6 +104,12 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ),
         ("data.captions", {"num": 9}, ["data.captions.file is missing"]),
         ("drafter.num_eval", 600, ["drafter.num_eval must be at most target.num_eval = 512", "600"]),
+        ("data.num_shards", 600, ["data.num_shards must be at most target.num_eval = 512, got 600"]),
+        (
+            "generation.num_shards",
+            1000,
+            ["generation.num_shards must be at most 192, the prompts of set seen, got 1000"],
+        ),
         ("drafter.warmup_share", 1, ["drafter.warmup_share", "less than 1"]),
         ("trees", {1: [[0]]}, ["config key trees: the name 1 must be text; put it into quotes"]),
         ("prompts", {False: None}, ["config key prompts: the name False must be text"]),

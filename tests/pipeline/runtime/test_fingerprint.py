@@ -109,3 +109,11 @@ def test_a_module_that_only_carries_a_job_is_no_part_of_a_fingerprint(package, m
     for path in (package / "pack" / "deep" / "loop.py", package / "pack" / "helper.py"):
         path.write_text(path.read_text() + "\nNEW = 2\n")
     assert prints(package) == before
+
+
+def test_a_template_counts_by_its_bytes(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("<html>")
+    before = code_fingerprint(page)
+    page.write_text("<html lang=en>")
+    assert code_fingerprint(page) != before

@@ -183,3 +183,10 @@ def test_jobs_of_a_cluster_count_their_gpus_each_from_zero(monkeypatch, tmp_path
     with hold(tmp_path):
         assert gpu == os.environ[VISIBLE_GPUS] == "0"
     job.communicate("")
+
+
+def test_a_lock_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "lantern.lock").mkdir()
+    for act in (lambda lock: lock.check([]), lambda lock: lock.hold()):
+        with pytest.raises(ValueError, match=r"lantern\.lock cannot be written \(.*\): make it writable, or run in a"):
+            act(RunLock(tmp_path / "lantern.lock"))

@@ -1,11 +1,19 @@
-"""Memory that jobs may share; the name of a machine."""
+"""Memory that jobs may share, users' own classes, the name of a machine."""
 
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from lantern_pipeline.runtime.machine import _cpu_name, describe_machine, limit_memory, memory_bytes, name_processor
+from lantern.methods import CLASS_FOLDERS
+from lantern_pipeline.runtime.machine import (
+    _cpu_name,
+    describe_machine,
+    find_own_classes,
+    limit_memory,
+    memory_bytes,
+    name_processor,
+)
 
 
 def test_without_a_limit_it_is_the_machines(tmp_path):
@@ -62,3 +70,19 @@ def test_a_timing_is_of_the_processor_that_decoded():
     machine = {"cpu": "a CPU", "gpus": [{"name": "a GPU"}]}
     assert (name_processor(machine, "cpu"), name_processor(machine, "cuda")) == ("a CPU", "a GPU")
     assert name_processor(describe_machine(), "cpu") == describe_machine()["cpu"]
+
+
+@pytest.mark.parametrize(
+    "config, is_named",
+    [
+        ({"methods": [{"preset": "lantern", "k": 20}], "data": {"folder": "a:b"}}, False),
+        ({"methods": [{"name": "mine", "acceptance": "capped:Capped"}]}, True),
+        ({"ablations": {"grids": {"own": {"methods": [{"drafts": ["jacobi", "mine:Drafter"]}]}}}}, True),
+        ({"variants": {"other": {"methods": [{"drafts": "mine:Drafter"}]}}}, True),
+    ],
+    ids=["none", "method", "ablation", "variant"],
+)
+def test_a_config_files_folder_is_searched_for_classes_only_if_one_is_named(config, is_named, tmp_path, monkeypatch):
+    monkeypatch.setenv(CLASS_FOLDERS, "")
+    find_own_classes(config, [tmp_path / "mine.yaml"])
+    assert os.environ[CLASS_FOLDERS] == (str(tmp_path) if is_named else "")

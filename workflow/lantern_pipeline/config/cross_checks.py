@@ -58,7 +58,12 @@ def _prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) -> Ite
         if entry.get(option) is not None and not has_file:
             yield f"prompts.{name}.{option} goes with a file only, got {show(entry)}"
     if entry.get("num") is not None:
-        check_prompt_count(name, entry["num"] * (entry.get("copies") or 1), config["metrics"], config["figures"])
+        num_prompts = entry["num"] * (entry.get("copies") or 1)
+        check_prompt_count(name, num_prompts, config["metrics"], config["figures"])
+        # A shard has at least one prompt; only T5's features are stored in shards.
+        for section in ("generation", "text") if config["text"]["encoder"] == "t5" else ("generation",):
+            if (num_shards := config[section]["num_shards"]) > num_prompts:
+                yield f"{section}.num_shards must be at most {num_prompts}, the prompts of set {name}, got {num_shards}"
 
 
 def _resources(config: dict[str, Any]) -> Iterator[str]:
@@ -146,6 +151,8 @@ def _sizes(config: dict[str, Any]) -> Iterator[str]:
             dynamic["top_k"] + dynamic["depth"] * dynamic["top_k"] ** 2,
         ),
     }
+    if source != "none":  # a shard has at least one held-out image
+        upper_bounds["data.num_shards"] = ("target.num_eval", config["target"]["num_eval"])
     for key, (name, bound) in upper_bounds.items():
         if (value := _get(config, key)) > bound:
             yield f"{key} must be at most {name} = {bound}, got {value}"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lantern_pipeline.config.paths import TOKENIZER, RunPlan
 
 SUMMARY = "<results>/summary.csv"
 GENERALITY = "<results>/generality.csv"
-PUBLISHED_RESULTS = Path(__file__).resolve().parents[1].joinpath("tables", "published_results.csv").as_posix()
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,7 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
             {"curves": f"{tables}/curves.csv", "methods": f"{tables}/methods.csv", "summary": SUMMARY},
             of_rows,
         ),
-        "published": Figure(
-            "l", "Published numbers beside this run's", {"published": PUBLISHED_RESULTS, "summary": SUMMARY}, of_rows
-        ),
+        "published": Figure("l", "Published numbers beside this run's", {"summary": SUMMARY}, of_rows),
         "ablations": Figure("n", "Ablations", {"table": ablations}),
         "frontier": Figure("q", "Speed against distance from the target's distribution", {"summary": SUMMARY}, of_rows),
         "generality": Figure("r", "Acceptance over the ambiguity of many targets", {"table": GENERALITY}),

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.comparisons import read_published
 from lantern_pipeline.tables.method_labels import method_name
 from lantern_pipeline.tables.summary import select_headline
 
@@ -25,14 +26,15 @@ OVERLAP = 0.3  # speed-ups that differ by less have markers that hide each other
 SHIFT = 0.27  # between such markers, in lines
 
 
-def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published: pd.DataFrame | None = None) -> Figure:
     """Draws speed-ups as dots: published ones left, one line per paper, model and temperature; this run's right, one
     line per method.
 
     A figure of page width; bars are 95 % intervals, which published numbers lack. Markers of a line that would hide
     each other are shifted up and down. Autoregressive decoding, 1 by definition, is the dashed line; nothing joins the
-    panels. `published`: published_results.csv, one row per paper, model and method.
+    panels. `published` is the table of `read_published` by default.
     """
+    published = read_published() if published is None else published
     is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
     theirs = published[published["speedup"].notna() & (published["method"] != BASELINE) & ~is_other_model]
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])

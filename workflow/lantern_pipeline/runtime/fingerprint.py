@@ -31,8 +31,11 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
     """Hashes a script and every module that it imports of the packages (folders named as they are imported), directly
-    or not, but for LEFT_OUT: 16 hexadecimal digits, the same on every machine and Python version.
+    or not, but for LEFT_OUT: 16 hexadecimal digits, the same on every machine and Python version. Of a file that is no
+    Python, the bytes count.
     """
+    if Path(script).suffix != ".py":  # a template, a table
+        return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16]
     digest = hashlib.sha256(_code_of(Path(script)).encode())
     names = {
         module.relative_to(package.parent).as_posix(): module

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from lantern.methods import CLASS_FOLDERS
 
 # Snakemake itself sets OMP_NUM_THREADS and its kin from each rule's `threads`.
 JOB_ENVIRONMENT = {
@@ -29,11 +30,24 @@ JOB_ENVIRONMENT = {
 }
 
 
-def find_own_classes(configfiles: Iterable[Path | str]) -> None:
-    """Lets this process and its jobs import what stands beside a config file: classes of a user's own."""
-    folders = sorted({str(Path(file).resolve().parent) for file in configfiles})
-    sys.path += folders
-    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
+def find_own_classes(config: Any, configfiles: Iterable[Path | str]) -> None:
+    """Let this process and its jobs load classes of a user's own from the folders of config files.
+
+    Only if the config names one: a file beside an overlay must not take the place of a library, and is run by nobody
+    who did not ask for it.
+    """
+    if names_own_class(config):
+        os.environ[CLASS_FOLDERS] = os.pathsep.join(sorted({str(Path(file).resolve().parent) for file in configfiles}))
+
+
+def names_own_class(config: Any) -> bool:
+    """Return whether a method of the config has drafts or an acceptance named as module:Class."""
+    if isinstance(config, Mapping):
+        return any(
+            (key in ("drafts", "acceptance") and ":" in str(value)) or names_own_class(value)
+            for key, value in config.items()
+        )
+    return isinstance(config, list) and any(map(names_own_class, config))
 
 
 def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:

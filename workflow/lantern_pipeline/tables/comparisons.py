@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, mean_statistic
 from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over, with_ends
 from lantern_pipeline.measure.repeats import KEYS, PLACE, POOLED, repeat_groups, stack_prompts
 from lantern_pipeline.measure.speed import BASELINE, summarise_latency
 from lantern_pipeline.tables.summary import preferred_rows
 
+PUBLISHED_RESULTS = Path(__file__).with_name("published_results.csv")
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
 NUM_LENGTHS = 21  # lengths at which curves are read off
@@ -140,6 +143,11 @@ def _read_off(
         order = values.argsort()
         nll.append(float(np.interp(common, values[order], nats[:, prompts].mean(1)[order]).mean()))
     return float(shortest), float(longest), *nll
+
+
+def read_published() -> pd.DataFrame:
+    """Read published_results.csv: one row per paper, model and method."""
+    return read_table(PUBLISHED_RESULTS, text_columns=["arxiv"])
 
 
 def compare_with_published(
