@@ -250,6 +250,8 @@ NO_PROVENANCE = [
             {SUMMARY: b"a,b\n1,3\n", SEEN: None, EXTRA: b""},
             *(False, f"damaged: {SUMMARY}; missing: {SEEN}; foreign: {EXTRA}"),
         ),
+        ({SUMMARY: b"?", SEEN: b"?", TARGET: b"?"}, False, f"(damaged: {SEEN} and 2 more)"),
+        ({SUMMARY: b"?"}, False, f"(damaged: {SUMMARY})"),
         ({SUMMARY: b"a,b\n1,3\n"}, True, "summary.csv is not the file of provenance.json"),
         ({SUMMARY: None}, True, "lacks summary.csv, a file of provenance.json"),
         ({TARGET: None}, True, "lacks target/s0/model.safetensors, a file of provenance.json"),

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lantern.io import DamagedFileError, save_tensors, write_json
+from lantern.io import DamagedFileError, read_json, save_tensors, write_json
 from lantern_pipeline.archive import repair
 from lantern_pipeline.archive.provenance import FILE_PARTS, hash_files
 from lantern_pipeline.data.tables import read_table, write_table
@@ -92,3 +92,41 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "results").write_text("a file stands where the folder should")
     with pytest.raises(ValueError, match=r"results/ cannot be written \(.*\): make it writable"):
         repair.check_folder(tmp_path)
+
+
+@pytest.fixture
+def run_of(results, tmp_path, monkeypatch):
+    """Calls `repair` in the folder of the finished run, on a config file that holds CONFIG."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(repair, "validate_config", lambda config: config.pop("resources", None))
+    (tmp_path / "config.yaml").write_text("experiment: other\n")
+    (tmp_path / "overlay.yaml").write_text("experiment: mine\n")
+    return lambda *arguments: repair.repair(["--cores", "2", *arguments])
+
+
+def test_damaged_files_are_set_aside_named_and_asked_for(results, run_of, capsys):
+    assert run_of("--configfile", "overlay.yaml") == [] and capsys.readouterr().err == ""
+    edit(results / TABLE, b"speedup\n99.9\n")
+    (results / PAGE).unlink()
+    assert run_of() == []  # another experiment's
+    wanted = [f"results/mine/{name}" for name in (PAGE, TABLE)]
+    assert (
+        run_of("-n", "--configfile=overlay.yaml") == wanted and (results / TABLE).is_file()
+    )  # a dry run moves nothing
+    said = capsys.readouterr().err
+    assert run_of("--configfile", "overlay.yaml") == wanted
+    assert said == capsys.readouterr().err and "front.html is missing; summary.csv was changed" in said
+    assert not (results / TABLE).exists() and (results / f"{TABLE}.damaged").read_bytes() == b"speedup\n99.9\n"
+    assert "more" not in said
+
+
+def test_of_many_damaged_files_three_are_named(results, run_of, capsys):
+    for name in (SHARD, TABLE, PAGE):
+        (results / name).unlink()
+    run_of("--configfile", "overlay.yaml")
+    assert "more" not in capsys.readouterr().err
+    provenance = read_json(results / "provenance.json")
+    provenance["figures"] = {"fig_b.png": {"sha256": "0", "bytes": 1}}
+    write_json(results / "provenance.json", provenance)
+    assert len(run_of("--configfile", "overlay.yaml")) == 4
+    assert "and 1 more: made again, with what follows" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,12 @@ def draw(temperature):
 def test_draws_of_the_target_pass_and_those_at_another_temperature_do_not(drawn_at, is_refuted):
     found = ImageTest(MODELS.target, ENCODER, PROMPTS, seed=0).p_value(draw(drawn_at), TESTED)
     assert (found < 1e-6) if is_refuted else (found > 0.01)
+
+
+def test_a_target_in_float32_is_tested_in_float64_and_another_as_it_is():
+    assert ImageTest(MODELS.target, ENCODER, PROMPTS, seed=0).target.dtype == torch.float64
+    rounded = copy.deepcopy(MODELS.target).bfloat16()
+    assert ImageTest(rounded, ENCODER, PROMPTS, seed=0).target is rounded
 
 
 def test_rounding_moves_no_point_and_shared_images_are_tested_once(monkeypatch):
