@@ -28,7 +28,7 @@ OVERRIDES = [
     *("--latency-wait", "5", "--slurm-init-seconds-before-status-checks", "1"),
     *("--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"),
 ]
-# Answers as sacct does where there is accounting, which the toy has not. The plugin does not understand "CANCELLED by 0".
+# Answers as sacct does with accounting, which the toy lacks. The plugin does not understand "CANCELLED by 0".
 SACCT = """#!/bin/sh
 case "$*" in *--name*) squeue --states=all --noheader --format "%i|%T" | sed "s/CANCELLED/CANCELLED by 0/";; esac
 """

@@ -30,6 +30,11 @@ def experiment(tmp_path):
         "generation/coupled/seen/T1/s0n0/.partial-1.safetensors": "half",
         "logs/train.log": "/home/ada",
         "codes/train-1-of-1.safetensors": "training data",
+        "captions/train/features-1-of-1.safetensors": "training data",
+        "samples/s0/train-1-of-1.safetensors": "training data",
+        "reference/features.safetensors": "features of images from elsewhere",
+        "weights/model.safetensors": "made again",
+        "trees/features.s0.safetensors": "made again",
         "study/answers/ada.json": "{}",
         "variants/small/generality.html": "<html>",
         "variants/small/logs/train.log": "/home/ada",
@@ -216,10 +221,25 @@ def test_members_that_lie_over_one_another_and_too_many_are_refused(packed, tmp_
             archive.filelist.append(again)
             archive.NameToInfo[again.filename] = again
         archive._didModify = True
-    said = refusal(packed, tmp_path / "out")
-    assert "bytes in an archive of" in said or "is damaged, truncated" in said
+    assert "bytes in an archive of" in refusal(packed, tmp_path / "out")
     monkeypatch.setattr(archive_module, "MAX_MEMBERS", 3)
     assert "may hold 3 files, found 15" in refusal(packed, tmp_path / "in")
+
+
+def test_as_many_members_and_as_long_a_name_as_are_allowed_are_taken(packed, tmp_path, monkeypatch):
+    names = names_in(packed)
+    monkeypatch.setattr(archive_module, "MAX_MEMBERS", len(names))
+    monkeypatch.setattr(archive_module, "MAX_NAME", max(map(len, names)))
+    assert unpack(packed, tmp_path / "out")[0] == len(names) - 1
+    monkeypatch.setattr(archive_module, "MAX_NAME", max(map(len, names)) - 1)
+    assert "a file's name must be relative" in refusal(packed, tmp_path / "in")
+
+
+def test_an_encrypted_member_is_refused(packed, tmp_path):
+    content = bytearray(packed.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # in the directory
+    packed.write_bytes(content)
+    assert "must be stored plainly, not compressed or encrypted" in refusal(packed, tmp_path / "out")
 
 
 SEEN, EXTRA, PROVENANCE, TARGET = (
@@ -245,6 +265,8 @@ NO_PROVENANCE = [
             {SUMMARY: b"a,b\n1,3\n", SEEN: None, EXTRA: b""},
             *(False, f"damaged: {SUMMARY}; missing: {SEEN}; foreign: {EXTRA}"),
         ),
+        ({SUMMARY: b"?", SEEN: b"?", TARGET: b"?"}, False, f"(damaged: {SEEN} and 2 more)"),
+        ({SUMMARY: b"?"}, False, f"(damaged: {SUMMARY})"),
         ({SUMMARY: b"a,b\n1,3\n"}, True, "summary.csv is not the file of provenance.json"),
         ({SUMMARY: None}, True, "lacks summary.csv, a file of provenance.json"),
         ({TARGET: None}, True, "lacks target/s0/model.safetensors, a file of provenance.json"),
@@ -281,3 +303,10 @@ def test_a_table_that_is_none_is_one_sentence(experiment, tmp_path):
     write_provenance(experiment)
     pack_experiment(experiment, tmp_path / "mine.zip")
     assert "summary.csv is no CSV table" in refusal(tmp_path / "mine.zip", tmp_path / "out")
+
+
+def test_an_archive_of_two_experiments_is_refused(packed, tmp_path):
+    with zipfile.ZipFile(packed) as archive:
+        provenance = archive.read(PROVENANCE)
+    rewrite(packed, {"results/other/provenance.json": provenance}, sums_too=True)
+    assert "must hold one results/<experiment>/provenance.json, found 2" in refusal(packed, tmp_path / "out")

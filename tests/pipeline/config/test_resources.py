@@ -77,3 +77,10 @@ def test_a_target_of_seven_billion_parameters_is_never_held_in_float32():
 def test_no_torch_is_imported_while_the_workflow_is_read():
     command = "import sys, lantern_pipeline.config.resources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], cwd=ROOT).returncode == 0
+
+
+def test_images_of_a_prompt_set_are_its_prompts_times_their_copies_in_equal_shards():
+    config = {**DEFAULT, "prompts": {"few": {"num": 10, "copies": 4}, "whole": {"num": None}, "one": {"num": 7}}}
+    sizes = JobSizes(config, has_gpu=False)
+    found = [sizes.images_of(name, shards) for name, shards in (("few", 1), ("few", 3), ("whole", 1), ("one", 1))]
+    assert found == [40, 14, 5000, 7]

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from conftest import ROOT, load_config
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
+from lantern_pipeline.config.cross_checks import measuring_sections, show
 from lantern_pipeline.config.methods import entry_properties
 from lantern_pipeline.config.validate import SCHEMA_PATH, describe_folder, load_yaml, validate_config
 
@@ -419,3 +420,16 @@ def test_t5_goes_with_published_fidelity_only():
     config = changed("text.encoder", "t5")
     config["text"]["checkpoint"] = "flan_t5_xl"
     assert "metrics.fidelity must be inception or null where text.encoder is t5" in sentence_for(config)
+
+
+def test_a_value_of_sixty_characters_is_shown_whole_and_a_longer_one_cut():
+    assert show("a" * 58) == f"'{'a' * 58}'" and show("a" * 59) == f"'{'a' * 56}..."
+    assert show(["b" * 80]) == f"['{'b' * 55}..." and show(None) == "nothing" and show({"a": 1}) == "{'a': 1}"
+
+
+def test_measuring_models_are_named_in_one_order_and_with_a_finished_tokenizer_only_where_they_measure():
+    config = changed("tokenizer.checkpoint", None)
+    assert measuring_sections(config) == ["attribute_classifier", "clip"]
+    off = {**config["metrics"], "fidelity": None, "prompt_accuracy": False, "clip": None}
+    assert measuring_sections({**config, "metrics": off}) == ["attribute_classifier"]  # a tokenizer is trained with it
+    assert measuring_sections({**DEFAULT, "metrics": off}) == []

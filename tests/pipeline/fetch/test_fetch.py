@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -344,3 +345,15 @@ def test_a_hash_that_the_hub_denies_is_noticed_before_the_first_byte(server):
     words = f"expected sha256 {sha256(OTHER)}, the hub has {sha256(CONTENT)}"
     refused(on_hub(files={"model.safetensors": sha256(OTHER)}), ValueError, words)
     assert not [one for one in server.served if one.path.startswith("/cdn")]
+
+
+def test_a_mirror_that_answers_with_another_commit_is_not_believed(server, monkeypatch):
+    find = fetching.get_hf_file_metadata
+
+    def of_another_commit(*arguments, **options):
+        return replace(find(*arguments, **options), commit_hash="f" * 40)
+
+    monkeypatch.setattr(fetching, "get_hf_file_metadata", of_another_commit)
+    with pytest.raises(ValueError, match=f"answers with commit {'f' * 40}; is HF_ENDPOINT a hub"):
+        fetch_resource(on_hub())
+    assert not (FOLDER / "config.json").exists()

@@ -45,6 +45,25 @@ def test_a_job_gets_from_the_manifest_to_the_file(tmp_path, monkeypatch):
         resource_path(path)
 
 
+def test_a_manifest_of_several_files_leads_to_their_folder_and_looks_at_each(tmp_path):
+    folder, path = tmp_path / "weights", tmp_path / "weights.json"
+    (folder / "deep").mkdir(parents=True)
+    contents = {"config.json": b"{}", "deep/model.bin": b"weights"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    manifest = make_manifest("weights", folder, "somewhere", describe_path(folder))
+    path.write_text(json.dumps(manifest, indent=1))
+    assert resource_path(path) == folder and list(manifest["files"]) == list(contents)
+    lines = "".join(f"{sha256(content)}  {name}\n" for name, content in contents.items())
+    assert resource_sha256(path) == resource_sha256(folder) == sha256(lines.encode())
+    (folder / "deep" / "model.bin").write_bytes(b"changed")
+    with pytest.raises(ValueError, match=r"deep/model\.bin has changed since it was fetched"):
+        resource_path(path)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"weights/config\.json is gone"):
+        resource_path(path)
+
+
 def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
     captions = tmp_path / "captions.json"
     captions.write_text('{"images": []}')

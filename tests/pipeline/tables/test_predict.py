@@ -55,9 +55,22 @@ def test_tokens_per_forward_are_the_embedded_data_sets_unless_given():
         (["--model", "dalle"], r"--model must be one of llamagen-xl, janus-pro-7b, glm-image, got 'dalle'"),
         (["--method", "magic", "--tokens-per-forward", "2"], r"--method must be one of autoregressive, eagle1, .* got"),
         (["--method", "zipar"], r"zipar has no published tokens per forward, .*jacobi.* give --tokens-per-forward"),
-        (["--method", "jacobi", "--tokens-per-forward", "0"], r"--tokens-per-forward must be at least 1, got 0"),
+        (["--method", "nope"], r"--method must be one of autoregressive, eagle1, .*zipar, got 'nope'"),
+        *(
+            (
+                ["--tokens-per-forward", tokens],
+                f"--tokens-per-forward must be a finite number of at least 1, got {tokens}",
+            )
+            for tokens in ("0", "0.99", "nan", "inf")
+        ),
     ],
 )
 def test_what_is_unknown_is_one_sentence_with_what_is_known(arguments, sentence):
     code, output = run(*arguments)
     assert code == 1 and re.search(sentence, output), output
+
+
+def test_methods_that_are_offered_are_accepted():
+    _, output = run("--method", "zipar")
+    offered = re.search(r"forward, (.*) have", output)[1].split(", ")
+    assert "jacobi" in offered and [name for name in offered if run("--method", name)[0] != 0] == []

@@ -63,6 +63,11 @@ def test_eager_steps_stand_beside_captured_ones():
     assert row["speedup"] == pytest.approx(0.5 / 0.2 / 0.7) and row["speedup_eager"] == pytest.approx(1 / 0.7)
 
 
+def test_eager_steps_alone_have_no_second_speedup(summary):
+    assert summary[["speedup_eager", "speedup_eager_low", "speedup_eager_high"]].isna().all(axis=None)
+    assert summary.loc[summary.method != "real", "speedup"].notna().all()
+
+
 def test_near_ties_are_excepted():
     tables = make_tables()
     first = (tables.images.method_id == "coupled") & (tables.images.prompt_id == "p-00000")

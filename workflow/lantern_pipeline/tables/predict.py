@@ -8,6 +8,7 @@ price. docs/gpu.md explains the facts; each stands beside its source.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +84,8 @@ def step_ms(model: str, gpu: str, stepping: str) -> float:
 
 def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> list[Prediction]:
     """One method on one card, eager and as a graph; `method` is a preset's name."""
-    if tokens_per_forward < 1:
-        raise ValueError(f"--tokens-per-forward must be at least 1, got {tokens_per_forward:g}")
+    if not 1 <= tokens_per_forward < math.inf:  # nor nan
+        raise ValueError(f"--tokens-per-forward must be a finite number of at least 1, got {tokens_per_forward:g}")
     needs_draft_model = uses_draft_model(method)
     found = []
     for stepping in (EAGER, GRAPH):
@@ -109,13 +110,18 @@ def uses_draft_model(method: str) -> bool:
 
 
 def published_tokens(table: Path | str, method: str) -> float:
-    """Tokens per forward of a method on the embedded data set: the first row of its name in docs/results.csv."""
+    """Return a preset's tokens per forward on the embedded data set, from its first row in docs/results.csv.
+
+    Raises:
+        ValueError: `method` is no preset, or the table has none of its rows.
+    """
+    _look_up(PRESETS, "method", method)
     with Path(table).open(encoding="utf-8", newline="") as file:
         found: dict[str, str] = {}
         for row in csv.DictReader(file):
             found.setdefault(row["method"], row["mean_accepted_length"])
     if method not in found:
-        known = ", ".join(found)
+        known = ", ".join(name for name in found if name in PRESETS)
         raise ValueError(f"{method} has no published tokens per forward, {known} have: give --tokens-per-forward")
     return float(found[method])
 
