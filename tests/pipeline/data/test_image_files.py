@@ -9,7 +9,15 @@ from PIL import Image
 
 from figure_tables import Mosaic
 from lantern_pipeline.data import image_files
-from lantern_pipeline.data.image_files import Preprocessing, decode_images, read_images, to_float, to_pixels, to_uint8
+from lantern_pipeline.data.image_files import (
+    Preprocessing,
+    decode_images,
+    read_images,
+    resize_and_crop,
+    to_float,
+    to_pixels,
+    to_uint8,
+)
 
 
 def picture(width, height, seed=0):
@@ -33,6 +41,18 @@ def test_a_file_is_cropped_to_its_centre_square_and_then_scaled_by_pillow():
     found = Preprocessing("centre_lanczos_16").read("a.png", content(image))
     assert found.dtype == torch.uint8 and torch.equal(found, tensor(expected))
     assert not torch.equal(found, Preprocessing("centre_bicubic_16").read("a.png", content(image)))
+
+
+def test_an_odd_margin_is_cut_where_the_published_code_cuts_it():
+    """round(1.5) is 2: the right pixel more stays."""
+    image = picture(7, 4)
+    assert torch.equal(Preprocessing("centre_box_4").read("a.png", content(image)), tensor(image.crop((2, 0, 6, 4))))
+
+
+def test_an_image_may_be_a_hundred_times_as_wide_as_high():
+    assert resize_and_crop(picture(100, 1), 2).size == (2, 2)
+    with pytest.raises(ValueError, match="sides must be at most 1 : 100, got 101 x 1 pixels"):
+        resize_and_crop(picture(101, 1), 2)
 
 
 def test_generated_images_are_prepared_as_files_are():

@@ -89,6 +89,10 @@ def test_a_caption_may_hold_separators_of_its_own(tmp_path):
     assert load_prompts(write(tmp_path, "a.jsonl", json.dumps({"text": text}, ensure_ascii=False)))[0].text == text
 
 
+def test_empty_cells_beyond_the_header_are_no_matter(tmp_path):
+    assert pairs(load_prompts(write(tmp_path, "a.csv", "id,text\nx,a cat,,\n"))) == [("x", "a cat")]
+
+
 def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, caplog):
     file = write(tmp_path, "a.txt", "a cat\n\na dog\n  \na cat\n")
     with caplog.at_level(logging.INFO):
@@ -204,6 +208,7 @@ def test_a_prompt_set_takes_the_first_or_draws(tmp_path, caplog):
     assert len(few) == 10 and len(more) == 30
     assert set(few) < set(more) and more == sorted(more, key=everything.index)
     assert few != load_prompt_set(file, {"num": 10, "draw": True}, 6)
+    assert load_prompt_set(file, {"num": 100, "draw": True}, 5) == everything and not caplog.text
     assert load_prompt_set(file, {"num": 101, "draw": True}, 5) == everything
     assert "only 100 of the 101 prompts asked for" in caplog.text
 

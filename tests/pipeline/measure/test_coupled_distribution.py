@@ -136,3 +136,14 @@ def test_siblings_move_more_and_are_given_where_they_are_copied(table):
     assert (found.acceptance[:3] > one.acceptance[:3]).all() and (found.error > 0).all()
     target, near = nodes.target_probs[-1], set(table[3, :K].tolist()) | set(table[4, :K].tolist()) | {3, 4}
     assert float(found.acceptance[-1]) == pytest.approx(float(target[list(near)].sum()), abs=0.04)
+
+
+def test_a_sibling_that_the_draft_model_cannot_draw_is_none(table):
+    """All drafts are code 4, though two are wanted: it is accepted where the target draws it, nothing else ever is."""
+    target = torch.full((200, VOCAB), 1 / VOCAB)
+    draft = torch.nn.functional.one_hot(torch.full((200,), 4), VOCAB).float()
+    nodes = VerifiedNodes(target, draft, torch.tensor([[4, 5]]).expand(200, -1), torch.arange(200))
+    spec = MethodSpec.of("exact", tree="bushy", tree_shape=[(0,), (1,)], drafts="coupled")
+    rule = make_rule(spec, SamplingConfig(), table)
+    found = distribution_of_coupled_siblings(nodes, rule, num_samples=20, seed=0)
+    assert float(found.acceptance.mean()) == pytest.approx(1 / VOCAB, abs=0.02)

@@ -62,3 +62,19 @@ def test_rounding_moves_no_point_and_shared_images_are_tested_once(monkeypatch):
     assert found[0] == found[1] and number == 4 + 9  # 60 images, sixteen and seven at a time
     assert (torch.cat(points[:4]) - torch.cat(points[4:])).abs().max() < 1e-12
     assert MODELS.target.dtype == torch.float32  # the caller's model stays
+
+
+def test_probabilities_add_up_to_1_within_float64(monkeypatch):
+    sums = []
+    monkeypatch.setattr(
+        image_law, "points_of", lambda probs, *rest: sums.append(probs.sum(-1)) or points_of(probs, *rest)
+    )
+    ImageTest(copy.deepcopy(MODELS.target).bfloat16(), ENCODER, PROMPTS, seed=0).p_value(draw(1.0), TESTED)
+    assert (torch.cat(sums) - 1).abs().max() < 1e-12
+
+
+def test_a_point_at_1_is_in_the_last_bin_and_another_temperature_is_tested_anew(monkeypatch):
+    test, codes = ImageTest(MODELS.target, ENCODER, PROMPTS, seed=0), draw(1.0)
+    assert test.p_value(codes, TESTED) != test.p_value(codes, replace(TESTED, temperature=0.6))
+    monkeypatch.setattr(image_law, "points_of", lambda probs, tokens, _: torch.ones(tokens.shape))
+    assert test.p_value(codes, replace(TESTED, temperature=0.7)) < 1e-6

@@ -15,7 +15,12 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.measure import likelihood
-from lantern_pipeline.measure.losslessness import compare_with_autoregressive, drawn_tokens, substitution_row
+from lantern_pipeline.measure.losslessness import (
+    NEAR_TIE_MARGIN,
+    compare_with_autoregressive,
+    drawn_tokens,
+    substitution_row,
+)
 
 
 class _Encoder:
@@ -60,6 +65,10 @@ def test_row_by_hand():
     assert row["substitution_rate"] == 0.25
     assert row["substitution_rate_low"] == 0 and row["substitution_rate_high"] == 0.5
     assert row["substitution_distance"] == pytest.approx(5)
+    ends = torch.full((2, 1), 3)  # what ends a line is no code: the rate is that of codes alone
+    lined, drawn = torch.cat([codes, ends], dim=1), torch.cat([drawn, ends], dim=1)
+    row = substitution_row(make_records(lined, lined != drawn), drawn, codebook, {"num_resamples": 20, "seed": 0})
+    assert row["substitution_rate"] == 0.25
     none = substitution_row(make_records(codes, codes != codes), codes, codebook, {"num_resamples": 20, "seed": 0})
     assert none["substitution_rate"] == 0 and np.isnan(none["substitution_distance"])
 
@@ -86,5 +95,7 @@ def test_planted_differences_and_near_ties():
         assert found.margin_at_difference[0].isnan()
         assert found.share_equal == pytest.approx(1 / 3)
     assert compare_with_autoregressive(codes, codes, margins).share_equal == 1.0
+    at_the_margin = compare_with_autoregressive(codes, base, torch.full((4, 5), NEAR_TIE_MARGIN))
+    assert at_the_margin.num_near_ties == 0
     excepted = compare_with_autoregressive(codes[:1], codes[:1] + 1, torch.zeros(1, 5))
     assert math.isnan(excepted.share_equal)

@@ -163,8 +163,10 @@ def test_images_are_those_of_their_prompts(measure, files, models, records):
         architecture, files / "clip.safetensors", prompt_prefix="A photo depicts ", preprocessing=WAY
     ).score(drawn, texts)
     hps = load_open_clip(architecture, files / "hps.safetensors").score(drawn, texts)
-    assert images.loc["near", "clip_score"].to_numpy() == pytest.approx(clip.numpy(), abs=1e-5)
-    assert images.loc["near", "hps"].to_numpy() == pytest.approx(hps.numpy(), abs=1e-5)
+    # Images decoded in other batches may differ by a level of 256 in a pixel: 7e-5 of a score. Another order of prompts
+    # or no prefix is noticed.
+    assert images.loc["near", "clip_score"].to_numpy() == pytest.approx(clip.numpy(), abs=5e-4)
+    assert images.loc["near", "hps"].to_numpy() == pytest.approx(hps.numpy(), abs=5e-4)
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ from tiny_quality import (
 
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure.clip_score import ClipScore
-from lantern_pipeline.measure.evaluate_images import _number_distinct, score_records
+from lantern_pipeline.measure.evaluate_images import ImageScores, _number_distinct, score_records
 from lantern_pipeline.measure.feature_extractors import classifier_features
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
 from lantern_pipeline.measure.likelihood import score_tokens
 from lantern_pipeline.measure.measuring_models import MeasuringModels
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
-from lantern_pipeline.measure.quality import measure_quality
+from lantern_pipeline.measure.quality import _mean_scores, measure_quality
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 
@@ -187,3 +187,8 @@ def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classif
     rows = measure_quality(*arguments, **OPTIONS)[0]
     columns = ["nll", "clip_score", "prompt_accuracy"]
     assert rows[columns].to_numpy() == pytest.approx(measured[0][columns].to_numpy(), rel=1e-2, abs=1e-3, nan_ok=True)
+
+
+def test_a_mean_is_over_the_images_that_have_a_value():
+    columns = {"prompt_accuracy": torch.tensor([0.5, torch.nan, 1.0])}
+    assert _mean_scores(ImageScores(torch.empty(3, 0), columns)) == {"prompt_accuracy": 0.75}

@@ -39,7 +39,8 @@ def test_scores_are_cosines_of_each_pair_and_a_checkpoint_has_the_same(model, tm
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     path = tmp_path / "clip.safetensors"
     save_model(path, model, {"num_steps": 3})
-    assert torch.equal(ClipScorer.from_checkpoint(path).score(images, texts, batch_size=2), found)
+    read = ClipScorer.from_checkpoint(path).score(images, texts, batch_size=2)
+    torch.testing.assert_close(read, found, atol=1e-6, rtol=0)  # weights read may have another layout in memory
     save_model(path, model)
     with pytest.raises(ValueError, match="refusing to score with random weights"):
         ClipScorer.from_checkpoint(path)
