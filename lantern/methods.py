@@ -348,7 +348,7 @@ def load_class(path: str) -> type:
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's file may raise whatever it likes
+    except (Exception, SystemExit) as error:  # a user's file may raise whatever it likes
         kind = "" if isinstance(error, ModuleNotFoundError | AttributeError) else f"{type(error).__name__}: "
         raise ValueError(
             f"{path} must name a class as module:Class, of a file beside the overlay or an installed package: {kind}"

@@ -88,11 +88,11 @@ def test_a_method_may_not_take_the_name_of_another_row_of_the_tables(entry, mess
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("class Capped(:", r"cannot be imported \(SyntaxError: .*own_part\.py, line 1.*\); correct its file"),
-        ("raise RuntimeError('no weights')", r"cannot be imported \(RuntimeError: no weights\)"),
-        ("import sys; sys.exit('bye')", r"cannot be imported \(SystemExit: bye\)"),
-        ("Capped = 3", "must name a class, got int; see docs/extending.md"),
-        ("def Capped(): ...", "must name a class, got function"),
+        ("class Capped(:", r"SyntaxError: .*own_part\.py, line 1"),
+        ("raise RuntimeError('no weights')", "RuntimeError: no weights"),
+        ("import sys; sys.exit('bye')", "SystemExit: bye"),
+        ("Capped = 3", "must name a class as module:Class, got int"),
+        ("def Capped(): ...", "must name a class as module:Class, got function"),
         ("", "must name a class as module:Class"),
     ],
 )

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, MethodSpec, Parameter, acceptance_of, load_class
+from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, MethodSpec, Parameter, acceptance_of
 from lantern.tree_shapes import joint_choices, tree_choices
 from lantern_pipeline.measure.registry import CEILINGS
 
@@ -103,7 +103,6 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
     lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
     for values in itertools.product(*lists.values()):
         parts = dict(zip(lists, values, strict=True))
-        _check_own_classes(parts)
         if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
             parts.setdefault("neighbours", config["codebook"].get("neighbours", "l2_normalised"))
         if parts.get("tree") == "static":
@@ -116,26 +115,6 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
             candidates_of(spec, config)  # which checks them
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
-
-
-def _check_own_classes(parts: Mapping[str, Any]) -> None:
-    """Imports the classes of the user's own that a method names, so that their faults are known before any job.
-
-    Raises:
-        ValueError: an import fails, or what is imported is no class.
-    """
-    for key, path in parts.items():
-        if key not in ("drafts", "acceptance") or ":" not in str(path):
-            continue
-        try:
-            found = load_class(path)
-        except ValueError:
-            raise
-        except (Exception, SystemExit) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{key} {path} cannot be imported ({reason}); correct its file") from error
-        if not isinstance(found, type):
-            raise ValueError(f"{key} {path} must name a class, got {type(found).__name__}; see docs/extending.md")
 
 
 def _check_name(spec: MethodSpec) -> None:
