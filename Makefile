@@ -1,12 +1,12 @@
 # Two commands are enough on a fresh machine: `make reproduce` and `make test`. Each sets up .venv when it is missing or out of date.
 #
-#   make reproduce   run the workflow on config.yaml, then write results/report.html
+#   make reproduce   run the workflow on config.yaml, then write results/<experiment>/report.html
 #   make sample      draw PROMPT="a large red circle on grass" with a few methods, from the trained weights or the finished run
 #   make train       train the embedded world's models for hours and write models/embedded/ (for maintainers)
 #   make test        run the tests
 #   make figures     redraw the figures from stored results; never generates
 #   make readme      write the results into README.md and docs/ (for maintainers)
-#   make report      write results/report.html from stored results
+#   make report      write results/<experiment>/report.html from stored results
 #   make gpu-check   check and time decoding on a GPU (eight minutes; ARGS="--device cpu --tiny" tries it without one)
 #   make lint        ruff, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
@@ -30,7 +30,8 @@ BIN := $(VENV)/bin
 # The stamp carries a checksum of what was asked for: a changed lock file means a new stamp, hence a new installation.
 WANTED := $(shell cat requirements.lock.txt pyproject.toml | cksum | cut -d ' ' -f 1)
 STAMP := $(VENV)/installed-$(WANTED)
-SNAKEMAKE := $(BIN)/snakemake --cores $(CORES)
+# A profile in ARGS, such as that of a cluster, sets the cores.
+SNAKEMAKE := $(BIN)/snakemake $(if $(findstring -profile,$(ARGS)),,--cores $(CORES))
 
 # Nothing is downloaded from a model hub, and no pip setting of the user's account changes what is installed.
 export HF_HUB_OFFLINE := 1
@@ -41,39 +42,36 @@ export PYTHONNOUSERSITE := 1
 help:
 	@sed -n 's/^#   make/make/p' Makefile
 
+# What ARGS mean to Snakemake: sets `results` to results/<experiment>, to nothing in a dry run; one sentence for a wrong one.
+FIND_RESULTS = results=$$($(BIN)/python workflow/results_folder.py $(ARGS)) || exit 1
+
 # The report is written again when it is missing or when a table, a figure or a caption is newer.
-REPORT := results/report.html
 define WRITE_REPORT_IF_OLD
-if [ ! -e $(REPORT) ] || [ -n "$$(find results workflow/report \( -name '*.csv' -o -name '*.png' -o -name '*.rst' \) -newer $(REPORT) -print -quit)" ]; then \
+$(FIND_RESULTS); report="$$results/report.html"; \
+if [ -n "$$results" ] && { [ ! -e "$$report" ] || \
+	[ -n "$$(find "$$results" workflow/report \( -name '*.csv' -o -name '*.png' -o -name '*.rst' \) -newer "$$report" -print -quit)" ]; }; then \
 	$(MAKE) --no-print-directory report; \
 fi
 endef
 
-# A dry run writes no report.
-IS_DRY := $(filter -n --dry-run --dryrun,$(ARGS))
+arguments: $(STAMP)
+	@$(FIND_RESULTS)
 
-# Snakemake says of a config file that is not there where in its code it noticed.
-arguments:
-	@for word in config.yaml $(ARGS); do word=$${word#--configfile=}; case $$word in \
-		*=*) ;; \
-		*.yaml|*.yml|*.json) [ -e "$$word" ] || { echo "ARGS names $$word, which does not exist: check its spelling and folder" >&2; exit 1; } ; \
-			[ ! -x $(BIN)/lantern ] || $(BIN)/python -m lantern_pipeline.config.validate "$$word" ;; \
-	esac; done
-
-# First, what a finished run lacks or holds damaged is set aside and asked for by name, with what follows from it.
-reproduce: arguments $(STAMP)
-	@lacking=$$($(BIN)/python -m lantern_pipeline.archive.repair $(ARGS)) || exit 1; \
+# First, tables that someone changed are set aside; Snakemake makes them again, as it makes what is missing.
+reproduce: $(STAMP)
+	@$(FIND_RESULTS); [ -z "$$results" ] || $(BIN)/python -m lantern_pipeline.archive.repair "$$results"; \
 	trap 'echo "interrupted: run the same command again, which goes on" >&2; exit 130' INT; \
-	echo "$(SNAKEMAKE) $(ARGS)"; $(SNAKEMAKE) $(ARGS) $${lacking:+-- all $$lacking}
-	@$(if $(IS_DRY),:,$(WRITE_REPORT_IF_OLD))
+	echo "$(SNAKEMAKE) $(ARGS)"; $(SNAKEMAKE) $(ARGS)
+	@$(WRITE_REPORT_IF_OLD)
 
 sample: $(STAMP)
 	@$(BIN)/lantern sample "$(PROMPT)" $(ARGS)
 
 # Snakemake writes the report in place: the rename makes it whole or absent.
-report: arguments $(STAMP)
-	$(SNAKEMAKE) $(ARGS) --report results/.report.html --report-stylesheet workflow/report/stylesheet.css
-	mv results/.report.html $(REPORT)
+report: $(STAMP)
+	@$(FIND_RESULTS); [ -n "$$results" ] || exit 0; $(BIN)/python -m lantern_pipeline.archive.repair --check "$$results"; \
+	$(SNAKEMAKE) $(ARGS) --report "$$results/.report.html" --report-stylesheet workflow/report/stylesheet.css; \
+	mv "$$results/.report.html" "$$results/report.html"
 
 train: arguments $(STAMP)
 	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml $(ARGS) --forcerun publish_weights -- publish_weights
@@ -117,10 +115,13 @@ format: $(STAMP)
 	$(BIN)/snakefmt Snakefile workflow/rules
 
 # While a run goes on in this folder, `--unlock` refuses (workflow/lantern_pipeline/runtime/locks.py), and nothing is started.
+# A job that ended after a kill -9 of Snakemake left files without a record of what they were made with, so that no later change
+# of the config would make them again: they are made again now.
 resume: arguments $(STAMP)
 	$(SNAKEMAKE) --unlock $(ARGS)
-	$(SNAKEMAKE) --rerun-incomplete $(ARGS)
-	@$(if $(IS_DRY),:,$(WRITE_REPORT_IF_OLD))
+	@unrecorded=$$($(SNAKEMAKE) --summary $(ARGS) | awk -F'\t' '$$1 ~ "^results/" && $$2 != "-" && $$4 == "-" { print $$1 }'); \
+	set -x; $(SNAKEMAKE) $${unrecorded:+--forcerun $$unrecorded} --rerun-incomplete $(ARGS)
+	@$(WRITE_REPORT_IF_OLD)
 
 # --- installation --------------------------------------------------------------------------------------------------------------
 
@@ -163,7 +164,9 @@ lock:
 		'Made by `make lock`; do not edit by hand.'; cat .lock.tmp; } > requirements.lock.txt
 	rm .lock.tmp
 
+# Not while a run goes on here; without an environment none does.
 clean:
+	@[ ! -e .snakemake/lantern.lock ] || [ ! -x $(BIN)/python ] || $(BIN)/python -m lantern_pipeline.runtime.locks
 	rm -rf results .snakemake
 
 distclean: clean

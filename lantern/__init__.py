@@ -12,5 +12,6 @@ def __getattr__(name: str):
     By name, since an import would be part of the code of everything that imports the package.
     """
     if name in __all__:
-        return getattr(_import_module("lantern.api"), name)
+        home = "lantern.within_generate" if name == "custom_generate" else "lantern.api"
+        return getattr(_import_module(home), name)
     raise AttributeError(f"module 'lantern' has no attribute {name!r}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +16,8 @@ import torch
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.generation import draw_images
-from lantern.methods import PRESETS, MethodSpec, make_method
-from lantern.models.adapter import adapt
-from lantern.models.config import target_parameters
-from lantern.models.families import family_of
+from lantern.methods import MethodSpec, Parameter, make_method, preset_of
+from lantern.models.config import TargetConfig, target_parameters
 from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -27,7 +26,10 @@ from lantern.sampling import SamplingConfig
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+DTYPES = ("float32", "bfloat16")
 SMALL = 50e6  # parameters of a target below which one CPU thread decodes fastest: the embedded one has 4 million
+_WHOLE = Parameter("", "a seed", is_whole=True)
+_COUNT = Parameter("", "images at a time", 1, is_whole=True)
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,14 @@ class Model:
         Raises:
             ValueError: no such method, a part that it lacks or does not take, or a prompt that cannot be read.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = _texts_of(prompts)
+        _WHOLE.check("seed", seed, "draw")
+        _COUNT.check("batch_size", batch_size, "draw")
         given = {"temperature": temperature, "cfg_scale": cfg_scale}
         sampling = replace(self.sampling, **{name: value for name, value in given.items() if value is not None})
         spec = self._method(method, parts)
         models = replace(self.models, nearest_codes=None if spec.k is None else self._table(spec))
-        with _threads(1 if target_parameters(models.target.config) < SMALL else torch.get_num_threads()):
+        with _threads.limited(models.target.config):
             decoder = make_decoder(models, spec, sampling)
             todo = [Prompt(str(place), text) for place, text in enumerate(texts)]
             records, pixels = draw_images(decoder, todo, self.encoder, self.tokenizer.decode, seed, batch_size)
@@ -127,7 +131,7 @@ class Model:
     def _method(self, name: str, parts: Mapping[str, Any]) -> MethodSpec:
         """A method with this model's trees and neighbours."""
         known = dict(parts)
-        tree = known.get("tree", PRESETS.get(name, {}).get("tree"))
+        tree = known.get("tree", preset_of(name).get("tree"))
         if tree == "static" and "static" in self.parts:
             known["tree"] = self.parts["static"]
         if tree == "dynamic" and "dynamic" in self.parts:
@@ -139,7 +143,12 @@ class Model:
     def _table(self, spec: MethodSpec) -> torch.Tensor:
         """The nearest codes that a method reads: one more than k, which the authors' residuals take."""
         codebook = self.tokenizer.codebook.detach()
-        columns = min(int(spec.k) + 1, len(codebook) - 1)
+        columns = min(spec.k + 1, len(codebook) - 1)
+        if spec.k > columns:
+            raise ValueError(
+                f"k of {spec.name} must be <= {columns}, got {spec.k}: a code has that many others in a codebook of "
+                f"{len(codebook)}"
+            )
         if (spec.neighbours, columns) not in self._tables:
             table = nearest_codes(codebook.cpu(), columns, spec.neighbours)
             self._tables[spec.neighbours, columns] = table.to(self.models.target.device)
@@ -169,12 +178,19 @@ def load(
         dtype: number format of the weights, "float32" or "bfloat16".
 
     Raises:
-        ValueError: an unknown name, lists the known ones; or a file that is damaged or of another model.
+        ValueError: an unknown name, lists the known ones; a device that is not here; another dtype; or a file that is
+            damaged or of another model.
         FileNotFoundError: a file that the model needs is not here.
     """
     files = {"target": target, "drafter": drafter, "tokenizer": tokenizer, "text": text}
-    files = {name: Path(path) for name, path in files.items() if path is not None}
-    return _pretrained("load").open_model(source, files, torch.device(device), getattr(torch, dtype))
+    files = {name: path for name, path in files.items() if path is not None}
+    for name, path in {"source": source, **files}.items():
+        if not isinstance(path, str | Path):
+            raise ValueError(f"{name} must be a path, got {path!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    files = {name: Path(path) for name, path in files.items()}
+    return _pretrained("load").open_model(source, files, _device_of(device), getattr(torch, dtype))
 
 
 def from_transformers(
@@ -196,54 +212,6 @@ def from_transformers(
     return _pretrained("from_transformers").adopt_model(model, processor, family, grid, max_tokens)
 
 
-def custom_generate(
-    method: str = "jacobi", *, family: str | None = None, grid: int | None = None, seed: int | None = None, **parts: Any
-) -> Callable[..., torch.Tensor]:
-    """What the `generate` of a model of transformers takes as `custom_generate`, to draw by a method without a draft
-    model: it returns the prompt's ids and behind them those of the image's tokens, lines' ends among them.
-
-    Args:
-        method: preset.
-        family: row of FAMILIES, where the model's class has several.
-        grid: tokens of an image's side, where neither `image_grid_thw` says it nor it is the published one.
-        seed: of the noise; None takes one from torch's generator, which `torch.manual_seed` decides.
-        parts: of the method, such as tree="chain15".
-    """
-
-    def draw(
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Sequence[Any],
-        generation_config: Any,
-        attention_mask: torch.Tensor | None = None,
-        image_grid_thw: torch.Tensor | None = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        row = family or family_of(type(model).__name__)
-        sizes = {"num_text_tokens": input_ids.shape[1]} | ({} if grid is None else {"grid": grid})
-        if image_grid_thw is not None:
-            sizes |= {"grid": int(image_grid_thw[0, 1]), "small_grid": int(image_grid_thw[1, 1])}
-            if (image_grid_thw[:, 1] != image_grid_thw[:, 2]).any():
-                raise ValueError("images must be square, as high as wide, to be drawn by lantern.custom_generate")
-        guidance = next((part for part in logits_processor if hasattr(part, "unconditional_context")), None)
-        if guidance is not None:
-            sizes["null_ids"] = tuple(guidance.unconditional_context["input_ids"][0].tolist())
-        target = adapt(model, row, **sizes).to(model.device)
-        if target.ids is None:
-            raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
-        spec, codebook = make_method(method, **parts), model.model.vqmodel.quantize.embedding.weight.detach()
-        table = None if spec.k is None else nearest_codes(codebook.float().cpu(), int(spec.k) + 1).to(model.device)
-        sampling = replace(sampling_of(generation_config), cfg_scale=guidance.guidance_scale if guidance else 1.0)
-        decoder = make_decoder(DecodingModels(target, nearest_codes=table), spec, sampling)
-        first = int(torch.randint(2**31, ())) if seed is None else seed
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        noise = [decoder.make_noise(first, str(row)) for row in range(len(input_ids))]
-        codes = decoder.generate(input_ids, mask.bool(), noise).codes
-        return torch.cat([input_ids, target.ids.to(input_ids.device)[codes]], dim=1)
-
-    return draw
-
-
 def sampling_of(known: Any) -> SamplingConfig:
     """Temperature, filters and guidance of a `GenerationConfig` of transformers, whose `generate` keeps the best 50
     tokens where nothing else is said.
@@ -256,22 +224,63 @@ def sampling_of(known: Any) -> SamplingConfig:
     )
 
 
+def _texts_of(prompts: str | Sequence[str]) -> list[str]:
+    texts = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Iterable) else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompts must be a text or a list of one or more, got {prompts!r:.60}")
+    return texts
+
+
+def _device_of(name: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    num_gpus = torch.cuda.device_count()
+    if device is not None and (device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < num_gpus)):
+        return device
+    raise ValueError(f"device must be cpu, or cuda for one of the {num_gpus} GPUs that torch finds, got {name!r}")
+
+
 def _pretrained(asked: str) -> ModuleType:
     try:
         from lantern_pipeline import pretrained
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"lantern.{asked} needs more than the core ({error.name}): pip install 'lantern-decoding[pipeline]'",
+            f"lantern.{asked} needs more than the core ({error.name}); install it from a clone: pip install "
+            "'.[pipeline]'",
             name=error.name,
         ) from error
     return pretrained
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+class _Threads:
+    """The number of threads of an operation: one for a draw with a small model.
+
+    A Python thread that starts during a draw gets the draw's number. So of several draws that overlap, each gives back
+    the number that was set before the first.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._num_draws, self._before = threading.Lock(), 0, 0
+
+    @contextmanager
+    def limited(self, config: TargetConfig) -> Iterator[None]:
+        """Draw with one thread if the target is small."""
+        if target_parameters(config) >= SMALL:
+            yield
+            return
+        with self._lock:
+            if self._num_draws == 0:
+                self._before = torch.get_num_threads()
+            self._num_draws += 1
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_draws -= 1
+                torch.set_num_threads(self._before)
+
+
+_threads = _Threads()

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,20 @@ class Parameter:
         """What a value must be, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        interval = f"{'>' if self.is_open else '>='} {self.low:g}"
+        interval = f"{'>' if self.is_open else '>='} {self.low:g}" if self.low > -math.inf else ""
         if self.high < math.inf:
             interval = f"in {'(' if self.is_open else '['}{self.low:g}, {self.high:g}]"
-        return f"a whole number {interval}" if self.is_whole else interval
+        kind = "a whole number" if self.is_whole else "" if interval else "a number"
+        return f"{kind} {interval}".strip()
 
     def check(self, name: str, value: Any, owner: str) -> None:
         """Raises a ValueError with parameter, method, bound, value and remedy where a value is not allowed."""
         if self.choices:
             is_allowed = value in self.choices
         else:
-            is_allowed = isinstance(value, int | float) and self.low <= value <= self.high
+            is_allowed = isinstance(value, Integral if self.is_whole else Real) and not isinstance(value, bool)
+            is_allowed = is_allowed and math.isfinite(value) and self.low <= value <= self.high
             is_allowed = is_allowed and not (self.is_open and value == self.low)
-            is_allowed = is_allowed and not (self.is_whole and value != int(value))
         if not is_allowed:
             remedy = f"; {self.remedy}" if self.remedy else ""
             raise ValueError(f"{name} of {owner} must be {self.bound}, got {value!r}{remedy}")
@@ -219,6 +221,7 @@ class Acceptance:
         parameters: by name; one that takes k reads the table of nearest codes.
         drafts: the kinds of drafts that it goes with; None for all.
         reason: why others are refused, the end of an error.
+        exact_at: values of parameters at which a draft stands for itself alone, so that decoding is exact.
         has_official: whether the LANTERN authors' code has it, so that their residuals exist.
         residuals: those that it goes with.
         needs_chain: whether siblings are refused.
@@ -230,6 +233,7 @@ class Acceptance:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     drafts: tuple[str, ...] | None = None
     reason: str = ""
+    exact_at: Mapping[str, float] = field(default_factory=dict)
     has_official: bool = False
     residuals: tuple[str, ...] = RESIDUALS
     needs_chain: bool = False
@@ -242,14 +246,23 @@ _REJECTED = tuple(name for name, drafts in DRAFTS.items() if drafts.is_sampled a
 ACCEPTANCE = {
     "exact": Acceptance("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
     "additive": Acceptance(
-        "lantern.acceptance.relaxed_sets:AdditiveBound", _of("k", "delta"), has_official=True, paper=_LANTERN
+        "lantern.acceptance.relaxed_sets:AdditiveBound",
+        _of("k", "delta"),
+        exact_at={"delta": 0},
+        has_official=True,
+        paper=_LANTERN,
     ),
     "jensen_shannon": Acceptance(
-        "lantern.acceptance.relaxed_sets:JensenShannonBound", _of("k", "delta"), has_official=True, paper=_LANTERN
+        "lantern.acceptance.relaxed_sets:JensenShannonBound",
+        _of("k", "delta"),
+        exact_at={"delta": 0},
+        has_official=True,
+        paper=_LANTERN,
     ),
     "multiplicative": Acceptance(
         "lantern.acceptance.relaxed_sets:MultiplicativeBound",
         _of("k", "lambda_"),
+        exact_at={"lambda_": 1},
         has_official=True,
         paper="LANTERN++, arXiv 2502.06352",
     ),
@@ -258,6 +271,7 @@ ACCEPTANCE = {
         _of("k", "delta"),
         ("top",),
         "; only there delta bounds TV",
+        exact_at={"delta": 0},
         paper="ours",
     ),
     "proximity": Acceptance(
@@ -347,9 +361,9 @@ def acceptance_of(name: str) -> Acceptance:
 
 
 def _declared(name: str, what: str, table: Mapping[str, Any], row: type) -> Any:
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
-    if ":" not in str(name):
+    if not isinstance(name, str) or ":" not in name:
         raise ValueError(f"{what} must be one of {', '.join(table)}, or my_module:MyClass, got {name!r}")
     own = load_class(name)
     given = {key: getattr(own, key) for key in row.__dataclass_fields__ if key != "path" and hasattr(own, key)}
@@ -391,11 +405,20 @@ class MethodSpec:
     code: str = ""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+        if not isinstance(self.name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
             raise ValueError(f"a method's name must be lower-case letters, digits and _, got {self.name!r}")
+        for part in ("tree", "residual", "neighbours", "method_id"):
+            if not isinstance(getattr(self, part), str | None):
+                raise ValueError(f"{part} of {self.name} must be a name, got {getattr(self, part)!r}")
         _check_parts(self)
         _check_parameters(self)
-        object.__setattr__(self, "tree_shape", _shape_of(self))
+        try:
+            object.__setattr__(self, "tree_shape", _shape_of(self))
+        except TypeError as error:
+            raise ValueError(
+                f"tree_shape of {self.name} must be a list of paths, or the options of a dynamic tree, got "
+                f"{self.tree_shape!r}"
+            ) from error
         object.__setattr__(self, "code", _code_of(self))
         if self.rule.needs_chain and (not isinstance(self.tree_shape, tuple) or any(map(any, self.tree_shape))):
             raise ValueError(
@@ -409,13 +432,14 @@ class MethodSpec:
         raise AttributeError(f"MethodSpec has no attribute {name}")
 
     @classmethod
-    def of(cls, name: str, **parts: Any) -> MethodSpec:
+    def of(cls, name: str, /, **parts: Any) -> MethodSpec:
         """A method of parts and parameters side by side; nearest codes are l2_normalised unless `neighbours` is given.
 
         Raises:
             ValueError: as `MethodSpec`.
         """
-        fields = {key: value for key, value in parts.items() if key in cls.__dataclass_fields__ and key != "parameters"}
+        taken = cls.__dataclass_fields__.keys() - {"name", "parameters"}
+        fields = {key: value for key, value in parts.items() if key in taken}
         others = [name for name in parts if name not in PARAMETERS and name not in fields and name != "is_exact"]
         parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}
         if "k" in acceptance_of(fields.get("acceptance", "exact")).parameters:
@@ -456,16 +480,25 @@ class MethodSpec:
         return {**fields, **parameters, "is_exact": self.is_exact}
 
 
-def make_method(name: str, **parts: Any) -> MethodSpec:
+def preset_of(name: str) -> dict[str, Any]:
+    """Return the parts of a preset.
+
+    Raises:
+        ValueError: unknown; lists the known ones.
+    """
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    return PRESETS[name]
+
+
+def make_method(name: str, /, **parts: Any) -> MethodSpec:
     """A preset of PRESETS as it is published, with naive_extend_57 for its static tree; `parts` are parameters that it
     needs and parts that it shall differ in, for example k=100, delta=0.1.
 
     Raises:
         ValueError: unknown preset, or as `MethodSpec`.
     """
-    if name not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    parts = {**PRESETS[name], "method_id": name, **parts}
+    parts = {**preset_of(name), "method_id": name, **parts}
     if parts.get("tree") == "static":
         parts["tree"] = "naive_extend_57"
     return MethodSpec.of(name, **parts)

@@ -1,7 +1,8 @@
-"""From logits to a distribution: guidance, temperature, top-k and top-p filters."""
+"""From logits to a distribution: temperature, top-k and top-p filters, and the settings of a draw."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -32,10 +33,14 @@ class SamplingConfig:
     cfg_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_k", "top_p", "cfg_scale"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}; 0 is greedy decoding")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be >= 0, got {self.top_k}; 0 keeps every token")
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(f"top_k must be a whole number >= 0, got {self.top_k}; 0 keeps every token")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
         if self.filter_order not in FILTER_ORDERS:
@@ -52,17 +57,6 @@ class SamplingConfig:
     def is_guided(self) -> bool:
         """Whether the null caption runs along."""
         return self.cfg_scale > 1
-
-
-def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
-    """Classifier-free guidance u + s (c - u): (2 batch, ...), captioned rows first, null rows second -> float32 (batch,
-    ...).
-
-    Logits, or hidden states in front of a linear head: guidance and a bias-free head commute, and the head then runs on
-    half the rows.
-    """
-    captioned, null = doubled.float().chunk(2)
-    return torch.lerp(null, captioned, cfg_scale)
 
 
 def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from lantern.models.config import OVERSHOOT
+
 MAX_SIBLINGS = 64  # children of one node: so many decisions of acceptance have noise of their own at a position
 MAX_WIDTH = 256  # drafts of one depth in a chain with siblings
 
@@ -38,7 +40,8 @@ class DynamicTreeOptions:
         top_k: beam width, and children tried per beam node.
 
     Raises:
-        ValueError: a value below 1, more children than a node may have, or more nodes than are drafted.
+        ValueError: a value below 1, paths that are too deep, more children than a node may have, or more nodes than are
+            drafted.
     """
 
     num_nodes: int = 58
@@ -47,8 +50,11 @@ class DynamicTreeOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "depth", "top_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"draft_tree.dynamic.{name} must be >= 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"draft_tree.dynamic.{name} must be a whole number >= 1, got {value!r}")
+        if self.depth >= OVERSHOOT:
+            raise ValueError(f"draft_tree.dynamic.depth must be < {OVERSHOOT}, got {self.depth}; choose less")
         if self.top_k > MAX_SIBLINGS:
             raise ValueError(f"draft_tree.dynamic.top_k must be <= {MAX_SIBLINGS}, got {self.top_k}")
         drafted = self.top_k + self.depth * self.top_k**2
@@ -84,18 +90,22 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         named: further trees, of the config.
 
     Raises:
-        ValueError: unknown name; lists the known ones.
+        ValueError: an unknown name, lists the known ones; or a tree that is too deep or too wide.
     """
     if named and tree in named:
         return tuple(tuple(path) for path in named[tree])
     if match := re.fullmatch(r"chain([1-9]\d*)(?:k([1-9]\d*)d([1-9]\d*))?", tree):
         length, width, wide_depth = int(match[1]), int(match[2] or 1), int(match[3] or 0)
-        if width ** min(length, wide_depth) > MAX_WIDTH:
+        if width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH:  # two siblings have no more depths
             raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
+        _check_depth(tree, length)
         wide = (path for n in range(1, min(length, wide_depth) + 1) for path in product(range(width), repeat=n))
         return (*wide, *((0,) * n for n in range(wide_depth + 1, length + 1)))
     if match := re.fullmatch(r"chain([1-9]\d*)x([1-9]\d*)", tree):
-        return tuple((rank, *(0,) * n) for n in range(int(match[1])) for rank in range(int(match[2])))
+        _check_depth(tree, length := int(match[1]))
+        if (num_chains := int(match[2])) > MAX_SIBLINGS:
+            raise ValueError(f"tree {tree} must have at most {MAX_SIBLINGS} chains, got {num_chains}; choose fewer")
+        return tuple((rank, *(0,) * n) for n in range(length) for rank in range(num_chains))
     if tree not in _LISTED:
         known = [
             "dynamic",
@@ -108,6 +118,12 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         ]
         raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
     return tuple(tuple(int(digit) for digit in word) for word in _LISTED[tree].split())
+
+
+def _check_depth(tree: str, depth: int) -> None:
+    """Refuse a deep tree before its nodes are listed: their number grows with the square of its depth."""
+    if depth > OVERSHOOT:
+        raise ValueError(f"tree {tree} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a shallower tree")
 
 
 def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:

@@ -40,7 +40,7 @@ CORE_ORDER = [
     {"drafters", "stepping"},
     {"decoding"},
     {"drafters.zipar", "records"},
-    {"generation"},
+    {"generation", "within_generate"},
     {"api"},
 ]
 

@@ -69,7 +69,7 @@ assert torch.equal(model.draw("a cat", "lantern", **options).codes[0], images.co
 try:
     lantern.load("embedded")
 except ModuleNotFoundError as error:
-    assert "pip install 'lantern-decoding[pipeline]'" in str(error)
+    assert "install it from a clone: pip install '.[pipeline]'" in str(error)
 else:
     raise AssertionError("the extra `pipeline` is here: the environment is not bare")
 """
@@ -163,5 +163,6 @@ def test_the_command_asks_for_what_it_needs(bare, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert (
-        done.stderr.strip() == "lantern: the command needs more than the core: pip install 'lantern-decoding[pipeline]'"
+        done.stderr.strip()
+        == "lantern: the command needs more than the core; install it from a clone: pip install '.[pipeline]'"
     )

@@ -25,7 +25,7 @@ def make_rule(
     """
     rejects = not sampling.is_greedy and verifies_by_rejection(spec.to_dict())
     kind = load_class(spec.rule.path)
-    bounds_nothing = spec.needs_nearest_codes and (spec.delta == 0 or spec.lambda_ == 1)
+    bounds_nothing = any(spec.parameters[name] == value for name, value in spec.rule.exact_at.items())
     if bounds_nothing or (kind.needs_rejection and not rejects):
         kind = Exact
     acceptance = kind.make(spec, Readings(sampling, nearest_codes, embedding))

@@ -43,7 +43,8 @@ def read_config(weights: WeightFile) -> Any:
         import transformers
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{weights.path} is a model of transformers: pip install 'lantern-decoding[text]'", name=error.name
+            f"{weights.path} is a model of transformers; install it from a clone: pip install '.[text]'",
+            name=error.name,
         ) from error
     return getattr(transformers, _class_of(weights)).config_class.from_dict(dict(weights.settings))
 

@@ -37,6 +37,10 @@ class TransformersTarget(Target):
     Args:
         config: of the target; prompts are ids.
         parts: of a model that is there, of which the head is copied to float32; without them empty ones are made.
+
+    Attributes:
+        negative: if set, prompts of no caption with their mask, both (batch, num_text_tokens), for one batch of prompts
+            in place of the config's `null_ids`.
     """
 
     kind = "transformers_target"  # of its checkpoints
@@ -46,7 +50,8 @@ class TransformersTarget(Target):
     def __init__(self, config: AdapterConfig, parts: Parts | None = None) -> None:
         super().__init__(config)
         parts = _empty_parts(config) if parts is None else parts
-        self.layers, self.head, self.ids = parts.layers, deepcopy(parts.head).float(), parts.ids
+        self.layers, self.head, self.ids, self.ends = parts.layers, deepcopy(parts.head).float(), parts.ids, parts.ends
+        self.negative: tuple[torch.Tensor, torch.Tensor] | None = None
         self.token_embedding = nn.Embedding(*parts.tokens.shape, _weight=parts.tokens.detach(), _freeze=True)
         self.register_buffer("positions", grid_positions(config) if config.turns_by_grid else None, persistent=False)
 
@@ -62,6 +67,10 @@ class TransformersTarget(Target):
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
         """See `Target.embed_prompts`."""
         return self.layers.get_input_embeddings()(features)
+
+    def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Target.null_prompt`."""
+        return super().null_prompt(mask) if self.negative is None else self.negative
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -96,7 +105,11 @@ def adapt(model: Any, family: str, **sizes: Any) -> TransformersTarget:
         model: of the class that the family's row names.
         family: name of the row.
         sizes: fields of a `TargetConfig` that no model says: num_text_tokens, null_ids, null_filler, and where they are
-            not the published ones grid, columns, small_grid, line_end.
+            not the published ones grid, columns, small_grid, small_columns, line_end.
+
+    Raises:
+        ValueError: the layers lie on several devices or on none, attend in a way that takes no mask of four dimensions,
+            or hide a weight that is read, see `weight_of`.
     """
     row, text = FAMILIES[family], model.config.get_text_config()
     sizes = {"grid": row.grid, "num_text_tokens": 128, **row.target, **sizes}
@@ -104,6 +117,7 @@ def adapt(model: Any, family: str, **sizes: Any) -> TransformersTarget:
     if line_end is not None:  # Emu3 names it
         line_end = getattr(model.model.vocabulary_mapping, "eol_token_id", line_end)
     parts = row.take_apart(model, line_end)
+    device = _device_of(parts)
     rope = getattr(text, "rope_parameters", None) or {}
     found = {
         "dim": text.hidden_size,
@@ -115,14 +129,32 @@ def adapt(model: Any, family: str, **sizes: Any) -> TransformersTarget:
         "rope_base": rope.get("rope_theta", 10000.0),
         "rope": "1d",
         "vocab_size": len(parts.tokens),
-        "num_prompt_ids": model.get_input_embeddings().num_embeddings,
+        "num_prompt_ids": len(model.get_input_embeddings().weight),
         "line_end": line_end,
         "layers_class": type(parts.layers).__name__,
         "settings": _settings(parts.layers.config),
         "head_width": 0 if isinstance(parts.head, nn.Linear) else parts.head[0].out_features,
         "turns_by_grid": row.turns_by_grid,
     }
-    return TransformersTarget(AdapterConfig(**{**sizes, **found}), parts)
+    return TransformersTarget(AdapterConfig(**{**sizes, **found}), parts).to(device)
+
+
+def _device_of(parts: Parts) -> torch.device:
+    """Return the one device of a model's parts; check how they attend. Raises as `adapt`."""
+    kind = parts.layers.config._attn_implementation
+    if kind not in ("eager", "sdpa"):
+        raise ValueError(
+            f"attn_implementation must be eager or sdpa, which take a draft tree's mask, got {kind}; load the model "
+            "with one of them, or call model.set_attn_implementation('sdpa')"
+        )
+    weights = (parts.tokens, *parts.layers.parameters(), *parts.head.parameters())
+    devices = {str(weight.device): weight.device for weight in weights}
+    if len(devices) > 1 or "meta" in devices:
+        raise ValueError(
+            f"all layers must lie on one device, got {', '.join(sorted(devices))} (meta: offloaded to the CPU or a "
+            "disk); load the model with device_map={'': 0}, or in fewer bits"
+        )
+    return weights[0].device
 
 
 def grid_positions(config: TargetConfig) -> torch.Tensor:
@@ -131,10 +163,11 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
     follows it begins behind its longer side.
     """
     begin, parts = config.num_text_tokens, [torch.arange(config.num_text_tokens).expand(3, -1)]
-    for side in filter(None, (config.small_grid, config.grid)):
-        place = torch.arange(side**2)
-        parts.append(begin + torch.stack([torch.zeros_like(place), place // side, place % side]))
-        begin += side
+    for height, columns in ((config.small_grid, config.small_columns), (config.grid, config.columns)):
+        width = columns or height
+        place = torch.arange(height * width)
+        parts.append(begin + torch.stack([torch.zeros_like(place), place // max(width, 1), place % max(width, 1)]))
+        begin += max(height, width)
     return torch.cat([*parts, torch.full((3, OVERSHOOT), begin)], dim=1)
 
 

@@ -40,6 +40,7 @@ class CommonSizes:
     columns: int
     line_end: int | None
     small_grid = 0
+    small_columns = 0
 
     @property
     def head_dim(self) -> int:
@@ -69,7 +70,7 @@ class CommonSizes:
     @property
     def num_image_tokens(self) -> int:
         """Tokens of an image."""
-        return self.small_grid**2 + self.grid * self.line_width
+        return self.small_grid * (self.small_columns or self.small_grid) + self.grid * self.line_width
 
     def ends_line(self, positions: Any) -> Any:
         """Whether the tokens at these positions of the image, numbers or tensors of them, end a line."""
@@ -88,7 +89,8 @@ class TargetConfig(CommonSizes):
     `rope`: "2d" turns image tokens by row and column and leaves the prompt's rows at 0; "1d" turns all by position.
     `columns`: codes of a line where the image is no square of `grid`. `line_end`: id, in the prompts' vocabulary, of
     the token that ends every line of codes, the last of the `vocab_size` tokens; None for no such token. `small_grid`:
-    side of a smaller image whose tokens come first; 0 for none.
+    side of a smaller image whose tokens come first; 0 for none. `small_columns`: codes of a line of the smaller image
+    if it is not square.
     `has_qk_norm`: each head's queries and keys are normalised. `has_mlp_head`: the head has a hidden layer.
     """
 
@@ -113,6 +115,7 @@ class TargetConfig(CommonSizes):
     columns: int = 0
     line_end: int | None = None
     small_grid: int = 0
+    small_columns: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "null_ids", tuple(self.null_ids))  # JSON has lists

@@ -36,14 +36,15 @@ class PromptForm:
 @dataclass(frozen=True)
 class Parts:
     """What of a model draws: its layers without the head, what they read of each token that is drawn, (vocab, dim),
-    codes before what ends a line, the head from hidden states to logits of the same tokens, and which words of the
-    model they are, int64 (vocab,), or None where they are none.
+    codes before what ends a line, the head from hidden states to logits of the same tokens, which words of the
+    model they are, int64 (vocab,), or None where they are none, and which words follow an image.
     """
 
     layers: nn.Module
     tokens: torch.Tensor
     head: nn.Module
     ids: torch.Tensor | None = None
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def family_of(model_class: str) -> str:
         if family.model_class == model_class:
             return name
     known = ", ".join(dict.fromkeys(family.model_class for family in FAMILIES.values()))
-    raise ValueError(f"a model of transformers must be one of {known} to draw images, got {model_class}")
+    remedy = "; pass what its merge_and_unload() returns" if model_class.startswith("Peft") else ""
+    raise ValueError(f"a model of transformers must be one of {known} to draw images, got {model_class}{remedy}")
 
 
 def fill_model(config: dict[str, Any]) -> None:
@@ -123,14 +125,32 @@ def fill_model(config: dict[str, Any]) -> None:
     config["target"].update(checkpoint=model.weights, name=model.name, size=None, **family.target, **model.sizes)
 
 
-def _words(model: Any, layers: nn.Module, ids: torch.Tensor) -> Parts:
-    """Of a language model whose words are codes, those of some ids alone."""
+def weight_of(model: Any, name: str) -> torch.Tensor:
+    """Return the weight of a layer of `model`.
+
+    Raises:
+        ValueError: the layer is of another class than nn.Linear or nn.Embedding, such as an adapter's, whose `weight`
+            leaves the adapter out.
+    """
     from torch import nn
 
-    table, weight = model.get_input_embeddings().weight, model.lm_head.weight.detach()[ids]
+    layer = model.get_submodule(name)
+    if type(layer) not in (nn.Linear, nn.Embedding):
+        raise ValueError(
+            f"{name} must be a plain nn.Linear or nn.Embedding to draw images, got {type(layer).__name__}; merge an "
+            "adapter into it (merge_and_unload), or leave this layer unquantised"
+        )
+    return layer.weight.detach()
+
+
+def _words(model: Any, layers: str, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
+    """Take the rows of the words `ids` from a language model whose words are codes; `layers` is their module's name."""
+    from torch import nn
+
+    weight = weight_of(model, "lm_head")[ids]
     head = nn.Linear(weight.shape[1], len(ids), bias=False, device="meta")
     head.weight = nn.Parameter(weight)
-    return Parts(layers, table.detach()[ids], head, ids)
+    return Parts(model.get_submodule(layers), weight_of(model, f"{layers}.embed_tokens")[ids], head, ids, ends)
 
 
 def _janus(model: Any, _: int | None) -> Parts:
@@ -139,7 +159,8 @@ def _janus(model: Any, _: int | None) -> Parts:
 
     inner, head = model.model, model.model.generation_head
     with torch.no_grad():  # in float32: it is done once
-        aligner, table = deepcopy(inner.generation_aligner).float(), inner.generation_embeddings.weight.float()
+        aligner = deepcopy(inner.generation_aligner).float()
+        table = weight_of(model, "model.generation_embeddings").float()
         tokens = aligner(table).to(inner.language_model.dtype)
     return Parts(inner.language_model, tokens, nn.Sequential(head.proj_out, nn.GELU(), head.vision_head))
 
@@ -149,13 +170,14 @@ def _emu3(model: Any, _: int | None) -> Parts:
 
     mapping = model.model.vocabulary_mapping
     ids = torch.cat([mapping.img2bpe_mapping_tensor.long(), torch.tensor([mapping.eol_token_id])])
-    return _words(model, model.model.text_model, ids)
+    ends = [mapping.vocab_map.get(name) for name in ("<|extra_201|>", "<|image end|>", "<|extra_204|>")]
+    return _words(model, "model.text_model", ids, () if None in ends else tuple(ends))
 
 
 def _glm_image(model: Any, _: int | None) -> Parts:
     import torch
 
-    return _words(model, model.model.language_model, torch.arange(model.config.image_start_token_id))
+    return _words(model, "model.language_model", torch.arange(model.config.image_start_token_id))
 
 
 def _chameleon(model: Any, line_end: int | None) -> Parts:
@@ -163,7 +185,7 @@ def _chameleon(model: Any, line_end: int | None) -> Parts:
 
     ids = model.model.vocabulary_mapping.img2bpe_mapping_tensor.long()
     end = [] if line_end is None else [line_end]
-    return _words(model, model.model, torch.cat([ids, torch.tensor(end, dtype=torch.int64)]))
+    return _words(model, "model", torch.cat([ids, torch.tensor(end, dtype=torch.int64)]))
 
 
 _CHAMELEON = {

@@ -12,7 +12,6 @@ from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import TargetConfig
 from lantern.models.transformer import DecodingLayer, Layer, RMSNorm, gather_rotary, prepare_layers, rotary_table
-from lantern.sampling import guide
 
 
 class Target(nn.Module):
@@ -241,3 +240,14 @@ class TargetModel(Target):
         """See `Target.prepare_for_decoding` and `prepare_layers`."""
         self.decoding_layers = prepare_layers(self, self.layers)
         return self
+
+
+def guide(doubled: torch.Tensor, cfg_scale: float) -> torch.Tensor:
+    """Classifier-free guidance u + s (c - u): (2 batch, ...), captioned rows first, null rows second -> float32 (batch,
+    ...).
+
+    Logits, or hidden states in front of a linear head: guidance and a bias-free head commute, and the head then runs on
+    half the rows.
+    """
+    captioned, null = doubled.float().chunk(2)
+    return torch.lerp(null, captioned, cfg_scale)

@@ -1,21 +1,75 @@
-"""The Slurm profile fits the rules and the default profile. Needs no Slurm."""
+"""The Slurm profile: every overlay plans with it, and its jobs fit the shipped partitions. Needs no Slurm."""
 
 import re
 
+import pytest
 import yaml
+from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 
-from tiny_run import ROOT
+from conftest import ROOT
+from tiny_run import Workflow
 
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
+PARTITIONS = yaml.safe_load((PROFILE / "partitions.yaml").read_text())["partitions"]
+DECODING = ("generate_images", "measure_latency", "measure_total_variation", "tune_tree", "run_ablation")
+# Jobs of all shards ask for the same.
+ONE_SHARD = ["shards=1", "text_shards=1", "image_shards=1"]
 
 
-def test_what_both_profiles_set_is_the_same():
+def plan(folder, overlays, *arguments):
+    """Plans with the profile in an empty folder; returns the jobs: dicts of the rule, its threads and its resources."""
+    for name in ("models", "workflow"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "images").mkdir()  # the folder that overlays leave to the user
+    arguments = ["--workflow-profile", str(PROFILE), "--dry-run", "--forceall", *arguments]
+    arguments += ["--set-scatter", *ONE_SHARD]
+    code, output = Workflow(folder, tuple(overlays), config=()).run(*arguments)
+    assert code == 0, output
+    jobs = []
+    for rule, block in re.findall(r"^(?:local)?rule (\w+):\n((?: +.*\n)+)", output, re.M):
+        resources = re.findall(r"(\w+)=([^,\s]+)", re.search("resources: (.*)", block)[1])
+        jobs.append({"rule": rule, **{name: int(value) for name, value in resources if value.isdigit()}})
+        jobs[-1]["threads"] = int((re.search(r"threads: (\d+)", block) or [0, 1])[1])
+        jobs[-1]["is_alone"] = "slurm_extra=--exclusive" in block
+    return jobs
+
+
+def stack_of(overlay):
+    """The config files that the head of an overlay says to lay over each other, itself among them."""
+    head = re.match("(#.*\n)+", overlay.read_text())[0]
+    named = re.search(r"--configfile ([^\"\n]+)", head)
+    stack = [ROOT / name for name in named[1].split()] if named else [overlay]
+    assert overlay in stack
+    return stack
+
+
+@pytest.mark.parametrize("overlay", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_last_attempt_of_every_job_of_an_overlay_fits_its_partition(overlay, tmp_path):
+    jobs = plan(tmp_path, stack_of(overlay), "--attempt", str(1 + ENTRIES["restart-times"]))
+    for job in jobs:
+        limits = PARTITIONS["gpu" if job.get("gpu") else "cpu"]
+        assert job["mem_mb"] <= limits["max_mem_mb"], job
+        assert job["runtime"] <= parse_time_to_minutes(limits["max_runtime"]), job
+        assert job["threads"] <= ENTRIES["cores"] <= limits["max_threads"], job
+    decoding = [job for job in jobs if job["rule"].endswith(DECODING)]
+    assert decoding and all(job["gpu"] == 1 for job in decoding)
+
+
+@pytest.mark.parametrize(("key", "gpu"), [("seed=1", 1), ("device=cuda", 1), ("device=cpu", 0)])
+def test_jobs_that_decode_ask_for_a_gpu_unless_the_config_says_cpu(key, gpu, tmp_path):
+    jobs = plan(tmp_path, [], "--config", key)
+    assert {job["gpu"] for job in jobs if job["rule"] in DECODING} == {gpu}
+
+
+def test_jobs_that_time_have_a_node_of_their_own(tmp_path):
+    assert {job["rule"] for job in plan(tmp_path, []) if job["is_alone"]} == {"measure_latency", "tune_tree"}
+
+
+def test_what_re_runs_is_the_same_as_on_one_machine():
     default = yaml.safe_load((ROOT / "profiles" / "default" / "config.yaml").read_text())
-    # The default profile is always loaded too, and wins. Its `resources` come as a list there.
-    default["resources"] = dict(entry.split("=") for entry in default["resources"])
-    shared = {**ENTRIES, "resources": {name: str(value) for name, value in ENTRIES["resources"].items()}}
-    assert {name: shared.get(name) for name in default} == default
+    kept = ("rerun-triggers", "rerun-incomplete", "scheduler")
+    assert [ENTRIES[name] for name in kept] == [default[name] for name in kept]
 
 
 def test_memory_and_time_grow_with_the_attempt():
@@ -28,3 +82,7 @@ def test_memory_and_time_grow_with_the_attempt():
 
 def test_an_hour_without_an_answer_of_slurm_does_not_lose_jobs():
     assert ENTRIES["slurm-status-attempts"] / ENTRIES["max-status-checks-per-second"] >= 3600
+
+
+def test_a_cancelled_job_is_noticed_where_accounting_reports_who_cancelled_it():
+    assert ENTRIES["slurm-status-command"] == "squeue"

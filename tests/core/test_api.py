@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monk
     [
         ({"method": "jakobi"}, "preset must be one of autoregressive, .* got 'jakobi'"),
         ({"method": "lantern", "delta": 0.1}, "needs k"),
-        ({"method": "lantern", "k": 5000, "delta": 0.1}, "5000 nearest codes, got a table of 1023"),
+        ({"method": "lantern", "k": 5000, "delta": 0.1}, "k of lantern must be <= 1023, got 5000"),
         ({"temperature": -1.0}, "temperature must be >= 0"),
         ({"prompts": "a hippopotamus"}, "unknown word 'hippopotamus'; known words: a, small"),
     ],
@@ -168,3 +169,126 @@ def test_a_finished_runs_folder_is_read_by_its_provenance(tmp_path):
     model = lantern.load(tmp_path)
     assert model.models.draft is None
     assert torch.equal(model.draw(PROMPTS[0]).codes, lantern.load("embedded").draw(PROMPTS[0]).codes)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"cfg_scale": float("nan")}, "cfg_scale must be a finite number, got nan"),
+        ({"cfg_scale": float("inf")}, "cfg_scale must be a finite number, got inf"),
+        ({"cfg_scale": "3"}, "cfg_scale must be a finite number, got '3'"),
+        ({"temperature": True}, "temperature must be a finite number, got True"),
+        *(
+            ({"seed": seed}, f"seed of draw must be a whole number, got {seed!r}")
+            for seed in ("a", 1.5, None, [1], True)
+        ),
+        ({"prompts": []}, "prompts must be a text or a list of one or more, got []"),
+        ({"prompts": 3}, "prompts must be a text or a list of one or more, got 3"),
+        ({"prompts": [3]}, "prompts must be a text or a list of one or more, got [3]"),
+        ({"batch_size": 0}, "batch_size of draw must be a whole number >= 1, got 0"),
+        ({"batch_size": 2.0}, "batch_size of draw must be a whole number >= 1, got 2.0"),
+        ({"method": ["jacobi"]}, "preset must be one of autoregressive, "),
+        (
+            {"method": "lantern", "k": 20.0, "delta": 0.1},
+            "k of lantern must be a whole number >= 1, got 20.0; for exact",
+        ),
+        ({"method": "lantern", "k": True, "delta": 0.1}, "k of lantern must be a whole number >= 1, got True"),
+        ({"method": "lantern", "k": 9, "delta": float("nan")}, "delta of lantern must be in [0, 1], got nan"),
+        ({"method": "lantern_pp", "k": 9, "lambda_": float("inf")}, "lambda_ of lantern_pp must be >= 1, got inf"),
+        (
+            {"method": "lantern", "k": 1024, "delta": 0.1},
+            "k of lantern must be <= 1023, got 1024: a code has that many others in a codebook of 1024",
+        ),
+        ({"tree": 5}, "tree of jacobi must be a name, got 5"),
+        ({"tree": ["chain3"]}, "tree of jacobi must be a name, got ['chain3']"),
+        ({"drafts": 5}, "drafts must be one of sampled, "),
+        ({"acceptance": ["a:b"]}, "acceptance must be one of exact, "),
+        ({"residual": 5}, "residual of jacobi must be a name, got 5"),
+        ({"tree_shape": 5}, "tree_shape of jacobi must be a list of paths, or the options of a dynamic tree, got 5"),
+        ({"name": "mine"}, "takes no name, got mine"),
+        ({"tree": "chain9999"}, "tree chain9999 must be at most 32 drafts deep, got 9999; choose a shallower tree"),
+        ({"tree": "chain10000000"}, "tree chain10000000 must be at most 32 drafts deep, got 10000000"),
+        (
+            {"method": "path_relax", "tree": "chain9x99999999"},
+            "tree chain9x99999999 must have at most 64 chains, got 99999999; choose fewer",
+        ),
+        (
+            {"method": "eagle2", "tree_shape": {"num_nodes": 8, "depth": 10**9, "top_k": 2}},
+            "draft_tree.dynamic.depth must be < 32, got 1000000000",
+        ),
+        ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "dynamic.depth must be a whole number >= 1, got 2.0"),
+        ({"method": "eagle2", "tree_shape": {"width": 2}}, "tree_shape of eagle2 must be a list of paths, or the opt"),
+    ],
+)
+def test_a_bad_argument_is_one_sentence_with_its_name_bound_and_value(model, options, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        model.draw(**{"prompts": PROMPTS[0], **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"source": 5}, "source must be a path, got 5"),
+        ({"target": 5}, "target must be a path, got 5"),
+        ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
+        ({"dtype": torch.bfloat16}, "dtype must be one of float32, bfloat16, got torch.bfloat16"),
+        ({"device": "gpu"}, "GPUs that torch finds, got 'gpu'"),
+        ({"device": "meta"}, "GPUs that torch finds, got 'meta'"),
+        ({"device": "cuda:77"}, "GPUs that torch finds, got 'cuda:77'"),
+        ({"device": 1.5}, "GPUs that torch finds, got 1.5"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(options, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        lantern.load(**options)
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(
+        ValueError, match="device must be cpu, or cuda for one of the 0 GPUs that torch finds, got 'cuda'"
+    ):
+        lantern.load(device="cuda")
+
+
+def test_the_largest_k_draws(model):
+    found = model.draw(PROMPTS[0], method="proximity", drafts="jacobi", tree="chain3", k=1023)
+    assert found.codes.shape == (1, 64) and (found.steps < 64).all()
+
+
+def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, monkeypatch):
+    """The first begins, the second begins, the first ends, the second ends."""
+    before, seen = torch.get_num_threads(), []
+    begun, may_end = (Event(), Event()), (Event(), Event())
+
+    def wait(*_):
+        torch.zeros(1).add_(1)
+        place = len(seen)
+        seen.append(torch.get_num_threads())
+        begun[place].set()
+        assert may_end[place].wait(60)
+        raise KeyboardInterrupt
+
+    def draw():
+        with pytest.raises(KeyboardInterrupt):
+            model.draw(PROMPTS[0])
+
+    def ask():
+        later.append(torch.get_num_threads())
+
+    monkeypatch.setattr(api, "draw_images", wait)
+    torch.set_num_threads(2)
+    later, draws = [], [Thread(target=draw), Thread(target=draw)]
+    try:
+        for place, thread in enumerate(draws):
+            thread.start()
+            assert begun[place].wait(60)
+        for place, thread in enumerate(draws):
+            may_end[place].set()
+            thread.join(60)
+        asking = Thread(target=ask)
+        asking.start()
+        asking.join(60)
+        assert seen == [1, 1] and [*later, torch.get_num_threads()] == [2, 2]
+    finally:
+        torch.set_num_threads(before)

@@ -28,6 +28,7 @@ def method(drafts: str, tree: str, **parts) -> MethodSpec:
 MODELS_DRAFTS = [(drafts, tree) for drafts in ("top", "coupled") for tree in ("chain3", "bushy", "dynamic")]
 
 
+@pytest.mark.sensitive
 @pytest.mark.parametrize("rows", [[2], range(5)], ids=["alone", "five"])
 @pytest.mark.parametrize(
     ("drafts", "tree"),

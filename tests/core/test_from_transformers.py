@@ -133,8 +133,15 @@ def test_generate_itself_draws_by_jacobi_decoding(tmp_path):
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
     relaxed = lantern.custom_generate("proximity", drafts="jacobi", tree="chain3", k=3)
     assert model.generate(ids, custom_generate=relaxed, **options).shape == (2, 6 + 13)
-    with pytest.raises(ValueError, match="images must be square"):
-        model.generate(ids, custom_generate=decode, **{**options, "image_grid_thw": torch.tensor([[1, 3, 2]] * 4)})
+
+
+def test_an_adapter_on_the_image_tokenizer_is_one_sentence(tmp_path):
+    model, wrap = open_tiny(tmp_path, "emu3")
+    layer = model.model.vqmodel.encoder.conv_in
+    model.model.vqmodel.encoder.conv_in = torch.nn.Module()
+    model.model.vqmodel.encoder.conv_in.base_layer = layer
+    with pytest.raises(ValueError, match=r"adapter on model.vqmodel.encoder.conv_in.base_layer.\w+ cannot be read"):
+        wrap()
 
 
 def test_a_model_that_draws_no_images_is_one_sentence():
@@ -176,7 +183,7 @@ def test_without_transformers_one_sentence_says_what_to_install(tmp_path, monkey
     (tmp_path / "config.json").write_bytes(settings_of("janus"))
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lantern-decoding\[text\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"install it from a clone: pip install '\.\[text\]'"):
         read_target(tmp_path, TargetConfig(null_ids=(0,)), family="janus")
 
 

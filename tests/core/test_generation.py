@@ -112,6 +112,7 @@ SPECS = {
 PARTS = ("codes", "target_forwards", "step_lengths", "is_substituted")
 
 
+@pytest.mark.sensitive
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in SPECS), ("dynamic", 0.0), ("jacobi", 0.0)])
 def test_images_depend_neither_on_the_row_that_they_take_over_nor_on_the_window_of_their_noise(
     name, temperature, monkeypatch

@@ -32,9 +32,9 @@ from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.methods import MethodSpec, load_class
 from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.target import TargetConfig
+from lantern.models.target import TargetConfig, guide
 from lantern.noise import NoiseField
-from lantern.sampling import SamplingConfig, filter_logits, guide
+from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Prefill, Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from published_layouts import CONFIG, ORIGINAL, write_drafter
@@ -319,6 +319,7 @@ def generate(decoder: Decoder, prompts: tuple[torch.Tensor, torch.Tensor]) -> Ge
     return decoder.generate(*prompts, [decoder.make_noise(0, f"p{i}") for i in range(len(prompts[0]))])
 
 
+@pytest.mark.sensitive
 @pytest.mark.parametrize(("reference", "scale"), SCALES, indirect=["reference"])
 def test_greedy_codes(reference, scale):
     """Of all prompts, by the target alone and with drafts, whose padded rows are our own."""

@@ -11,6 +11,11 @@ VQ = {"num_embeddings": NUM_CODES, "embed_dim": 8, "base_channels": 32, "channel
 VQ |= {"num_res_blocks": 1}
 VISION = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
 LETTERS = "ABCDEFGHIJ"
+# Words of the tiny Emu3: its special tokens, what `tiny_processors` reads, and its codes.
+WORDS = ["<unk>", "a", "red", "fox", "in", "the", "snow", "cat", "low", "quality", *map(str, range(10)), "*"]
+EMU3 = {"<|endoftext|>": 0, "<|extra_203|>": 1, "<|extra_204|>": 2, "<image>": 3, "<|image start|>": 4}
+EMU3 |= {"<|image token|>": 5, "<|extra_200|>": 6, "<|extra_201|>": 7, "<|image end|>": 8}
+FIRST_WORD = 70
 
 
 def tiny_janus() -> transformers.PreTrainedModel:
@@ -26,7 +31,8 @@ def tiny_janus() -> transformers.PreTrainedModel:
 
 
 def tiny_emu3() -> transformers.PreTrainedModel:
-    words = {"<image>": 3, "<|extra_200|>": 6} | {f"<|visual token {i:06d}|>": 40 + i for i in range(NUM_CODES)}
+    words = EMU3 | {word: FIRST_WORD + place for place, word in enumerate(WORDS)}
+    words |= {f"<|visual token {i:06d}|>": 40 + i for i in range(NUM_CODES)}
     vq = {"codebook_size": NUM_CODES, "embed_dim": 4, "latent_channels": 4, "base_channels": 32, "hidden_size": 32}
     vq |= {"channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []}
     text = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -209,7 +209,7 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     update_config(overlay, changes | {"resources": publish(hub, repositories, captions=CAPTIONS)})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(overlay))
     workflow = Workflow(tmp_path, (*overlays_of(family), tmp_path / "tiny.yaml"), config=())
-    code, output = workflow.run("results/summary.csv", env=environment_of(hub))
+    code, output = workflow.run("results/tiny/summary.csv", env=environment_of(hub))
     hub.close()
     assert code == 0, output + workflow.logs()
 

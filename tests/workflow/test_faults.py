@@ -108,6 +108,17 @@ def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_
     check_table(run, finished)
 
 
+def test_resume_makes_files_without_a_record_again_for_which_no_change_would_be_noticed(copy_of_finished):
+    run, table = copy_of_finished, "results/tiny/latency/s0n1.csv"
+    code, output = run.run("--cleanup-metadata", table)  # what a job leaves that Slurm ended after a kill -9
+    assert code == 0, output
+    code, output = run.make("resume", "--dry-run", "--quiet", "rules", "--workflow-profile", "profiles/slurm")
+    jobs = jobs_of(output)
+    assert code == 0 and jobs["measure_latency"] == 1 and jobs["summarise"] == 1, output
+    assert "generate_images" not in jobs and f"--forcerun {table} --rerun-incomplete" in output
+    assert "--cores" not in output  # the profile's count
+
+
 # --- damaged ---------------------------------------------------------------------------------------
 
 

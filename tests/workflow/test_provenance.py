@@ -49,6 +49,8 @@ def test_the_provenance_holds_the_hashes_of_the_files(finished, provenance):
     assert {"summary.csv", "paired.csv", "total_variation/methods.csv", "ablations/neighbours.csv"} <= set(
         provenance["tables"]
     )
+    reports = {f"{name}/report.json" for name in ("tokenizer", "target/s0", "drafter/s0", "drafter/s0-3steps", "clip")}
+    assert reports < set(provenance["tables"])
     assert "latency/s0n1.images.safetensors" in provenance["tables"] and "race.html" in provenance["figures"]
     assert len(provenance["figures"]) == 18 and list(provenance["prompts"]) == ["prompts/seen.jsonl"]
 

@@ -1,6 +1,7 @@
 """Variants of a run's experiment: the workflow once more for each, as a module."""
 
 from lantern.checkpoints.native import read_metadata
+from lantern.records import load_records
 from lantern_pipeline.data.tables import read_table
 from tiny_run import with_overlay
 
@@ -8,6 +9,7 @@ METHODS = [{"preset": ["autoregressive", "coupled"]}, {"preset": "proximity", "k
 OTHER = {
     "tokenizer": {"checkpoint": "results/tiny/tokenizer/model.safetensors"},
     "text": {"encoder": "word_ids"},
+    "generation": {"batch_size": 1},
     "target": {"rope": "1d", "has_qk_norm": True, "has_mlp_head": True, "num_kv_heads": 1},
 }
 
@@ -23,8 +25,15 @@ def test_a_variant_is_trained_and_measured_beside_the_run(copy_of_finished, tmp_
     assert table["target"].value_counts().to_dict() == {"base": 3, "other": 3}
     assert table["gain"].notna().groupby(table["method"]).sum().to_dict()["proximity"] == 2
     changes = "has_mlp_head true", "has_qk_norm true", "num_kv_heads 1", "rope 1d"
-    differs = ", ".join([*(f"target.{change}" for change in changes), "text.encoder word_ids"])
+    differs = ", ".join(
+        ["generation.batch_size 1", *(f"target.{change}" for change in changes), "text.encoder word_ids"]
+    )
     assert set(table.loc[table["target"] == "other", "differs"]) == {differs}
+    shards = {folder: workflow.result(f"{folder}generation/coupled/seen/T1/s0n0") for folder in ("", "variants/other/")}
+    sizes = {
+        folder: load_records(shard / "1-of-1.safetensors").metadata["batch_size"] for folder, shard in shards.items()
+    }
+    assert sizes == {"": 2, "variants/other/": 1}  # jobs of a variant read the variant's config
     sizes = read_metadata(workflow.result("variants/other/target/s0/model.safetensors"))["config"]
     assert sizes["num_kv_heads"] == 1 and sizes["has_mlp_head"] and sizes["has_qk_norm"] and sizes["num_prompt_ids"]
     code, output = workflow.run("results/tiny/generality.html")
@@ -34,4 +43,13 @@ def test_a_variant_is_trained_and_measured_beside_the_run(copy_of_finished, tmp_
 def test_a_variant_with_a_bad_key_stops_at_once(finished, tmp_path):
     workflow = with_overlay(finished, tmp_path, variants={"other": {"target": {"num_kv_heads": 3}}})
     code, output = workflow.run("--dry-run")
-    assert code != 0 and "config key target.num_kv_heads must be a divisor of target.num_heads = 2" in output, output
+    sentence = "variant other: config key target.num_kv_heads must be a divisor of target.num_heads = 2"
+    assert code != 0 and sentence in output, output
+
+
+def test_variants_that_are_null_leave_the_runs_own_report_whole(finished, tmp_path):
+    workflow = with_overlay(finished, tmp_path, variants=None)
+    report = tmp_path / "report.html"
+    code, output = workflow.run("--report", str(report))
+    assert code == 0, output
+    assert "What came out" in report.read_text()

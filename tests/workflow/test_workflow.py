@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -87,7 +89,7 @@ def test_a_run_of_jacobi_drafts_trains_no_draft_model(tmp_path):
 
 
 def test_a_run_reaches_table_figures_and_numbers(finished):
-    summary = pd.read_csv(finished.folder / "results" / "summary.csv")
+    summary = pd.read_csv(finished.result("summary.csv"))
     assert [column for column in COLUMNS if column not in summary.columns] == []
     methods = summary[~summary["method"].isin(["real", "reconstruction"])]
     assert sorted(methods["method_id"]) == sorted(METHODS * 3)
@@ -103,16 +105,16 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     hidden = {path.suffix for path in (finished.folder / "results").rglob(".*")}
     assert hidden == {".sha256"}  # sums of tables, no temporary file
-    assert "Training the target model" in finished.output
+    assert "rule train_target:" in finished.output
     assert re.search(r"\d+ of \d+ steps \(100%\) done", finished.output)
     assert "target step 5/6" in finished.result("logs/train_target.s0.log").read_text()
 
 
 def test_make_finds_nothing_to_do_after_a_run_and_writes_no_report_in_a_dry_one(finished):
-    for target in ("reproduce", "resume"):
-        code, output = finished.make(target, "--dry-run")
+    for target, flag in (("reproduce", "--dry-run"), ("reproduce", "-np"), ("resume", "--dry-run")):
+        code, output = finished.make(target, flag)
         assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
-    assert not (finished.folder / "results" / "report.html").exists()
+    assert not finished.result("report.html").exists()
 
 
 def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tmp_path):
@@ -139,7 +141,7 @@ def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path):
 
 
 def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished):
-    finished, report = copy_of_finished, copy_of_finished.folder / "results" / "report.html"
+    finished, report = copy_of_finished, copy_of_finished.result("report.html")
     code, output = finished.make("report")
     assert code == 0, output
     page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
@@ -151,6 +153,54 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert "race.html" in page and "Watch the methods draw" in page
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
+
+
+def test_an_edited_table_reaches_no_report_and_is_made_again_with_what_follows(copy_of_finished):
+    table = copy_of_finished.result("summary.csv")
+    text, dates = table.read_text(), table.stat()
+    table.write_text(text.replace("1", "7"))
+    os.utime(table, ns=(dates.st_atime_ns, dates.st_mtime_ns))  # so that Snakemake sees nothing
+    code, output = copy_of_finished.make("report")
+    changed = "results/tiny/summary.csv was changed after the job that wrote it"
+    assert code != 0 and f"{changed}: run `make reproduce`, which makes it again" in output, output
+    assert not copy_of_finished.result("report.html").exists()
+    (copy_of_finished.result("provenance.json")).write_text("{}")
+    code, output = copy_of_finished.make("reproduce")
+    assert code == 0 and f"{changed}: set aside as summary.csv.damaged, made again" in output, output
+    assert "provenance.json is no provenance of a run: set aside" in output
+    assert table.read_text() == text and copy_of_finished.result("report.html").exists()
+    jobs = set(planned(output))
+    assert {"summarise", "write_provenance", "draw_tradeoff"} <= jobs and "generate_images" not in jobs, output
+
+
+def test_files_that_a_finished_run_lacks_are_made_again(copy_of_finished):
+    for name in ("quality/seen.T1.s0n0.images.csv", "race.png"):
+        copy_of_finished.result(name).unlink()
+    code, output = copy_of_finished.run("--dry-run", "--quiet", "rules")
+    jobs = planned(output)
+    assert code == 0 and jobs["measure_quality"] == jobs["build_race"] == 1 and "generate_images" not in jobs, output
+    next(copy_of_finished.result("generation/jacobi").rglob("*.safetensors")).unlink()
+    code, output = copy_of_finished.run("--dry-run", "--quiet", "rules")
+    assert code == 0 and planned(output)["generate_images"] == 1, output
+
+
+def test_two_experiments_in_one_folder_plan_nothing_of_each_other_again(copy_of_finished):
+    results = copy_of_finished.folder / "results"
+    code, output = copy_of_finished.run("results/other/prompts/seen.jsonl", "--config", "experiment=other")
+    assert code == 0 and (results / "other" / "prompts" / "seen.jsonl").exists(), output
+    code, output = copy_of_finished.run("--dry-run")
+    assert code == 0 and "Nothing to be done" in output, output
+    assert {path.name for path in results.iterdir()} == {"tiny", "other"}  # none writes beside its folder
+
+
+def test_make_understands_what_snakemake_does(copy_of_finished, tmp_path):
+    """A name on the command line, an overlay in JSON: the report goes where the results are."""
+    (tmp_path / "own.json").write_text('{"experiment": "own"}')
+    other = replace(copy_of_finished, overlays=(tmp_path / "own.json",))
+    for workflow, arguments, folder in ((other, [], "own"), (other, ["--config", "experiment=foo"], "foo")):
+        command = [sys.executable, str(ROOT / "workflow" / "results_folder.py"), *workflow.command(*arguments)[3:]]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=workflow.environment())
+        assert found.stdout.strip() == f"{copy_of_finished.folder}/results/{folder}", found.stderr
 
 
 def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, tmp_path):
@@ -213,7 +263,11 @@ def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
             {"measure_quality", "measure_total_variation", "run_ablation"},
             TRAINING | {"generate_images", "measure_latency"},
         ),
-        ({"generation": {"batch_size": 3}}, {"generate_images"}, TRAINING | {"measure_latency"}),
+        (
+            {"metrics": {"num_ambiguity": 3}},
+            {"measure_ambiguity", "build_co_varying_codes"},
+            TRAINING | {"measure_quality", "measure_total_variation", "measure_latency"},
+        ),
         (
             {"sampling": {"top_k": 16}, "drafter": {"num_steps": 7}},
             {"train_drafter", "generate_images", "run_ablation"},
@@ -221,12 +275,23 @@ def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
         ),
         ({"figures": {"dpi": 90}}, {"draw_samples", "draw_tradeoff"}, TRAINING | {"generate_images", "summarise"}),
     ],
-    ids=["evaluation", "batch", "decoding", "figures"],
+    ids=["evaluation", "ambiguity", "decoding", "figures"],
 )
 def test_changed_keys_re_run_what_depends_on_them(finished, tmp_path, sections, changed, rests):
     code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
     assert code == 0 and changed <= re_run(output), output
-    assert not {"summarise", "publish_tables", *rests} & re_run(output) and not rests & set(planned(output)), output
+    assert not {"summarise", *rests} & re_run(output) and not rests & set(planned(output)), output
+
+
+def test_what_says_how_jobs_run_re_runs_nothing(finished, tmp_path):
+    sections = {
+        "device": "auto",
+        "generation": {"batch_size": 3, "stepping": "eager"},
+        "metrics": {"batch_size": 3},
+        "text": {"num_shards": 2},  # of an encoder that the run does not have
+    }
+    code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
+    assert code == 0 and "Nothing to be done" in output, output
 
 
 def test_a_new_method_and_a_new_training_seed_make_what_is_theirs_alone(finished, tmp_path):
@@ -261,8 +326,8 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
         pass
 
     def job(**parameters):
-        output = SimpleNamespace(model=tmp_path / "model.st")
-        return SimpleNamespace(params=Parameters(parameters), input=[tmp_path / "codes"], output=output)
+        output, config = SimpleNamespace(model=tmp_path / "model.st"), {"device": "cpu"}
+        return SimpleNamespace(params=Parameters(parameters), input=[tmp_path / "codes"], output=output, config=config)
 
     with pytest.raises(KeyboardInterrupt), training_checkpoint(job(num_steps=5)) as first:
         first.write_text("step 3")

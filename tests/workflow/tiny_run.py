@@ -102,12 +102,20 @@ class Workflow:
             **variables,
         }
         command = ["make", target, *(f"{name}={value}" for name, value in variables.items())]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-        environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT}/workflow"
         result = subprocess.run(
-            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         return result.returncode, result.stdout
+
+    def environment(self):
+        """The variables of a process that `make` starts."""
+        found = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        return {**found, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/workflow"}
 
     def result(self, name):
         return self.folder / "results" / "tiny" / name

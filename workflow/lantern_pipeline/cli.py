@@ -12,7 +12,7 @@ from typing import Annotated
 try:
     import typer
 except ModuleNotFoundError:
-    sys.exit("lantern: the command needs more than the core: pip install 'lantern-decoding[pipeline]'")
+    sys.exit("lantern: the command needs more than the core; install it from a clone: pip install '.[pipeline]'")
 
 RESULTS = Path("results")
 RATES = Path("docs/results.csv")  # published tokens per forward
@@ -89,7 +89,7 @@ def verify(
     """Checks every sum of an archive, draws a sample of its images again and compares their codes."""
     from tempfile import TemporaryDirectory
 
-    from lantern_pipeline.archive.archive import find_experiment, unpack
+    from lantern_pipeline.archive.archive import files_outside, find_experiment, unpack
     from lantern_pipeline.archive.provenance import compare_code
     from lantern_pipeline.archive.redraw import redraw
     from lantern_pipeline.runtime.job import resolve_device
@@ -99,6 +99,8 @@ def verify(
         num_files, sha256 = unpack(archive, Path(workplace))
         typer.echo(f"sums: {num_files} files are as packed (sha256 of SHA256SUMS: {sha256})")
         folder, provenance = find_experiment(Path(workplace), archive)
+        if outside := files_outside(folder, provenance):
+            typer.echo(f"outside its provenance, as packed: {_printable(_shorten(outside))}")
         typer.echo(f"code: {compare_code(provenance, 'generate_images.py')}")
         is_exact = provenance["config"].get("generation", {}).get("dtype") == "float32"
         options = {"seed": seed, "models": models, "device": resolve_device(device)}
@@ -151,6 +153,12 @@ def _one_sentence() -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
         typer.echo(f"lantern: {_printable(str(reason))}", err=True)
         raise typer.Exit(1) from error
+
+
+def _shorten(names: list[str]) -> str:
+    """The first three names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _printable(text: str) -> str:

@@ -88,6 +88,10 @@ def adopt_model(model: Any, processor: Any, family: str | None, grid: int | None
     form = fill_form(row.prompt, names, large=grid or row.grid, small=row.target.get("small_grid", 0))
     words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
     state = {f"model.vqmodel.{name}": value for name, value in model.model.vqmodel.state_dict().items()}
+    if adapted := next((name for name in state if ".base_layer." in name), None):
+        raise ValueError(f"an adapter on {adapted} cannot be read; merge it (merge_and_unload), or leave vqmodel out")
+    if any(value.is_meta for value in state.values()):
+        raise ValueError("model.vqmodel must lie on one device, got meta (offloaded); load with device_map={'': 0}")
     images = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=grid or row.grid)
     return _assemble(model, family, TokenPromptEncoder(form, words, max_tokens), images)
 
@@ -123,8 +127,8 @@ def _assemble(model: Any, family: str, encoder: TokenPromptEncoder, images: Imag
     if model.generation_config.do_sample is None and overlay and overlay.is_file():
         sections = (load_yaml(file).get("sampling", {}) for file in (home / "config.yaml", overlay))
         sampling = SamplingConfig(**ChainMap(*reversed(list(sections))))
-    target = adapt(model, family, **sizes).to(model.device)
-    return Model(DecodingModels(target), images.to(model.device), encoder, sampling, {"neighbours": "l2_normalised"})
+    target = adapt(model, family, **sizes)
+    return Model(DecodingModels(target), images.to(target.device), encoder, sampling, {"neighbours": "l2_normalised"})
 
 
 def _find(source: str | Path) -> tuple[dict[str, Any], dict[str, Path]]:

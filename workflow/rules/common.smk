@@ -24,7 +24,7 @@ from lantern_pipeline.config.paths import (
     target_of,
     trees_of,
 )
-from lantern_pipeline.config.resources import JobSizes, growing
+from lantern_pipeline.config.resources import MOST_MINUTES, JobSizes, growing
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries, resource_of
@@ -33,6 +33,8 @@ from lantern_pipeline.runtime.fingerprint import code_fingerprint
 from lantern_pipeline.runtime.locks import RunLock
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
 
+# With --jobs, as in profiles/slurm, jobs run on other machines than this one.
+IS_REMOTE = workflow.nodes is not None
 RUN_LOCK = RunLock()
 find_own_classes(workflow.configfiles)
 try:
@@ -43,10 +45,9 @@ try:
     RESOURCES = parse_entries(config["resources"])
     check_choices(config["metrics"], RESOURCES)
     if workflow.is_main_process:
-        # With --jobs, as in profiles/slurm, jobs run on other machines than this one.
-        check_user_files(config, RESOURCES, is_local=workflow.global_resources["_nodes"].value is None)
+        check_user_files(config, RESOURCES, is_local=not IS_REMOTE)
 except ValueError as error:
-    sys.exit(str(error))
+    sys.exit(f"variant {config['variant']}: {error}" if "variant" in config else str(error))
 
 set_job_environment(HERE)
 limit_memory(workflow)
@@ -58,7 +59,7 @@ onstart:
 
 # A variant is this workflow once more as a module, see variants.smk: what it makes is read by rules, not shown in the report, and its
 # trainings leave a core to those of others.
-IS_VARIANT = config["variants"] is None
+IS_VARIANT = "variant" in config
 TRAINING_THREADS = 1 if config["variants"] or IS_VARIANT else 2
 if IS_VARIANT:
 
@@ -73,7 +74,7 @@ FIRST, HEADLINE, SAMPLED = PLAN.first, PLAN.headline, PLAN.sampled
 SETTING = {**HEADLINE, "cfg_scale": f"{config['sampling']['cfg_scale']:g}"}  # as captions of figures name it
 FIGURES = figure_table(PLAN, config)
 SEED, DEVICE, SOURCE = config["seed"], config["device"], config["data"]["source"]
-GPU = int(uses_gpu(DEVICE))
+GPU = int(uses_gpu(DEVICE, IS_REMOTE))
 SIZES = JobSizes(config, has_gpu=bool(GPU))
 # Weights and real images from elsewhere, looked at before anything is generated; none where the run trains its own.
 METRIC_FILES = published_files(config["metrics"], RESOURCES)
@@ -92,15 +93,28 @@ STORES_TEXT = config["text"]["encoder"] == "t5"  # others are encoded on the fly
 PROMPT_TOKENIZER = (
     [resource_of(config["text"]["checkpoint"], RESOURCES)] if config["text"]["encoder"] in FAMILIES else []
 )
+
+
+def settings_of(section, *keys):
+    """Settings of a section of the config, those that a script reads: a change of another one does not re-run it.
+
+    What says how a job runs and not what it makes (device, batch_size, stepping, num_shards) is no parameter at all:
+    scripts read it from `snakemake.config`.
+    """
+    return {key: config[section][key] for key in keys}
+
+
 # Parameters of jobs that read captions, and of jobs that decode.
 # A prompt may say how large the image is.
-TEXT = {**config["text"], "grids": [config["tokenizer"]["grid"], config["target"]["small_grid"]]}
-TEXT_PARAMS = {"text": TEXT, "source": SOURCE, "device": DEVICE}
-DECODING_PARAMS = {
-    **TEXT_PARAMS,
-    "sampling": config["sampling"],
-    **{name: config["generation"][name] for name in ("dtype", "stepping")},
+TEXT = {
+    **settings_of("text", "encoder", "num_classes", "caption_dim", "max_tokens", "checkpoint"),
+    "grids": [config["tokenizer"]["grid"], config["target"]["small_grid"]],
 }
+TEXT_PARAMS = {"text": TEXT, "source": SOURCE}
+DECODING_PARAMS = {**TEXT_PARAMS, "sampling": config["sampling"], "dtype": config["generation"]["dtype"]}
+# What images are measured with, and what tables are made by.
+MEASURED_WITH = settings_of("metrics", "fidelity", "clip", "prompt_accuracy", "hps", "published")
+TABLE_SETTINGS = settings_of("metrics", "bootstrap_resamples", "headline_prompt_set", "headline_temperature")
 
 
 def code(script, *modules):

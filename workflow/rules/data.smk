@@ -87,8 +87,7 @@ rule encode_prompts:
         gpu=GPU,
     params:
         code=code("encode_prompts.py"),
-        settings=config["text"],
-        device=DEVICE,
+        settings=settings_of("text", "caption_dim", "max_tokens"),
     script:
         "../scripts/encode_prompts.py"
 
@@ -124,6 +123,5 @@ rule encode_images:
         source=DATA,
         ends_lines=config["target"]["line_end"] is not None,
         seed=SEED,
-        device=DEVICE,
     script:
         "../scripts/encode_images.py"

@@ -28,14 +28,18 @@ rule measure_quality:
         gpu=GPU,
     params:
         code=code("measure_quality.py", *loading_modules(config["metrics"])),
-        settings=config["metrics"],
+        metrics={
+            **MEASURED_WITH,
+            **settings_of(
+                "metrics", "num_reference", "kid_subset_size", "kid_subsets", "prc_neighbours", "fidelity_resamples"
+            ),
+        },
         repeat="s{training_seed}n{noise_seed}",
         split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
         text=TEXT,
         # Published text features know the prompts only: no ceilings of held-out images then.
-        source=DATA if HAS_HELD_OUT else {"data": {**config["data"], "source": "none"}},
+        source=DATA if HAS_HELD_OUT else {"data": {"source": "none"}},
         seed=SEED,
-        device=DEVICE,
     script:
         "../scripts/measure_quality.py"
 
@@ -65,7 +69,7 @@ rule measure_ambiguity:
     params:
         **TEXT_PARAMS,
         code=code("measure_ambiguity.py"),
-        settings=config["metrics"],
+        num_images=config["metrics"]["num_ambiguity"],
         cfg_scale=config["sampling"]["cfg_scale"],
     script:
         "../scripts/measure_ambiguity.py"
@@ -111,9 +115,9 @@ rule run_ablation:
         num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
             "num_prompts", config["ablations"]["num_prompts"]
         ),
-        generation=config["generation"],
-        metrics=config["metrics"],
-        total_variation=config["total_variation"],
+        dtype=config["generation"]["dtype"],
+        metrics={**MEASURED_WITH, "fidelity": None, **settings_of("metrics", "bootstrap_resamples")},
+        total_variation=settings_of("total_variation", "num_images", "max_nodes", "num_samples"),
         noise_seed=FIRST["noise_seed"],
     script:
         "../scripts/run_ablation.py"
@@ -151,7 +155,7 @@ rule measure_total_variation:
         code=code("measure_total_variation.py"),
         runs=PLAN.run_params(SAMPLED["temperature"]),
         settings=config["total_variation"],
-        metrics=config["metrics"],
+        bootstrap_resamples=config["metrics"]["bootstrap_resamples"],
         place={**SAMPLED, "temperature": float(SAMPLED["temperature"]), "repeat": PLAN.repeats[0]},
         noise_seed=FIRST["noise_seed"],
     script:

@@ -14,7 +14,7 @@ rule build_nearest_codes:
         mem_mb=growing(2000),
     params:
         code=code("build_nearest_codes.py"),
-        settings=config["codebook"],
+        num_neighbours=config["codebook"]["num_neighbours"],
         seed=SEED,
     script:
         "../scripts/build_nearest_codes.py"
@@ -38,7 +38,7 @@ rule build_co_varying_codes:
     params:
         **TEXT_PARAMS,
         code=code("build_co_varying_codes.py"),
-        settings=config["codebook"],
+        num_neighbours=config["codebook"]["num_neighbours"],
         num_images=config["metrics"]["num_ambiguity"],
         cfg_scale=config["sampling"]["cfg_scale"],
     script:
@@ -62,13 +62,12 @@ rule sample_codes:
         ENVIRONMENT
     resources:
         mem_mb=SIZES.decoding_mb(),
-        runtime=growing(720),
+        runtime=growing(720, MOST_MINUTES),
         gpu=GPU,
     params:
         **DECODING_PARAMS,
         code=code("sample_codes.py"),
         method=asdict(PLAN.specs["autoregressive"]),
-        batch_size=config["generation"]["batch_size"],
         training_seed=lambda wildcards: int(wildcards.training_seed),
     script:
         "../scripts/sample_codes.py"
@@ -98,7 +97,6 @@ rule generate_images:
         **DECODING_PARAMS,
         code=code("generate_images.py"),
         method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
-        batch_size=config["generation"]["batch_size"],
         noise_seed=lambda wildcards: int(wildcards.noise_seed),
     script:
         "../scripts/generate_images.py"

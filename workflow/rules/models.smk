@@ -1,5 +1,7 @@
 """Image tokenizer, target and draft model: trained or, where the config names a `checkpoint`, converted."""
 
+TARGET_SIZES = ("size", "dim", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "rope", "has_qk_norm")
+TARGET_SIZES += ("has_mlp_head", "line_end", "small_grid")
 CODES = {name: getattr(SIZES.sizes, name) for name in ("vocab_size", "grid")}
 
 if config["tokenizer"]["checkpoint"]:
@@ -18,8 +20,10 @@ if config["tokenizer"]["checkpoint"]:
             mem_mb=growing(3000),
         params:
             code=code("convert_tokenizer.py"),
-            settings=config["tokenizer"],
-            image_size=config["data"]["image_size"],
+            sizes={
+                **settings_of("tokenizer", "grid", "codebook_size", "code_dim"),
+                "image_size": config["data"]["image_size"],
+            },
         script:
             "../scripts/convert_tokenizer.py"
 
@@ -65,7 +69,7 @@ if config["target"]["checkpoint"]:
             mem_mb=SIZES.converting_mb(),
         params:
             code=code("convert_target.py"),
-            settings=config["target"],
+            settings=settings_of("target", *TARGET_SIZES),
             codes=CODES,
             text=TEXT,
             dtype=config["generation"]["dtype"],
@@ -96,7 +100,7 @@ else:
         params:
             **TEXT_PARAMS,
             code=code("train_target.py"),
-            settings=config["target"],
+            settings={key: value for key, value in config["target"].items() if key not in ("name", "checkpoint")},
             codes=CODES,
             training_seed=lambda wildcards: int(wildcards.training_seed),
         script:
@@ -148,7 +152,7 @@ rule train_drafter:
     threads: lambda wildcards: 1 if "-" in wildcards.drafter else TRAINING_THREADS
     resources:
         mem_mb=SIZES.training_mb(),
-        runtime=growing(1440 if SIZES.is_large else 120),
+        runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
         gpu=GPU,
     params:
         **TEXT_PARAMS,

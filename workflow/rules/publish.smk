@@ -25,7 +25,7 @@ if config["publish"]:
         params:
             code=code("publish_readme.py"),
             root=HERE,
-            settings=config["metrics"],
+            settings=TABLE_SETTINGS,
             section=lambda wildcards: config["publish"],
         script:
             "../scripts/publish_readme.py"

@@ -1,6 +1,6 @@
 """What a run comes to: tables, figures, provenance."""
 
-from lantern_pipeline.archive.provenance import publishable_config
+from lantern_pipeline.archive.provenance import results_config
 from lantern_pipeline.config.figures import PUBLISHED_RESULTS
 
 
@@ -15,8 +15,8 @@ rule summarise:
         tokenizer="<results>/tokenizer/report.json",
         target=[f"<results>/target/s{seed}/report.json" for seed in config["repeats"]["training_seeds"]],
     output:
-        summary="<results>/summary.csv",
-        paired="<results>/paired.csv",
+        summary=result_table("<results>/summary.csv", "summary", "Every method: speed and quality"),
+        paired=result_table("<results>/paired.csv", "paired", "Differences from autoregressive decoding"),
         claims="<results>/claims.json",
         page=report(
             "<results>/results.html",
@@ -30,30 +30,12 @@ rule summarise:
         ENVIRONMENT
     params:
         code=code("summarise.py"),
-        settings=config["metrics"],
+        settings=TABLE_SETTINGS,
         training_seeds=config["repeats"]["training_seeds"],
         trained=trained_models(config["metrics"]),
         seed=SEED,
     script:
         "../scripts/summarise.py"
-
-
-rule publish_tables:
-    input:
-        summary=rules.summarise.output.summary,
-        paired=rules.summarise.output.paired,
-        claims=rules.summarise.output.claims,
-    output:
-        summary=result_table("<shown>/summary.csv", "summary", "Every method: speed and quality"),
-        paired=result_table("<shown>/paired.csv", "paired", "Differences from autoregressive decoding"),
-    log:
-        "<logs>/publish_tables.log",
-    conda:
-        ENVIRONMENT
-    params:
-        numbers=claim_numbers,
-    shell:
-        "(cp {input.summary} {output.summary} && cp {input.paired} {output.paired}) 2> {log}"
 
 
 rule compare_published:
@@ -68,7 +50,7 @@ rule compare_published:
         ENVIRONMENT
     params:
         code=code("compare_published.py"),
-        settings=config["metrics"],
+        settings=TABLE_SETTINGS,
         model=config["target"]["name"],
     script:
         "../scripts/compare_published.py"
@@ -118,6 +100,7 @@ rule write_provenance:
         records=shards_of(PLAN.all_records()),
         tables=[
             *rules.summarise.output,
+            *PLAN.report_files(),
             *rules.write_front_page.output,
             *rules.compare_published.output,
             *([GENERALITY] if config["variants"] else []),
@@ -131,8 +114,6 @@ rule write_provenance:
         ],
         figures=[*figure_files(), *rules.build_race.output],
         resources=PLAN.files_from_elsewhere(),
-        # Beside the files of results/<experiment>/.
-        published=rules.publish_tables.output,
     output:
         provenance=result_table("<results>/provenance.json", "provenance", "What made these results, whole"),
         page=report(
@@ -149,6 +130,6 @@ rule write_provenance:
         runtime=growing(60),
     params:
         code=code("write_provenance.py"),
-        config=publishable_config(config),
+        config=results_config(config),
     script:
         "../scripts/write_provenance.py"

@@ -4,17 +4,16 @@ from copy import deepcopy
 
 from snakemake.utils import update_config
 
-for variant, changes in (config["variants"] or {}).items():
+for variant, changes in config["variants"].items():
     prefix = f"{variant}_"
     varied = deepcopy(config)
     update_config(varied, changes)
-    varied["variants"] = None
+    varied["variants"], varied["variant"] = {}, variant
 
     module:
         name: variant
         pathvars:
             results=f"results/{config['experiment']}/variants/{variant}",
-            shown="<results>",
         snakefile:
             f"{HERE}/Snakefile"
         config:
@@ -43,7 +42,7 @@ if config["variants"]:
         params:
             code=code("compare_variants.py"),
             targets={"base": {}, **config["variants"]},
-            settings=config["metrics"],
+            settings=TABLE_SETTINGS,
             cfg_scale=config["sampling"]["cfg_scale"],
             seed=SEED,
         script:

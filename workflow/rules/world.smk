@@ -69,7 +69,6 @@ if config["clip"]["checkpoint"] is None:
             settings=config["clip"],
             source=DATA,
             seed=SEED,
-            device=DEVICE,
         script:
             "../scripts/train_clip.py"
 
@@ -94,8 +93,6 @@ rule measure_reference:
     params:
         code=code("measure_reference.py"),
         settings={key: config["metrics"]["published"][key] for key in ("reference", "preprocessing", "vgg16_layer")},
-        batch_size=config["metrics"]["batch_size"],
-        device=DEVICE,
     script:
         "../scripts/measure_reference.py"
 
@@ -118,8 +115,6 @@ if METRIC_FILES:
             mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
         params:
             code=code("check_metric_weights.py", *loading_modules(config["metrics"])),
-            settings={
-                key: config["metrics"][key] for key in ("fidelity", "clip", "prompt_accuracy", "hps", "published")
-            },
+            settings=MEASURED_WITH,
         script:
             "../scripts/check_metric_weights.py"

@@ -13,7 +13,7 @@ from lantern_pipeline.runtime.job import job_log, resolve_device
 CHUNK = 16  # images; a chunk of 16 x 64 contexts and 1024 codes takes 4 MB
 
 with job_log(snakemake) as log, torch.inference_mode():
-    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])
     encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.codes, files.captions, encoder)
     target, num_images = load_target(files.target).to(device), min(params.num_images, len(data))
@@ -26,7 +26,7 @@ with job_log(snakemake) as log, torch.inference_mode():
             logits = teacher_forced_logits(target, features, mask, codes, params.cfg_scale)
             yield select_codes(target, codes, logits)[1].flatten(0, 1).softmax(-1)
 
-    table = co_varying_codes(batches(), params.settings["num_neighbours"])
+    table = co_varying_codes(batches(), params.num_neighbours)
     metadata = {"neighbours": "probability", "num_images": num_images, "cfg_scale": params.cfg_scale}
     save_tensors(snakemake.output[0], {"nearest_codes": table.cpu()}, metadata)
     log.info("%d co-varying codes of %d codes from %d images", table.shape[1], len(table), num_images)

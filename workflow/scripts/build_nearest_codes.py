@@ -8,7 +8,7 @@ from lantern_pipeline.world.tokenizer import load_tokenizer
 with job_log(snakemake) as log:
     params, neighbours = snakemake.params, snakemake.wildcards.neighbours
     codebook = load_tokenizer(snakemake.input.tokenizer).codebook.detach()
-    table = nearest_codes(codebook, params.settings["num_neighbours"], neighbours, params.seed)
+    table = nearest_codes(codebook, params.num_neighbours, neighbours, params.seed)
     metadata = {"neighbours": neighbours, "codebook_size": len(codebook), "seed": params.seed}
     save_tensors(snakemake.output[0], {"nearest_codes": table}, metadata)
     log.info("%d nearest codes of %d codes by %s", table.shape[1], len(codebook), neighbours)

@@ -7,9 +7,8 @@ from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.world.tokenizer import read_tokenizer
 
 with job_log(snakemake) as log:
-    settings, path = snakemake.params.settings, resource_path(snakemake.input.checkpoint)
-    sizes = {name: settings[name] for name in ("grid", "codebook_size", "code_dim")}
-    model = read_tokenizer(path, image_size=snakemake.params.image_size, **sizes)
+    path = resource_path(snakemake.input.checkpoint)
+    model = read_tokenizer(path, **snakemake.params.sizes)
     report = describe_conversion(snakemake.input.checkpoint, model)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -7,12 +7,13 @@ from lantern.codebook import add_line_ends
 from lantern.io import save_tensors
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
-from lantern_pipeline.runtime.job import job_log, resolve_device, select_shard
+from lantern_pipeline.data.shards import select_shard
+from lantern_pipeline.runtime.job import job_log, resolve_device
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
-    source, device = make_source(params.source["data"], params.seed), resolve_device(params.device)
+    source, device = make_source(params.source["data"], params.seed), resolve_device(snakemake.config["device"])
     chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; larger chunks page-fault, or fill a GPU
     tokenizer = load_tokenizer(snakemake.input.tokenizer).to(device)
     split, captions = snakemake.wildcards.split, read_prompts(snakemake.input.captions)

@@ -10,8 +10,7 @@ from lantern_pipeline.measure.likelihood import measure_ambiguity
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
-    params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
-    num_images = settings["num_ambiguity"]
+    params, files, num_images = snakemake.params, snakemake.input, snakemake.params.num_images
     encoder = make_text_encoder(params.text, params.source, files.text)
     if files.records:
         prompts = read_prompts(files.prompts)
@@ -20,8 +19,8 @@ with job_log(snakemake):
     else:
         held_out = load_codes(files.codes, files.captions, encoder)
         codes, texts = held_out.codes, held_out.captions
-    target = load_target(files.target).to(resolve_device(params.device))
-    scales, batch_size = (1.0, params.cfg_scale), settings["batch_size"]
+    target = load_target(files.target).to(resolve_device(snakemake.config["device"]))
+    scales, batch_size = (1.0, params.cfg_scale), snakemake.config["metrics"]["batch_size"]
     frame = measure_ambiguity(
         target, encoder, codes[:num_images], texts[:num_images], cfg_scales=scales, batch_size=batch_size
     )

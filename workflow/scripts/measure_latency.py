@@ -13,7 +13,7 @@ from lantern_pipeline.runtime.job import job_log
 with job_log(snakemake):
     params, files, settings = snakemake.params, snakemake.input, snakemake.params.settings
     torch.set_num_threads(settings["threads"])
-    decoders = load_job_decoders(snakemake, params.runs, stepping=params.stepping)
+    decoders = load_job_decoders(snakemake, params.runs, stepping=snakemake.config["generation"]["stepping"])
     encoder = make_text_encoder(params.text, params.source, files.text)
     parts, images = [], []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):

@@ -10,9 +10,9 @@ from lantern_pipeline.measure.quality import measure_quality
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
-    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])
     prompts = read_prompts(files.prompts)
-    source, metrics = params.source["data"]["source"], params.settings
+    source, metrics = params.source["data"]["source"], params.metrics
     encoder = make_text_encoder(params.text, source, files.text)
     models = load_measuring_models(files.tokenizer, files.target, encoder, dict(files.items()), metrics, device)
     rows, images = measure_quality(
@@ -20,7 +20,7 @@ with job_log(snakemake):
         prompts,
         make_source(params.source["data"], params.seed),
         models,
-        settings=metrics,
+        settings={**metrics, "batch_size": snakemake.config["metrics"]["batch_size"]},
         prompt_set=snakemake.wildcards.prompt_set,
         split=params.split,
         repeat=params.repeat,

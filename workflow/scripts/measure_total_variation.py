@@ -15,11 +15,11 @@ from lantern_pipeline.runtime.job import job_log, resolve_device
 from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake):
-    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])
     prompts = read_prompts(files.prompts)
     records = load_shards(files.records, [prompt.id for prompt in prompts])
     settings = params.settings
-    options = {"num_resamples": params.metrics["bootstrap_resamples"], "seed": params.noise_seed}
+    options = {"num_resamples": params.bootstrap_resamples, "seed": params.noise_seed}
     study = TotalVariationStudy(
         target_model=load_target(files.target).to(device),
         encoder=make_text_encoder(params.text, params.source, files.text),

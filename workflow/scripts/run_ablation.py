@@ -13,24 +13,26 @@ from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.runtime.job import job_log, resolve_device
 
 with job_log(snakemake):
-    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.params.device)
-    metrics = {**params.metrics, "fidelity": None}  # the few images of a point are no set to compare with another
+    params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])
+    generation = snakemake.config["generation"]
     encoder = make_text_encoder(params.text, params.source, files.text)
     drafters = {None: None, **dict(zip(params.drafters, files.drafters, strict=True))}
     study = AblationStudy(
         models={
-            steps: load_decoding_models(files.target, drafter, device=device, dtype=params.generation["dtype"])
+            steps: load_decoding_models(files.target, drafter, device=device, dtype=params.dtype)
             for steps, drafter in drafters.items()
         },
         tables=load_tables(files.nearest_codes, device),
-        measuring=load_measuring_models(files.tokenizer, files.target, encoder, dict(files.items()), metrics, device),
+        measuring=load_measuring_models(
+            files.tokenizer, files.target, encoder, dict(files.items()), params.metrics, device
+        ),
         cross_entropy=(read_metadata(files.target) or {}).get("val_cross_entropy"),
         prompts=read_prompts(files.prompts)[: params.num_prompts],
-        settings=params.metrics,
+        settings={**params.metrics, "batch_size": snakemake.config["metrics"]["batch_size"]},
         total_variation=params.total_variation,
-        batch_size=params.generation["batch_size"],
+        batch_size=generation["batch_size"],
         seed=params.noise_seed,
-        stepping=params.generation["stepping"],
+        stepping=generation["stepping"],
     )
     points = [AblationPoint(MethodSpec(**method), *others) for method, *others in params.points]
     rows, images = study.run(snakemake.wildcards.ablation, points)

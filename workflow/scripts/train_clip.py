@@ -10,7 +10,11 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params = snakemake.params
     source = make_source(params.source["data"], params.seed)
     model, report = train_clip(
-        source, RECIPE | params.settings, seed=params.seed, checkpoint=checkpoint, device=resolve_device(params.device)
+        source,
+        RECIPE | params.settings,
+        seed=params.seed,
+        checkpoint=checkpoint,
+        device=resolve_device(snakemake.config["device"]),
     )
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -28,7 +28,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
         )
     )
     recipe = pick(DrafterTraining, params.settings, cfg_scale=sampling.cfg_scale).resolve(len(data))
-    target = load_target(files.target, device=resolve_device(params.device))
+    target = load_target(files.target, device=resolve_device(snakemake.config["device"]))
     draft = DraftModel.from_target(target, params.training_seed)
     trainer = DrafterTrainer(draft, target, data, recipe, params.training_seed)
     history = run_training(

@@ -22,7 +22,9 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     held_out = load_codes(files.val, files.val_captions, encoder)
     sizes = {**prompt_sizes(params.text), **params.codes}
     torch.manual_seed(params.training_seed)
-    model = TargetModel(pick(TargetConfig, resolve_size(settings), **sizes)).to(resolve_device(params.device))
+    model = TargetModel(pick(TargetConfig, resolve_size(settings), **sizes)).to(
+        resolve_device(snakemake.config["device"])
+    )
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)
     features = {"text": describe_features(params.text)}
     history = run_training(

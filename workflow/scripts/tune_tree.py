@@ -16,7 +16,9 @@ with job_log(snakemake) as log:
     found = {}
     for method_id, temperature, candidates in params.runs:
         decoders = load_job_decoders(
-            snakemake, [(candidate, temperature) for candidate in candidates], stepping=params.stepping
+            snakemake,
+            [(candidate, temperature) for candidate in candidates],
+            stepping=snakemake.config["generation"]["stepping"],
         )
         name = tuned_name(method_id, temperature)
         found[name] = choose_tree(decoders, prompts, encoder, run_seed=params.training_seed)

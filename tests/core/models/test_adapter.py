@@ -167,3 +167,91 @@ def test_a_model_in_bfloat16_is_decoded_in_it_and_left_as_it_was():
 def test_a_class_without_a_row_is_named():
     with pytest.raises(ValueError, match=r"must be one of Chameleon.*, GlmImage.* to draw images, got Linear"):
         family_of("Linear")
+
+
+class Lora(torch.nn.Module):
+    """A layer as adapters wrap it: its `weight` is the base's, its output is not."""
+
+    def __init__(self, base_layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        shape = base_layer.weight.T.shape if isinstance(base_layer, torch.nn.Linear) else base_layer.weight.shape
+        self.added = torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + (F.embedding(x, self.added) if x.dtype == torch.int64 else x @ self.added)
+
+
+def wrap(model: torch.nn.Module, name: str) -> None:
+    model.set_submodule(name, Lora(model.get_submodule(name)))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("emu3", "lm_head"),
+        ("emu3", "model.text_model.embed_tokens"),
+        ("anole", "model.embed_tokens"),
+        ("glm_image", "lm_head"),
+        ("janus", "model.generation_embeddings"),
+    ],
+)
+def test_a_layer_whose_weight_leaves_an_adapter_out_is_refused(family, name):
+    model, grids = make_tiny(family)
+    wrap(model, name)
+    with pytest.raises(ValueError, match=rf"{name} must be a plain nn.Linear or nn.Embedding .*, got Lora; merge"):
+        adapt(model, family, **grids)
+
+
+@pytest.mark.parametrize("family", ["janus", "glm_image"])
+def test_an_adapter_on_other_layers_draws_what_generate_draws(family, monkeypatch):
+    base, grids = make_tiny(family)
+    model, _ = make_tiny(family)
+    names = [name for name, _ in model.named_modules() if name.endswith(("_proj", "generation_head.vision_head"))]
+    for name in [name for name in names if "language_model" in name or "generation_head" in name]:
+        wrap(model, name)
+    if family == "janus":
+        wrap(model, "model.language_model.embed_tokens")
+    found = []
+    for made in (model, base):
+        target = adapt(made, family, num_text_tokens=6, **NULL[family], **grids)
+        scale = 3.0 if family == "janus" else 1.0
+        decoder = make_decoder(DecodingModels(target), make_method("jacobi"), SamplingConfig(0.0, cfg_scale=scale))
+        found.append(decoder.generate(IDS[:2], MASK[:2], [decoder.make_noise(0, str(row)) for row in range(2)]).codes)
+    monkeypatch.setitem(globals(), "make_tiny", lambda _: (model, grids))
+    assert torch.equal(found[0], own_codes(family, 2)) and not torch.equal(found[0], found[1])
+
+
+def test_layers_on_several_devices_or_with_another_attention_are_refused_in_a_sentence():
+    model, grids = make_tiny("emu3")
+    model.model.text_model.layers[1].to("meta")
+    with pytest.raises(ValueError, match=r"all layers must lie on one device, got cpu, meta .*load the model with dev"):
+        adapt(model, "emu3", **grids)
+    model, grids = make_tiny("emu3")
+    model.config._attn_implementation = model.model.text_model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"attn_implementation must be eager or sdpa, .*, got flash_attention_2; load"):
+        adapt(model, "emu3", **grids)
+
+
+def test_a_model_of_peft_is_told_to_be_merged():
+    with pytest.raises(ValueError, match=r"got PeftModelForCausalLM; pass what its merge_and_unload\(\) returns"):
+        family_of("PeftModelForCausalLM")
+
+
+def test_the_lines_of_an_image_that_is_no_square_are_placed_by_their_width():
+    """Against positions written out: a small grid of 2 x 1 behind three rows of a prompt, then one of 2 x 3."""
+    model, _ = make_tiny("glm_image")
+    target = adapt(model, "glm_image", num_text_tokens=3, grid=2, columns=3, small_grid=2, small_columns=1)
+    assert target.config.num_image_tokens == 2 * 1 + 2 * 3
+    times, rows, columns = target.positions[:, :12].tolist()
+    assert times == [0, 1, 2, 3, 3, *[5] * 6, 8]
+    assert rows == [0, 1, 2, 3, 4, 5, 5, 5, 6, 6, 6, 8]
+    assert columns == [0, 1, 2, 3, 3, 5, 6, 7, 5, 6, 7, 8]
+    model, _ = make_tiny("emu3")
+    target = adapt(model, "emu3", num_text_tokens=6, grid=4, columns=6, null_ids=(1, 8))
+    codes = decode(target, "emu3", "jacobi", 1.0).codes.view(5, 4, 7)
+    assert (codes[..., 6] == NUM_CODES).all() and (codes[..., :6] < NUM_CODES).all()

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import stat
 import zipfile
 
@@ -35,12 +34,11 @@ def experiment(tmp_path):
         "variants/small/generality.html": "<html>",
         "variants/small/logs/train.log": "/home/ada",
         "summary.csv.damaged": "a,b",
+        "report.html": "<html>",
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    shutil.copy(folder / "summary.csv", folder.parent)
-    (folder.parent / "report.html").write_text("<html>")
     write_provenance(folder)
     return folder
 
@@ -93,11 +91,10 @@ def test_what_is_packed_and_what_is_not(experiment, packed, tmp_path):
         "generation/coupled/seen/T1/s0n0/1-of-1.safetensors",
         "prompts/seen.jsonl",
         "provenance.json",
+        "report.html",
         "summary.csv",
         "target/s0/model.safetensors",
         "variants/small/generality.html",
-        "results/report.html",
-        "results/summary.csv",
         SUMS,
     ]
     assert unpack(packed, tmp_path / "out")[0] == len(names) - 1
@@ -116,14 +113,12 @@ def test_the_same_results_make_the_same_archive(experiment, packed, tmp_path):
     assert f"\n{of_summary}  {SUMMARY}\n" in sums.decode() and len(sums.splitlines()) == num_files
 
 
-def test_models_converted_from_published_weights_and_another_experiments_report_stay_out(experiment, tmp_path):
-    (experiment.parent / "summary.csv").write_text("other")
+def test_models_converted_from_published_weights_stay_out(experiment, tmp_path):
     write_provenance(experiment, target="llamagen", drafter="drafter")
     pack_experiment(experiment, tmp_path / "mine.zip")
     names = names_in(tmp_path / "mine.zip")
     models = [name for name in names if name.endswith("model.safetensors")]
     assert models == ["results/mine/drafter/s0-40steps/model.safetensors"]
-    assert "results/report.html" not in names and SUMMARY in names
     write_provenance(experiment, target="models/embedded/target.safetensors")  # of this repository
     pack_experiment(experiment, tmp_path / "mine.zip")
     assert "results/mine/target/s0/model.safetensors" in names_in(tmp_path / "mine.zip")
@@ -224,10 +219,13 @@ def test_members_that_lie_over_one_another_and_too_many_are_refused(packed, tmp_
     said = refusal(packed, tmp_path / "out")
     assert "bytes in an archive of" in said or "is damaged, truncated" in said
     monkeypatch.setattr(archive_module, "MAX_MEMBERS", 3)
-    assert "may hold 3 files, found 16" in refusal(packed, tmp_path / "in")
+    assert "may hold 3 files, found 15" in refusal(packed, tmp_path / "in")
 
 
-SEEN, EXTRA, PROVENANCE = (f"results/mine/{name}" for name in ("prompts/seen.jsonl", "extra.csv", "provenance.json"))
+SEEN, EXTRA, PROVENANCE, TARGET = (
+    f"results/mine/{name}"
+    for name in ("prompts/seen.jsonl", "extra.csv", "provenance.json", "target/s0/model.safetensors")
+)
 SUM = b"0" * 64 + b"  x\n"
 FORGED = {"kind": KIND, "code": {"version": "\x1b[2J", "commit": None, "fingerprints": {}}, "config": {}}
 FORGED |= {part: {} for part in FILE_PARTS}
@@ -248,6 +246,8 @@ NO_PROVENANCE = [
             *(False, f"damaged: {SUMMARY}; missing: {SEEN}; foreign: {EXTRA}"),
         ),
         ({SUMMARY: b"a,b\n1,3\n"}, True, "summary.csv is not the file of provenance.json"),
+        ({SUMMARY: None}, True, "lacks summary.csv, a file of provenance.json"),
+        ({TARGET: None}, True, "lacks target/s0/model.safetensors, a file of provenance.json"),
         ({SUMS: None}, False, f"holds no {SUMS}"),
         ({SUMS: b""}, False, "foreign: "),  # knows no file
         *(
@@ -260,3 +260,24 @@ NO_PROVENANCE = [
 def test_contents_that_are_not_what_was_packed_are_refused(packed, tmp_path, changes, sums_too, words):
     rewrite(packed, changes, sums_too=sums_too)
     assert words in refusal(packed, tmp_path / "out")
+
+
+def test_what_a_provenance_names_are_its_own_files_and_the_table_of_results_among_them(experiment, tmp_path):
+    provenance = json.loads((experiment / "provenance.json").read_text())
+    outside = {"../../../etc/x.csv": {"sha256": "0" * 64}}
+    words = {
+        "summary.csv is not the file of provenance.json": {},
+        "provenance.json is no provenance of Lantern": provenance["tables"] | outside,
+    }
+    for number, (said, tables) in enumerate(words.items()):
+        pack_experiment(experiment, tmp_path / "mine.zip")
+        changed = json.dumps({**provenance, "tables": tables}).encode()
+        rewrite(tmp_path / "mine.zip", {PROVENANCE: changed}, sums_too=True)
+        assert said in refusal(tmp_path / "mine.zip", tmp_path / f"out{number}")
+
+
+def test_a_table_that_is_none_is_one_sentence(experiment, tmp_path):
+    (experiment / "summary.csv").write_bytes(b"a,b\n\xff\xfe\n")
+    write_provenance(experiment)
+    pack_experiment(experiment, tmp_path / "mine.zip")
+    assert "summary.csv is no CSV table" in refusal(tmp_path / "mine.zip", tmp_path / "out")

@@ -5,11 +5,13 @@ import json
 import shutil
 import socket
 import subprocess
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 
+from conftest import ROOT, load_config
 from lantern.records import GenerationRecords, save_records
 from lantern_pipeline.archive import provenance
 from lantern_pipeline.archive.provenance import (
@@ -20,6 +22,7 @@ from lantern_pipeline.archive.provenance import (
     describe_resources,
     hash_files,
     publishable_config,
+    results_config,
 )
 from lantern_pipeline.fetch.manifest import describe_file, make_manifest
 from lantern_pipeline.runtime.machine import describe_machine
@@ -48,6 +51,17 @@ ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 def test_paths_of_one_machine_and_passwords_are_not_published(given, published):
     config = {"section": {"list": [given]}}
     assert publishable_config(config) == {"section": {"list": [published]}}
+
+
+def test_what_says_how_jobs_run_writes_no_provenance_again():
+    config = load_config([ROOT / "config.yaml"])
+    other = deepcopy(config)
+    other["device"] = "cuda"
+    other["generation"] |= {"batch_size": 7, "stepping": "eager", "num_shards": 3}
+    other["metrics"]["batch_size"] = 7
+    assert results_config(other) == results_config(config) and publishable_config(other) != publishable_config(config)
+    other["generation"]["dtype"] = "bfloat16"
+    assert results_config(other) != results_config(config)
 
 
 def make_project(folder):

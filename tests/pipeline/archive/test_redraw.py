@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 
 import pytest
 import torch
@@ -62,12 +63,18 @@ def make_experiment(folder, config, *, dtype="float32"):
         decoder = make_decoder(models, spec, SamplingConfig(temperature=run.temperature, **config["sampling"]))
         records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
         save_records(folder / f"generation/{run.spec.method_id}/seen/T1/s0n0/1-of-1.safetensors", records)
+    (folder / "summary.csv").write_text("method,drafts,acceptance\ncoupled,coupled,exact\n")
     write_provenance(folder, config)
     return folder
 
 
 def write_provenance(folder, config):
-    parts = {"models": "*/s0/model.safetensors", "prompts": "prompts/*", "records": "generation/*/*/*/*/*"}
+    parts = {
+        "models": "*/s0/model.safetensors",
+        "prompts": "prompts/*",
+        "records": "generation/*/*/*/*/*",
+        "figures": "*.png",
+    }
     hashes = {part: hash_files(folder.glob(parts.get(part, "*.csv")), folder) for part in FILE_PARTS}
     provenance = {"kind": KIND, "code": CODE, **hashes, "config": config}
     (folder / "provenance.json").write_text(json.dumps(provenance))
@@ -92,7 +99,7 @@ def change(path, edit, metadata=None):
 def test_an_untouched_archive_is_verified(experiment):
     code, output = verify(experiment, "--images", "3")
     assert code == 0, output
-    assert "sums: 6 files are as packed" in output
+    assert "sums: 7 files are as packed" in output and "outside its provenance" not in output
     assert "what generate_images.py runs is the same as behind the archive" in output
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
     assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
@@ -148,6 +155,39 @@ def test_prompts_that_do_not_fit_the_records_are_one_sentence(experiment, config
     write_provenance(experiment, config)
     code, output = verify(experiment, "--images", "4")
     assert code == 1 and ("unknown word" in output or "has no prompt" in output) and "Traceback" not in output
+
+
+def test_a_class_that_an_archive_names_is_not_imported(experiment, config, tmp_path, monkeypatch):
+    """In its config, in the records of an image, in a table."""
+    name = "own_of_archive:Capped"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_of_archive.py").write_text("raise RuntimeError('imported')")
+    table, own = experiment / "summary.csv", {"name": "mine", "tree": "chain3", "drafts": "top"}
+    methods = config["methods"]
+    config["methods"] = [*methods, {**own, "acceptance": ["exact", name]}]
+    write_provenance(experiment, config)
+    code, output = verify(experiment)
+    assert code == 1 and "provenance.json: acceptance must be one of Lantern's own in an archive, got" in output
+    config["methods"] = methods
+    table.write_text(f"method,drafts,acceptance\nmine,{name},exact\n")
+    write_provenance(experiment, config)
+    code, output = verify(experiment)
+    assert code == 1 and "summary.csv: drafts must be one of Lantern's own" in output
+    table.write_text("method\ncoupled\n")
+    for file in (AUTOREGRESSIVE, COUPLED):
+        change(experiment / file, lambda tensors: None, {"method": {"acceptance": name}})
+    write_provenance(experiment, config)
+    code, output = verify(experiment)
+    assert code == 1 and "1-of-1.safetensors: acceptance must be one of Lantern's own" in output
+    assert "own_of_archive" not in sys.modules
+
+
+def test_what_is_beside_the_provenance_is_named(experiment, config):
+    for number in range(5):
+        (experiment / f"note{number}.txt").write_text("anything")
+    code, output = verify(experiment, "--images", "0")
+    names = "tiny/note0.txt, tiny/note1.txt, tiny/note2.txt"
+    assert code == 0 and f"outside its provenance, as packed: {names} and 2 more" in output, output
 
 
 def test_a_sample_has_as_many_methods_as_it_can(tmp_path):

@@ -1,73 +1,54 @@
-"""What is asked before a run: a folder that may be worked in, and results that are what jobs wrote."""
+"""What is asked before a run: a folder that may be worked in, and tables that are what jobs wrote."""
 
 from __future__ import annotations
 
-import os
-
 import pandas as pd
 import pytest
-import torch
 
-from lantern.io import DamagedFileError, save_tensors, write_json
+from lantern.io import DamagedFileError, write_json
 from lantern_pipeline.archive import repair
-from lantern_pipeline.archive.provenance import FILE_PARTS, hash_files
+from lantern_pipeline.archive.provenance import KIND
 from lantern_pipeline.data.tables import read_table, write_table
 
-CONFIG = {"experiment": "mine"}
-SHARD, TABLE, PAGE = "generation/1-of-1.safetensors", "summary.csv", "front.html"
+TABLE = "summary.csv"
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """A finished run of a shard, a table and a page."""
+    """A finished run, as far as it is looked at."""
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results" / "mine"
-    save_tensors(folder / SHARD, {"codes": torch.arange(100)})
-    write_table(folder / TABLE, pd.DataFrame({"speedup": [1.5, 2.25]}))
-    (folder / PAGE).write_text("a page")
-    monkeypatch.setattr(repair, "describe_code", lambda: {"fingerprints": {}})
-    parts = {part: {} for part in FILE_PARTS} | {"records": hash_files([folder / SHARD], folder)}
-    parts["tables"] = hash_files([folder / TABLE, folder / PAGE], folder)
-    write_json(folder / "provenance.json", {**parts, "config": CONFIG, "code": {"fingerprints": {}}})
+    for name in (TABLE, "quality/seen.csv"):
+        write_table(folder / name, pd.DataFrame({"speedup": [1.5, 2.25]}))
+    write_json(folder / "provenance.json", {"kind": KIND})
     return folder
 
 
-def damage(results, config=CONFIG):
-    return {file.relative_to(results).as_posix(): words for file, words in repair.find_damage(results, config)}
-
-
 def edit(file, content):
-    """Later than the provenance, as an editor does."""
     file.write_bytes(content)
-    os.utime(file, ns=(2 * 10**18, 2 * 10**18))
 
 
-def test_what_is_missing_cut_or_edited_is_found(results):
-    shard = results / SHARD
-    edit(shard, shard.read_bytes()[:-40])
-    edit(results / TABLE, (results / TABLE).read_bytes().replace(b"2.25", b"99.9"))
-    (results / PAGE).unlink()
-    found = damage(results)
-    assert found[SHARD].startswith("is truncated") and found[PAGE] == "is missing"
-    assert found[TABLE] == "was changed after the job that wrote it"
-    edit(results / PAGE, b"another page")
-    assert damage(results)[PAGE] == "was changed"
+def test_a_whole_run_has_nothing_to_repair(results):
+    (results / "mine.csv").write_text("speedup\n1\n")  # a user's own has no sum
+    (results / "quality" / "seen.csv").unlink()  # which Snakemake makes again
+    assert not list(repair.find_damage(results))
 
 
-def test_a_whole_run_has_nothing_to_repair_and_what_a_later_job_wrote_is_believed(results):
-    assert damage(results) == {}
-    edit(results / PAGE, (results / PAGE).read_bytes())  # touched, and the same
-    assert damage(results) == {}
-    # An interrupted run with another seed, say: its files carry sums of their own.
-    save_tensors(results / SHARD, {"codes": torch.arange(50)})
-    write_table(results / TABLE, pd.DataFrame({"speedup": [1.0]}))
-    assert damage(results) == {}
+def test_an_edited_table_is_set_aside_and_stops_a_report(results, capsys):
+    edit(results / TABLE, b"speedup\n1.5\n99.9\n")
+    with pytest.raises(ValueError, match=r"summary\.csv was changed after the job that wrote it: run `make reproduce`"):
+        repair.check_tables(results)
+    repair.repair(results)
+    assert "summary.csv was changed after the job that wrote it: set aside" in capsys.readouterr().err
+    assert not (results / TABLE).exists() and (results / "summary.csv.damaged").exists()
+    repair.check_tables(results)
 
 
-def test_a_run_of_another_config_or_code_is_left_alone(results, monkeypatch):
-    (results / PAGE).unlink()
-    assert damage(results, {"experiment": "mine", "seed": 1}) == {}
-    monkeypatch.setattr(repair, "describe_code", lambda: {"fingerprints": {"summarise.py": "0"}})
-    assert damage(results) == {}
+@pytest.mark.parametrize("content", [b'{"kind": "lant', b"{}", b"[]", b"\xff"])
+def test_a_provenance_that_is_cut_or_empty_is_set_aside(results, content, capsys):
+    edit(results / "provenance.json", content)
+    repair.repair(results)
+    assert "provenance.json is" in capsys.readouterr().err and not (results / "provenance.json").exists()
 
 
 def test_an_edited_table_is_refused_by_every_reader(results):
@@ -91,4 +72,10 @@ def test_a_folder_of_a_killed_run_names_the_way_out(tmp_path):
 def test_results_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "results").write_text("a file stands where the folder should")
     with pytest.raises(ValueError, match=r"results/ cannot be written \(.*\): make it writable"):
+        repair.check_folder(tmp_path)
+
+
+def test_records_of_snakemake_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / ".snakemake").write_text("a file stands where the folder should")
+    with pytest.raises(ValueError, match=r"\.snakemake/ cannot be written \(.*\): make it writable"):
         repair.check_folder(tmp_path)

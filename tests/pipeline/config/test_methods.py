@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -68,6 +69,43 @@ def test_a_method_of_its_own_parts_has_its_own_name():
 def test_bad_entries_name_the_key(entry, message):
     with pytest.raises(ValueError, match=message):
         expand(entry)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"preset": "lantern_pp", "k": 5, "lambda_": 2, "name": "real"}, "name must not be 'real', .* choose another"),
+        ({"preset": "jacobi", "name": "reconstruction"}, "name must not be 'reconstruction'"),
+        ({"preset": "jacobi", "name": "autoregressive"}, "name must not be 'autoregressive', the baseline .* jacobi"),
+    ],
+)
+def test_a_method_may_not_take_the_name_of_another_row_of_the_tables(entry, message):
+    with pytest.raises(ValueError, match=rf"config key methods\[0\]: {message}"):
+        expand(entry)
+    assert expand({"preset": "autoregressive", "name": "autoregressive"})[0].spec.method_id == "autoregressive"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class Capped(:", r"cannot be imported \(SyntaxError: .*own_part\.py, line 1.*\); correct its file"),
+        ("raise RuntimeError('no weights')", r"cannot be imported \(RuntimeError: no weights\)"),
+        ("import sys; sys.exit('bye')", r"cannot be imported \(SystemExit: bye\)"),
+        ("Capped = 3", "must name a class, got int; see docs/extending.md"),
+        ("def Capped(): ...", "must name a class, got function"),
+        ("", "must name a class as module:Class"),
+    ],
+)
+@pytest.mark.parametrize("key", ["drafts", "acceptance"])
+def test_a_fault_of_a_users_own_file_is_one_sentence(tmp_path, monkeypatch, key, text, message):
+    (tmp_path / "own_part.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_part", raising=False)
+    entry = {"name": "mine", "tree": "chain3", "drafts": "top", "acceptance": "exact"} | {key: "own_part:Capped"}
+    with pytest.raises(ValueError, match=message) as caught:
+        expand(entry)
+    assert str(caught.value).startswith("config key methods[0]: ") and "\n" not in str(caught.value)
+    monkeypatch.delitem(sys.modules, "own_part", raising=False)
 
 
 def test_a_method_listed_twice_is_refused():

@@ -38,6 +38,8 @@ def test_an_ablation_over_drafters_names_its_models_once():
     planned = plan(ablations={"num_prompts": 2, "grids": {"mine": {"methods": methods, "drafter_steps": [40, None]}}})
     assert planned.drafters_of("mine") == {40: drafter_of(0, 40), None: drafter_of(0)}
     assert {*planned.drafters_of("mine").values()} <= set(planned.model_files())
+    reports = [f"<results>/{name}/report.json" for name in ("target/s0", "drafter/s0", "drafter/s0-40steps", "clip")]
+    assert set(reports) < set(planned.report_files()) and len(planned.report_files()) == 6
 
 
 def test_only_relaxed_methods_read_a_table():

@@ -18,6 +18,13 @@ def overlaid(*names):
 
 def test_every_attempt_asks_for_twice_as_much():
     assert [growing(500)(None, attempt) for attempt in (1, 2, 3)] == [500, 1000, 2000]
+    assert [growing(500, 700)(None, attempt) for attempt in (1, 2, 3)] == [500, 700, 700]
+    assert growing(900, 700)(None, 2) == 900  # what the first attempt needs is asked for again
+
+
+def test_repeated_attempts_stay_within_two_days():
+    minutes = JobSizes(overlaid("lumina_mgpt"), True).decoding_minutes(600, 1)
+    assert [minutes(None, attempt) for attempt in (1, 2, 3)] == [2117, 2880, 2880]
 
 
 def test_the_embedded_world_asks_for_little():

@@ -131,7 +131,7 @@ def test_a_bad_value_is_one_sentence_that_names_the_key(path, value, words):
             {"preset": "lantern", "k": 128, "delta": 0.1, "residual": "official"},
             ["k of lantern-official-k128-delta0.1", "codebook.num_neighbours - 1 = 127, got 128"],
         ),
-        ({"preset": "jacobi", "tree": "chain33"}, ["tree of jacobi-chain33", "at most 32 drafts deep, got 33"]),
+        ({"preset": "jacobi", "tree": "chain33"}, ["tree chain33", "at most 32 drafts deep, got 33"]),
         (
             {"preset": "hybrid", "tree": "chain2+chain2k1025d1"},
             ["methods[1]", "tree chain2k1025d1 must have at most 256 drafts of one depth", "give it fewer siblings"],
@@ -188,6 +188,15 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
     "path, value, words",
     [
         ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
+        ("publish", "readme", "config key publish: readme is now results; rename it"),
+        ("data.max_words", 16, "config key data.max_words is now text.max_tokens; move it there"),
+        ("methods.4.acceptance", "none", "config key methods[4].acceptance: none is now exact; rename it"),
+        ("methods.4.acceptance", ["budget"], "config key methods[4].acceptance[0]: budget is now bounded; rename it"),
+        ("methods.4.relaxation", "public_tree", "methods[4].relaxation: relaxation public_tree is gone, since it"),
+        ("methods.4.relaxation", "additive", "relaxation additive is now acceptance; rename it"),
+        ("methods.4.relaxation", {"a": 1}, "config key methods[4].relaxation is unknown; known are"),
+        ("methods.4.initial", "repeat", "initial repeat is gone, since it followed public code"),
+        ("methods.4.initial", "random", "initial random is what every method does now; remove it"),
         ("recogniser", {}, "config key recogniser is now attribute_classifier; rename it"),
         ("metrics.fidelity", "recogniser", "config key metrics.fidelity: recogniser is now attribute_classifier"),
         (
@@ -204,6 +213,27 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
 )
 def test_a_name_of_an_earlier_version_is_told_its_new_one(path, value, words):
     assert words in sentence_for(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    "path, value, key",
+    [
+        ("methods.2.k", [], "methods[2].k"),
+        ("methods.2.tree", [], "methods[2].tree"),
+        ("methods.0.preset", [], "methods[0].preset"),
+        ("ablations.grids.mine", {"methods": [{"preset": "coupled"}], "sampling": {"top_k": []}}, "sampling.top_k"),
+        ("methods.2", {"name": "mine", "tree": "chain3", "drafts": "top", "acceptance": "m:C", "cap": []}, "cap"),
+    ],
+)
+def test_an_empty_list_of_values_to_try_is_refused(path, value, key):
+    sentence = sentence_for(changed(path, value))
+    assert sentence.endswith(f"{key} must hold at least 1 entries, got 0"), sentence
+
+
+def test_no_variants_may_be_written_as_null():
+    config = changed("variants", None)
+    validate_config(config)
+    assert config["variants"] == {}
 
 
 def test_the_schema_of_a_method_is_read_from_the_table_of_methods():
@@ -323,6 +353,12 @@ def test_a_file_that_is_no_config_is_named(tmp_path, text, words):
     command = [sys.executable, "-m", "lantern_pipeline.config.validate", ROOT / "config.yaml", tmp_path / "c.yaml"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # what make asks before Snakemake
     assert result.returncode == 1 and result.stderr == f"{caught.value}\n"
+
+
+def test_a_file_of_another_encoding_is_named(tmp_path):
+    (tmp_path / "c.yaml").write_bytes("experiment: caf\u00e9".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"c\.yaml must be UTF-8, got the byte 0xe9 at 15; save it as UTF-8"):
+        load_yaml(tmp_path / "c.yaml")
 
 
 PUBLISHED = {

@@ -120,8 +120,16 @@ def test_the_legend_names_what_some_panel_shows():
     summary.loc[1, ["nll", "prompt_accuracy"]] = np.nan
     summary.loc[2, "prompt_accuracy"] = np.nan
     (legend,) = draw("tradeoff", summary=summary).legends
-    shown = ["within 2 points of autoregressive", "autoregressive", "LANTERN chain: k 20, δ 0.1", "proximity: k 5"]
-    assert texts(legend.get_texts()) == shown
+    curves = ["autoregressive", "LANTERN chain: k 20, δ 0.1", "proximity: k 5"]
+    lines = ["the target's own (autoregressive)", "within 2 points of autoregressive"]
+    assert texts(legend.get_texts()) == [*lines, *curves]
+
+
+def test_likelihood_has_no_better_direction_but_the_line_of_the_targets_own():
+    upper = draw("tradeoff").axes[0]
+    assert upper.get_ylabel().endswith("nearer the line is closer)")
+    (line,) = (line for line in upper.lines if line.get_label() == "the target's own (autoregressive)")
+    assert set(line.get_ydata()) == {1.0}  # autoregressive decoding's
 
 
 # --- (c) -----------------------------------------------------------------------------------------
@@ -183,6 +191,21 @@ def test_published_and_own_numbers_stay_in_their_panels():
     assert "LANTERN++, best case\nmodel not given" in labels and not any("PAR" in label for label in labels)
     assert points(right) == [[2, 0], [3, 1], [4, 2]]
     assert texts(right.get_yticklabels()) == ["coupled", "LANTERN chain k 20, δ 0.1", "proximity k 5"]
+
+
+def test_markers_of_a_line_that_would_hide_each_other_stand_one_below_the_other():
+    left = draw("published").axes[0]
+    labels = texts(left.get_yticklabels())
+    for line in ("COOL-SD\nLlamaGen-XL", "COOL-SD\nLumina-mGPT"):
+        places = {
+            container.get_label(): y - labels.index(line)
+            for container in left.containers
+            for x, y in container.lines[0].get_xydata()
+            if abs(y - labels.index(line)) < 0.5 and x < 2.7
+        }
+        assert places == pytest.approx({"EAGLE-1": -0.27, "LANTERN++": 0, "COOL-SD": 0.27})
+    alone = next(container for container in left.containers if container.get_label() == "LANTERN").lines[0]
+    assert all(y == round(y) for y in alone.get_ydata())
 
 
 # --- (n) ------------------------------------------------------------------------------------------

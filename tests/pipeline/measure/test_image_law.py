@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,13 @@ def test_draws_of_the_target_pass_and_those_at_another_temperature_do_not(drawn_
     assert (found < 1e-6) if is_refuted else (found > 0.01)
 
 
+@pytest.mark.parametrize(("dtype", "run_in"), [(torch.float32, torch.float64), (torch.bfloat16, torch.bfloat16)])
+def test_a_float32_target_is_run_in_float64_and_a_narrower_one_as_it_is(dtype, run_in):
+    target = copy.deepcopy(MODELS.target).to(dtype)
+    assert ImageTest(target, ENCODER, PROMPTS, seed=0).target.dtype == run_in and target.dtype == dtype
+
+
+@pytest.mark.sensitive
 def test_rounding_moves_no_point_and_shared_images_are_tested_once(monkeypatch):
     """Other batches are other kernels, whose float32 differs in the last digits; as from one CPU to another."""
     codes, points, find = draw(1.0), [], points_of

@@ -92,3 +92,20 @@ def test_in_the_real_workflow_acceptance_reaches_generation_and_not_training():
     ):
         assert "relaxed_sets.py" not in used[script], script
         assert not {"decoding.py", "methods.py", "validate.py"} & used[script], script
+        assert "sampling.py" not in used[script] or script == "train_drafter"  # which is validated on filtered drafts
+
+
+def test_an_edit_of_what_carries_a_job_re_runs_nothing_and_one_of_the_shards_does():
+    used = {p.stem: {m.relative_to(ROOT).as_posix() for m in imported_modules(p)} for p in SCRIPTS.glob("*.py")}
+    frame = {name for names in used.values() for name in names if "/runtime/" in name or name == "lantern/io.py"}
+    assert not frame
+    sharded = {name for name, names in used.items() if "workflow/lantern_pipeline/data/shards.py" in names}
+    assert sharded == {"encode_images", "encode_prompts", "generate_images", "sample_codes"}
+
+
+def test_a_module_that_only_carries_a_job_is_no_part_of_a_fingerprint(package, monkeypatch):
+    monkeypatch.setattr(fingerprint, "LEFT_OUT", ("/pack/deep/",))
+    before = prints(package)
+    for path in (package / "pack" / "deep" / "loop.py", package / "pack" / "helper.py"):
+        path.write_text(path.read_text() + "\nNEW = 2\n")
+    assert prints(package) == before

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lantern.io import load_tensors
-from lantern_pipeline.runtime.job import job_log, select_shard
+from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.runtime.locks import try_lock
 
 
@@ -93,16 +93,3 @@ def test_a_job_waits_for_an_earlier_process_of_the_same_job(snakemake, monkeypat
     monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
     terminal, file = run(snakemake, monkeypatch, lambda log: log.info("second"))
     assert f"write_prompts: waiting for process {os.getpid()} on" in terminal and "second" in file
-
-
-ITEMS = ["a", "b", "c", "d", "e"]
-
-
-def test_shards_part_the_items():
-    assert [select_shard(ITEMS, f"{number}-of-3") for number in (1, 2, 3)] == [["a", "d"], ["b", "e"], ["c"]]
-    assert select_shard(ITEMS, "1-of-1") == ITEMS
-
-
-def test_more_shards_than_items_are_refused():
-    with pytest.raises(ValueError, match=r"6 shards for 5 prompts or images; ask for fewer"):
-        select_shard(ITEMS, "1-of-6")

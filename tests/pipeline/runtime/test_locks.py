@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import filelock
 import pytest
 import torch
 
-from lantern_pipeline.runtime.locks import VISIBLE_GPUS, RunLock, hold_gpu, try_lock, visible_gpus
+from lantern_pipeline.runtime.locks import VISIBLE_GPUS, RunLock, hold_gpu, hold_job, try_lock, visible_gpus
 
 HOLDER = """
 import sys, time
@@ -65,6 +68,18 @@ def test_a_lock_ends_with_its_process(path, holder):
     lock.hold()
     with pytest.raises(ValueError, match="a run goes on"):
         RunLock(path).hold()
+
+
+def test_a_waiting_job_names_the_slurm_job_to_cancel(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "62")
+    terminal, earlier = io.StringIO(), ExitStack()
+    earlier.enter_context(hold_job("summarise", Path("summarise.log"), terminal))
+    monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
+    with hold_job("summarise", Path("summarise.log"), terminal):
+        said = terminal.getvalue()
+    assert f"waiting for process {os.getpid()} on " in said and said.endswith("kill or scancel it to go on\n")
+    assert ", Slurm job 62, which a killed run left" in said
 
 
 def test_where_the_file_system_knows_no_locks_nothing_is_locked(monkeypatch, path):

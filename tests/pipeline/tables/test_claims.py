@@ -82,6 +82,9 @@ def test_rows_of_single_repeats_are_counted_once_each_and_methods_without_a_draf
     found = find(build_summary(*tables, settings=SETTINGS, seed=0))
     assert found["tokens"]["num_rows"] == 4
     assert (found["exact"]["method_id"], found["exact_without_draft_model"]["method_id"]) == ("jacobi", "jacobi")
+    sjd = {"sjd": (make_method("sjd"), 20, 0.0, 0.0, 0.5)}  # exact by rejection, and emits more
+    found_with_sjd = find(build_summary(*make_tables(methods | sjd), settings=SETTINGS, seed=0))
+    assert found_with_sjd["exact_without_draft_model"]["method_id"] == "sjd"
     assert describe_run(found["setting"]).startswith("20 prompts in 2 repeats of the set seen, 6 of them timed, temp")
 
 

@@ -92,6 +92,9 @@ def test_the_readme_has_few_rows_and_columns():
     methods["shorter"] = (make_method("jacobi", tree="chain9", method_id="shorter"), 33, 0.0, 0.0, 0.9)
     few = select_few(shown(make_tables(methods)))
     assert few["method_id"].tolist() == ["autoregressive", "coupled", "jacobi", "hybrid", "real"]
+    methods["sjd"] = (make_method("sjd"), 25, 0.0, 0.0, 0.3)  # needs no draft model either
+    few = select_few(shown(make_tables(methods)))
+    assert few["method_id"].tolist() == ["autoregressive", "coupled", "hybrid", "sjd", "real"]
 
 
 def test_a_page_stands_alone_and_escapes_texts():

@@ -95,6 +95,10 @@ def test_names_and_colours_of_the_users_own_methods():
     assert method_colour("my_own") not in {look.colour for look in METHODS.values() if look.name != "LANTERN chain"}
 
 
+def test_a_name_that_only_begins_like_a_ceilings_is_a_methods():
+    assert method_name("real_fast") == "real fast" and method_name("real") == "real images"
+
+
 def test_rows_of_a_table_have_the_labels_of_their_methods():
     """They have empty cells where a method has no such part."""
     methods = [make_method(name).to_dict() for name in ("autoregressive", "eagle2")]

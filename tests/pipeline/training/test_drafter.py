@@ -59,10 +59,15 @@ def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
     torch.testing.assert_close(passes[2][:, 2], third[0, :, 0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.sensitive
 @pytest.mark.parametrize("loss", FORMER_LOSSES)
 def test_the_default_recipe_gives_the_numbers_it_always_gave(target, loss):
     trainer = make_trainer(target, loss=loss)
-    assert [trainer.step(i)["loss"] for i in range(6)] == pytest.approx(FORMER_LOSSES[loss], rel=1e-6)
+    losses = [trainer.step(i)["loss"] for i in range(6)]
+    # Half an ulp of noise on the result of every kernel moves the first loss by at most 3e-7, the later ones by 7e-6
+    # (30 runs); an Intel Xeon's differ by 2.6e-6. A guidance of 3.0001, a momentum of 0.9 or a beta of 0.96 still fail.
+    assert losses[0] == pytest.approx(FORMER_LOSSES[loss][0], rel=2e-6)
+    assert losses == pytest.approx(FORMER_LOSSES[loss], rel=2e-5)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -6,6 +6,7 @@ archive on every machine. The last, SHA256SUMS, has a line for every other one, 
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import re
 import stat
@@ -20,7 +21,6 @@ from lantern_pipeline.fetch.manifest import SUMS, describe_file
 
 # Of results/<experiment>/ stay out: training data, logs, readers' answers, what is made again, what was set aside.
 _LEFT_OUT = re.compile(r"(codes|captions|samples|logs|study|weights|reference)/.*|trees/features.*|.*\.damaged")
-BESIDE = ("summary.csv", "paired.csv", "report.html")  # of results/, where they are the experiment's
 MAX_MEMBERS = 100_000
 MAX_NAME = 300  # characters
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
@@ -37,6 +37,8 @@ def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
     if output.exists() and not _is_archive(output):
         raise ValueError(f"{output} exists and is no archive of `lantern pack`; choose another --output or remove it")
     provenance = read_json(folder / FILE_NAME)
+    if not isinstance(provenance, dict) or provenance.get("kind") != KIND:
+        raise ValueError(f"{folder / FILE_NAME} is no provenance of a run: run `make reproduce`, which makes it again")
     expected = {f"results/{folder.name}/{name}": sha256 for name, sha256 in _sums_of(provenance).items()}
     files, lines = _files_to_pack(folder, provenance["config"]), []
     if lost := sorted(name for name in expected if not (folder.parent.parent / name).is_file()):
@@ -97,9 +99,10 @@ def find_experiment(folder: Path, archive: Path | str) -> tuple[Path, dict[str, 
     try:
         provenance = read_json(found[0])
         sums, code = _sums_of(provenance), provenance["code"]
+        left_out = _converted_models(provenance["config"])
         is_ours = (
             provenance["kind"] == KIND
-            and isinstance(provenance["config"], dict)
+            and all(map(_NAME.fullmatch, sums))
             and isinstance(code["fingerprints"], dict)
             and re.fullmatch(r"[\w.+-]{1,40}", code["version"]) is not None
             and (code["commit"] is None or re.fullmatch(r"[0-9a-f]{40,64}", code["commit"]) is not None)
@@ -108,10 +111,47 @@ def find_experiment(folder: Path, archive: Path | str) -> tuple[Path, dict[str, 
         is_ours = False
     if not is_ours:
         raise ValueError(f"{archive}: {FILE_NAME} is no provenance of Lantern; pack the experiment again")
-    for name, sha256 in sums.items():
-        if (file := found[0].parent / name).is_file() and describe_file(file)["sha256"] != sha256:
+    for name in ["summary.csv", *sums]:
+        file = found[0].parent / name
+        if not file.is_file() and not re.fullmatch(left_out, name):
+            raise ValueError(f"{archive} lacks {name}, a file of {FILE_NAME}; have it packed again")
+        if file.is_file() and describe_file(file)["sha256"] != sums.get(name):
             raise ValueError(f"{archive}: {name} is not the file of {FILE_NAME}; have it packed again")
+    refuse_own_classes(provenance, FILE_NAME)
+    for name in (name for name in provenance["tables"] if name.endswith(".csv")):
+        refuse_own_classes(_read_rows(found[0].parent / name, name), name)
     return found[0].parent, provenance
+
+
+def files_outside(folder: Path, provenance: Mapping[str, Any]) -> list[str]:
+    """Return the files of an unpacked archive that its provenance does not name, relative to results/."""
+    named = {f"{folder.name}/{name}" for name in _sums_of(provenance)}
+    found = (path.relative_to(folder.parent).as_posix() for path in folder.parent.rglob("*") if path.is_file())
+    return sorted(set(found) - named - {f"{folder.name}/{FILE_NAME}"})
+
+
+def refuse_own_classes(found: Any, where: str) -> None:
+    """Raise a ValueError if JSON values name a class of a user's own: an archive must not choose what is imported."""
+    values = [("", found)]
+    while values:
+        key, value = values.pop()
+        if isinstance(value, dict):
+            values += value.items()
+        elif isinstance(value, list):
+            values += ((key, inner) for inner in value)
+        elif key in ("drafts", "acceptance") and ":" in str(value):
+            raise ValueError(
+                f"{where}: {key} must be one of Lantern's own in an archive, got {value!r:.100}; a user's class, which "
+                "would be imported, cannot be verified"
+            )
+
+
+def _read_rows(path: Path, name: str) -> list[dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} is no CSV table ({error}); have it packed again") from error
 
 
 def _copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
@@ -136,23 +176,23 @@ def _is_archive(path: Path) -> bool:
 
 def _files_to_pack(folder: Path, config: Mapping[str, Any]) -> dict[str, Path]:
     """Name in the archive -> file, those of variants included; models converted from foreign weights stay out."""
-    checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
-    foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]
-    models = rf"({'|'.join(foreign)})/(s\d+/)?model\.safetensors" if foreign else "(?!)"
-    files = {}
+    models, files = _converted_models(config), {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         inner = re.sub(r"^variants/[^/]+/", "", name)
         is_hidden = any(part.startswith(".") for part in name.split("/"))
         if path.is_file() and not is_hidden and not _LEFT_OUT.fullmatch(inner) and not re.fullmatch(models, inner):
             files[f"results/{folder.name}/{name}"] = path
-    beside = {f"results/{name}": folder.parent / name for name in BESIDE}
-    own, shared = folder / "summary.csv", folder.parent / "summary.csv"
-    if own.is_file() and shared.is_file() and own.read_bytes() == shared.read_bytes():  # not another experiment's
-        files |= {name: path for name, path in beside.items() if path.is_file()}
     for name in files:
         _check_name(name)
     return files
+
+
+def _converted_models(config: Mapping[str, Any]) -> str:
+    """Return a pattern of the models that were converted from foreign weights: archives leave them out."""
+    checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
+    foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]
+    return rf"({'|'.join(foreign)})/(s\d+/)?model\.safetensors" if foreign else "(?!)"
 
 
 def _new_member(name: str, size: int) -> zipfile.ZipInfo:

@@ -25,6 +25,14 @@ FILE_NAME = "provenance.json"
 ROOT = Path(__file__).resolve().parents[3]
 # Sections that hold the run's own files: name relative to results/<experiment>/ -> sha256 and bytes.
 FILE_PARTS = ("models", "prompts", "records", "tables", "figures")
+# Section -> keys that say how jobs run and change no result; "" holds keys of the config itself.
+HOW_JOBS_RUN = {
+    "": {"device"},
+    "data": {"num_shards"},
+    "text": {"num_shards"},
+    "generation": {"stepping", "batch_size", "num_shards"},
+    "metrics": {"batch_size"},
+}
 # What a number or a picture may depend on.
 PACKAGES = (
     *("ftfy", "matplotlib", "numpy", "open_clip_torch", "pandas", "pillow", "safetensors", "scipy"),
@@ -35,6 +43,15 @@ PACKAGES = (
 def publishable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without what belongs to one machine: folders outside the run's, names and passwords in addresses."""
     return {key: _publishable(value) for key, value in config.items()}
+
+
+def results_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the publishable config without HOW_JOBS_RUN: what makes the results others when it changes."""
+    found = {key: value for key, value in publishable_config(config).items() if key not in HOW_JOBS_RUN[""]}
+    for section, keys in HOW_JOBS_RUN.items():
+        if section:
+            found[section] = {key: value for key, value in found[section].items() if key not in keys}
+    return found
 
 
 def describe_code(root: Path = ROOT) -> dict[str, Any]:

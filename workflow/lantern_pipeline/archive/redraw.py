@@ -15,6 +15,7 @@ import torch
 
 from lantern.generation import decode_timed
 from lantern.records import GenerationRecords, load_records
+from lantern_pipeline.archive.archive import refuse_own_classes
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
@@ -41,6 +42,7 @@ def redraw(
     draw = random.Random(seed)
     for name in choose_records(folder, num_images, draw):
         records = load_records(folder / name)
+        refuse_own_classes(records.metadata, name)
         record = records.select([draw.randrange(len(records))])
         try:
             method_id, prompt_set, temperature, *seeds = _RECORDS.fullmatch(name).groups()

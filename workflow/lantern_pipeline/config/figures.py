@@ -35,8 +35,9 @@ class Figure:
 
 def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
     """The figures that a run draws, by name, without those of what its config leaves out (ablations, draft models)."""
-    of_rows = {"settings": config["metrics"]}
-    of_images = {"settings": config["figures"]}
+    of_rows = {"settings": {key: config["metrics"][key] for key in ("headline_prompt_set", "headline_temperature")}}
+    of_samples = {"settings": {key: config["figures"][key] for key in ("sample_prompts", "sample_methods")}}
+    of_proximity = {"settings": {"proximity_prompts": config["figures"]["proximity_prompts"]}, "seed": config["seed"]}
     prompts = f"<results>/prompts/{plan.headline['prompt_set']}.jsonl"
     records = {"records": plan.records_of(**plan.headline, repeat=plan.repeats[0]), "prompts": prompts}
     images = {**records, "tokenizer": TOKENIZER}
@@ -45,14 +46,14 @@ def figure_table(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, Figure]:
     tables = "<results>/total_variation"
     ablations = plan.ablation_tables("csv")
     figures = {
-        "samples": Figure("a", "Same prompts, same noise, every method", images, of_images),
+        "samples": Figure("a", "Same prompts, same noise, every method", images, of_samples),
         "tradeoff": Figure("b", "What speed costs", {"summary": SUMMARY}, of_rows),
         "ambiguity": Figure("c", "Token-selection ambiguity", {"ambiguity": "<results>/quality/ambiguity.csv"}),
         "latent_proximity": Figure(
             "e",
             "Are near codes look-alikes?",
             {**images, "records": originals, "nearest_codes": nearest},
-            {**of_images, "seed": config["seed"]},
+            of_proximity,
         ),
         "total_variation": Figure(
             "h",

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, MethodSpec, Parameter, acceptance_of
+from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, MethodSpec, Parameter, acceptance_of, load_class
 from lantern.tree_shapes import joint_choices, tree_choices
+from lantern_pipeline.measure.registry import CEILINGS
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,50 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
     lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
     for values in itertools.product(*lists.values()):
         parts = dict(zip(lists, values, strict=True))
+        _check_own_classes(parts)
         if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
             parts.setdefault("neighbours", config["codebook"].get("neighbours", "l2_normalised"))
         if parts.get("tree") == "static":
             parts["tree"] = config["draft_tree"]["static"]
         shape = _tree_shape(parts.get("tree"), parts.get("drafts"), config)
         spec = MethodSpec.of(entry.get("name", preset), tree_shape=shape, **parts)
+        _check_name(spec)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
         if spec.tree == "tuned":
             candidates_of(spec, config)  # which checks them
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
+
+
+def _check_own_classes(parts: Mapping[str, Any]) -> None:
+    """Imports the classes of the user's own that a method names, so that their faults are known before any job.
+
+    Raises:
+        ValueError: an import fails, or what is imported is no class.
+    """
+    for key, path in parts.items():
+        if key not in ("drafts", "acceptance") or ":" not in str(path):
+            continue
+        try:
+            found = load_class(path)
+        except ValueError:
+            raise
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{key} {path} cannot be imported ({reason}); correct its file") from error
+        if not isinstance(found, type):
+            raise ValueError(f"{key} {path} must name a class, got {type(found).__name__}; see docs/extending.md")
+
+
+def _check_name(spec: MethodSpec) -> None:
+    """Raises a ValueError if a method has the name of other rows of the tables."""
+    if spec.name in CEILINGS:
+        raise ValueError(f"name must not be {spec.name!r}, the tables' row of {spec.name} images; choose another name")
+    if spec.name == "autoregressive" and spec.drafts is not None:
+        raise ValueError(
+            "name must not be 'autoregressive', the baseline of all tables, for a method with drafts "
+            f"{spec.drafts}; choose another name"
+        )
 
 
 def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) -> Any:
@@ -178,9 +212,12 @@ def entry_properties(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
         **{name: one_of(parameter.choices) for name, parameter in PARAMETERS.items() if parameter.choices},
         **{name: _number(parameter) for name, parameter in PARAMETERS.items() if not parameter.choices},
     }
-    about = {"description": "of a class of the user's own"}
+    about = {"description": "of a class of the user's own", "minItems": 1}
     own = {key: about for entry in entries if ":" in f"{entry.get('acceptance')}{entry.get('drafts')}" for key in entry}
-    every = own | {name: {**schema, "items": {**schema, "type": schema["type"][0]}} for name, schema in known.items()}
+    every = own | {
+        name: {**schema, "minItems": 1, "items": {**schema, "type": schema["type"][0]}}
+        for name, schema in known.items()
+    }
     numbers = {"type": "array", "minItems": 1, "items": {"type": "number", "minimum": 0, "maximum": 100}}
     name = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]*$"}
     return every | {"name": name, "temperatures": numbers}

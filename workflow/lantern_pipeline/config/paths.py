@@ -170,6 +170,11 @@ class RunPlan:
         files += [file for name in self.ablations for file in self.drafters_of(name).values()]
         return list(dict.fromkeys([*files, *tables_of(specs, first)]))
 
+    def report_files(self) -> list[str]:
+        """What was reported of each model that the run made or converted."""
+        models = [Path(file) for file in self.model_files()]
+        return [file.with_name("report.json").as_posix() for file in models if file.name == "model.safetensors"]
+
     def files_from_elsewhere(self) -> list[str]:
         """Files from elsewhere that the run used: manifests, or the user's own copies."""
         sections = ["tokenizer", "target"] + ["text"] * (self.config["text"]["encoder"] in FROM_FILES)

@@ -30,11 +30,15 @@ SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
 NOISE_BYTES = 2**25  # the most that an image's noise takes, a stream; see lantern/noise.py
 
 
-def growing(first: int) -> Callable[..., int]:
-    """A rule's resource that doubles with every attempt."""
+# The most that a repeated attempt asks for: limits of profiles/slurm/partitions.yaml. A first attempt may ask for more.
+MOST_MB, MOST_MINUTES = 128_000, 2880
+
+
+def growing(first: int, most: float = math.inf) -> Callable[..., int]:
+    """Return a rule's resource that doubles with every attempt, up to `most`; it never falls below `first`."""
 
     def resource(wildcards: Any, attempt: int) -> int:
-        return first * 2 ** (attempt - 1)
+        return int(max(first, min(first * 2 ** (attempt - 1), most)))
 
     return resource
 
@@ -67,35 +71,35 @@ class JobSizes:
         """
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
         noise_mb = math.ceil(2 * 2 * self.config["generation"]["batch_size"] * noise / 1e6)
-        return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more)
+        return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
         """Host memory of a job that also holds a second target, to score tokens with, and the logits of many tokens."""
         num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
-        return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more)
+        return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)
 
     def converting_mb(self) -> Callable[..., int]:
         """Host memory of a job that brings a target into our layout, tensor by tensor from the mapped file; a quarter
         or half more for a table of many ids that is looked at in float32.
         """
-        return growing(max(2000, self._host_mb(self.value_bytes + 1)))
+        return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 
     def training_mb(self) -> Callable[..., int]:
         """Host memory of drafter training: a frozen target, and weights, gradients and two moments of the drafter."""
         drafter = self.num_drafter * 16 / 1e6
         target_bytes = FLOAT32_BYTES if self.config["drafter"]["precision"] == "float32" else self.value_bytes
-        return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)))
+        return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
         """Time of a job that decodes so many images one token per forward, batch after batch; at least `first`."""
         seconds = math.ceil(num_images / batch_size) * self.sizes.num_image_tokens * SECONDS_A_FORWARD
-        return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_large else 0))
+        return growing(max(first, math.ceil(MARGIN * seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def scoring_minutes(self, num_images: int, first: int = 120) -> Callable[..., int]:
         """Time of a job that scores so many images with every metric; at least `first`."""
         seconds = num_images * self.sizes.num_image_tokens * SECONDS_A_SCORED_TOKEN
-        return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0))
+        return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
         """Images of a prompt set, or of one of its shards; a set that takes its whole file counts as 5,000 prompts."""

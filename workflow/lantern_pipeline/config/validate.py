@@ -22,21 +22,36 @@ from lantern_pipeline.config.methods import entry_properties
 
 SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
 
-# Names of earlier versions -> today's: sections, and values of a key.
-RENAMED_KEYS = {"law": "total_variation", "recogniser": "attribute_classifier"}
-RENAMED_VALUES = {("fidelity", "recogniser"): "attribute_classifier", ("neighbours", "cosine"): "l2_normalised"}
-# Of a method's entry: key, or key and value -> what it is now.
+# Names of earlier versions -> what to write today: sections, keys of a section, values of a key.
+_GONE = "gone, since it followed public code where that is not exact; remove it"
+RENAMED_KEYS = {
+    ("law",): "now total_variation; rename it",
+    ("recogniser",): "now attribute_classifier; rename it",
+    ("data", "max_words"): "now text.max_tokens; move it there",
+}
+RENAMED_VALUES = {
+    ("fidelity", "recogniser"): "now attribute_classifier; rename it",
+    ("neighbours", "cosine"): "now l2_normalised; rename it",
+    ("acceptance", "none"): "now exact; rename it",
+    ("acceptance", "budget"): "now bounded; rename it",
+    ("publish", "readme"): "now results; rename it",
+}
+# Of a method's entry: key, or key and value.
 RENAMED_PARTS = {
-    ("relaxation", "none"): "acceptance: exact",
-    ("relaxation", "budget"): "acceptance: bounded",
-    ("relaxation", "annealed"): "acceptance: weighted with fall: 0.7",
-    ("relaxation", "constant"): "acceptance: weighted with fall: 0",
-    ("relaxation", "reversed"): "acceptance: weighted with fall: -0.7",
-    ("relaxation", "threshold"): "drafts: sjd_pp",
-    ("relaxation", "longest_chain"): "drafts: path_relax",
-    ("relaxation", "parallel_lines"): "drafts: zipar",
-    "relaxation": "acceptance",
-    "initial": "always random",
+    ("relaxation", "none"): "now acceptance: exact; rename it",
+    ("relaxation", "budget"): "now acceptance: bounded; rename it",
+    ("relaxation", "annealed"): "now acceptance: weighted with fall: 0.7; rename it",
+    ("relaxation", "constant"): "now acceptance: weighted with fall: 0; rename it",
+    ("relaxation", "reversed"): "now acceptance: weighted with fall: -0.7; rename it",
+    ("relaxation", "threshold"): "now drafts: sjd_pp; rename it",
+    ("relaxation", "longest_chain"): "now drafts: path_relax; rename it",
+    ("relaxation", "parallel_lines"): "now drafts: zipar; rename it",
+    ("relaxation", "public_tree"): _GONE,
+    ("relaxation", "public_labels"): _GONE,
+    ("relaxation", "public_lines"): _GONE,
+    "relaxation": "now acceptance; rename it",
+    ("initial", "random"): "what every method does now; remove it",
+    "initial": _GONE,
 }
 
 _TYPE_NAMES = {
@@ -65,6 +80,9 @@ def load_yaml(path: Path | str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise ValueError(f"{path}{where}: not valid YAML ({getattr(error, 'problem', error)})") from error
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"{path} must be UTF-8, got the byte {byte:#x} at {error.start}; save it as UTF-8") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold keys and values, got {show(value)}")
     return value
@@ -103,6 +121,7 @@ def check_config_files(paths: Iterable[Path | str]) -> None:
 def validate_config(config: dict[str, Any]) -> None:
     """Checks a run's whole configuration; whole numbers written 96.0 become 96 in it, and `model` fills other keys."""
     check_keys(config)
+    config["variants"] = config["variants"] or {}
     fill_model(config)
     check_between_keys(config)
 
@@ -140,15 +159,15 @@ def _add_methods(schema: dict[str, Any], config: dict[str, Any]) -> None:
 
 
 def _check_renamed(path: tuple, value: Any) -> None:
-    if len(path) == 1 and path[0] in RENAMED_KEYS:
-        raise ValueError(f"config key {path[0]} is now {RENAMED_KEYS[path[0]]}; rename it")
+    if path in RENAMED_KEYS:
+        raise ValueError(f"config key {_dotted(path)} is {RENAMED_KEYS[path]}")
     # A value may stand in a list of values to try: methods[2].relaxation[0].
     key = next((part for part in reversed(path) if isinstance(part, str)), "")
-    if "methods" in path and key in RENAMED_PARTS and not isinstance(value, list):
+    if "methods" in path and key in RENAMED_PARTS and not isinstance(value, list | dict):
         now = RENAMED_PARTS.get((key, value), RENAMED_PARTS[key])
-        raise ValueError(f"config key {_dotted(path)}: {key} {value} is now {now}; rename it")
+        raise ValueError(f"config key {_dotted(path)}: {key} {value} is {now}")
     if isinstance(value, str) and (key, value) in RENAMED_VALUES:
-        raise ValueError(f"config key {_dotted(path)}: {value} is now {RENAMED_VALUES[key, value]}; rename it")
+        raise ValueError(f"config key {_dotted(path)}: {value} is {RENAMED_VALUES[key, value]}")
 
 
 def _require_all_keys(schema: Any) -> None:
@@ -179,9 +198,14 @@ def has_gpu() -> bool:
     return any(file for name in ("nvidia[0-9]*", "dxg", "kfd") for file in Path("/dev").glob(name))
 
 
-def uses_gpu(device: str) -> bool:
-    """Tells whether jobs will run on a GPU, so that rules ask the scheduler for one."""
-    return device == "cuda" or (device == "auto" and has_gpu())
+def uses_gpu(device: str, is_remote: bool) -> bool:
+    """Tell whether rules ask the scheduler for a GPU.
+
+    Args:
+        device: config key `device`.
+        is_remote: whether jobs run on other machines, such as a cluster's nodes. "auto" then asks for a GPU.
+    """
+    return device == "cuda" or (device == "auto" and (is_remote or has_gpu()))
 
 
 def describe_folder(folder: str | None) -> str | None:

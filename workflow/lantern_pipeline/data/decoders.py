@@ -44,7 +44,7 @@ def load_decoders(
 
 
 def load_job_decoders(snakemake: Any, runs: Sequence[tuple[dict[str, Any], float]], **options: Any) -> list[Decoder]:
-    """Decoders of the inputs and params of a job, as `load_decoders` makes them."""
+    """Make the decoders of a job from its inputs and parameters, as `load_decoders` does, on the config's device."""
     params, files = snakemake.params, snakemake.input
     return load_decoders(
         runs,
@@ -52,7 +52,7 @@ def load_job_decoders(snakemake: Any, runs: Sequence[tuple[dict[str, Any], float
         target=files.target,
         drafter=files.drafter or None,
         nearest_codes=files.nearest_codes,
-        device=resolve_device(params.device),
+        device=resolve_device(snakemake.config["device"]),
         dtype=params.dtype,
         trees=files.get("trees") or None,
         **options,

@@ -6,7 +6,7 @@ Beside a table lies a hidden file with its SHA-256, so that whoever reads it kno
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,14 @@ def write_table(path: Path | str, frame: pd.DataFrame) -> None:
 def sum_file(path: Path | str) -> Path:
     """Where a table's SHA-256 stands."""
     return Path(path).with_name(f".{Path(path).name}.sha256")
+
+
+def summed_tables(folder: Path) -> Iterator[Path]:
+    """Find the tables in a folder, and in those below it, that have a sum."""
+    for file in sorted(folder.rglob(".*.sha256")):
+        table = file.with_name(file.name[1:].removesuffix(".sha256"))
+        if table.exists():
+            yield table
 
 
 def check_sum(path: Path | str) -> None:

@@ -30,8 +30,8 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     its grid; below, at their speed alone, the rows that follow the target's distribution and those where it is not
     known.
 
-    A figure of page width. Bars are 95 % intervals; the vertical axis is that of square roots. `summary`: table of
-    `lantern_pipeline.tables.summary.build_summary`.
+    A figure of page width. Horizontal bars are 95 % intervals of the speed; the vertical axis is that of square roots.
+    `summary`: table of `lantern_pipeline.tables.summary.build_summary`.
     """
     rows = split_curves(place_rows(select_headline(summary, settings)))
     distance = rows["distance"]

@@ -21,19 +21,22 @@ from lantern_pipeline.tables.summary import select_headline
 OWN_MODEL = "own model"
 ROW_HEIGHT = 0.17  # inches
 MARKER = {"markersize": 5.5, "markeredgewidth": 1.4}
+OVERLAP = 0.3  # speed-ups that differ by less have markers that hide each other
+SHIFT = 0.27  # between such markers, in lines
 
 
 def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """Draws speed-ups as dots: published ones left, one line per paper, model and temperature; this run's right, one
     line per method.
 
-    A figure of page width; bars are 95 % intervals, which published numbers lack. Autoregressive decoding, 1 by
-    definition, is the dashed line; nothing joins the panels. `published`: published_results.csv, one row per paper,
-    model and method.
+    A figure of page width; bars are 95 % intervals, which published numbers lack. Markers of a line that would hide
+    each other are shifted up and down. Autoregressive decoding, 1 by definition, is the dashed line; nothing joins the
+    panels. `published`: published_results.csv, one row per paper, model and method.
     """
     is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
     theirs = published[published["speedup"].notna() & (published["method"] != BASELINE) & ~is_other_model]
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])
+    shifts = theirs.groupby("setting")["speedup"].transform(_shifts)
     headline = select_headline(summary, settings)
     ours = headline[headline["speedup"].notna() & (headline["method_id"] != BASELINE)]
     lines = list(theirs["setting"].unique())
@@ -42,7 +45,7 @@ def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Map
         left, right = figure.subplots(1, 2)
         figure.get_layout_engine().set(wspace=0.15)
         for method, dots in theirs.groupby("method", sort=False):
-            places = [lines.index(setting) for setting in dots["setting"]]
+            places = shifts[dots.index] + [lines.index(setting) for setting in dots["setting"]]
             look = {**style.method_look(str(method)), **MARKER, "label": method_name(str(method))}
             left.errorbar(dots["speedup"], places, linestyle="none", **look)
         style.name_rows(left, lines, fontsize=7.5)
@@ -55,6 +58,14 @@ def draw_published(published: pd.DataFrame, summary: pd.DataFrame, settings: Map
         handles, labels = left.get_legend_handles_labels()
         figure.legend([dots.lines[0] for dots in handles], labels, loc="outside lower center", ncols=4)
         return figure
+
+
+def _shifts(speedups: pd.Series) -> pd.Series:
+    """Return by how many lines each marker of a line is shifted, 0 if no other one is near."""
+    ordered = speedups.sort_values(kind="stable")
+    near = ordered.groupby((ordered.diff() >= OVERLAP).cumsum())
+    shifts = SHIFT * (near.cumcount() - (near.transform("size") - 1) / 2)
+    return shifts[speedups.index]
 
 
 def _setting(row: pd.Series) -> str:

@@ -18,11 +18,12 @@ from lantern_pipeline.tables.summary import select_headline
 
 # measure -> its name, the factor to its unit
 QUALITIES = {
-    "nll": ("NLL under the target\n(nats / token; lower is closer)", 1.0),
+    "nll": ("NLL under the target\n(nats / token;\nnearer the line is closer)", 1.0),
     "prompt_accuracy": ("prompt accuracy (%)", 100.0),
 }
 # The first that varies runs along a curve.
 GRID_ORDER = ("delta", "lambda_", "omega", "weight", "budget", "threshold", "h", "window", "k")
+LINE_LABEL = "the target's own (autoregressive)"
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "open", "bottom", "left")  # of the markers of a method's curves
@@ -36,9 +37,9 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
-    num_columns = style.fitting_columns([BAND_LABEL, *curves["curve"]])
+    num_columns = style.fitting_columns([LINE_LABEL, BAND_LABEL, *curves["curve"]])
     with style.paper_style():
-        figure = style.new_figure(style.PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 1) // num_columns))
+        figure = style.new_figure(style.PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 2) // num_columns))
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
         named = {}  # entries of the legend that some panel shows
         for y, (quality, (quality_title, factor)) in enumerate(QUALITIES.items()):
@@ -51,7 +52,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
                 axes.set(xlabel=speed_title if y == 1 else None, ylabel=quality_title if x == 0 else None)
                 handles, labels = axes.get_legend_handles_labels()
                 named |= dict(zip(labels, handles, strict=True))
-        order = [label for label in (BAND_LABEL, *curves["curve"].unique()) if label in named]
+        order = [label for label in (LINE_LABEL, BAND_LABEL, *curves["curve"].unique()) if label in named]
         look = {"ncols": num_columns, "columnspacing": 1.2, "handlelength": 2.2}
         figure.legend([named[label] for label in order], order, loc="outside lower center", **look)
         return figure
@@ -110,7 +111,7 @@ def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) 
     level = factor * rows.loc[rows["method_id"] == BASELINE, quality].iloc[0]
     if pd.isna(level):
         return
-    axes.axhline(level, **style.AT_BASELINE)
+    axes.axhline(level, **style.AT_BASELINE, label=LINE_LABEL)
     if quality == "prompt_accuracy":
         kept = (level - factor * ACCURACY_TOLERANCE, level)
         axes.axhspan(*kept, color="#EEEEEE", zorder=0, linewidth=0, label=BAND_LABEL)

@@ -2,6 +2,9 @@
 
 Snakemake sees a change of a script but not of a package that the script imports. Each rule therefore carries this hash
 as a parameter. Comments, docstrings and layout do not count: only what is executed does. Files are parsed, never run.
+
+What carries a job and makes no number does not count either (LEFT_OUT): nearly every script imports it, so that a comma
+in a message would run everything again.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ import lantern
 # Folders of the packages whose code counts.
 PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
+# The frame of a job (log, locks, device), and the reading and writing of files: these move values and never change
+# them, since readers compare a file with the checksum in it and refuse a format that they do not know.
+LEFT_OUT = ("/lantern/io.py", "/lantern_pipeline/runtime/")
+
 CLASS_PATH = re.compile(r"lantern[\w.]*:\w+")
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) -> str:
     """Hashes a script and every module that it imports of the packages (folders named as they are imported), directly
-    or not: 16 hexadecimal digits, the same on every machine and Python version.
+    or not, but for LEFT_OUT: 16 hexadecimal digits, the same on every machine and Python version.
     """
     digest = hashlib.sha256(_code_of(Path(script)).encode())
     names = {
@@ -40,14 +47,15 @@ def code_fingerprint(script: Path | str, packages: Sequence[Path] = PACKAGES) ->
 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
     """Finds the files of the packages that a script imports, directly or not: imports inside functions and the
-    `__init__.py` of each package on the way included.
+    `__init__.py` of each package on the way included, LEFT_OUT and what only that imports left out.
     """
     found: set[Path] = set()
     waiting = [Path(script)]
     while waiting:
         for module in _imports_of(waiting.pop(), tuple(packages)) - found:
-            found.add(module)
-            waiting.append(module)
+            if not any(part in module.as_posix() for part in LEFT_OUT):
+                found.add(module)
+                waiting.append(module)
     return found
 
 

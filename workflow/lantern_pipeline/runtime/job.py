@@ -8,21 +8,19 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lantern.io import DamagedFileError
-from lantern_pipeline.runtime.locks import hold_gpu, hold_job
+from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu, hold_job
 
 if TYPE_CHECKING:
     import torch
 
 # Seconds between two writes of the images finished so far; tests that interrupt jobs of a second ask for fewer.
 PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -114,11 +112,12 @@ def partial_records(snakemake: Any) -> Iterator[Path]:
 def _resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
     """Names a file that an interrupted job leaves for the next one; it is removed once the block has ended well.
 
-    The name holds a hash of the rule's parameters (settings and code fingerprint) and of its inputs' dates, so that a
-    changed configuration, an edit or a new input starts afresh instead of going on from what it did not make.
+    The name holds a hash of the rule's parameters (settings and code fingerprint), of the device and of the inputs'
+    dates, so that a changed configuration, an edit or a new input starts afresh instead of going on from what it did
+    not make. A batch size changes no image and is no part of it.
     """
     inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
-    key = json.dumps([dict(snakemake.params.items()), inputs], sort_keys=True, default=str)
+    key = json.dumps([dict(snakemake.params.items()), snakemake.config["device"], inputs], sort_keys=True, default=str)
     path = folder / f".{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
     for stale in set(folder.glob(f".{stem}-{'[0-9a-f]' * 16}{suffix}")) - {path}:
         stale.unlink()
@@ -126,23 +125,22 @@ def _resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Ite
     path.unlink(missing_ok=True)
 
 
-def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
-    """The items of one shard: "2-of-4" takes every fourth, beginning with the second."""
-    number, total = (int(word) for word in scatteritem.split("-of-"))
-    if total > len(items):
-        raise ValueError(
-            f"there are {total} shards for {len(items)} prompts or images; ask for fewer (config keys "
-            "generation.num_shards, text.num_shards, data.num_shards)"
-        )
-    return list(items[number - 1 :: total])
-
-
 def resolve_device(name: str) -> torch.device:
-    """Picks the device for a config value: "auto" (a CUDA device where there is one, else the CPU), "cpu" or "cuda"."""
+    """Pick the device for a config value: "auto" (a CUDA device if there is one, else the CPU), "cpu" or "cuda".
+
+    Raises:
+        ValueError: PyTorch finds no CUDA device although `name` is "cuda", or is "auto" in a Slurm job that has a GPU.
+    """
     import torch
 
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"config key device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("config key device is 'cuda' but PyTorch finds no CUDA device; use auto or cpu")
+    job, gpu = os.environ.get("SLURM_JOB_ID"), os.environ.get(VISIBLE_GPUS)
+    if name == "auto" and job and gpu and not torch.cuda.is_available():
+        raise ValueError(
+            f"Slurm job {job} has GPU {gpu}, but PyTorch finds no CUDA device: install a PyTorch that fits the node's "
+            "driver, or set config key device to cpu"
+        )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

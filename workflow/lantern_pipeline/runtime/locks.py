@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,15 +62,23 @@ class RunLock:
     def check(self, arguments: Sequence[str]) -> None:
         """Refuses a Snakemake command line that would get into the way of a run that goes on, and names its process."""
         if self._path.exists() and not _HARMLESS & set(arguments):
-            with open(self._path, "a+", encoding="utf-8") as file:
+            with self._open() as file:
                 self._take(file)
 
     def hold(self) -> None:
         """Takes the lock until the process ends; refused where another process holds it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 (stays open: closing gives the lock back)
+        self._file = self._open()  # stays open: closing gives the lock back
         self._take(self._file)
         _write_holder(self._file)
+
+    def _open(self) -> IO[str]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return open(self._path, "a+", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(
+                f"{self._path} cannot be written ({error.strerror}): make it writable, or run in a folder of your own"
+            ) from error
 
     def _take(self, file: IO[str]) -> None:
         if not try_lock(file):
@@ -86,7 +95,7 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
-        left = "which a killed run left at the same job; kill it to go on"
+        left = "which a killed run left at the same job; kill or scancel it to go on"
         _wait_until(lambda: try_lock(file), lambda: f"{rule}: waiting for {_read_holder(file)}, {left}", terminal)
         _write_holder(file)
         yield
@@ -152,12 +161,20 @@ def _wait_until(attempt: Callable[[], T], reason: Callable[[], str], terminal: T
 
 
 def _write_holder(file: IO[str]) -> None:
-    """Empties a locked file and writes who holds it: "process 123 on a host"."""
+    """Empty a locked file and write who holds it: "process 123 on a host", in a Slurm job "..., Slurm job 62"."""
+    job = os.environ.get("SLURM_JOB_ID")
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.write(f"process {os.getpid()} on {platform.node()}{f', Slurm job {job}' if job else ''}\n")
     file.flush()
 
 
 def _read_holder(file: IO[str]) -> str:
     file.seek(0)
     return file.readline().strip()
+
+
+if __name__ == "__main__":  # `make clean`
+    try:
+        RunLock().check([])
+    except ValueError as error:
+        sys.exit(str(error))

@@ -56,7 +56,7 @@ def limit_memory(workflow: Any) -> None:
 
     `workflow` is Snakemake's. Elsewhere (`--jobs`) each job has a machine's; a user's own `mem_mb` stays.
     """
-    is_local = workflow.is_main_process and workflow.global_resources["_nodes"].value is None
+    is_local = workflow.is_main_process and workflow.nodes is None
     if is_local and "mem_mb" not in workflow.global_resources and (memory := memory_bytes()):
         workflow.register_resource("mem_mb", memory // 10**6)
 

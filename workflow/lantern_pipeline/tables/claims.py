@@ -81,7 +81,7 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "baseline": _numbers_of_row(baseline),
         "exact": _longest(lossless),
-        "exact_without_draft_model": _longest(lossless[lossless["drafts"] == "jacobi"]),
+        "exact_without_draft_model": _longest(lossless[~needs_draft_model(lossless)]),
         "relaxed": _longest(rows[is_relaxed & ~loses]),
         "relaxed_and_slow": list(rows.loc[is_slow, "label"]),
         "distribution": _judge_distributions(rows),
@@ -126,6 +126,12 @@ def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
     return rows["num_timed"] / rows["num_repeats"]
 
 
+def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
+    """Tell which rows are of methods with a draft model."""
+    found = [drafts_of(name).needs_draft_model for name in rows["drafts"]]
+    return pd.Series(found, rows.index, dtype=bool)
+
+
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
     """Tells which rows but the baseline are exact: by proof, and by equal tokens where they must be equal."""
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
@@ -143,9 +149,9 @@ def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
 
 def place_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Adds `has_draft_model`, and `distance`: total variation, or its upper bound, the share of substitutions."""
-    has_draft_model = [isinstance(name, str) and drafts_of(name).needs_draft_model for name in rows["drafts"]]
     distance = rows["tv_mean"].fillna(rows["substitution_rate"]).mask(rows["method_id"] == BASELINE, 0.0)
-    return rows.assign(distance=distance.mask(distance < ROUNDING, 0.0), has_draft_model=has_draft_model)
+    distance = distance.mask(distance < ROUNDING, 0.0)
+    return rows.assign(distance=distance, has_draft_model=needs_draft_model(rows))
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:

@@ -15,7 +15,7 @@ from lantern.methods import drafts_of
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.claims import describe_run, describe_setting
+from lantern_pipeline.tables.claims import describe_run, describe_setting, needs_draft_model
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method, preset_of
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
@@ -75,9 +75,9 @@ def select_few(table: pd.DataFrame) -> pd.DataFrame:
     preset = decoded["method"].map(preset_of)
     best = decoded.loc[decoded["mean_accepted_length"].groupby(preset, sort=False).idxmax()]
     exact, relaxed = (best[best["is_exact"].eq(True) == is_exact] for is_exact in (True, False))
-    alone, drafted = (exact[(exact["drafts"] == "jacobi") == is_alone] for is_alone in (True, False))
-    kept = [*alone.nlargest(1, "mean_accepted_length").index]
-    kept += list(drafted.nlargest(NUM_EXACT, "mean_accepted_length").index)
+    has_model = needs_draft_model(exact)
+    kept = [*exact[~has_model].nlargest(1, "mean_accepted_length").index]
+    kept += list(exact[has_model].nlargest(NUM_EXACT, "mean_accepted_length").index)
     kept += list(relaxed.index[:NUM_RELAXED])
     return table[is_end | table.index.isin(kept)]
 

@@ -65,7 +65,7 @@ _PRESETS = {**PRESETS, "lantern_chain": {**PRESETS["lantern"], "tree": "chain5",
 
 def preset_of(method: str) -> str:
     """The preset that a name is or begins with ("lantern" of "lantern_sjd"); the name itself where there is none."""
-    known = [name for name in (*PRESETS, *CEILING_NAMES) if method == name or method.startswith(f"{name}_")]
+    known = [name for name in PRESETS if method == name or method.startswith(f"{name}_")]
     return max(known, key=len, default=method)
 
 

@@ -1,0 +1,286 @@
+"""Draw within the `generate` of a model of transformers, which calls what it gets as `custom_generate`.
+
+Everything that `generate` was asked for is either done or refused by its name before a token is drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from lantern.codebook import nearest_codes
+from lantern.decoding import DecodingModels, make_decoder
+from lantern.methods import MethodSpec, Parameter, make_method
+from lantern.models.adapter import TransformersTarget, adapt
+from lantern.models.families import FAMILIES, family_of
+from lantern.sampling import SamplingConfig
+
+_GUIDANCE, _PREFIX = "UnbatchedClassifierFreeGuidanceLogitsProcessor", "PrefixConstrainedLogitsProcessor"
+# The logits processors that are done, in the order in which they must stand.
+_ORDER = (_GUIDANCE, _PREFIX, "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
+# They change no token: the end of a text is no code, and no filter reads the scale of the logits.
+_HARMLESS = ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "LogitNormalization")
+_STOPPING = ("MaxLengthCriteria", "EosTokenCriteria")
+_UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def custom_generate(
+    method: str = "jacobi",
+    *,
+    family: str | None = None,
+    grid: int | tuple[int, int] | None = None,
+    seed: int | None = None,
+    **parts: Any,
+) -> Callable[..., Any]:
+    """Make the `custom_generate` of a model of transformers, which draws by a method without a draft model.
+
+    It returns what `generate` returns: the prompt's ids, then the ids of the image's tokens, ends of lines among them,
+    then the words that the model puts after an image, as far as `max_new_tokens` allows. Tokens that cannot stand at a
+    position are never drawn. A `streamer` and an `assistant_model` are ignored: transformers does not hand them on.
+
+    Args:
+        method: preset.
+        family: row of FAMILIES, if the model's class has several.
+        grid: codes of an image's side, or (height, width), if the prompt does not say it.
+        seed: of the noise; None takes one from torch's generator, which `torch.manual_seed` decides.
+        parts: of the method, such as tree="chain15".
+
+    Raises:
+        ValueError: unknown method or parts. The callable raises it for whatever it does not do.
+    """
+    if seed is not None:
+        Parameter("", "a seed", is_whole=True).check("seed", seed, "custom_generate")
+    spec, given = make_method(method, **parts), None if grid is None else _check_grid(grid)
+
+    def draw(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Sequence[Any],
+        stopping_criteria: Sequence[Any],
+        generation_config: Any,
+        **model_kwargs: Any,  # naming one of them here would hide it from transformers
+    ) -> Any:
+        _refuse_what_is_not_done(generation_config, logits_processor, stopping_criteria, model_kwargs)
+        row = family or family_of(type(model).__name__)
+        processors = {type(part).__name__: part for part in logits_processor}
+        sampling = _sampling_of(processors, generation_config.do_sample)
+        if FAMILIES[row].turns_by_grid:
+            sizes = _grids_of(model, input_ids, model_kwargs, generation_config, sampling)
+        else:
+            sizes = _shape_of(model, row, input_ids, given)
+        ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
+        target = adapt(model, row, num_text_tokens=ids.shape[1], **sizes)
+        if target.ids is None:
+            raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
+        target.negative = None if negative is None else tuple(part.to(target.device) for part in negative)
+        words = target.ids.to(input_ids.device)
+        ends = torch.tensor(
+            _ends_within(target, generation_config.max_new_tokens), dtype=torch.int64, device=words.device
+        )
+        if _PREFIX in processors:
+            _check_prefix(processors[_PREFIX], target, words, input_ids, ends)
+        decoder = make_decoder(DecodingModels(target, nearest_codes=_table_of(model, spec, target)), spec, sampling)
+        first = int(torch.randint(2**31, ())) if seed is None else seed
+        noise = [decoder.make_noise(first, str(place)) for place in range(len(ids))]
+        codes = decoder.generate(ids, mask, noise).codes.to(words.device)
+        return _as_generate_does(
+            torch.cat([input_ids, words[codes], ends.expand(len(ids), -1)], dim=1), generation_config
+        )
+
+    return draw
+
+
+def _refuse_what_is_not_done(
+    config: Any, processors: Sequence[Any], stopping: Sequence[Any], model_kwargs: Mapping[str, Any]
+) -> None:
+    mode = config.get_generation_mode().value
+    if config.num_beams not in (None, 1) or mode not in ("greedy_search", "sample"):
+        raise ValueError(
+            f"generate must search greedily or sample with num_beams=1 to draw by lantern.custom_generate, got {mode} "
+            f"with num_beams={config.num_beams}"
+        )
+    asked = [name for name in _UNSUPPORTED_OUTPUTS if getattr(config, name, None)]
+    if asked:
+        raise ValueError(f"{asked[0]} is not returned by lantern.custom_generate, got True; leave it out")
+    known = [name for part in processors if (name := type(part).__name__) in _ORDER]
+    strange = [type(part).__name__ for part in processors if type(part).__name__ not in (*_ORDER, *_HARMLESS)]
+    if strange:
+        raise ValueError(
+            f"lantern.custom_generate applies guidance_scale, temperature, top_k and top_p, got {', '.join(strange)} "
+            "too (of an argument of generate or of generation_config); leave it out"
+        )
+    if known != sorted(set(known), key=_ORDER.index):
+        raise ValueError(
+            f"logits processors must be one of each kind, in the order {', '.join(_ORDER)}, got {', '.join(known)}"
+        )
+    strange = [type(part).__name__ for part in stopping if type(part).__name__ not in _STOPPING]
+    if strange:
+        raise ValueError(f"an image is drawn to its end, got the stopping criterion {strange[0]}; leave it out")
+    if (model_kwargs.get("mm_encoder_outputs") or {}).get("image") is not None or "pixel_values" in model_kwargs:
+        raise ValueError("pixel_values, a source picture, are not supported by lantern.custom_generate; leave them out")
+    past = model_kwargs.get("past_key_values")
+    if past is not None and past.get_seq_length():
+        raise ValueError("past_key_values must be empty to draw by lantern.custom_generate; leave them out")
+
+
+def _sampling_of(processors: Mapping[str, Any], do_sample: bool) -> SamplingConfig:
+    """Read guidance and filters from the logits processors, where a user's own stand beside the config's."""
+
+    def read(kind: str, name: str, otherwise: float) -> float:
+        return getattr(processors[kind], name) if kind in processors else otherwise
+
+    return SamplingConfig(
+        temperature=read("TemperatureLogitsWarper", "temperature", 1.0) if do_sample else 0.0,
+        top_k=read("TopKLogitsWarper", "top_k", 0) if do_sample else 0,
+        top_p=read("TopPLogitsWarper", "top_p", 1.0) if do_sample else 1.0,
+        cfg_scale=read(_GUIDANCE, "guidance_scale", 1.0),
+    )
+
+
+def _grids_of(
+    model: Any, ids: torch.Tensor, model_kwargs: Mapping[str, Any], config: Any, sampling: SamplingConfig
+) -> dict[str, int]:
+    """Read the sides of GLM-Image's two grids from `image_grid_thw`, which holds the large one first."""
+    name, grids = type(model).__name__, model_kwargs.get("image_grid_thw")
+    if sampling.is_guided:
+        raise ValueError(f"{name} draws without guidance: guidance_scale must be 1, got {sampling.cfg_scale}")
+    if grids is None:
+        raise ValueError(f"image_grid_thw is missing: pass all outputs of the processor of {name} to generate")
+    if config.num_return_sequences > 1:
+        raise ValueError(f"num_return_sequences of {name} must be 1, got {config.num_return_sequences}; repeat prompts")
+    if (ids == model.config.image_end_token_id).any():
+        raise ValueError("a prompt with the codes of a source picture is not supported; draw from text alone")
+    counts = model_kwargs.get("images_per_sample")
+    if grids.shape[0] != 2 * len(ids) or (counts is not None and (counts != 2).any()):
+        raise ValueError(
+            f"image_grid_thw must hold two grids of each prompt, the large and the small one, got {len(grids)} of "
+            f"{len(ids)} prompts; a source picture is not supported"
+        )
+    if (grids.view(-1, 2, 3) != grids[:2]).any():
+        raise ValueError(f"image_grid_thw must be the same of all prompts, got {grids[:, 1:].tolist()}; draw one size")
+    (height, width), (small_height, small_width) = grids[:2, 1:].tolist()
+    return {"grid": height, "columns": width, "small_grid": small_height, "small_columns": small_width}
+
+
+def _check_grid(grid: int | tuple[int, int]) -> dict[str, int]:
+    sides = grid if isinstance(grid, tuple | list) else (grid, grid)
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        raise ValueError(f"grid must be a whole number >= 1, or a height and a width of such, got {grid!r}")
+    return dict(zip(("grid", "columns"), sides, strict=True))
+
+
+def _shape_of(model: Any, family: str, ids: torch.Tensor, grid: dict[str, int] | None) -> dict[str, int]:
+    """Find height and width of the image, in codes: `grid`, what Emu3's prompts say as in "90*90", or as published."""
+    if grid is not None:
+        return grid
+    if FAMILIES[family].model_class != "Emu3ForConditionalGeneration":
+        return {}
+    found = {_size_in(row, model.config.vocabulary_map) for row in ids.tolist()}
+    if None in found:
+        raise ValueError("the prompts do not say the image's size: pass lantern.custom_generate(grid=(height, width))")
+    if len(found) > 1:
+        raise ValueError(
+            f"all images of a batch must have one size, got {sorted(found)} (height, width); draw one size"
+        )
+    (size,) = found
+    return dict(zip(("grid", "columns"), size, strict=True))
+
+
+def _size_in(prompt: list[int], words: Mapping[str, int]) -> tuple[int, int] | None:
+    """Read "height*width" between the last begin of an image and the end of Emu3's prompt; None if it is not there."""
+    names = {
+        id: name for name, id in words.items() if name.isdigit() or name in ("*", "<|image start|>", "<|image token|>")
+    }
+    text = "".join(names.get(id, " ") for id in prompt)
+    match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", text)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _prompts_of(
+    ids: torch.Tensor, mask: torch.Tensor | None, guidance: Any
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    """Pad prompts and negative prompts on the left to one length: (ids, mask, (negative ids, mask) or None)."""
+    if ids.shape[1] == 0:
+        raise ValueError("prompts must be input_ids, got none (inputs_embeds are not supported)")
+    mask = _check_mask(mask, ids, "attention_mask")
+    if guidance is None or guidance.guidance_scale == 1:
+        return ids, mask, None
+    context = guidance.unconditional_context
+    null = ids[:, -1:] if context["input_ids"] is None else context["input_ids"].to(ids.device)  # as transformers does
+    null_mask = _check_mask(context["attention_mask"], null, "negative_prompt_attention_mask")
+    if len(null) not in (1, len(ids)):
+        raise ValueError(f"negative_prompt_ids must have 1 row or {len(ids)}, one of each prompt, got {len(null)}")
+    null, null_mask = (part.expand(len(ids), -1) for part in (null, null_mask))
+    width = max(ids.shape[1], null.shape[1])
+    ids, mask, null, null_mask = (F.pad(part, (width - part.shape[1], 0)) for part in (ids, mask, null, null_mask))
+    return ids, mask, (null, null_mask)
+
+
+def _check_mask(mask: torch.Tensor | None, ids: torch.Tensor, name: str) -> torch.Tensor:
+    if mask is None:
+        return torch.ones_like(ids, dtype=torch.bool)
+    mask = mask.to(ids.device).bool()
+    if mask.shape != ids.shape or (mask[:, :-1] & ~mask[:, 1:]).any() or not mask[:, -1].all():
+        raise ValueError(
+            f"{name} must be that of prompts padded on the left, {tuple(ids.shape)}; set padding_side='left' of the "
+            "tokenizer"
+        )
+    return mask
+
+
+def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tuple[int, ...]:
+    """Take the words after an image that `max_new_tokens` leaves room for; None leaves room for all."""
+    needed = target.config.num_image_tokens
+    if max_new_tokens is None:
+        return target.ends
+    if max_new_tokens < needed:
+        raise ValueError(f"max_new_tokens must be >= {needed}, the tokens of an image, got {max_new_tokens}")
+    return target.ends[: max_new_tokens - needed]
+
+
+def _check_prefix(
+    processor: Any, target: TransformersTarget, words: torch.Tensor, ids: torch.Tensor, ends: torch.Tensor
+) -> None:
+    """Compare the tokens that a `prefix_allowed_tokens_fn` allows at each position with those that are drawn there.
+
+    Raises:
+        ValueError: they differ.
+    """
+    config = target.config
+    codes = words[: config.num_codes]
+    line = torch.cat([codes[:1].expand(config.columns or config.grid), words[config.num_codes :]])
+    image = torch.cat(
+        [codes[:1].expand(config.num_image_tokens - config.grid * len(line)), line.repeat(config.grid), ends]
+    )
+    every_code, seen = set(codes.tolist()), None
+    for row, prompt in enumerate(ids):
+        whole = torch.cat([prompt, image])
+        for place, word in enumerate(image.tolist()):
+            allowed = processor._prefix_allowed_tokens_fn(row, whole[: len(prompt) + place])
+            if allowed is not seen:  # of many codes, one list is often returned again and again
+                seen, found = allowed, {id for part in allowed for id in torch.as_tensor(part).flatten().tolist()}
+            if found != (every_code if word in every_code else {word}):
+                raise ValueError(
+                    f"prefix_allowed_tokens_fn must allow the image of {config.grid} x {config.columns or config.grid} "
+                    f"codes that is drawn, and no other token, got another at token {place} of prompt {row}; pass "
+                    "lantern.custom_generate(grid=(height, width)), or no such function"
+                )
+
+
+def _table_of(model: Any, spec: MethodSpec, target: TransformersTarget) -> torch.Tensor | None:
+    if spec.k is None:
+        return None
+    codebook = model.model.vqmodel.quantize.embedding.weight.detach().float().cpu()
+    return nearest_codes(codebook, min(spec.k + 1, len(codebook) - 1), spec.neighbours).to(target.device)
+
+
+def _as_generate_does(sequences: torch.Tensor, config: Any) -> Any:
+    if not config.return_dict_in_generate:
+        return sequences
+    from transformers.generation import GenerateDecoderOnlyOutput  # an optional part of the package
+
+    return GenerateDecoderOnlyOutput(sequences=sequences)

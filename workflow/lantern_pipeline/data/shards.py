@@ -1,0 +1,23 @@
+"""Shards: the parts of a prompt set, or of the images of a split, that jobs handle side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
+    """Return the items of one shard: "2-of-4" takes every fourth item, beginning with the second.
+
+    Raises:
+        ValueError: there are more shards than items.
+    """
+    number, total = (int(word) for word in scatteritem.split("-of-"))
+    if total > len(items):
+        raise ValueError(
+            f"there are {total} shards for {len(items)} prompts or images; ask for fewer (config keys "
+            "generation.num_shards, text.num_shards, data.num_shards)"
+        )
+    return list(items[number - 1 :: total])

@@ -1,0 +1,42 @@
+"""Print the folder of results that Snakemake's arguments mean, results/<experiment>; nothing if they ask for a dry run.
+
+`make` asks before it starts Snakemake. The arguments are read by Snakemake's own parser, profiles included.
+"""
+
+import sys
+from pathlib import Path
+
+from snakemake.cli import parse_args, parse_config
+from snakemake.common.configfile import load_configfile
+from snakemake.exceptions import CliException
+from snakemake.utils import update_config
+
+from lantern_pipeline.config.validate import check_config_files
+
+
+def find_results(arguments: list[str]) -> Path | None:
+    """Return results/<experiment>, or None if nothing will be written there.
+
+    Raises:
+        ValueError: a config file does not exist or is no valid YAML.
+        CliException: `--config` is not of the form name=value.
+    """
+    _, options = parse_args(["--workflow-profile", "none", *arguments])
+    files = [Path("config.yaml"), *options.configfile]
+    for file in files:
+        if not file.exists():
+            raise ValueError(f"ARGS names {file}, which does not exist: check its spelling and folder")
+    check_config_files(files)
+    config: dict = {}
+    for overlay in (*map(load_configfile, files), parse_config(options.config)):
+        update_config(config, overlay)
+    name = str(config["experiment"])
+    # A name that leads elsewhere is refused when Snakemake reads the config.
+    return None if options.dryrun or Path(name).name != name else Path(options.directory or "", "results", name)
+
+
+if __name__ == "__main__":
+    try:
+        print(find_results(sys.argv[1:]) or "")
+    except (ValueError, CliException) as error:
+        sys.exit(str(error))
