@@ -121,7 +121,8 @@ class Bench:
 
         for entry in case["methods"]:
             try:
-                yield make_method(**entry, method_id="-".join(filter(None, (entry["name"], entry.get("tree")))))
+                preset, parts = entry["name"], {key: value for key, value in entry.items() if key != "name"}
+                yield make_method(preset, **parts, method_id="-".join(filter(None, (preset, parts.get("tree")))))
             except (TypeError, ValueError) as error:
                 print(f"left out: {entry}: {error}", file=sys.stderr)
 

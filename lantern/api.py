@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16")
 SMALL = 50e6  # parameters of a target below which one CPU thread decodes fastest: the embedded one has 4 million
+# Of a GenerationConfig of transformers: what changes tokens, with the value at which it changes none.
+_NOT_APPLIED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0}
+_NOT_APPLIED |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "suppress_tokens": None}
 _WHOLE = Parameter("", "a seed", is_whole=True)
 _COUNT = Parameter("", "images at a time", 1, is_whole=True)
 
@@ -204,18 +207,31 @@ def from_transformers(
         processor: the one that belongs to it, or its tokenizer.
         family: that row's name, where the class has several.
         grid: tokens of an image's side, where it is not the published one.
-        max_tokens: rows of the longest prompt; longer ones lose the end of their caption.
+        max_tokens: of the longest prompt, its form included; `draw` refuses longer ones.
 
     Raises:
-        ValueError: a class without a row, lists those with one; or a tokenizer of another model.
+        ValueError: a class without a row, lists those with one; a tokenizer of another model; or a model that is spread
+            over devices or adapted where it cannot be read.
     """
+    for name, value in {"grid": grid, "max_tokens": max_tokens}.items():
+        if value is not None:
+            _COUNT.check(name, value, "from_transformers")
     return _pretrained("from_transformers").adopt_model(model, processor, family, grid, max_tokens)
 
 
 def sampling_of(known: Any) -> SamplingConfig:
     """Temperature, filters and guidance of a `GenerationConfig` of transformers, whose `generate` keeps the best 50
     tokens where nothing else is said.
+
+    Raises:
+        ValueError: a setting that changes tokens and is not supported.
     """
+    for name, neutral in _NOT_APPLIED.items():
+        if (value := getattr(known, name, None)) not in (None, neutral):
+            raise ValueError(
+                f"{name} of the model's generation_config must be {neutral}, got {value!r}: it is not applied; set "
+                f"model.generation_config.{name} to {neutral}"
+            )
     return SamplingConfig(
         temperature=(known.temperature or 1.0) if known.do_sample else 0.0,
         top_k=50 if known.top_k is None else known.top_k,

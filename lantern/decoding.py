@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from lantern.acceptance.rules import make_rule
 from lantern.attention_mask import window_table
 from lantern.codebook import with_line_end
+from lantern.custom_parts import named, watch_drafter
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.kv_cache import KVCache, round_slots
@@ -216,7 +217,12 @@ class Decoder:
             )
         if spec.needs_draft_model and models.draft is None:
             raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
-        drafter = load_class(spec.drafter.path).make(models, spec, sampling)
+        make = load_class(spec.drafter.path).make
+        if is_custom := ":" in (spec.drafts or ""):
+            make = named(make, spec.drafts, spec)
+        drafter = make(models, spec, sampling)
+        if is_custom:
+            watch_drafter(drafter, spec, sampling, models.target.config.vocab_size)
         if drafter.max_depth > OVERSHOOT:
             raise ValueError(
                 f"a draft tree must be at most {OVERSHOOT} drafts deep, got {drafter.max_depth}; choose a shallower "

@@ -335,15 +335,20 @@ def load_class(path: str) -> type:
     """The class of an import string, "module:Class".
 
     Raises:
-        ValueError: no such module on Python's path, or no such class in it.
+        ValueError: no such module on Python's path, one that cannot be imported, or no such class in it.
     """
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a user's file may raise whatever it likes
+        kind = "" if isinstance(error, ModuleNotFoundError | AttributeError) else f"{type(error).__name__}: "
         raise ValueError(
-            f"{path} must name a class as module:Class, of a file beside the overlay or an installed package: {error}"
+            f"{path} must name a class as module:Class, of a file beside the overlay or an installed package: {kind}"
+            f"{error}"
         ) from error
+    if not isinstance(found, type):
+        raise ValueError(f"{path} must name a class as module:Class, got {type(found).__name__}")
+    return found
 
 
 def drafts_of(name: str | None) -> Drafts:
@@ -432,7 +437,7 @@ class MethodSpec:
         raise AttributeError(f"MethodSpec has no attribute {name}")
 
     @classmethod
-    def of(cls, name: str, /, **parts: Any) -> MethodSpec:
+    def of(cls, name: str, **parts: Any) -> MethodSpec:
         """A method of parts and parameters side by side; nearest codes are l2_normalised unless `neighbours` is given.
 
         Raises:
@@ -498,6 +503,8 @@ def make_method(name: str, /, **parts: Any) -> MethodSpec:
     Raises:
         ValueError: unknown preset, or as `MethodSpec`.
     """
+    if "name" in parts:
+        raise ValueError(f"method {name} takes no name, got {parts['name']!r}; method_id names it")
     parts = {**preset_of(name), "method_id": name, **parts}
     if parts.get("tree") == "static":
         parts["tree"] = "naive_extend_57"

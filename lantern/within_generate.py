@@ -16,7 +16,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec, Parameter, make_method
 from lantern.models.adapter import TransformersTarget, adapt
-from lantern.models.families import FAMILIES, family_of
+from lantern.models.families import FAMILIES, family_named
 from lantern.sampling import SamplingConfig
 
 _GUIDANCE, _PREFIX = "UnbatchedClassifierFreeGuidanceLogitsProcessor", "PrefixConstrainedLogitsProcessor"
@@ -65,11 +65,11 @@ def custom_generate(
         **model_kwargs: Any,  # naming one of them here would hide it from transformers
     ) -> Any:
         _refuse_what_is_not_done(generation_config, logits_processor, stopping_criteria, model_kwargs)
-        row = family or family_of(type(model).__name__)
+        row = family_named(family, type(model).__name__)
         processors = {type(part).__name__: part for part in logits_processor}
         sampling = _sampling_of(processors, generation_config.do_sample)
         if FAMILIES[row].turns_by_grid:
-            sizes = _grids_of(model, input_ids, model_kwargs, generation_config, sampling)
+            sizes = _grids_of(model, input_ids, model_kwargs, generation_config, sampling, given)
         else:
             sizes = _shape_of(model, row, input_ids, given)
         ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
@@ -78,18 +78,15 @@ def custom_generate(
             raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
         target.negative = None if negative is None else tuple(part.to(target.device) for part in negative)
         words = target.ids.to(input_ids.device)
-        ends = torch.tensor(
-            _ends_within(target, generation_config.max_new_tokens), dtype=torch.int64, device=words.device
-        )
+        ends = words.new_tensor(_ends_within(target, generation_config.max_new_tokens))
         if _PREFIX in processors:
             _check_prefix(processors[_PREFIX], target, words, input_ids, ends)
         decoder = make_decoder(DecodingModels(target, nearest_codes=_table_of(model, spec, target)), spec, sampling)
         first = int(torch.randint(2**31, ())) if seed is None else seed
         noise = [decoder.make_noise(first, str(place)) for place in range(len(ids))]
         codes = decoder.generate(ids, mask, noise).codes.to(words.device)
-        return _as_generate_does(
-            torch.cat([input_ids, words[codes], ends.expand(len(ids), -1)], dim=1), generation_config
-        )
+        sequences = torch.cat([input_ids, words[codes], ends.expand(len(ids), -1)], dim=1)
+        return _as_generate_does(sequences, generation_config)
 
     return draw
 
@@ -142,12 +139,19 @@ def _sampling_of(processors: Mapping[str, Any], do_sample: bool) -> SamplingConf
 
 
 def _grids_of(
-    model: Any, ids: torch.Tensor, model_kwargs: Mapping[str, Any], config: Any, sampling: SamplingConfig
+    model: Any,
+    ids: torch.Tensor,
+    model_kwargs: Mapping[str, Any],
+    config: Any,
+    sampling: SamplingConfig,
+    given: dict[str, int] | None,
 ) -> dict[str, int]:
     """Read the sides of GLM-Image's two grids from `image_grid_thw`, which holds the large one first."""
     name, grids = type(model).__name__, model_kwargs.get("image_grid_thw")
     if sampling.is_guided:
         raise ValueError(f"{name} draws without guidance: guidance_scale must be 1, got {sampling.cfg_scale}")
+    if given is not None:
+        raise ValueError(f"grid of {name} is in image_grid_thw, got {given} too; leave grid out of custom_generate")
     if grids is None:
         raise ValueError(f"image_grid_thw is missing: pass all outputs of the processor of {name} to generate")
     if config.num_return_sequences > 1:

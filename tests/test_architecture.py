@@ -35,7 +35,7 @@ CORE_ORDER = [
     },
     {"checkpoints.files"},
     {"draft_tree", "models"},
-    {"step", "checkpoints"},
+    {"step", "checkpoints", "custom_parts"},
     {"acceptance"},
     {"drafters", "stepping"},
     {"decoding"},

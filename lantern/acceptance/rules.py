@@ -6,6 +6,7 @@ import torch
 
 from lantern.acceptance.base import Exact, Readings, Rule
 from lantern.acceptance.rejection import ByRejection, Rejection
+from lantern.custom_parts import named, watch_acceptance
 from lantern.methods import MethodSpec, load_class, verifies_by_rejection
 from lantern.sampling import SamplingConfig
 
@@ -28,7 +29,13 @@ def make_rule(
     bounds_nothing = any(spec.parameters[name] == value for name, value in spec.rule.exact_at.items())
     if bounds_nothing or (kind.needs_rejection and not rejects):
         kind = Exact
-    acceptance = kind.make(spec, Readings(sampling, nearest_codes, embedding))
+    is_custom = ":" in spec.acceptance and kind is not Exact
+    make = named(kind.make, spec.acceptance, spec) if is_custom else kind.make
+    acceptance = make(spec, Readings(sampling, nearest_codes, embedding))
+    if is_custom:
+        watch_acceptance(acceptance, spec)
     rule = ByRejection(Rejection(acceptance, spec.residual)) if rejects else acceptance.make_rule(spec, sampling)
+    if is_custom:
+        vars(rule)["verify"] = named(rule.verify, spec.acceptance, spec)
     rule.follows_path = rule.judges_by_node and not (sampling.is_greedy or spec.drafter.has_twins)
     return rule

@@ -18,6 +18,8 @@ from lantern.models.families import family_of
 
 META_NORM = "layers.0.attention.q_normalization.weight"  # tells Meta's files
 _LETTERS = "ABCDEFGHIJ"
+_CHAMELEON = "ChameleonForConditionalGeneration"
+_SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": _CHAMELEON}  # Lumina-mGPT's authors' class
 _UNUSED = (
     "model.vqmodel.",
     "model.vision_model.",
@@ -30,7 +32,7 @@ def is_pretrained(weights: WeightFile) -> bool:
     """Whether the config.json beside the weights names a class that draws; a ValueError where it names another one of
     transformers' than LlamaGen's Hugging Face layout.
     """
-    name = _class_of(weights)
+    name = class_of(weights)
     if name is None or weights.settings.get("input_type"):  # the LANTERN authors' LlamaGen
         return False
     family_of(name)
@@ -38,7 +40,11 @@ def is_pretrained(weights: WeightFile) -> bool:
 
 
 def read_config(weights: WeightFile) -> Any:
-    """What transformers makes of config.json; a ModuleNotFoundError where it is not installed."""
+    """Make transformers' config of config.json; Chameleon's without a vocabulary gets the published ids of codes.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -46,7 +52,11 @@ def read_config(weights: WeightFile) -> Any:
             f"{weights.path} is a model of transformers; install it from a clone: pip install '.[text]'",
             name=error.name,
         ) from error
-    return getattr(transformers, _class_of(weights)).config_class.from_dict(dict(weights.settings))
+    name = class_of(weights)
+    config = getattr(transformers, name).config_class.from_dict(dict(weights.settings))
+    if name == _CHAMELEON and not config.vocabulary_map:
+        config.vocabulary_map = _code_words(config.vq_config.num_embeddings)
+    return config
 
 
 def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any:
@@ -67,7 +77,7 @@ def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        model, report = getattr(transformers, _class_of(weights)).from_pretrained(
+        model, report = getattr(transformers, class_of(weights)).from_pretrained(
             None,
             config=config,
             state_dict=tensors,
@@ -108,9 +118,8 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
         tensors[name] = value
     tensors = rename(tensors, META_CHAMELEON)
     table, gate = (tensors[f"model.{part}.weight"] for part in ("embed_tokens", "layers.0.mlp.gate_proj"))
-    digits = {code: "".join(_LETTERS[int(digit)] for digit in str(code)) for code in range(expected.num_codes)}
     settings = {
-        "architectures": ["ChameleonForConditionalGeneration"],
+        "architectures": [_CHAMELEON],
         "hidden_size": table.shape[1],
         "intermediate_size": len(gate),
         "num_hidden_layers": expected.num_layers,
@@ -118,15 +127,22 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
         "num_key_value_heads": expected.num_kv_heads or heads,
         "vocab_size": len(table),
         "vq_config": {"base_channels": 32, "channel_multiplier": [1]},  # small, since it goes unused
-        "vocabulary_map": {f"IMGIMG{letters}Z": FIRST_CODE + code for code, letters in digits.items()},
+        "vocabulary_map": _code_words(expected.num_codes),
     }
     return replace(weights, tensors=tensors, settings=settings)
+
+
+def _code_words(num_codes: int) -> dict[str, int]:
+    """Return Chameleon's names of image codes, which spell the code in letters, with their ids."""
+    digits = {code: "".join(_LETTERS[int(digit)] for digit in str(code)) for code in range(num_codes)}
+    return {f"IMGIMG{letters}Z": FIRST_CODE + code for code, letters in digits.items()}
 
 
 def _draws(name: str) -> bool:
     return not name.startswith(_UNUSED)
 
 
-def _class_of(weights: WeightFile) -> str | None:
+def class_of(weights: WeightFile) -> str | None:
+    """Return the class of transformers that reads the weights; None if config.json names none."""
     names = (weights.settings or {}).get("architectures")
-    return names[0] if names and isinstance(names, list) else None
+    return _SAME_WEIGHTS.get(names[0], names[0]) if names and isinstance(names, list) else None

@@ -16,7 +16,14 @@ import torch
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
 from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
 from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, read_metadata
-from lantern.checkpoints.pretrained import META_NORM, complete_meta, is_pretrained, open_pretrained, read_config
+from lantern.checkpoints.pretrained import (
+    META_NORM,
+    class_of,
+    complete_meta,
+    is_pretrained,
+    open_pretrained,
+    read_config,
+)
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import LLAMAGEN_SIZES, TargetConfig
 from lantern.models.families import FAMILIES
@@ -75,8 +82,8 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     """Of a model of transformers, whose file says all sizes but the grid and the prompt's."""
     if family not in FAMILIES:
         check_equal(weights.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
-    found = weights.settings["architectures"][0]
-    check_equal(weights.settings_path, "architectures", FAMILIES[family].model_class, found, "text.encoder")
+    wanted = FAMILIES[family].model_class
+    check_equal(weights.settings_path, "architectures", wanted, class_of(weights), "text.encoder")
     config = read_config(weights)
     text = config.get_text_config()
     for name in ("dim", "num_layers", "num_heads"):

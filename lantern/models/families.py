@@ -105,6 +105,19 @@ def family_of(model_class: str) -> str:
     raise ValueError(f"a model of transformers must be one of {known} to draw images, got {model_class}{remedy}")
 
 
+def family_named(name: str | None, model_class: str) -> str:
+    """Return `name` if it is a family, or for None that of the model's class.
+
+    Raises:
+        ValueError: unknown; lists the known ones.
+    """
+    if name is None:
+        return family_of(model_class)
+    if name not in FAMILIES:
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, or None, got {name!r}")
+    return name
+
+
 def fill_model(config: dict[str, Any]) -> None:
     """Writes into a config whose key `model` names a published model all that follows from it.
 

@@ -7,7 +7,7 @@ import yaml
 from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 
 from conftest import ROOT
-from tiny_run import Workflow
+from tiny_run import Workflow, copy_run
 
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
@@ -60,6 +60,17 @@ def test_the_last_attempt_of_every_job_of_an_overlay_fits_its_partition(overlay,
 def test_jobs_that_decode_ask_for_a_gpu_unless_the_config_says_cpu(key, gpu, tmp_path):
     jobs = plan(tmp_path, [], "--config", key)
     assert {job["gpu"] for job in jobs if job["rule"] in DECODING} == {gpu}
+
+
+def test_a_job_that_fits_no_partition_ends_the_run_before_any_job(finished, tmp_path):
+    run = copy_run(finished, tmp_path / "run")
+    (tmp_path / "partitions.yaml").write_text("partitions: {cpu: {max_mem_mb: 1000}}")
+    table = run.result("latency/s0n0.csv")
+    table.unlink()
+    profile = ("--workflow-profile", str(PROFILE), "--slurm-partition-config", str(tmp_path / "partitions.yaml"))
+    code, output = run.run(*profile, str(table.relative_to(run.folder)))
+    assert code != 0 and "job measure_latency fits no partition of" in output.splitlines()[-1], output
+    assert "asks for 2 cores, 2000 MB, 60 minutes and 0 GPUs; correct the limits" in output
 
 
 def test_jobs_that_time_have_a_node_of_their_own(tmp_path):

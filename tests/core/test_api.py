@@ -205,7 +205,7 @@ def test_a_finished_runs_folder_is_read_by_its_provenance(tmp_path):
         ({"acceptance": ["a:b"]}, "acceptance must be one of exact, "),
         ({"residual": 5}, "residual of jacobi must be a name, got 5"),
         ({"tree_shape": 5}, "tree_shape of jacobi must be a list of paths, or the options of a dynamic tree, got 5"),
-        ({"name": "mine"}, "takes no name, got mine"),
+        ({"name": "mine"}, "takes no name, got 'mine'"),
         ({"tree": "chain9999"}, "tree chain9999 must be at most 32 drafts deep, got 9999; choose a shallower tree"),
         ({"tree": "chain10000000"}, "tree chain10000000 must be at most 32 drafts deep, got 10000000"),
         (

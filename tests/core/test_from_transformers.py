@@ -135,6 +135,30 @@ def test_generate_itself_draws_by_jacobi_decoding(tmp_path):
     assert model.generate(ids, custom_generate=relaxed, **options).shape == (2, 6 + 13)
 
 
+def test_a_prompt_longer_than_max_tokens_is_refused_with_the_number_that_it_needs(tmp_path):
+    _, wrap = open_tiny(tmp_path, "janus")
+    prompt = "a red cat " * 3
+    with pytest.raises(
+        ValueError, match=r"at most max_tokens = 14 tokens, got 15 in 'a red .*pass max_tokens=15 to lan"
+    ):
+        wrap(max_tokens=14).draw(prompt)
+    assert wrap(max_tokens=15).draw(prompt).codes.shape == (1, 16)
+    for name, value in (("max_tokens", 0), ("max_tokens", "9"), ("family", "no")):
+        with pytest.raises(
+            ValueError, match=r"max_tokens of from_transformers must be a whole number|family must be one of"
+        ):
+            wrap(**{name: value})
+
+
+def test_settings_of_the_model_that_are_not_applied_are_refused(tmp_path):
+    model, wrap = open_tiny(tmp_path, "janus")
+    model.generation_config.repetition_penalty = 1.1
+    with pytest.raises(ValueError, match=r"repetition_penalty of the model's generation_config must be 1\.0, got 1\.1"):
+        wrap()
+    model.generation_config.repetition_penalty = 1.0
+    assert wrap().sampling.top_k == 50
+
+
 def test_an_adapter_on_the_image_tokenizer_is_one_sentence(tmp_path):
     model, wrap = open_tiny(tmp_path, "emu3")
     layer = model.model.vqmodel.encoder.conv_in

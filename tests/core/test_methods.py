@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 import pytest
 
 from conftest import ROOT
-from lantern.methods import ACCEPTANCE, PARAMETERS, PEERS, PRESETS, MethodSpec, keeps_tokens, make_method
+from lantern.methods import ACCEPTANCE, PARAMETERS, PEERS, PRESETS, MethodSpec, Parameter, keeps_tokens, make_method
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 
 
@@ -152,3 +153,30 @@ def test_parameters_are_attributes_and_nothing_else_is():
         _ = spec.kk
     assert MethodSpec(**asdict(spec)) == spec  # as a job is given it
     assert set(PARAMETERS) < set(spec.to_dict()) and spec.to_dict()["is_exact"] is False
+
+
+@pytest.mark.parametrize(
+    ("parameter", "allowed", "refused", "bound"),
+    [
+        (
+            Parameter("x", "any"),
+            (-1e9, -5, 0.0, 1e9),
+            (float("nan"), float("-inf"), float("inf"), "1", None, True),
+            "a number",
+        ),
+        (Parameter("x", "any", is_whole=True), (-5, 0, 7), (1.0, "1"), "a whole number"),
+        (Parameter("x", "from", 2), (2, 2.5), (1.999,), ">= 2"),
+        (Parameter("x", "above", 2, is_open=True), (2.001,), (2, 1), "> 2"),
+        (Parameter("x", "between", 0, 1), (0, 1, 0.5), (-0.1, 1.1), "in [0, 1]"),
+        (Parameter("x", "between", 0, 1, is_open=True), (1, 0.1), (0,), "in (0, 1]"),
+        (Parameter("x", "below", high=1), (-9, 1), (1.1,), "in [-inf, 1]"),
+        (Parameter("x", "word", choices=("a", "b")), ("a",), ("c", 1, ["a"]), "one of a, b"),
+    ],
+)
+def test_a_parameter_takes_what_its_bounds_say(parameter, allowed, refused, bound):
+    assert parameter.bound == bound
+    for value in allowed:
+        parameter.check("x", value, "mine")
+    for value in refused:
+        with pytest.raises(ValueError, match=rf"^x of mine must be {re.escape(bound)}, got {re.escape(repr(value))}$"):
+            parameter.check("x", value, "mine")

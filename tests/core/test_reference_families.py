@@ -117,6 +117,23 @@ def stored_of(family: str, name: str) -> torch.Tensor:
     return torch.stack([STORED[key] for key in keys])
 
 
+@pytest.mark.parametrize("vocabulary", ["there", "missing", "null"])
+def test_lumina_is_read_by_its_authors_class_and_without_a_vocabulary(folder, tmp_path, vocabulary):
+    expected = read(folder, "lumina")
+    settings = json.loads((folder / "lumina" / "config.json").read_text())
+    settings["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
+    if vocabulary != "there":
+        del settings["vocabulary_map"]
+    if vocabulary == "null":
+        settings["vocabulary_map"] = None
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    shutil.copy(folder / "lumina" / "model.safetensors", tmp_path)
+    found = read_target(tmp_path, CONFIGS["lumina"], family="lumina")
+    assert found.config.line_end == 72 and torch.equal(found.ids, expected.ids)
+    mine, theirs = found.state_dict(), expected.state_dict()
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 @pytest.fixture(scope="module")
 def anole_prompts(tmp_path_factory):
     """The stored prompts as captions of numbers, read by a tokenizer.json that has them as words."""

@@ -18,6 +18,7 @@ from transformers.generation.utils import _speculative_sampling
 from conftest import DATA, generate
 from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
+from lantern.acceptance.groups import ProbabilityGroups
 from lantern.acceptance.rejection import Rejection, accept_chain
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.acceptance.rules import make_rule
@@ -152,7 +153,7 @@ def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound,
     surrogates = [bound.surrogate(target, draft, torch.full((20, 1), code)) for code in range(VOCAB)]
     torch.testing.assert_close(accepted, torch.minimum(draft, torch.cat(surrogates, dim=-1)))
     monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 20 * 9 * 5)  # however many are held
-    assert torch.equal(rule.accepted_mass(target, draft), accepted)
+    torch.testing.assert_close(rule.accepted_mass(target, draft), accepted)
     for t, p, least in zip(target, draft, (accepted - target).clamp(min=0).sum(-1), strict=True):
         tv, other = (float((distribution_of(r, t, p) - t).abs().sum()) / 2 for r in (rule, Rejection(bound)))
         assert tv == pytest.approx(float(least)) and 0 < tv < other + 1e-9
@@ -417,3 +418,18 @@ def test_a_weight_of_1_and_the_matched_residual_change_no_token_and_heavy_weight
         for tree in ("chain3", "naive_extend_57")
     )
     assert torch.equal(*chain) and torch.equal(*bushy) and torch.equal(cool[1].codes, chain[0])
+
+
+def test_distances_of_groups_are_exact_far_from_the_origin_and_at_d_max():
+    """In float32 squares of 3,000 are rounded to 1. What lies at d_max is not near; codes are taken in chunks."""
+    embedding = torch.zeros(1030, 2)
+    embedding[:, 0], embedding[1:, 1] = 3000.0, torch.arange(1029) * 64.0
+    embedding[1028:] = torch.tensor([[3000.5, 0.0], [3000.75, 0.0]])
+    groups = ProbabilityGroups(embedding, h=1, p_max=1.0, d_max=0.25)
+    assert groups.is_near.shape == (1030, 1030) and groups.is_near.diagonal().all()
+    assert not groups.is_near[0, 1028] and groups.is_near[1028, 1029] and not groups.is_near[0, 1029]
+    assert ProbabilityGroups(embedding, h=1, p_max=1.0, d_max=0.26).is_near[0, [1, 1028, 1029]].tolist() == [
+        True,
+        True,
+        False,
+    ]

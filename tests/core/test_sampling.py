@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.sampling import SamplingConfig, filter_logits
+from lantern.sampling import SamplingConfig, filter_logits, guide
 
 
 def test_top_k_keeps_ties_with_the_last_kept():
@@ -19,6 +19,10 @@ def test_top_k_keeps_ties_with_the_last_kept():
     [
         ("temperature", -1.0),
         ("top_k", -1),
+        ("top_k", 2.0),
+        ("cfg_scale", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", "0.9"),
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("filter_order", "both"),
@@ -28,3 +32,21 @@ def test_top_k_keeps_ties_with_the_last_kept():
 def test_out_of_range_values_name_the_field(field, value):
     with pytest.raises(ValueError, match=f"^{field} must be .*got"):
         SamplingConfig(**{field: value})
+
+
+def test_guidance_of_narrow_numbers_is_not_rounded_to_their_format():
+    """In bfloat16, 257.9 would be 258."""
+    doubled = torch.tensor([[256.0, 1.0], [255.0, 0.0]], dtype=torch.bfloat16)
+    assert guide(doubled, 2.9).dtype == torch.float32
+    torch.testing.assert_close(guide(doubled, 2.9), torch.tensor([[257.9, 2.9]]), rtol=1e-6, atol=0)
+
+
+def test_top_p_keeps_the_token_that_reaches_the_mass_and_drops_what_exceeds_it():
+    kept = {top_p: filter_logits(torch.zeros(4), SamplingConfig(top_p=top_p)).isfinite() for top_p in (0.4, 0.5, 0.6)}
+    assert {top_p: int(mask.sum()) for top_p, mask in kept.items()} == {0.4: 2, 0.5: 3, 0.6: 3}
+
+
+def test_temperature_divides_and_0_divides_by_nothing():
+    logits = torch.tensor([1.0, 2.0])
+    for temperature, expected in ((2.0, [0.5, 1.0]), (1.0, [1.0, 2.0]), (0.0, [1.0, 2.0])):
+        assert filter_logits(logits, SamplingConfig(temperature)).tolist() == expected

@@ -200,6 +200,8 @@ def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
         options = {name: value for name, value in ({**inputs} | changed).items() if value is not None}
         with pytest.raises(ValueError, match=sentence):
             model.generate(**options, custom_generate=decode)
+    with pytest.raises(ValueError, match="grid of GlmImageForConditionalGeneration is in image_grid_thw, got"):
+        model.generate(**inputs, custom_generate=lantern.custom_generate(grid=3))
 
 
 def test_a_class_whose_codes_are_no_words_is_sent_to_from_transformers():

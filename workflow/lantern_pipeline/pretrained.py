@@ -21,7 +21,7 @@ from lantern.decoding import DecodingModels
 from lantern.io import read_json
 from lantern.models.adapter import adapt
 from lantern.models.config import FFN_MULTIPLE, pick
-from lantern.models.families import FAMILIES, PUBLISHED, family_of, fill_model
+from lantern.models.families import FAMILIES, PUBLISHED, family_named, family_of, fill_model
 from lantern.models.target import TargetConfig
 from lantern.models.text import TextEncoder
 from lantern.sampling import SamplingConfig
@@ -81,7 +81,7 @@ def open_model(source: str | Path, given: Mapping[str, Path], device: torch.devi
 
 def adopt_model(model: Any, processor: Any, family: str | None, grid: int | None, max_tokens: int) -> Model:
     """See `lantern.from_transformers`."""
-    family = family or family_of(type(model).__name__)
+    family = family_named(family, type(model).__name__)
     row, tokenizer = FAMILIES[family], getattr(processor, "tokenizer", processor)
     names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
     names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
@@ -127,6 +127,7 @@ def _assemble(model: Any, family: str, encoder: TokenPromptEncoder, images: Imag
     if model.generation_config.do_sample is None and overlay and overlay.is_file():
         sections = (load_yaml(file).get("sampling", {}) for file in (home / "config.yaml", overlay))
         sampling = SamplingConfig(**ChainMap(*reversed(list(sections))))
+    encoder.refuses_long = True
     target = adapt(model, family, **sizes)
     return Model(DecodingModels(target), images.to(target.device), encoder, sampling, {"neighbours": "l2_normalised"})
 

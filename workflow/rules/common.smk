@@ -10,6 +10,7 @@ sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
 from lantern.models.families import FAMILIES
 from lantern_pipeline.config.figures import GENERALITY, figure_table
+from lantern_pipeline.config.partitions import check_partitions
 from lantern_pipeline.config.paths import (
     TOKENIZER,
     RunPlan,
@@ -55,6 +56,10 @@ limit_memory(workflow)
 
 onstart:
     RUN_LOCK.hold()
+    try:
+        check_partitions(workflow)
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 # A variant is this workflow once more as a module, see variants.smk: what it makes is read by rules, not shown in the report, and its

@@ -61,7 +61,8 @@ def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model, prompt
     """All four codes behind the caption, each seeing those before it."""
     features, codes = prompts
     expected = torch.cat([model(part, MASK, codes) for part in (features, model.null_prompt(MASK)[0])])
-    assert torch.equal(model.forward_with_null(features, MASK, codes), expected)
+    # Twice as many rows may be multiplied by another kernel. A mask of ones for the null caption is noticed.
+    torch.testing.assert_close(model.forward_with_null(features, MASK, codes), expected, **CLOSE)
     hidden, cache = model.prefill(*model.with_null(features, MASK), 7)
     slots = torch.arange(3, 7).expand(2, 4)
     mask = cache.mask(window(4), torch.tensor([3, 3]))
@@ -126,5 +127,6 @@ def test_lines_of_another_number_than_their_codes():
     assert logits.isneginf().tolist() == 5 * [8 * [False] + [True]] + [8 * [True] + [False]]
     table = rotary_table(1, (2, 3), 4, 100.0)
     # Head width 4 has one frequency, 1: the first pair turns by the row, the second by the column, in radians.
-    assert table[1:7].angle().tolist() == [[row, column] for row in (0, 1) for column in (0, 1, 2)]
+    expected = torch.tensor([[row, column] for row in (0.0, 1.0) for column in (0.0, 1.0, 2.0)])
+    torch.testing.assert_close(table[1:7].angle(), expected, atol=1e-6, rtol=0)
     assert (table[0] == 0).all() and (table[7:] == 0).all()

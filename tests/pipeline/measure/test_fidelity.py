@@ -285,7 +285,9 @@ def test_extractors_are_torch_fidelitys(direct, name, layer, width, inception_fi
     extractor = load_extractor(name, layer, path)
     found = extractor.extract(PIXELS)
     expected = direct("mine", [layer], feature_extractor_weights_path=str(path))(PIXELS)[0]
-    assert found.shape == (3, width) and torch.equal(found, expected)
+    # Inference mode may choose other kernels. Pixels without their last bit are noticed.
+    torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+    assert found.shape == (3, width)
     assert (found < 0).any() == (layer == "fc2") and extractor.name == f"{name}/{layer}"
     assert extractor.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(ValueError, match=f"{name} has no layer 'fc3'; it has "):

@@ -64,8 +64,8 @@ def test_unrolled_passes_are_the_chain_that_decoding_drafts(target):
 def test_the_default_recipe_gives_the_numbers_it_always_gave(target, loss):
     trainer = make_trainer(target, loss=loss)
     losses = [trainer.step(i)["loss"] for i in range(6)]
-    # Half an ulp of noise on the result of every kernel moves the first loss by at most 3e-7, the later ones by 7e-6
-    # (30 runs); an Intel Xeon's differ by 2.6e-6. A guidance of 3.0001, a momentum of 0.9 or a beta of 0.96 still fail.
+    # Half an ulp of noise on the result of every kernel moves the first loss by 3e-7 at most, the later ones by 7e-6
+    # (30 runs); an Intel Xeon's differ by 2.6e-6. A guidance of 3.0001, a momentum of 0.9 or a beta of 0.96 is noticed.
     assert losses[0] == pytest.approx(FORMER_LOSSES[loss][0], rel=2e-6)
     assert losses == pytest.approx(FORMER_LOSSES[loss], rel=2e-5)
 
@@ -100,12 +100,18 @@ def test_the_target_is_no_part_of_what_is_trained(target):
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.target.state_dict().items())
 
 
+@pytest.mark.sensitive
 @pytest.mark.parametrize("loss", FORMER_LOSSES)
 def test_accumulated_batches_are_averaged(target, loss):
-    """Steps of two batches of 4 are steps of one batch of the same 8 images."""
+    """Steps of two batches of 4 are steps of one batch of the same 8 images.
+
+    Half an ulp of noise on the result of every kernel moves the first step's numbers by 3e-7 at most. Muon, which
+    multiplies matrices in bfloat16, makes 3e-4 of that in the fourth step's gradient. A loss or a gradient that is not
+    divided by the number of batches is noticed.
+    """
     parts, whole = (make_trainer(target, loss=loss, batch_size=8 // n, accumulation=n) for n in (2, 1))
     for i in range(4):
-        assert parts.step(i) == pytest.approx(whole.step(i), rel=1e-4)
+        assert parts.step(i) == pytest.approx(whole.step(i), rel=1e-3 if i else 2e-6)
 
 
 def test_accumulation_holds_the_graph_of_one_batch_at_a_time(target):

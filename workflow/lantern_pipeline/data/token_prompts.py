@@ -26,9 +26,11 @@ log = logging.getLogger(__name__)
 class TokenPromptEncoder:
     """Ids of prompts, left-padded to `max_tokens`, by a `tokenizer.json`; a `TextEncoder`.
 
-    A longer prompt loses the end of its caption, which is logged; what the form has behind it stays. The tokenizer is
-    changed: it no longer cuts and pads.
+    A longer prompt loses the end of its caption, which is logged; what the form has behind it stays. With
+    `refuses_long` it is a ValueError. The tokenizer is changed: it no longer cuts and pads.
     """
+
+    refuses_long = False
 
     def __init__(self, form: PromptForm, tokenizer: Tokenizer, max_tokens: int, path: Path = Path("tokenizer.json")):
         self.form, self.path, self.max_tokens, self.tokenizer = form, path, max_tokens, tokenizer
@@ -75,6 +77,12 @@ class TokenPromptEncoder:
     def _prompt(self, text: str) -> list[int]:
         ids, room = self._tokens(self._before + text + self._behind), self.max_tokens - len(self._start + self._end)
         if len(ids) > room:
+            if self.refuses_long:
+                needed = len(self._start + ids + self._end)
+                raise ValueError(
+                    f"a prompt must have at most max_tokens = {self.max_tokens} tokens, got {needed} in {text!r:.60}; "
+                    f"shorten it, or pass max_tokens={needed} to lantern.from_transformers"
+                )
             if text not in self._reported:
                 log.warning("prompt %r is cut to text.max_tokens = %d tokens", text[:200], self.max_tokens)
                 self._reported.add(text)

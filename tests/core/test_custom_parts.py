@@ -1,0 +1,192 @@
+"""A user's own drafter or acceptance that errs: one sentence with its class, what was called, and the method."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from wrong_parts import Additive, Guesses, Sets, Wide
+
+from conftest import generate
+from lantern.acceptance.base import Exact
+from lantern.acceptance.rules import make_rule
+from lantern.codebook import nearest_codes
+from lantern.methods import MethodSpec, load_class
+from lantern.sampling import SamplingConfig
+
+
+def draw(models, drafts: str, **options):
+    spec = MethodSpec.of("mine", tree="chain3", drafts=f"wrong_parts:{drafts}", method_id="mine")
+    return generate(models, spec, rows=range(2), **options)
+
+
+def with_tokens(change):
+    return lambda proposal: replace(proposal, tokens=change(proposal.tokens.clone()))
+
+
+def other_root(tokens):
+    tokens[:, 0] = (tokens[:, 0] + 1) % 9
+    return tokens
+
+
+def with_probs(value, shape=(2, 3, 12)):
+    return lambda proposal: replace(proposal, draft_probs=torch.full(shape, value))
+
+
+CHANGES = [
+    ("Guesses", lambda proposal: proposal.tokens, "a Proposal, got Tensor"),
+    (
+        "Guesses",
+        with_tokens(lambda tokens: tokens[:, :3]),
+        r"torch.int64 of shape (2, 4), got torch.int64 of shape (2, 3)",
+    ),
+    ("Guesses", with_tokens(lambda tokens: tokens.float()), "torch.int64 of shape (2, 4), got torch.float32 of shape"),
+    ("Guesses", with_tokens(other_root), "the root ["),
+    (
+        "Guesses",
+        with_tokens(lambda tokens: tokens + 1000 * (tokens < 0).logical_not().cumsum(1).gt(1)),
+        "tokens in [0, 12)",
+    ),
+    ("Sampled", lambda proposal: proposal, "draft_probs, since it declares is_sampled, got None"),
+    (
+        "Sampled",
+        with_probs(0.1, (2, 4, 12)),
+        "draft_probs, a tensor of a floating dtype of shape (2, 3, 12), got torch",
+    ),
+    ("Sampled", with_probs(float("nan")), "draft_probs that are finite and >= 0, got others"),
+    ("Sampled", with_probs(-1.0), "draft_probs that are finite and >= 0, got others"),
+]
+
+
+@pytest.mark.parametrize(("drafts", "change", "words"), CHANGES)
+def test_a_wrong_proposal_names_class_and_method(models, monkeypatch, drafts, change, words):
+    """Greedy decoding reads no draft_probs, so that none need be there."""
+    monkeypatch.setattr(Guesses, "change", staticmethod(change))
+    with pytest.raises(ValueError) as error:
+        draw(models, drafts)
+    assert str(error.value).startswith(f"propose of wrong_parts:{drafts} in method mine must return ")
+    assert words in str(error.value) and str(error.value).endswith("; correct that class")
+    if words.startswith("draft_probs"):
+        assert draw(models, drafts, temperature=0.0).codes.shape == (2, 16)
+
+
+def test_right_proposals_draw_the_images_of_one_by_one_decoding(models):
+    expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
+    found = draw(models, "Guesses")
+    assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
+
+
+@pytest.mark.parametrize(
+    ("drafts", "sentence"),
+    [
+        ("Broken", r"make of wrong_parts:Broken in method mine failed: KeyError: 'weights'; correct that class"),
+        ("Treeless", "make of wrong_parts:Treeless in method mine must return a drafter with the attribute tree"),
+        ("Shallow", "a drafter whose max_depth is its tree's, 3, got 2"),
+    ],
+)
+def test_a_drafter_that_is_made_wrongly_is_named(models, drafts, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        draw(models, drafts)
+
+
+@pytest.mark.parametrize("call", ["allocate", "fill", "propose", "observe"])
+def test_what_a_drafter_raises_names_the_function(models, monkeypatch, call):
+    def fail(*_):
+        raise IndexError("too far")
+
+    fail.__name__ = call
+    monkeypatch.setattr(Guesses, call, fail)
+    with pytest.raises(ValueError, match=f"^{call} of wrong_parts:Guesses in method mine failed: IndexError: too far"):
+        draw(models, "Guesses")
+
+
+def gap(found):
+    found = found.clone()
+    found[..., 0], found[..., 1] = False, True
+    return found
+
+
+def judge(models, acceptance: str, **options):
+    table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
+    models = replace(models, nearest_codes=table)
+    parts = {"k": 4, "delta": 0.0} if acceptance != "Wide" else {}
+    spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance=f"wrong_parts:{acceptance}", **parts)
+    return generate(models, spec, rows=range(2), **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "sentence"),
+    [
+        (
+            Wide,
+            lambda found: found[..., 0],
+            "surrogate of wrong_parts:Wide in method mine must return a tensor of a ",
+        ),
+        (Wide, lambda found: found * torch.nan, "surrogate of .* must return finite numbers >= 0, got .nan"),
+        (Wide, lambda found: -found - 1, "surrogate of .* must return finite numbers >= 0, got .-1"),
+        (Wide, lambda found: found / 0 + "a", "surrogate of wrong_parts:Wide in method mine failed: TypeError: "),
+        (
+            Sets,
+            lambda found: found.float(),
+            "admits of .*:Sets in method mine must return a tensor of torch.bool of shape",
+        ),
+        (
+            Sets,
+            lambda found: found[..., :1],
+            "admits of .*:Sets in method mine must return a tensor of torch.bool of shape",
+        ),
+        (
+            Sets,
+            gap,
+            "admits of .*:Sets in method mine must return a prefix: False ever after the first False, got a gap",
+        ),
+        (Sets, lambda found: found.missing, "^admits of .*:Sets in method mine failed: AttributeError: "),
+    ],
+)
+def test_a_wrong_acceptance_names_class_and_method(models, monkeypatch, kind, change, sentence):
+    monkeypatch.setattr(kind, "change", staticmethod(change))
+    with pytest.raises(ValueError, match=sentence):
+        judge(models, kind.__name__)
+
+
+def test_a_bound_of_ones_own_is_asked_even_if_delta_is_0(models):
+    """At 0 LANTERN's own bound is exact; another class's need not be."""
+    spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance="wrong_parts:Additive", k=4, delta=0.0)
+    table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
+    assert type(make_rule(spec, SamplingConfig(), table).rejection.acceptance) is Additive
+    ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance="additive", k=4, delta=0.0)
+    assert type(make_rule(ours, SamplingConfig(), table).rejection.acceptance) is Exact
+    for name, parameter, value in (("multiplicative", "lambda_", 1), ("jensen_shannon", "delta", 0)):
+        ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance=name, k=4, **{parameter: value})
+        assert type(make_rule(ours, SamplingConfig(), table).rejection.acceptance) is Exact
+    assert judge(models, "Additive").codes.shape == judge(models, "Sets").codes.shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def broken(:\n", "SyntaxError: invalid syntax"),
+        ("raise RuntimeError('no GPU')\n", "RuntimeError: no GPU"),
+        ("Mine = 3\n", "must name a class as module:Class, got int"),
+        ("", "has no attribute 'Mine'"),
+    ],
+)
+def test_a_file_that_names_no_class_is_one_sentence(tmp_path, monkeypatch, code, words):
+    (tmp_path / "own_part_file.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_part_file", raising=False)
+    with pytest.raises(ValueError, match="own_part_file:Mine must name a class as module:Class") as error:
+        load_class("own_part_file:Mine")
+    assert words in str(error.value)
+
+
+def test_values_are_not_read_while_a_graph_is_captured(monkeypatch):
+    from lantern import custom_parts
+
+    tensor = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    for capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", [capturing].pop)
+        assert custom_parts._is_readable(tensor) is not capturing

@@ -1,0 +1,69 @@
+"""A user's own drafters and acceptances, some of which err; a test changes what the others return."""
+
+from __future__ import annotations
+
+from lantern.acceptance.base import Exact
+from lantern.acceptance.relaxed_sets import AdditiveBound, RelaxedSets
+from lantern.drafters.base import Drafter
+from lantern.drafters.jacobi import JacobiDrafter
+from lantern.methods import PARAMETERS
+
+
+class Guesses(JacobiDrafter):
+    """Jacobi's, whose proposal a test changes."""
+
+    is_coupled = True
+    has_twins = True
+    change = staticmethod(lambda proposal: proposal)
+
+    def propose(self, state, root, lengths):
+        return type(self).change(super().propose(state, root, lengths))
+
+
+class Sampled(Guesses):
+    is_sampled = True
+
+
+class Treeless(Drafter):
+    @classmethod
+    def make(cls, models, spec, sampling):
+        return cls()
+
+
+class Shallow(JacobiDrafter):
+    @classmethod
+    def make(cls, models, spec, sampling):
+        drafter = super().make(models, spec, sampling)
+        drafter.max_depth = 2
+        return drafter
+
+
+class Broken(JacobiDrafter):
+    @classmethod
+    def make(cls, models, spec, sampling):
+        raise KeyError("weights")
+
+
+class Wide(Exact):
+    """s(x) of all codes in place of the drafts'."""
+
+    drafts = ("sampled",)
+    change = staticmethod(lambda found: found)
+
+    def surrogate(self, probs, draft_probs, tokens):
+        return type(self).change(super().surrogate(probs, draft_probs, tokens))
+
+
+class Sets(RelaxedSets):
+    parameters = {"k": PARAMETERS["k"], "delta": PARAMETERS["delta"]}  # noqa: RUF012
+    change = staticmethod(lambda found: found)
+
+    def admits(self, mass, token_probs, spent):
+        return type(self).change(mass <= 0.3)
+
+
+class Additive(AdditiveBound):
+    parameters = Sets.parameters
+
+    def admits(self, mass, token_probs, spent):
+        return mass <= 0.4 + self.delta

@@ -1,0 +1,31 @@
+"""Whether a cluster's partitions can run the jobs of a run: Slurm lets a job that fits none wait for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def check_partitions(workflow: Any) -> None:
+    """Check that every job of a run on Slurm fits a partition of the profile's partition file.
+
+    Args:
+        workflow: Snakemake's, about to start its jobs. Other executors than Slurm's have no partition file.
+
+    Raises:
+        ValueError: no partition takes a job.
+    """
+    file = getattr(workflow.executor_settings, "partition_config", None)
+    if file is None:
+        return
+    from snakemake_executor_plugin_slurm.partitions import read_partition_file
+
+    partitions = read_partition_file(file)
+    for job in workflow.dag.needrun_jobs():
+        if not job.is_local and all(partition.score_job_fit(job) is None for partition in partitions):
+            asked = job.resources
+            raise ValueError(
+                f"job {job.rule.name} fits no partition of {file}: it asks for {job.threads} cores, "
+                f"{asked.get('mem_mb')} MB, {asked.get('runtime')} minutes and {asked.get('gpu', 0)} GPUs; correct the "
+                "limits there, ask for less (set-resources in the profile), or set config key device to cpu if no "
+                "partition has GPUs"
+            )
