@@ -134,6 +134,8 @@ class Model:
     def _method(self, name: str, parts: Mapping[str, Any]) -> MethodSpec:
         """A method with this model's trees and neighbours."""
         known = dict(parts)
+        if "name" in known:
+            raise ValueError(f"method {name} takes no name, got {known['name']!r}; method_id names it")
         tree = known.get("tree", preset_of(name).get("tree"))
         if tree == "static" and "static" in self.parts:
             known["tree"] = self.parts["static"]

@@ -26,7 +26,7 @@ def named(call: Callable[..., Any], path: str, spec: MethodSpec) -> Callable[...
         except (CustomPartError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            where = f"{call.__name__} of {path} in method {spec.method_id or spec.name}"
+            where = f"{getattr(call, '__name__', 'a function')} of {path} in method {spec.method_id or spec.name}"
             raise CustomPartError(f"{where} failed: {type(error).__name__}: {error}; correct that class") from error
 
     return run

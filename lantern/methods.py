@@ -496,15 +496,13 @@ def preset_of(name: str) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def make_method(name: str, /, **parts: Any) -> MethodSpec:
+def make_method(name: str, **parts: Any) -> MethodSpec:
     """A preset of PRESETS as it is published, with naive_extend_57 for its static tree; `parts` are parameters that it
     needs and parts that it shall differ in, for example k=100, delta=0.1.
 
     Raises:
         ValueError: unknown preset, or as `MethodSpec`.
     """
-    if "name" in parts:
-        raise ValueError(f"method {name} takes no name, got {parts['name']!r}; method_id names it")
     parts = {**preset_of(name), "method_id": name, **parts}
     if parts.get("tree") == "static":
         parts["tree"] = "naive_extend_57"

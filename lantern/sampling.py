@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 
@@ -35,11 +36,11 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_k", "top_p", "cfg_scale"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}; 0 is greedy decoding")
-        if not isinstance(self.top_k, int) or self.top_k < 0:
+        if not isinstance(self.top_k, Integral) or self.top_k < 0:
             raise ValueError(f"top_k must be a whole number >= 0, got {self.top_k}; 0 keeps every token")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")

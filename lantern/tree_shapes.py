@@ -148,7 +148,9 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         ValueError: an empty list, a path listed twice, a rank too high, or a path whose parent or lower sibling is
             missing.
     """
-    paths = [tuple(int(rank) for rank in path) for path in choices]
+    paths = [tuple(path) for path in choices]
+    if strange := [rank for path in paths for rank in path if not isinstance(rank, int)]:
+        raise ValueError(f"tree choices must be paths of whole numbers, got {strange[0]!r}")
     if not paths:
         raise ValueError(
             "tree choices must list at least one path, got none; for no drafts use the autoregressive method"

@@ -68,11 +68,11 @@ def custom_generate(
         row = family_named(family, type(model).__name__)
         processors = {type(part).__name__: part for part in logits_processor}
         sampling = _sampling_of(processors, generation_config.do_sample)
+        ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
         if FAMILIES[row].turns_by_grid:
             sizes = _grids_of(model, input_ids, model_kwargs, generation_config, sampling, given)
         else:
             sizes = _shape_of(model, row, input_ids, given)
-        ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
         target = adapt(model, row, num_text_tokens=ids.shape[1], **sizes)
         if target.ids is None:
             raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
@@ -114,6 +114,8 @@ def _refuse_what_is_not_done(
         raise ValueError(
             f"logits processors must be one of each kind, in the order {', '.join(_ORDER)}, got {', '.join(known)}"
         )
+    if any(getattr(part, "min_tokens_to_keep", 1) > 1 for part in processors):
+        raise ValueError("min_tokens_to_keep must be 1 in lantern.custom_generate; leave it out")
     strange = [type(part).__name__ for part in stopping if type(part).__name__ not in _STOPPING]
     if strange:
         raise ValueError(f"an image is drawn to its end, got the stopping criterion {strange[0]}; leave it out")
@@ -183,7 +185,9 @@ def _shape_of(model: Any, family: str, ids: torch.Tensor, grid: dict[str, int] |
         return grid
     if FAMILIES[family].model_class != "Emu3ForConditionalGeneration":
         return {}
-    found = {_size_in(row, model.config.vocabulary_map) for row in ids.tolist()}
+    wanted = ("*", "<|image start|>", "<|image token|>")
+    words = {id: name for name, id in model.config.vocabulary_map.items() if name.isdigit() or name in wanted}
+    found = {_size_in("".join(words.get(id, " ") for id in row)) for row in ids.tolist()}
     if None in found:
         raise ValueError("the prompts do not say the image's size: pass lantern.custom_generate(grid=(height, width))")
     if len(found) > 1:
@@ -194,13 +198,9 @@ def _shape_of(model: Any, family: str, ids: torch.Tensor, grid: dict[str, int] |
     return dict(zip(("grid", "columns"), size, strict=True))
 
 
-def _size_in(prompt: list[int], words: Mapping[str, int]) -> tuple[int, int] | None:
+def _size_in(prompt: str) -> tuple[int, int] | None:
     """Read "height*width" between the last begin of an image and the end of Emu3's prompt; None if it is not there."""
-    names = {
-        id: name for name, id in words.items() if name.isdigit() or name in ("*", "<|image start|>", "<|image token|>")
-    }
-    text = "".join(names.get(id, " ") for id in prompt)
-    match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", text)
+    match = re.search(r"<\|image start\|>(\d+)\*(\d+)<\|image token\|>$", prompt)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
@@ -266,13 +266,21 @@ def _check_prefix(
         for place, word in enumerate(image.tolist()):
             allowed = processor._prefix_allowed_tokens_fn(row, whole[: len(prompt) + place])
             if allowed is not seen:  # of many codes, one list is often returned again and again
-                seen, found = allowed, {id for part in allowed for id in torch.as_tensor(part).flatten().tolist()}
+                seen, found = allowed, _words_in(allowed)
             if found != (every_code if word in every_code else {word}):
                 raise ValueError(
                     f"prefix_allowed_tokens_fn must allow the image of {config.grid} x {config.columns or config.grid} "
                     f"codes that is drawn, and no other token, got another at token {place} of prompt {row}; pass "
                     "lantern.custom_generate(grid=(height, width)), or no such function"
                 )
+
+
+def _words_in(allowed: Any) -> set[int]:
+    """Collect the ids in what a `prefix_allowed_tokens_fn` returns: numbers, or tensors of them."""
+    found: set[int] = set()
+    for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
+        found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])
+    return found
 
 
 def _table_of(model: Any, spec: MethodSpec, target: TransformersTarget) -> torch.Tensor | None:

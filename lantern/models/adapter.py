@@ -141,7 +141,7 @@ def adapt(model: Any, family: str, **sizes: Any) -> TransformersTarget:
 
 def _device_of(parts: Parts) -> torch.device:
     """Return the one device of a model's parts; check how they attend. Raises as `adapt`."""
-    kind = parts.layers.config._attn_implementation
+    kind = getattr(parts.layers.config, "_attn_implementation", "sdpa")
     if kind not in ("eager", "sdpa"):
         raise ValueError(
             f"attn_implementation must be eager or sdpa, which take a draft tree's mask, got {kind}; load the model "

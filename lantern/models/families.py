@@ -148,10 +148,12 @@ def weight_of(model: Any, name: str) -> torch.Tensor:
     from torch import nn
 
     layer = model.get_submodule(name)
-    if type(layer) not in (nn.Linear, nn.Embedding):
+    kind = type(layer)
+    if kind not in (nn.Linear, nn.Embedding):
         raise ValueError(
-            f"{name} must be a plain nn.Linear or nn.Embedding to draw images, got {type(layer).__name__}; merge an "
-            "adapter into it (merge_and_unload), or leave this layer unquantised"
+            f"{name} must be a plain nn.Linear or nn.Embedding to draw images, got "
+            f"{kind.__module__}.{kind.__name__}; merge an adapter into it (merge_and_unload), or leave this layer "
+            "unquantised"
         )
     return layer.weight.detach()
 

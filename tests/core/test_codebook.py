@@ -14,6 +14,12 @@ def test_nearest_by_eye():
     assert nearest_codes(codebook, 3, "l2").tolist() == [[3, 2, 1], [3, 0, 2], [0, 3, 1], [0, 2, 1]]
 
 
+def test_distances_of_float32_rows_are_told_apart_in_float64():
+    """Code 2 is nearer to code 0 than code 1 is, by 5e-9: in float32 they tie, and the lower code would be first."""
+    codebook = torch.tensor([[0.0, 0.0], [1.0, 1e-4], [1.0, 0.0]])
+    assert nearest_codes(codebook, 2, "l2")[0].tolist() == [2, 1]
+
+
 @pytest.mark.parametrize("neighbours", ["l2", "l2_normalised"])
 def test_nearest_equals_a_full_sort(neighbours):
     """Of more codes than are worked out at once."""
@@ -47,14 +53,15 @@ def test_codes_that_rise_and_fall_together_are_near_by_eye():
     assert table.dtype == torch.int16
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.1, 1e-9])
+@pytest.mark.parametrize("constant", [0.0, 0.1, 0.3, 0.7, 1e-9])
 def test_a_code_that_never_changes_is_no_ones_neighbour_before_those_that_do(constant):
     probs = random_probs()
     probs[:, 1] = probs[:, 0]
     probs[:, 3] = constant
+    probs = probs.float()  # sums of float32 would round a constant into one that varies
     table = co_varying_codes(probs.split(64), 29)
     assert table[0, 0] == 1 and table[1, 0] == 0
-    correlation = torch.corrcoef(probs.T).nan_to_num(0)
+    correlation = torch.corrcoef(probs.double().T).nan_to_num(0)
     for code, row in enumerate(table.tolist()):
         before, after = row[: row.index(3)] if code != 3 else [], row[row.index(3) + 1 :] if code != 3 else []
         assert (correlation[code, before] > 0).all() and (correlation[code, after] < 0).all()

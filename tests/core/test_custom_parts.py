@@ -50,6 +50,7 @@ CHANGES = [
         with_tokens(lambda tokens: tokens + 1000 * (tokens < 0).logical_not().cumsum(1).gt(1)),
         "tokens in [0, 12)",
     ),
+    ("Guesses", with_tokens(lambda tokens: tokens - 13 * (torch.arange(4) == 2)), "tokens in [0, 12), or -1 for none"),
     ("Sampled", lambda proposal: proposal, "draft_probs, since it declares is_sampled, got None"),
     (
         "Sampled",
@@ -109,11 +110,11 @@ def gap(found):
     return found
 
 
-def judge(models, acceptance: str, **options):
+def judge(models, acceptance: str, tree: str = "chain3", **options):
     table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
     models = replace(models, nearest_codes=table)
-    parts = {"k": 4, "delta": 0.0} if acceptance != "Wide" else {}
-    spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance=f"wrong_parts:{acceptance}", **parts)
+    parts = {"k": 4, "delta": 0.0} if acceptance in ("Sets", "Additive") else {}
+    spec = MethodSpec.of("mine", tree=tree, drafts="sampled", acceptance=f"wrong_parts:{acceptance}", **parts)
     return generate(models, spec, rows=range(2), **options)
 
 
@@ -150,6 +151,11 @@ def test_a_wrong_acceptance_names_class_and_method(models, monkeypatch, kind, ch
     monkeypatch.setattr(kind, "change", staticmethod(change))
     with pytest.raises(ValueError, match=sentence):
         judge(models, kind.__name__)
+
+
+def test_siblings_that_the_filters_left_none_of_are_no_error(models):
+    """Of three children one is left to draw: the drafts' distribution of the others is 0 / 0."""
+    assert judge(models, "Mixed", tree="chain2k3d1", top_k=1).codes.shape == (2, 16)
 
 
 def test_a_bound_of_ones_own_is_asked_even_if_delta_is_0(models):

@@ -171,6 +171,8 @@ def test_an_adapter_on_the_image_tokenizer_is_one_sentence(tmp_path):
 def test_a_model_that_draws_no_images_is_one_sentence():
     with pytest.raises(ValueError, match=r"must be one of Chameleon.* to draw images, got Linear"):
         lantern.from_transformers(torch.nn.Linear(1, 1), None)
+    with pytest.raises(ValueError, match="processor must be the model's, or its fast tokenizer, got NoneType"):
+        lantern.from_transformers(make_tiny("janus")[0], None)
 
 
 def test_the_example_gives_the_tokens_of_generate_in_fewer_forwards(tmp_path):

@@ -178,10 +178,13 @@ def test_rows_take_prompts_in_groups_and_the_last_ones_at_once():
     assert fills[30][1][0] >= 3 and fills[30][1][1] == third
 
 
-def test_seconds_add_up_to_the_time_of_decoding(monkeypatch):
-    """By a clock that goes on by one at every look: two looks a turn, so one second for each."""
+@pytest.mark.parametrize("name", ["autoregressive", "proximity"])
+def test_seconds_add_up_to_the_time_of_decoding(name, monkeypatch):
+    """By a clock that goes on by one at every look: two looks a turn, so one second for each. Autoregressive images of
+    a batch end together, so that the last of five has a turn of its own.
+    """
     ticks = itertools.count()
-    decoder = decoder_of()
+    decoder = decoder_of(SPECS[name])
     counted = Counted(decoder)
     monkeypatch.setattr(generation.time, "perf_counter", lambda: float(next(ticks)))
     seconds = make_records(decoder, 2).seconds

@@ -118,3 +118,37 @@ def test_noise_has_the_moments_of_its_law():
     drawn = (probs.log() + gumbel_field(0, "p", "target", 100_000, 3)).argmax(1)
     share = torch.bincount(drawn, minlength=3) / 100_000
     assert ((share - probs).abs() < 5 * (probs * (1 - probs) / 100_000).sqrt()).all()
+
+
+class SameEverywhere:
+    """The noise of an image that is one value at all positions and slots."""
+
+    prompt_id = "same"
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
+        return torch.full((end - begin, MAX_SIBLINGS), self.value)
+
+
+def draw_with(value: float, probs: torch.Tensor) -> int:
+    """The code that a uniform number draws from a distribution, (vocab,)."""
+    noise, place = NoiseField(1, 1, len(probs), ["redraw"]), torch.zeros(1, 1, dtype=torch.int64)
+    noise.fill([0], [SameEverywhere(value)])
+    assert noise.fresh("redraw", place, place) < 1  # though float32 rounds the largest numbers to 1
+    return int(noise.draw("redraw", probs[None, None], place, place))
+
+
+def test_a_uniform_number_draws_the_code_whose_share_holds_it():
+    probs = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
+    assert [draw_with(value, probs) for value in (1e-9, 0.499, 0.5, 0.999, 1.0)] == [1, 1, 3, 3, 3]
+    assert draw_with(0.5, torch.zeros(5)) == 4  # without mass, the last code
+
+
+def test_shares_that_float32_would_lose_beside_a_large_one_are_drawn():
+    """A hundred codes of 1e-8 behind one of 1, where float32's steps are 12 of them wide."""
+    probs = torch.cat([torch.ones(1), torch.full((100,), 1e-8)])
+    for steps in range(1, 16):
+        value = 1 - steps * 2.0**-24
+        assert abs(draw_with(value, probs) - (value * (1 + 1e-6) - 1) / 1e-8) <= 1.5

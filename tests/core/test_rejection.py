@@ -145,6 +145,19 @@ def test_children_are_tried_in_order_against_what_is_left(uniform, rank):
     assert Rejection().accept(probs, children, cannot_be_drawn, uniforms)[0].item() == max(rank, 1)  # 0.3 / 0.6
 
 
+def test_a_draft_that_the_target_never_emits_is_not_accepted_though_its_test_rounds_to_0():
+    """u p(x) is 0 in float32, as is t(x)."""
+    probs, draft = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1e-40, 1.0]]])
+    rank, _ = Rejection().accept(probs, torch.tensor([[[0]]]), draft, torch.full((1, 1, 1), 1e-10))
+    assert rank.item() == 1
+
+
+def test_a_missing_sibling_takes_nothing_from_what_the_next_one_was_drawn_from():
+    probs, children = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[-1, 0]]])
+    rank, _ = Rejection().accept(probs, children, probs, torch.full((1, 1, 2), 0.1))
+    assert rank.item() == 1
+
+
 @pytest.mark.parametrize("bound", [AdditiveBound(TABLE, k=8, delta=0.1), MultiplicativeBound(TABLE, k=8, lambda_=3.0)])
 def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound, monkeypatch):
     target, draft = random_probs()
@@ -398,6 +411,13 @@ def test_where_groups_accept_less_the_matched_residual_is_exact_and_the_plain_on
     rule = grouped(residual, torch.zeros(3, 2), h=1, p_max=1.0)
     assert rule.accepted_mass(target, draft).tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
     assert distribution_of(rule, target, draft).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("p_max", "is_in"), [(0.25, False), (0.26, True)])
+def test_a_group_leaves_out_a_code_whose_probability_differs_by_p_max(p_max, is_in):
+    target, draft = torch.tensor([0.125, 0.375, 0.5]), torch.tensor([0.5, 0.25, 0.25])
+    found = grouped("paper", torch.zeros(3, 2), h=1, p_max=p_max).acceptance.surrogate(target, draft, torch.tensor([1]))
+    assert float(found) == pytest.approx(0.25 * 0.5 / 0.75 if is_in else 0.375)  # with code 0, or code 1 alone
 
 
 @pytest.mark.parametrize("parts", [{"h": VOCAB}, {"d_max": 1e-9}, {"p_max": 1e-12}])

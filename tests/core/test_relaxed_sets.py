@@ -180,6 +180,7 @@ NEAREST = torch.tensor([[1, 2], [0, 2], [3, 1], [2, 1], [3, 2]])  # two codes of
 def test_a_child_is_accepted_for_what_its_relaxed_set_holds(sets, drawn, rank):
     assert chosen(WithinBound(sets), drawn, [3, 0]) == rank
     assert chosen(WithinBound(sets), drawn, [3, 0, -1, -1]) == rank
+    assert chosen(WithinBound(sets), drawn, [3, 0, 3]) == rank  # the second of two twins is none
     assert chosen(WithinBound(sets), drawn, [-1, -1]) is None
 
 

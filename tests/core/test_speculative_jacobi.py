@@ -194,6 +194,15 @@ def test_tokens_that_the_filters_took_away_are_not_emitted(models):
         assert torch.equal(generate(bare, make_method(name), top_k=1).codes, greedy.codes)
 
 
+@pytest.mark.parametrize(("threshold", "is_kept"), [(0.5, False), (0.49, True)])
+def test_a_draft_is_kept_where_its_probability_exceeds_the_threshold_times_its_label_s(threshold, is_kept):
+    spec = make_method("sjd_pp", tree="chain1", threshold=threshold)
+    drafter = SpeculativeJacobiDrafter(static_tree(tree_choices("chain1")), spec, TargetConfig(vocab_size=2, grid=2))
+    probs, label, drafts = torch.tensor([[[0.25, 0.75]]]), torch.tensor([[[0.5, 0.5]]]), torch.tensor([[0]])
+    found, redrawn_from = drafter._keep(None, probs, drafts, label, None)
+    assert found.tolist() == [[is_kept]] and torch.equal(redrawn_from, probs)
+
+
 def test_a_tree_of_too_many_siblings_is_refused(models):
     with pytest.raises(ValueError, match=r"siblings x depths that have some must be at most 64 .*, got 9 x 8"):
         spec = make_method("sjd_pac", tree="wide", tree_shape=[[0] * n + [rank] for n in range(8) for rank in range(9)])

@@ -11,10 +11,14 @@ import pytest
 import torch
 from tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from tiny_transformers import NUM_CODES, make_tiny
-from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper
+from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
 
 import lantern
 from conftest import ROOT
+from lantern.decoding import DecodingModels, make_decoder
+from lantern.methods import make_method
+from lantern.models.adapter import adapt
+from lantern.sampling import SamplingConfig
 
 PROMPTS = ["a red fox in the snow", "cat"]
 LONG = "low quality " * 9
@@ -85,6 +89,9 @@ def test_emu3_draws_with_what_its_processor_gives_as_it_stands(emu3):
     assert drawn[0].shape == (2, inputs.input_ids.shape[1] + 4 * 5 + 3)
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     options = {"do_sample": True, "num_return_sequences": 2}
+    whole = {"do_sample": False, "custom_generate": lantern.custom_generate()}
+    found, cut = (model.generate(**inputs, max_new_tokens=number, **whole) for number in (99, 21))
+    assert torch.equal(found[:, : inputs.input_ids.shape[1] + 21], cut)
     several = model.generate(**inputs, custom_generate=lantern.custom_generate(), **options)
     assert len(several) == 4 and not torch.equal(several[0], several[1])
 
@@ -111,6 +118,18 @@ def test_filters_are_read_from_the_processors_in_whatever_way_they_came(emu3):
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
+def test_chameleon_which_cannot_draw_itself_draws_within_generate():
+    """A square of codes; with a negative prompt, as by a decoder that is put together by hand."""
+    model, grids = make_tiny("anole")
+    ids, negative = torch.tensor([[31, 10, 12, 9], [31, 31, 11, 9]]), torch.tensor([[31, 9]])
+    options = {"negative_prompt_ids": negative, "guidance_scale": 3.0, "do_sample": False}
+    found = model.generate(ids, custom_generate=lantern.custom_generate(family="anole", grid=4), **options)
+    target = adapt(model, "anole", num_text_tokens=4, null_ids=(31, 9), **grids)
+    decoder = make_decoder(DecodingModels(target), make_method("autoregressive"), SamplingConfig(0.0, cfg_scale=3.0))
+    codes = decoder.generate(ids, torch.ones_like(ids).bool(), [decoder.make_noise(0, str(row)) for row in "ab"]).codes
+    assert torch.equal(found[:, 4:], codes + 4)
+
+
 def leave_out(allowed, token):
     return lambda row, ids: [id for id in allowed(row, ids) if id != token]
 
@@ -123,6 +142,14 @@ REFUSED = {
     "twice": (
         {"do_sample": True, "logits_processor": LogitsProcessorList([TopKLogitsWarper(3)])},
         "one of each kind, in the order .*, got TopKLogitsWarper, TopKLogitsWarper",
+    ),
+    "least": (
+        {
+            "do_sample": True,
+            "top_k": 0,
+            "logits_processor": LogitsProcessorList([TopPLogitsWarper(0.5, min_tokens_to_keep=2)]),
+        },
+        "min_tokens_to_keep must be 1",
     ),
     "num_beams": ({"num_beams": 2}, "got beam_search with num_beams=2"),
     "prompt_lookup": ({"prompt_lookup_num_tokens": 3}, "got assisted_generation with num_beams=1"),
@@ -143,6 +170,16 @@ REFUSED = {
         "negative_prompt_attention_mask must be that of prompts padded on the left",
     ),
 }
+
+
+REFUSED["negative mask of nothing"] = (
+    {
+        "guidance_scale": 3.0,
+        "negative_prompt_ids": torch.ones(2, 2, dtype=torch.int64),
+        "negative_prompt_attention_mask": torch.tensor([[0, 1], [0, 0]]),
+    },
+    "negative_prompt_attention_mask must be that of prompts padded on the left",
+)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -174,7 +211,7 @@ def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
             lantern.custom_generate(grid=grid)
     right = {"input_ids": square.input_ids.flip(1), "attention_mask": square.attention_mask.flip(1)}
     with pytest.raises(ValueError, match="attention_mask must be that of prompts padded on the left"):
-        model.generate(**right, custom_generate=lantern.custom_generate(grid=4))
+        model.generate(**right, custom_generate=decode)
 
 
 def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
@@ -189,6 +226,7 @@ def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
         ({"image_grid_thw": torch.cat([grids[:2], grids[:2] + 1])}, "must be the same of all prompts, got"),
         ({"image_grid_thw": grids[:3], "images_per_sample": torch.tensor([1, 2])}, "must hold two grids of each"),
         ({"image_grid_thw": grids, "images_per_sample": torch.tensor([3, 1])}, "must hold two grids of each prompt"),
+        ({"images_per_sample": torch.tensor([2, 1])}, "must hold two grids of each prompt"),
         ({"guidance_scale": 3.0}, "draws without guidance: guidance_scale must be 1, got 3.0"),
         (
             {"num_return_sequences": 2, "do_sample": True},

@@ -67,3 +67,10 @@ class Additive(AdditiveBound):
 
     def admits(self, mass, token_probs, spent):
         return mass <= 0.4 + self.delta
+
+
+class Mixed(Exact):
+    drafts = ("sampled",)
+
+    def surrogate(self, probs, draft_probs, tokens):
+        return (probs.gather(-1, tokens) + draft_probs.gather(-1, tokens)) / 2

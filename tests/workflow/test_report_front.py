@@ -41,6 +41,8 @@ def test_it_holds_the_page_and_links_to_what_there_is(render):
     assert all(f"results['results/mine/{name}']" in page for name in FILES)
     assert "app.showCategory('Figures')" in page and "Ablations" not in page
     assert "240 procedural images" in page and "system-message" not in page
+    page = render(categories=("Results",))
+    assert page.count("results['results/mine/results.html']") == 1  # the list of all tables opens no page again
     page = render(FILES[1:], ("Figures", "Ablations"), target="models/target.safetensors")
     assert "race.html" not in page and "watch" not in page and "app.showCategory('Ablations')" in page
     assert "models/target.safetensors" in page and "trained by this run" not in page

@@ -83,6 +83,8 @@ def adopt_model(model: Any, processor: Any, family: str | None, grid: int | None
     """See `lantern.from_transformers`."""
     family = family_named(family, type(model).__name__)
     row, tokenizer = FAMILIES[family], getattr(processor, "tokenizer", processor)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
     names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
     names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     form = fill_form(row.prompt, names, large=grid or row.grid, small=row.target.get("small_grid", 0))

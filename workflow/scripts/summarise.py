@@ -26,5 +26,6 @@ with job_log(snakemake):
     claims = find_claims(summary, read_table(files.curves), images, reports, **options)
     write_json(snakemake.output.claims, claims)
     table = results_table(summary, params.settings)
-    page = html_page("What came out", describe_run(claims["setting"]), method_cells(table), claim_cells(claims))
+    folded = {"What it comes to, in numbers (claims.json)": claim_cells(claims)}
+    page = html_page("What came out", describe_run(claims["setting"]), method_cells(table), folded=folded)
     write_text(snakemake.output.page, page)

@@ -11,7 +11,7 @@ from tiny_codes import CONFIG
 
 from conftest import make_models
 from lantern.attention_mask import window_table
-from lantern.kv_cache import KVCache
+from lantern.kv_cache import KVCache, round_slots
 from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, rotary_table
 
@@ -99,6 +99,10 @@ def test_pads_and_later_tokens_have_no_say(model, prompts):
     other = torch.cat([codes[:, :-1], (codes[:, -1:] + 1) % 8], dim=1)
     torch.testing.assert_close(model(features, MASK, other)[:, :-1], hidden[:, :-1])
     assert not torch.allclose(model(features, MASK, other)[:, -1], hidden[:, -1])
+
+
+def test_a_cache_has_a_multiple_of_eight_slots():
+    assert [round_slots(count) for count in (1, 8, 9)] == [8, 8, 16]
 
 
 def test_a_padded_caption_row_is_seen_by_itself_alone():

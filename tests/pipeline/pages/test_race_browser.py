@@ -12,7 +12,7 @@ DECODED = (
     "() => Promise.all(data.prompts[race.prompt].runs.map((run) => pictureOf(run).decode())).then(() => show(true))"
 )
 READING = "using getImageData"  # a hint about what tests alone do
-END = "goTo(Infinity)"
+START, END = "goTo(0)", "goTo(Infinity)"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def visit(browser, address):
         page.goto(address)
         page.clock.pause_at(3600)  # seconds; from here on time stands still unless it is told to go on
         page.evaluate(DECODED)
+        page.evaluate(START)
         return page
 
     yield open_page
@@ -67,6 +68,30 @@ def drawn(page):
 
 def bars(page):
     return page.locator(".bar div").evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
+
+
+def test_the_page_opens_on_finished_images_which_stay_so_with_another_prompt_or_method(browser, address):
+    page = browser.new_page()
+    page.goto(address)
+    page.evaluate(DECODED)
+    page.uncheck("#outlines")
+    assert drawn(page)[0] == [40] * 16 and facts(page, "forwards") == ["16", "5", "4", "4"]
+    page.select_option("#prompt", label=SCRIPT)
+    page.get_by_role("radio", name="Steps").check()
+    page.evaluate(DECODED)
+    assert drawn(page)[0] == [80] * 16 and page.inner_text("#play") == "Play"
+    page.click("#play")
+    assert page.inner_text("#play") == "Pause" and facts(page, "forwards") != ["16", "5", "4", "4"]
+    page.close()
+
+
+def test_a_method_is_named_in_full_however_long_its_name(visit):
+    page = visit(viewport={"width": 1110, "height": 900})
+    names = page.locator(".lane .name span")
+    assert names.all_inner_texts()[2] == "near (chain3, coupled, additive, l2) k 20, δ 0.1"
+    assert names.evaluate_all("all => all.every((name) => name.scrollWidth <= name.clientWidth)")
+    page.get_by_label("Method 2", exact=True).select_option(label="sampled (chain3, sampled)")
+    assert names.all_inner_texts()[1] == "sampled (chain3, sampled)"
 
 
 def test_play_draws_the_images_at_the_recorded_pace_and_pause_holds_them(visit):
@@ -123,7 +148,6 @@ def test_steps_count_forwards_of_the_target(visit):
 
 def test_prompts_and_methods_are_chosen_and_a_prompt_s_markup_stays_text(visit):
     page = visit()
-    page.evaluate(END)
     page.select_option("#prompt", label=SCRIPT)
     assert facts(page, "forwards") == ["0"] * 4 and page.title() == "Token by token"
     assert page.locator("main script, main img").count() == 0

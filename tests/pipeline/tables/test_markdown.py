@@ -12,6 +12,7 @@ from lantern.methods import make_method
 from lantern_pipeline.tables.markdown import (
     README_COLUMNS,
     README_PLAIN,
+    claim_cells,
     html_page,
     markdown_table,
     method_cells,
@@ -102,6 +103,26 @@ def test_a_page_stands_alone_and_escapes_texts():
     assert "<h2>1 &lt; 2?</h2>" in page and "<p>&lt;script&gt; &amp; more</p>" in page
     assert "<tr><th>method</th><th>x</th></tr>" in page and "<tr><td>a &gt; b</td><td>1</td></tr>" in page
     assert "src=" not in page and "href=" not in page
+
+
+def test_a_page_breaks_lines_before_intervals_and_folds_what_few_readers_want():
+    folded = {"all numbers": claim_cells({"exact": {"tv_mean": None, "speedup": 1.5}})}
+    page = html_page("title", [["method", "x"], ["a", "1.5 [1.0, 2.0]"]], folded=folded)
+    assert "<td>1.5 <span>[1.0, 2.0]</span></td>" in page
+    head, tail = page.split("<details><summary>all numbers</summary>")
+    assert "exact: speedup" not in head and "<td>exact: tv_mean</td><td>–</td>" in tail
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_the_table_of_results_has_the_whole_width_of_its_window(browser, tmp_path, table):
+    (tmp_path / "page.html").write_text(html_page("title", method_cells(table)), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1126, "height": 800})  # of the report in a window of 1400 pixels
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.locator("div").evaluate("box => box.scrollWidth <= box.clientWidth")
+    page.set_viewport_size({"width": 390, "height": 800})  # the table scrolls, the page does not
+    assert page.locator("div").evaluate("box => box.scrollWidth > box.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()
 
 
 def test_an_interval_is_left_out_where_there_is_none():

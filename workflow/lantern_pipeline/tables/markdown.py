@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,10 +49,16 @@ OF_METHOD = {
 }
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>body {{ font-family: sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em; line-height: 1.45 }}
-h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p {{ margin: 0.3em 0 }} div {{ overflow-x: auto }}
-table {{ border-collapse: collapse; font-size: 0.85em }} td, th {{ padding: 0.2em 0.6em; text-align: left }}
-tr {{ border-bottom: 1px solid #ccc }} td {{ white-space: nowrap }}</style></head>
+<style>:root {{ color-scheme: light dark; --page: #fff; --ink: #1d1d1b; --faint: #5c5c58; --line: #ccc }}
+@media (prefers-color-scheme: dark) {{
+:root {{ --page: #151517; --ink: #ececea; --faint: #a3a39d; --line: #37373b }} }}
+body {{ font-family: sans-serif; margin: 2em auto; padding: 0 1em; line-height: 1.45; max-width: 100em;
+background: var(--page); color: var(--ink) }}
+h2 {{ font-size: 1em; margin: 1.5em 0 0 }} p, summary {{ margin: 0.3em 0; max-width: 46em }}
+div {{ overflow-x: auto; margin: 1em 0 }} table {{ border-collapse: collapse; font-size: 0.8em }}
+td, th {{ padding: 0.25em 0.5em; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }}
+td span {{ white-space: nowrap; color: var(--faint) }} td:first-child {{ min-width: 10.5em }}
+</style></head>
 <body>
 {body}
 </body></html>
@@ -133,15 +140,18 @@ def markdown_table(cells: Cells) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def html_page(title: str, *blocks: str | Cells) -> str:
-    """A page of the report that needs nothing else: paragraphs of text, and tables."""
+def html_page(title: str, *blocks: str | Cells, folded: Mapping[str, Cells] | None = None) -> str:
+    """Write a page of the report that needs nothing else: paragraphs of text, and tables.
+
+    Args:
+        title: of the page, also its first line.
+        blocks: paragraphs and tables, in their order.
+        folded: title -> table, below the blocks; readers unfold it.
+    """
     lines = [f"<h2>{html.escape(title)}</h2>"]
-    for block in blocks:
-        if isinstance(block, str):
-            lines.append(f"<p>{html.escape(block)}</p>")
-        else:
-            rows = [_html_row(row, "td" if number else "th") for number, row in enumerate(block)]
-            lines += ["<div><table>", *rows, "</table></div>"]
+    lines += [f"<p>{html.escape(block)}</p>" if isinstance(block, str) else _html_table(block) for block in blocks]
+    for name, cells in (folded or {}).items():
+        lines.append(f"<details><summary>{html.escape(name)}</summary>{_html_table(cells)}</details>")
     return PAGE.format(title=html.escape(title), body="\n".join(lines))
 
 
@@ -178,8 +188,15 @@ def update_marked_block(path: Path, text: str, name: str) -> bool:
     return after != before
 
 
+def _html_table(cells: Cells) -> str:
+    rows = [_html_row(row, "td" if number else "th") for number, row in enumerate(cells)]
+    return "\n".join(["<div><table>", *rows, "</table></div>"])
+
+
 def _html_row(cells: Sequence[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+    """Write a row; a line may break before an interval, "[low, high]", but not within it."""
+    texts = [re.sub(r" (\[[^\]]*\])$", r" <span>\1</span>", html.escape(cell)) for cell in cells]
+    return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
 
 
 def _cell(row: pd.Series, metric: Metric, is_plain: bool) -> str:
@@ -208,4 +225,5 @@ def _flatten(claims: Mapping[str, Any], path: str) -> Iterator[list[str]]:
             parts = (part["label"] if isinstance(part, Mapping) else str(part) for part in value)
             yield [place, ", ".join(parts) or EMPTY]
         elif not name.endswith(("_low", "_high")):
-            yield [place, with_interval(claims, name, ".3g") if isinstance(value, float) else str(value)]
+            text = EMPTY if value is None else str(value)
+            yield [place, with_interval(claims, name, ".3g") if isinstance(value, float) else text]
