@@ -19,7 +19,7 @@ import argparse
 import heapq
 import json
 import os
-import platform
+import resource
 import subprocess
 import sys
 import time
@@ -39,10 +39,12 @@ BASELINE = "autoregressive"
 TABLE_COLUMNS = 1001  # of random models: LANTERN's k of 1000, and one more that the authors' residuals read
 LARGE = {"dim": 256, "num_layers": 8, "num_heads": 4, "vocab_size": 4096, "grid": 16}
 LARGE |= {"num_text_tokens": 120, "caption_dim": 256}
+XL = {**LARGE, "dim": 1024, "num_layers": 24, "num_heads": 16, "vocab_size": 16384}
 # Random weights; `steps` of an image are measured, in which hardly a draft is accepted.
 RANDOM_CASES: dict[str, dict[str, Any]] = {
     "large": {"sizes": LARGE, "images": 5, "steps": 16},
     "vocab16384": {"sizes": {**LARGE, "vocab_size": 16384}, "images": 4, "steps": 8},
+    "xl": {"sizes": XL, "images": 2, "steps": 3},
 }
 SAMPLING = {"top_k": 1000, "top_p": 1.0, "filter_order": "top_k_first", "cfg_scale": 3.0}
 MIN_IMAGES = 16  # of a job
@@ -189,7 +191,8 @@ def serve() -> None:
     case = json.loads(lines.readline())
     torch.set_num_threads(case["threads"])
     bench = Bench(case)
-    answer: Any = {"package": lantern.__file__, "methods": list(bench.decoders)}
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    answer: Any = {"package": lantern.__file__, "methods": list(bench.decoders), "peak_mib": peak_mib}
     while True:
         print(json.dumps(answer), file=answers, flush=True)
         line = lines.readline()
@@ -211,6 +214,7 @@ class Side:
         self.process = subprocess.Popen(command, env=environment, **pipes)
         answer = self.ask(case)
         self.methods: list[str] = answer["methods"]
+        self.peak_mib: float = answer["peak_mib"]  # of memory, once the models are prepared
         if not Path(answer["package"]).is_relative_to(self.checkout):
             raise ValueError(f"{name} must run the code of {self.checkout}, found {answer['package']}")
 
@@ -319,8 +323,10 @@ def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
 
 def describe_run(options: argparse.Namespace) -> dict[str, Any]:
     """The machine, its load average before the start, and the commits."""
+    from lantern_pipeline.runtime.machine import describe_machine
+
     checkouts = {"this": ROOT} | ({"against": options.against} if options.against else {})
-    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    machine = {"processor": describe_machine()["cpu"], "cores": os.cpu_count()}
     machine |= {"torch": torch.__version__, "threads": options.threads, "load_average": os.getloadavg()[0]}
     commits = {name: commit_of(checkout) for name, checkout in checkouts.items()}
     return {"machine": machine, "commits": commits, "temperature": options.temperature}
@@ -363,6 +369,7 @@ def main() -> None:
             case["methods"] = JOB_METHODS
         with open_sides(case, options.against) as sides:
             found: dict[str, Any] = {"steps": case["steps"], "images": options.images or case["images"]}
+            found["peak_mib"] = {side.name: side.peak_mib for side in sides}
             if not options.batch:
                 found["methods"] = summarise(measure(sides, found["images"], "decode", steps=case["steps"]))
                 show(name, found["methods"])

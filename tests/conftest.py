@@ -65,7 +65,12 @@ def load_config_of_all_figures() -> dict:
 
 
 def make_models(
-    vocab_size: int = 12, grid: int = 4, seed: int = 0, scale: float = 6.0, line_end: int | None = None
+    vocab_size: int = 12,
+    grid: int = 4,
+    seed: int = 0,
+    scale: float = 6.0,
+    line_end: int | None = None,
+    is_prepared: bool = True,
 ) -> DecodingModels:
     """A random target, a random draft model and a random codebook's nearest codes.
 
@@ -93,7 +98,10 @@ def make_models(
         draft.token_embedding.weight.copy_(target.token_embedding.weight)
         draft.from_hidden.weight.copy_(torch.eye(config.dim))
     table = nearest_codes(torch.randn(config.num_codes, 4), k=config.num_codes - 1)
-    return DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding(), table)
+    if is_prepared:
+        target.prepare_for_decoding()
+        draft.prepare_for_decoding()
+    return DecodingModels(target, draft, table)
 
 
 @pytest.fixture(scope="session")

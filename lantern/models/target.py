@@ -205,7 +205,8 @@ class TargetModel(Target):
 
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Target.read_logits`."""
-        hidden = hidden.to(self.head.weight.dtype)
+        if isinstance(self.head, nn.Linear):  # a prepared head is float32, and so is what it reads
+            hidden = hidden.to(self.head.weight.dtype)
         if self.head_in is not None:
             hidden = F.gelu(self.head_in(hidden))
         return self.head(hidden).float()

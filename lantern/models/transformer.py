@@ -15,6 +15,7 @@ from torch import nn
 
 from lantern.kv_cache import LayerCache
 from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
+from lantern.models.linear import PreparedLinear, prepare_linears
 
 MANY_ROWS = 16  # of a cache
 
@@ -149,7 +150,8 @@ class DecodingLayer:
         self.ffn_norm = layer.ffn_norm.function()
         self.qk_norm = layer.qk_norm
         parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
-        self.qkv, self.attention_out, self.gate_up, self.down = (part.weight.detach().t() for part in parts)
+        parts = (part if isinstance(part, PreparedLinear) else PreparedLinear(part) for part in parts)
+        self.qkv, self.attention_out, self.gate_up, self.down = parts
 
     def __call__(
         self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, places: torch.Tensor
@@ -160,7 +162,7 @@ class DecodingLayer:
         nodes, slots that are read). `past` takes the nodes' keys and values at `places`, see `KVCache.places`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
-        qkv = torch.mm(x if self.attention_norm is None else self.attention_norm(x), self.qkv)
+        qkv = self.qkv.product(x if self.attention_norm is None else self.attention_norm(x))
         turned = qkv[:, : (heads + kv_heads) * head_dim]
         if self.qk_norm is not None:
             both = turned.view(-1, heads + kv_heads, head_dim)
@@ -169,9 +171,9 @@ class DecodingLayer:
         past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
         query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim).transpose(1, 2)
         attended = attend(query, *past.used, mask)
-        x.addmm_(attended.transpose(1, 2).reshape(x.shape), self.attention_out)
-        gate, up = torch.mm(self.ffn_norm(x), self.gate_up).chunk(2, dim=1)
-        x.addmm_(F.silu(gate).mul_(up), self.down)
+        self.attention_out.add_product_(x, attended.transpose(1, 2).reshape(x.shape))
+        gate, up = self.gate_up.product(self.ffn_norm(x)).chunk(2, dim=1)
+        self.down.add_product_(x, F.silu(gate).mul_(up))
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -206,9 +208,8 @@ def gather_rotary(table: torch.Tensor, rotary_rows: torch.Tensor) -> torch.Tenso
 def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLayer]:
     """Decoding layers of a model, which can then no longer be trained, saved, moved or cast.
 
-    On a CPU in float32 norms are folded into the linear maps behind them, and all linear weights stored column-major,
-    which a product with few rows reads up to twice as fast; outputs change by rounding. Other kernels want the weights
-    as they are.
+    On a CPU in float32 norms are folded into the linear maps that follow them, and all linear maps are prepared, see
+    `PreparedLinear`; outputs change by rounding. On other devices the weights stay as they are.
     """
     weight = layers[0].qkv.weight
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -216,9 +217,7 @@ def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLa
             if layer.attention_norm is not None:
                 layer.attention_norm.fold_into(layer.qkv)
             layer.ffn_norm.fold_into(layer.gate_up)
-        for part in model.modules():
-            if isinstance(part, nn.Linear):
-                part.weight.data = part.weight.data.t().contiguous().t()
+        prepare_linears(model)
     return [DecodingLayer(layer) for layer in layers]
 
 

@@ -62,7 +62,7 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, ro
 @pytest.mark.parametrize(("drafts", "tree"), MODELS_DRAFTS)
 def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
     """Forwards over one and over several nodes round differently; guidance, filters and the head stay float32."""
-    models = make_models(seed=5)
+    models = make_models(seed=5, is_prepared=False)
     cast_weights(models.target, torch.bfloat16).prepare_for_decoding()
     cast_weights(models.draft, torch.bfloat16).prepare_for_decoding()
     assert models.target.read_logits(torch.zeros(1, models.target.config.dim)).dtype == torch.float32
@@ -147,9 +147,10 @@ def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths
 
 
 def test_logits_that_are_not_finite_name_prompt_and_step():
-    models = make_models(seed=5)
+    models = make_models(seed=5, is_prepared=False)
     with torch.no_grad():
         models.target.head.weight[3, 0] = float("nan")
+    models.target.prepare_for_decoding()
     with pytest.raises(FloatingPointError, match=r"prompt prompt-0 .* step"):
         generate(models, AUTOREGRESSIVE, range(2))
 

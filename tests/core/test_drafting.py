@@ -40,9 +40,11 @@ def steps_of(models: DecodingModels, spec: MethodSpec, **sampling) -> list[Outco
 @pytest.fixture(scope="module")
 def certain_models() -> DecodingModels:
     """Models so sure of themselves that a draft is often as probable as the draft before it."""
-    models = make_models(seed=2)
+    models = make_models(seed=2, is_prepared=False)
     with torch.no_grad():
         models.target.head.weight.mul_(20)
+    models.target.prepare_for_decoding()
+    models.draft.prepare_for_decoding()
     return models
 
 

@@ -1,0 +1,69 @@
+"""Prepared linear maps: the same products, whichever kernel serves them; which one does follows from the size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import generate, make_models
+from lantern.methods import make_method
+from lantern.models import linear
+from lantern.models.linear import PACKED_FROM, PreparedLinear
+
+needs_packing = pytest.mark.skipif(not linear.can_pack(), reason="this torch has no oneDNN products")
+
+
+def make_linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs, bias)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 2, 20, 200])
+def test_products_are_those_of_the_linear_map(num_rows, bias):
+    """Against float64, within the rounding of 96 additions; a missing bias or a transposed weight is far outside."""
+    plain = make_linear(96, 160, bias)
+    prepared, x = PreparedLinear(plain), torch.randn(num_rows, 96)
+    expected = nn.functional.linear(x.double(), plain.weight.double()).detach()
+    close = {"rtol": 0, "atol": 96 * 2.0**-24 * float((x.abs() @ plain.weight.detach().abs().t()).max())}
+    torch.testing.assert_close(prepared.product(x).double(), expected, **close)
+    total = torch.ones(num_rows, 160)
+    prepared.add_product_(total, x)
+    torch.testing.assert_close(total.double(), 1 + expected, rtol=2.0**-22, atol=close["atol"])
+    expected = expected + plain.bias.detach() if bias else expected
+    torch.testing.assert_close(
+        prepared(x.view(num_rows, 1, 96))[:, 0].double(), expected, rtol=2.0**-22, atol=close["atol"]
+    )
+
+
+@needs_packing
+def test_the_kernel_follows_from_the_size_of_the_product():
+    small = PreparedLinear(make_linear(100, 150))  # 15,000 multiply-adds a row
+    assert not small.is_packed(PACKED_FROM // 15_000 - 1) and small.is_packed(PACKED_FROM // 15_000)
+    assert small.columns is not None
+    large = PreparedLinear(make_linear(1000, PACKED_FROM // 1000))
+    assert large.is_packed(1) and large.columns is None  # stored once
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_keep_torchs_product_on_the_weights_as_they_are(dtype):
+    plain = make_linear(1000, PACKED_FROM // 1000).to(dtype)
+    prepared, x = PreparedLinear(plain), torch.randn(3, 1000, dtype=dtype)
+    assert not prepared.is_packed(10**6)
+    assert prepared.columns.data_ptr() == plain.weight.data_ptr()
+    assert torch.equal(prepared(x), plain(x))
+
+
+@needs_packing
+@pytest.mark.parametrize("name", ["autoregressive", "jacobi", "eagle2", "lantern"])
+def test_a_model_draws_the_same_tokens_with_packed_weights_and_without(monkeypatch, name):
+    """Every product packed, or none: they round differently, which no token of these images shows."""
+    spec = make_method(name, **({"k": 3, "delta": 0.1} if name == "lantern" else {}))
+    monkeypatch.setattr(linear, "PACKED_FROM", 1)
+    packed = make_models(seed=3)
+    found = generate(packed, spec)
+    monkeypatch.setattr(linear, "can_pack", lambda: False)
+    plain = make_models(seed=3)
+    assert packed.target.head.is_packed(1) and not plain.target.head.is_packed(1)
+    assert torch.equal(found.codes, generate(plain, spec).codes)
