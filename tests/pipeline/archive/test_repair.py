@@ -47,6 +47,7 @@ def test_what_is_missing_cut_or_edited_is_found(results):
     edit(results / TABLE, (results / TABLE).read_bytes().replace(b"2.25", b"99.9"))
     (results / PAGE).unlink()
     found = damage(results)
+    assert list(found) == sorted(found) == [PAGE, SHARD, TABLE]
     assert found[SHARD].startswith("is truncated") and found[PAGE] == "is missing"
     assert found[TABLE] == "was changed after the job that wrote it"
     edit(results / PAGE, b"another page")
@@ -113,7 +114,7 @@ def test_damaged_files_are_set_aside_named_and_asked_for(results, run_of, capsys
     assert (
         run_of("-n", "--configfile=overlay.yaml") == wanted and (results / TABLE).is_file()
     )  # a dry run moves nothing
-    said = capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines(keepends=True)[-1]
     assert run_of("--configfile", "overlay.yaml") == wanted
     assert said == capsys.readouterr().err and "front.html is missing; summary.csv was changed" in said
     assert not (results / TABLE).exists() and (results / f"{TABLE}.damaged").read_bytes() == b"speedup\n99.9\n"
@@ -129,4 +130,14 @@ def test_of_many_damaged_files_three_are_named(results, run_of, capsys):
     provenance["figures"] = {"fig_b.png": {"sha256": "0", "bytes": 1}}
     write_json(results / "provenance.json", provenance)
     assert len(run_of("--configfile", "overlay.yaml")) == 4
-    assert "and 1 more: made again, with what follows" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "and 1 more: made again, with what follows" in said and said.count("is missing") == 3
+
+
+def test_overlays_change_sections_key_by_key(run_of, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(repair, "validate_config", found.append)
+    (tmp_path / "config.yaml").write_text("experiment: other\ndata: {folder: here, num_train: 8}\ntrees: {}\n")
+    (tmp_path / "overlay.yml").write_text("experiment: own\ndata: {folder: there}\n")
+    assert run_of("--configfile", "overlay.yml") == []
+    assert found[0]["data"] == {"folder": "there", "num_train": 8} and found[0]["experiment"] == "own"
