@@ -111,9 +111,8 @@ def test_damaged_files_are_set_aside_named_and_asked_for(results, run_of, capsys
     (results / PAGE).unlink()
     assert run_of() == []  # another experiment's
     wanted = [f"results/mine/{name}" for name in (PAGE, TABLE)]
-    assert (
-        run_of("-n", "--configfile=overlay.yaml") == wanted and (results / TABLE).is_file()
-    )  # a dry run moves nothing
+    for flag in ("-n", "--dry-run", "--dryrun"):  # which moves nothing
+        assert run_of(flag, "--configfile=overlay.yaml") == wanted and (results / TABLE).is_file()
     said = capsys.readouterr().err.splitlines(keepends=True)[-1]
     assert run_of("--configfile", "overlay.yaml") == wanted
     assert said == capsys.readouterr().err and "front.html is missing; summary.csv was changed" in said
