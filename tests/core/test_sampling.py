@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.sampling import SamplingConfig, filter_logits, guide
+from lantern.models.target import guide
+from lantern.sampling import SamplingConfig, filter_logits
 
 
 def test_top_k_keeps_ties_with_the_last_kept():

@@ -134,6 +134,7 @@ def test_an_unfinished_or_changed_experiment_is_not_packed(experiment, tmp_path)
     with pytest.raises(ValueError, match=r"fig_b\.png has changed since .* run `make reproduce`, which"):
         pack_experiment(experiment, tmp_path / "mine.zip")
     (experiment / "figures" / "fig_b.png").unlink()
+    (experiment / "target" / "s0" / "model.safetensors").unlink()  # the first by name is told
     with pytest.raises(ValueError, match=r"figures/fig_b\.png is named in .* but missing"):
         pack_experiment(experiment, tmp_path / "mine.zip")
     (experiment / "provenance.json").unlink()

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 
@@ -116,6 +117,9 @@ def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
     write_json(folder / "trees/s0.json", {"methods": {}})
     code, output = verify(folder, "--images", "2")
     assert code != 0 and "s0.json holds no tree of eagle1-tuned T1" in output
+    write_json(folder / "trees/s0.json", {})
+    code, output = verify(folder, "--images", "2")
+    assert code == 1 and "Traceback" not in output
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -199,5 +203,17 @@ def test_a_sample_has_as_many_methods_as_it_can(tmp_path):
     for seed in range(5):
         chosen = choose_records(tmp_path, 5, random.Random(seed))
         assert len(set(chosen)) == 5 and {name.split("/")[1] for name in chosen[:3]} == set("abc")
-    assert len(choose_records(tmp_path, 8, random.Random(0))) == 8
+    more = choose_records(tmp_path, 8, random.Random(0))
+    assert len(set(more[:6])) == 6 and more[6:] == more[:2]  # of six files, from the first on again
+    assert len({tuple(choose_records(tmp_path, 1, random.Random(seed))) for seed in range(20)}) > 3
     assert choose_records(tmp_path, 0, random.Random(0)) == choose_records(tmp_path / "none", 4, random.Random(0)) == []
+
+
+def test_every_image_may_be_chosen_and_a_method_that_the_config_lacks_cannot_be_drawn(experiment, config):
+    _, output = verify(experiment, "--images", "12")
+    images = {f"{method} seen T1 s0n0 seen-{number}" for method in ("autoregressive", "coupled") for number in (0, 1)}
+    assert set(re.findall(r"equal: (.*): 16 of 16", output)) == images
+    config["methods"] = [{"preset": "autoregressive"}]
+    write_provenance(experiment, config)
+    code, output = verify(experiment, "--images", "2")
+    assert code == 1 and f"{COUPLED}: the config has no coupled at T1" in output

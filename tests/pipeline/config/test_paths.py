@@ -2,9 +2,12 @@
 
 import copy
 
+import pytest
+
 from conftest import ROOT, load_config
 from lantern_pipeline.config.paths import (
     RunPlan,
+    answer_files,
     drafter_for,
     drafter_of,
     drafter_seed,
@@ -75,6 +78,9 @@ def test_output_distributions_are_of_sampled_tokens():
     assert plan().sampled == plan().headline
     greedy = plan(metrics={"headline_temperature": 0.0})
     assert greedy.headline["temperature"] == "0" and greedy.sampled["temperature"] == "1"
+    methods = [{"preset": "autoregressive", "temperatures": [10, 0, 2]}]
+    assert plan(methods=methods).temperatures == ["0", "2", "10"]
+    assert plan(methods=methods, metrics={"headline_temperature": 0.0}).sampled["temperature"] == "10"
 
 
 def test_every_model_is_named_once():
@@ -116,3 +122,26 @@ def test_tuned_trees_are_read_by_those_who_take_them():
     assert [run[:2] for run in runs] == [("jacobi-tuned", 0.0), ("jacobi-tuned", 1.0)]
     assert [(method["tree"], len(method["tree_shape"])) for method in runs[0][2]][:2] == [("chain7", 7), ("chain9", 9)]
     assert {"<results>/trees/s0.json", "<results>/trees/s2.json"} <= set(tuned.model_files())
+
+
+def test_files_from_elsewhere_are_those_that_the_run_uses():
+    planned = plan(
+        text={"encoder": "t5", "checkpoint": "flan_t5_xl"},
+        target={"checkpoint": "llamagen_stage1"},
+        prompts={"seen": {"file": "parti_prompts", "num": 9}, "unseen": None},
+        clip={"checkpoint": "mine/clip.safetensors"},
+    )
+    names = ("flan_t5_xl", "llamagen_stage1", "parti_prompts")
+    wanted = {*(f"resources/{name}.json" for name in names), "mine/clip.safetensors"}
+    assert wanted <= set(planned.files_from_elsewhere())
+    words = plan(text={"encoder": "words", "checkpoint": "flan_t5_xl"})  # which reads none
+    assert "resources/flan_t5_xl.json" not in words.files_from_elsewhere()
+
+
+def test_answers_are_read_in_the_order_of_their_names_and_must_be_there(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no answer file in .*: let readers open study\.html"):
+        answer_files(tmp_path, "study.html")
+    names = [f"{number}.json" for number in (3, 1, 4, 5, 9, 2, 6)]
+    for name in (*names, "note.txt"):
+        (tmp_path / name).write_text("{}")
+    assert answer_files(tmp_path, "study.html") == [(tmp_path / name).as_posix() for name in sorted(names)]

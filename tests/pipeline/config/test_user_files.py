@@ -52,6 +52,10 @@ def test_prompt_files_that_jobs_read_pass(tmp_path, monkeypatch):
     own = changed(prompts={"mine": {"file": "list"}}, resources={"list": {"path": str(odd)}})
     with pytest.raises(ValueError, match="hippopotamus"):
         check(own)
+    check(changed(prompts={"mine": {"file": str(odd), "member": "a.txt"}}))  # nor is a collection read
+    classes = changed(prompts={"mine": {"file": str(odd)}}, text={"encoder": "classes"}, target={"checkpoint": None})
+    with pytest.raises(ValueError, match=r"config key prompts\.mine\.file: "):
+        check(classes)
     monkeypatch.setattr(user_files, "MAX_BYTES", 4)  # a large file is left to its job
     check(own)
 

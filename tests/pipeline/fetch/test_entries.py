@@ -21,7 +21,12 @@ OUTSIDE = ("../a.pt", "/a.pt", "a/../../b.pt", "a\\b.pt", ".hidden", "", "a\nb.p
             for start in ("http://", "")
         ),
         ({**URL, "files": {}}, "files must name the one file that the url gives, got 0 names"),
+        ({**URL, "files": {"a.pt": None, "b.pt": None}}, "got 2 names"),
+        ({**URL, "url": "http://127.0.0.1.example.org/model.pt"}, "url must start with https://"),
+        ({**URL, "url": "https:///model.pt"}, "url must start with https://"),
         ({**URL, "revision": COMMIT}, "revision belongs to a repo"),
+        ({**REPO, "revision": COMMIT[:7]}, "must be a commit of 40 digits"),
+        *(({**URL, "files": {"model.pt": digits}}, "SHA-256") for digits in ("a" * 63, "a" * 65, "A" * 64, 7)),
         *(
             ({**REPO, "repo": repo}, "resources.weights.repo must be owner/name")
             for repo in ("../..", "a/..", "a/b/c", "a", "a b/c", "a/b?x")
@@ -53,7 +58,24 @@ def test_a_config_value_is_an_entry_or_a_path(tmp_path):
     assert resource_of("llamagen", resources) == "resources/llamagen.json"
     assert resource_of("ckpts/model.pt", resources) == "ckpts/model.pt"
     assert resource_of(None, resources) == []
-    for value in (None, "llamagen", str(tmp_path)):
+    for value in (None, "llamagen", str(tmp_path), "results/other/target/s0/model.safetensors"):
         check_reference("target.checkpoint", value, resources)
     with pytest.raises(ValueError, match=r"config key target\.checkpoint .* got 'lamagen'; did you mean llamagen\?"):
         check_reference("target.checkpoint", "lamagen", resources)
+
+
+def test_the_hubs_address_has_no_slash_at_its_end(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example.org/")
+    address = "https://mirror.example.org/someone/model/resolve"
+    assert parse_entry("weights", REPO).address("a.pt") == f"{address}/{COMMIT}/a.pt"
+    assert parse_entry("weights", {**REPO, "revision": None}).address("a.pt") == f"{address}/main/a.pt"
+    monkeypatch.setenv("HF_ENDPOINT", "")
+    assert parse_entry("weights", REPO).address("a.pt").startswith("https://huggingface.co/someone/model")
+    assert parse_entry("weights", URL).address("model.pt") == URL["url"]
+
+
+def test_a_server_on_this_machine_may_be_asked_without_encryption(tmp_path):
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        assert parse_entry("weights", {**URL, "url": f"http://{host}:8000/model.pt"}).url
+    own = parse_entry("weights", {**URL, "path": str(tmp_path)})  # stands in for what a url names
+    assert own.path == tmp_path and own.inputs == [tmp_path.as_posix()] and parse_entry("weights", URL).inputs == []
