@@ -28,24 +28,10 @@ def edit(file, content):
     file.write_bytes(content)
 
 
-<<<<<<< HEAD
 def test_a_whole_run_has_nothing_to_repair(results):
     (results / "mine.csv").write_text("speedup\n1\n")  # a user's own has no sum
     (results / "quality" / "seen.csv").unlink()  # which Snakemake makes again
     assert not list(repair.find_damage(results))
-=======
-def test_what_is_missing_cut_or_edited_is_found(results):
-    shard = results / SHARD
-    edit(shard, shard.read_bytes()[:-40])
-    edit(results / TABLE, (results / TABLE).read_bytes().replace(b"2.25", b"99.9"))
-    (results / PAGE).unlink()
-    found = damage(results)
-    assert list(found) == sorted(found) == [PAGE, SHARD, TABLE]
-    assert found[SHARD].startswith("is truncated") and found[PAGE] == "is missing"
-    assert found[TABLE] == "was changed after the job that wrote it"
-    edit(results / PAGE, b"another page")
-    assert damage(results)[PAGE] == "was changed"
->>>>>>> checks
 
 
 def test_an_edited_table_is_set_aside_and_stops_a_report(results, capsys):
@@ -89,55 +75,7 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
         repair.check_folder(tmp_path)
 
 
-<<<<<<< HEAD
 def test_records_of_snakemake_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / ".snakemake").write_text("a file stands where the folder should")
     with pytest.raises(ValueError, match=r"\.snakemake/ cannot be written \(.*\): make it writable"):
         repair.check_folder(tmp_path)
-=======
-@pytest.fixture
-def run_of(results, tmp_path, monkeypatch):
-    """Calls `repair` in the folder of the finished run, on a config file that holds CONFIG."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(repair, "validate_config", lambda config: config.pop("resources", None))
-    (tmp_path / "config.yaml").write_text("experiment: other\n")
-    (tmp_path / "overlay.yaml").write_text("experiment: mine\n")
-    return lambda *arguments: repair.repair(["--cores", "2", *arguments])
-
-
-def test_damaged_files_are_set_aside_named_and_asked_for(results, run_of, capsys):
-    assert run_of("--configfile", "overlay.yaml") == [] and capsys.readouterr().err == ""
-    edit(results / TABLE, b"speedup\n99.9\n")
-    (results / PAGE).unlink()
-    assert run_of() == []  # another experiment's
-    wanted = [f"results/mine/{name}" for name in (PAGE, TABLE)]
-    for flag in ("-n", "--dry-run", "--dryrun"):  # which moves nothing
-        assert run_of(flag, "--configfile=overlay.yaml") == wanted and (results / TABLE).is_file()
-    said = capsys.readouterr().err.splitlines(keepends=True)[-1]
-    assert run_of("--configfile", "overlay.yaml") == wanted
-    assert said == capsys.readouterr().err and "front.html is missing; summary.csv was changed" in said
-    assert not (results / TABLE).exists() and (results / f"{TABLE}.damaged").read_bytes() == b"speedup\n99.9\n"
-    assert "more" not in said
-
-
-def test_of_many_damaged_files_three_are_named(results, run_of, capsys):
-    for name in (SHARD, TABLE, PAGE):
-        (results / name).unlink()
-    run_of("--configfile", "overlay.yaml")
-    assert "more" not in capsys.readouterr().err
-    provenance = read_json(results / "provenance.json")
-    provenance["figures"] = {"fig_b.png": {"sha256": "0", "bytes": 1}}
-    write_json(results / "provenance.json", provenance)
-    assert len(run_of("--configfile", "overlay.yaml")) == 4
-    said = capsys.readouterr().err
-    assert "and 1 more: made again, with what follows" in said and said.count("is missing") == 3
-
-
-def test_overlays_change_sections_key_by_key(run_of, tmp_path, monkeypatch):
-    found = []
-    monkeypatch.setattr(repair, "validate_config", found.append)
-    (tmp_path / "config.yaml").write_text("experiment: other\ndata: {folder: here, num_train: 8}\ntrees: {}\n")
-    (tmp_path / "overlay.yml").write_text("experiment: own\ndata: {folder: there}\n")
-    assert run_of("--configfile", "overlay.yml") == []
-    assert found[0]["data"] == {"folder": "there", "num_train": 8} and found[0]["experiment"] == "own"
->>>>>>> checks
