@@ -223,7 +223,7 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     config = read_metadata(workflow.result("target/s0/model.safetensors"))["config"]
     assert {name: config[name] for name in expected} == expected
     assert len(config["null_ids"]) > 20 or family != "emu3"  # a negative prompt
-    summary = pd.read_csv(tmp_path / "results" / "summary.csv").set_index("method")
+    summary = pd.read_csv(workflow.result("summary.csv")).set_index("method")
     presets = [entry["preset"] for entry in changes["methods"]]
     assert {*summary.index} == {*presets[0], *presets[1:]}
     assert (summary["mean_accepted_length"] >= 1).all() and summary["nll"].notna().all()

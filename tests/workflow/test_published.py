@@ -98,7 +98,7 @@ def test_the_run_converts_its_models_and_says_what_it_measured(finished):
     assert jobs["fetch_resource"] == 6 and not [name for name in jobs if name.startswith("train")]
     assert jobs["convert_target"] == jobs["convert_drafter"] == jobs["convert_tokenizer"] == 1
     assert jobs["encode_prompts"] == 2
-    summary = pd.read_csv(finished.folder / "results" / "summary.csv")
+    summary = pd.read_csv(finished.result("summary.csv"))
     assert set(summary["method"]) == METHODS and set(summary["dtype"]) == {"bfloat16"}
     assert (summary["mean_accepted_length"] > 1.05).any()  # the drafter was trained on this target
     exact = summary[summary["method"].isin(["coupled", "eagle2"])]

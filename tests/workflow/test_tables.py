@@ -14,7 +14,7 @@ from tiny_run import EXACT, METHODS, planned
 
 
 def test_repeats_draw_other_images_and_are_pooled(finished):
-    summary = pd.read_csv(finished.folder / "results" / "summary.csv").set_index(["method_id", "repeat"])
+    summary = pd.read_csv(finished.result("summary.csv")).set_index(["method_id", "repeat"])
     shards = [finished.result(f"generation/eagle2/seen/T1/{repeat}/1-of-1.safetensors") for repeat in ("s0n0", "s0n1")]
     codes = [load_tensors(shard)[0]["codes"] for shard in shards]
     assert not torch.equal(*codes)

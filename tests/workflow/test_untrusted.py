@@ -91,7 +91,7 @@ def hostile(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_whole_pipeline_runs_on_a_folder_of_images(hostile):
-    summary = pd.read_csv(hostile.folder / "results" / "summary.csv")
+    summary = pd.read_csv(hostile.result("summary.csv"))
     coupled = summary[summary["method"] == "coupled"]
     assert coupled["prompt_set"].tolist() == ["seen", "own"] and set(coupled["repeat"]) == {"s0n3"}
     assert (coupled["tokens_equal_autoregressive"] == 1).all() and coupled["prompt_accuracy"].isna().all()
@@ -124,7 +124,7 @@ def test_ids_and_texts_reach_tables_and_figures_unchanged(hostile):
     assert {row["id"]: row["text"] for row in rows} == TEXTS
     images = pd.read_csv(hostile.result("quality/own.T1.s0n3.images.csv"), dtype=str, keep_default_na=False)
     assert set(images.loc[images["method_id"] == "coupled", "prompt_id"]) == set(TEXTS)
-    summary = pd.read_csv(hostile.folder / "results" / "summary.csv")
+    summary = pd.read_csv(hostile.result("summary.csv"))
     coupled = summary[(summary["method_id"] == "coupled") & (summary["prompt_set"] == "own")]
     assert (coupled["num_images"] == len(TEXTS)).all() and (coupled["tokens_equal_autoregressive"] == 1).all()
     assert hostile.result("figures/fig_a_samples.pdf").read_bytes().startswith(b"%PDF")
