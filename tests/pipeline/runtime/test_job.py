@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from lantern.io import load_tensors
-from lantern_pipeline.runtime.job import job_log, select_shard
+from lantern_pipeline.runtime.job import job_log, partial_records, select_shard
 from lantern_pipeline.runtime.locks import try_lock
 
 
@@ -106,3 +107,29 @@ def test_shards_part_the_items():
 def test_more_shards_than_items_are_refused():
     with pytest.raises(ValueError, match=r"6 shards for 5 prompts or images; ask for fewer"):
         select_shard(ITEMS, "1-of-6")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_stays_on_a_terminal_and_goes_to_the_log_where_there_is_none(snakemake, monkeypatch, is_terminal):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: is_terminal
+    monkeypatch.setattr("sys.stderr", terminal)
+    with job_log(snakemake):
+        print("10 %", file=sys.stderr)
+    logging.captureWarnings(False)
+    assert (terminal.getvalue() == "10 %\n") == is_terminal
+    assert ("10 %" in Path(snakemake.log[0]).read_text()) != is_terminal
+
+
+def test_finished_images_are_kept_until_a_job_ends_well(snakemake, tmp_path):
+    snakemake.input, snakemake.params, snakemake.output = [], {"batch_size": 2}, [str(tmp_path / "images.safetensors")]
+    with pytest.raises(KeyboardInterrupt), partial_records(snakemake) as path:
+        path.write_text("half")
+        raise KeyboardInterrupt
+    with partial_records(snakemake) as again:
+        assert again == path and again.read_text() == "half"
+    assert not path.exists()
+
+
+def test_there_may_be_as_many_shards_as_items():
+    assert select_shard(["a", "b"], "2-of-2") == ["b"]

@@ -1,11 +1,11 @@
-"""Memory that jobs may share."""
+"""Memory that jobs may share, and the environment in which they start."""
 
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from lantern_pipeline.runtime.machine import limit_memory, memory_bytes
+from lantern_pipeline.runtime.machine import limit_memory, memory_bytes, set_job_environment
 
 
 def test_without_a_limit_it_is_the_machines(tmp_path):
@@ -41,3 +41,11 @@ def test_only_a_local_run_is_held_within_the_machines_memory(is_main, nodes, giv
     )
     limit_memory(workflow)
     assert registered == ({"mem_mb": memory_bytes() // 10**6} if is_limited else {})
+
+
+def test_a_variable_that_the_user_has_set_stays_and_others_get_their_values(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "environ", {"GOMP_SPINCOUNT": "7", "PYTHONPATH": "/mine"})
+    for _ in range(2):  # once more changes nothing
+        set_job_environment(tmp_path)
+        assert os.environ["GOMP_SPINCOUNT"] == "7" and os.environ["HF_HUB_OFFLINE"] == "1"
+        assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path), str(tmp_path / "workflow"), "/mine"])
