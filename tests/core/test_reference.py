@@ -79,6 +79,7 @@ def reference(request, tmp_path_factory) -> SimpleNamespace:
     )
 
 
+@pytest.mark.sensitive
 def test_target_logits_and_rotary_tables(reference):
     """Of full_len every eighth position is stored."""
     io, target, (features, mask) = reference.io, reference.plain, reference.prompts

@@ -56,6 +56,7 @@ def test_cached_passes_equal_the_whole_pass(model, prompts, is_prepared):
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, **CLOSE)
 
 
+@pytest.mark.sensitive
 @torch.inference_mode()
 def test_guided_passes_run_the_null_caption_under_the_prompts_mask(model, prompts):
     """All four codes behind the caption, each seeing those before it."""

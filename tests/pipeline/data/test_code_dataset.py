@@ -5,7 +5,7 @@ import torch
 
 from lantern.io import save_tensors
 from lantern.prompts import Prompt
-from lantern_pipeline.data.code_dataset import load_codes
+from lantern_pipeline.data.code_dataset import load_codes, step_indices
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
@@ -28,3 +28,8 @@ def test_codes_meet_their_captions_in_the_order_of_the_captions(coded):
     dataset = load_codes(shards, coded / "captions.jsonl", ENCODER)
     assert dataset.codes[:, 0].tolist() == [0, 1, 2, 3]
     assert dataset.captions == [f"word {i}" for i in range(4)]
+
+
+def test_every_epoch_and_every_seed_has_an_order_of_its_own():
+    orders = [tuple(step_indices(20, 20, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9 and all(sorted(order) == list(range(20)) for order in orders)

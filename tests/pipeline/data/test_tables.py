@@ -14,6 +14,14 @@ def test_tables_keep_the_word_none_and_six_digits(tmp_path):
     assert list(read_table(tmp_path / "t.csv")["acceptance"]) == ["none", "additive"]
 
 
+def test_ids_and_texts_that_look_missing_stay_what_they_are(tmp_path):
+    frame = pd.DataFrame({"prompt_id": ["NA", "007"], "name": ["null", "x"], "nll": [1.5, None]})
+    write_table(tmp_path / "t.csv", frame)
+    found = read_table(tmp_path / "t.csv", text_columns=["name"])
+    assert found["prompt_id"].tolist() == ["NA", "007"] and found["name"].tolist() == ["null", "x"]
+    assert found["nll"].isna().tolist() == [False, True]
+
+
 def test_an_empty_table_is_named(tmp_path):
     (tmp_path / "t.csv").write_text("")
     with pytest.raises(ValueError, match=r"t\.csv is not a CSV table"):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import figure_tables as tables
@@ -17,8 +18,9 @@ from figure_tables import AUTOREGRESSIVE, COUPLED, MASSES, PROXIMITY, SAMPLED, S
 from lantern.methods import PRESETS, MethodSpec
 from lantern_pipeline.data.tables import method_columns, read_table
 from lantern_pipeline.figures.published import OWN_MODEL
-from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, save_figure
-from lantern_pipeline.figures.tradeoff import split_curves
+from lantern_pipeline.figures.style import column_titles, first_of_each_preset, half_widths, name_rows, save_figure
+from lantern_pipeline.figures.tradeoff import _draw_baseline, split_curves
+from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.tables.method_labels import method_colour
 
 PUBLISHED = read_table(Path(lantern_pipeline.tables.__file__).parent / "published_results.csv")
@@ -270,3 +272,21 @@ def test_a_marker_per_method_and_target_and_the_names_apart():
     for axes in (left, right):
         places = sorted(text.get_position()[0] for text in axes.texts)
         assert set(texts(axes.texts)) == set(MASSES) and np.diff(places).min() > 0.05
+
+
+def test_bars_have_no_length_below_0_and_the_first_row_is_on_top():
+    rows = pd.DataFrame({"x": [0.5, 0.5], "x_low": [0.6, np.nan], "x_high": [0.7, np.nan]})
+    assert half_widths(rows, "x").T.tolist() == [pytest.approx([0, 0.2]), [0, 0]]
+    axes = Figure().subplots()
+    name_rows(axes, ["first", "second"])
+    bottom, top = axes.get_ylim()
+    assert bottom > 1 > 0 > top
+
+
+def test_the_band_of_kept_accuracy_lies_below_autoregressive_decoding_s():
+    axes = Figure().subplots()
+    rows = pd.DataFrame({"method_id": ["autoregressive"], "prompt_accuracy": [0.9]})
+    _draw_baseline(axes, rows, "prompt_accuracy", 100.0)
+    (band,) = axes.patches
+    low, high = band.get_path().get_extents(band.get_patch_transform()).intervaly
+    assert (low, high) == pytest.approx((90 - 100 * ACCURACY_TOLERANCE, 90))

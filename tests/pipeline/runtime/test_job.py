@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from lantern.io import load_tensors
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.runtime.job import job_log, partial_records
 from lantern_pipeline.runtime.locks import try_lock
 
 
@@ -93,3 +94,25 @@ def test_a_job_waits_for_an_earlier_process_of_the_same_job(snakemake, monkeypat
     monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
     terminal, file = run(snakemake, monkeypatch, lambda log: log.info("second"))
     assert f"write_prompts: waiting for process {os.getpid()} on" in terminal and "second" in file
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_stays_on_a_terminal_and_goes_to_the_log_where_there_is_none(snakemake, monkeypatch, is_terminal):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: is_terminal
+    monkeypatch.setattr("sys.stderr", terminal)
+    with job_log(snakemake):
+        print("10 %", file=sys.stderr)
+    logging.captureWarnings(False)
+    assert (terminal.getvalue() == "10 %\n") == is_terminal
+    assert ("10 %" in Path(snakemake.log[0]).read_text()) != is_terminal
+
+
+def test_finished_images_are_kept_until_a_job_ends_well(snakemake, tmp_path):
+    snakemake.input, snakemake.params, snakemake.output = [], {"batch_size": 2}, [str(tmp_path / "images.safetensors")]
+    with pytest.raises(KeyboardInterrupt), partial_records(snakemake) as path:
+        path.write_text("half")
+        raise KeyboardInterrupt
+    with partial_records(snakemake) as again:
+        assert again == path and again.read_text() == "half"
+    assert not path.exists()

@@ -1,4 +1,4 @@
-"""Memory that jobs may share, users' own classes, the name of a machine."""
+"""Memory that jobs may share, users' own classes, the name of a machine, and the environment in which jobs start."""
 
 import os
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from lantern_pipeline.runtime.machine import (
     limit_memory,
     memory_bytes,
     name_processor,
+    set_job_environment,
 )
 
 
@@ -86,3 +87,11 @@ def test_a_config_files_folder_is_searched_for_classes_only_if_one_is_named(conf
     monkeypatch.setenv(CLASS_FOLDERS, "")
     find_own_classes(config, [tmp_path / "mine.yaml"])
     assert os.environ[CLASS_FOLDERS] == (str(tmp_path) if is_named else "")
+
+
+def test_a_variable_that_the_user_has_set_stays_and_others_get_their_values(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "environ", {"GOMP_SPINCOUNT": "7", "PYTHONPATH": "/mine"})
+    for _ in range(2):  # once more changes nothing
+        set_job_environment(tmp_path)
+        assert os.environ["GOMP_SPINCOUNT"] == "7" and os.environ["HF_HUB_OFFLINE"] == "1"
+        assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path), str(tmp_path / "workflow"), "/mine"])

@@ -86,3 +86,17 @@ def test_an_unguided_run_is_measured_without_the_null_caption():
     _, validate = make_parts(sampling=SamplingConfig(), loss="published")
     _, guided = make_parts(loss="published")
     assert validate()["val_acceptance_1"] != guided()["val_acceptance_1"]
+
+
+def test_acceptance_is_measured_at_temperature_1_whatever_decoding_has():
+    cold, warm = (make_parts(SamplingConfig(temperature, top_k=3, cfg_scale=2.0))[1]() for temperature in (0.5, 1.0))
+    assert cold == warm
+
+
+def test_without_guidance_every_row_of_the_guided_loss_counts():
+    """Rows with the null caption are predicted as well, though nothing is subtracted from them."""
+    trainer, _ = make_parts(cfg_scale=1.0)
+    codes, mask, hidden, _ = trainer._batch(0)
+    other = hidden.clone()
+    other[len(codes) :] += 1  # what the draft model sees of the null caption's rows
+    assert trainer.loss(codes, mask, hidden, other)[1].tolist() != trainer.loss(codes, mask, hidden, hidden)[1].tolist()

@@ -14,6 +14,7 @@ def test_epochs_and_shares_become_steps():
     recipe = make_recipe(num_epochs=20, batch_size=4, accumulation=8, warmup_share=0.03).resolve(95_000)
     assert (recipe.num_steps, recipe.warmup) == (59_375, 1781)  # 20 * 95000 / 32, and 3 % of it
     assert recipe == recipe.resolve(7)
+    assert make_recipe(num_epochs=1, batch_size=4).resolve(9).num_steps == 3  # the last batch begins another epoch
 
 
 def test_steps_stay_where_no_epochs_are_given():

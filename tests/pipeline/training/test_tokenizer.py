@@ -108,3 +108,12 @@ def test_training_works_without_a_attribute_classifier():
         seed=0,
     )
     assert "perceptual" not in trainer.step(0) and trainer.step(1)["loss"] > 0
+
+
+@pytest.mark.parametrize(("continuous_steps", "first"), [(1, 1), (100, 2)])
+def test_codes_begin_after_the_continuous_steps_or_half_of_all(continuous_steps, first, monkeypatch):
+    trainer, started = make_trainer(num_steps=4, continuous_steps=continuous_steps), []
+    monkeypatch.setattr(trainer, "_start_codebook", started.append)
+    for i in range(4):
+        trainer.step(i)
+    assert started == [first]

@@ -96,3 +96,8 @@ def test_backgrounds_differ_in_detail_from_image_to_image():
 def test_bad_captions_are_rejected(text, message):
     with pytest.raises(ValueError, match=message):
         parse_caption(text)
+
+
+def test_two_of_five_scenes_have_a_single_object():
+    single = [len(sample_scene(0, i, "train").objects) == 1 for i in range(500)]
+    assert 0.35 < sum(single) / 500 < 0.55  # some pairs are drawn again, being of one kind or held out
