@@ -109,7 +109,8 @@ def test_progress_stays_on_a_terminal_and_goes_to_the_log_where_there_is_none(sn
 
 
 def test_finished_images_are_kept_until_a_job_ends_well(snakemake, tmp_path):
-    snakemake.input, snakemake.params, snakemake.output = [], {"batch_size": 2}, [str(tmp_path / "images.safetensors")]
+    snakemake.config, snakemake.params = {"device": "cpu"}, {"noise_seed": 2}
+    snakemake.input, snakemake.output = [], [str(tmp_path / "images.safetensors")]
     with pytest.raises(KeyboardInterrupt), partial_records(snakemake) as path:
         path.write_text("half")
         raise KeyboardInterrupt
