@@ -136,7 +136,9 @@ def test_what_ended_after_the_kill_is_made_again_and_a_later_change_plans_what_i
     assert f"--forcerun results/tiny/{UNSEEN} --rerun-incomplete" in cluster_run.output
     counts = []
     for run in (local_run, cluster_run.workflow):
-        code, output = with_overlay(run, tmp_path, sampling={"top_k": 20}).run("--dry-run", "--quiet", "rules")
+        changed = with_overlay(run, tmp_path, sampling={"top_k": 20})
+        changed.overlays = (SMALL, *changed.overlays)
+        code, output = changed.run("--dry-run", "--quiet", "rules")
         assert code == 0, output
         counts.append(planned(output))
     assert counts[0] == counts[1] and counts[0]["generate_images"] == 3
