@@ -14,5 +14,5 @@ if ! command -v apt-get >/dev/null; then
 	exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
-{ apt-get update -qq && apt-get install -qq --no-install-recommends slurm-wlm munge; } >/dev/null 2>&1 || true
+{ apt-get update -qq && apt-get install -qq -o DPkg::Lock::Timeout=120 --no-install-recommends slurm-wlm munge; } >/dev/null 2>&1 || true
 installed >/dev/null || { echo "Slurm could not be installed: the tests of the cluster will skip" >&2; exit 1; }

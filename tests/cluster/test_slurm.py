@@ -20,7 +20,8 @@ from tiny_run import ROOT, TINY, copy_run, planned, with_overlay, without_time
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SMALL = Path(__file__).parent / "small.yaml"
-RECORDS = "generation/bounded-k4-delta0.3/seen/T1/s0n0/1-of-1.safetensors"
+CANCELLED = "generation/bounded-k4-delta0.3/seen/T1/s0n0/1-of-1.safetensors"
+UNSEEN = CANCELLED.replace("0.3", "0.4")
 # The config says cpu, so that the rule computes on it; it asks for the toy's GPU all the same.
 RESOURCES = {"generate_images": {"gpu": 1}, "measure_total_variation": {"gpu": 1}}
 # What a test on a toy Slurm says differently on the command line: no patience.
@@ -28,7 +29,7 @@ OVERRIDES = [
     *("--latency-wait", "5", "--slurm-init-seconds-before-status-checks", "1"),
     *("--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"),
 ]
-# Answers as sacct does with accounting, which the toy lacks. The plugin does not understand "CANCELLED by 0".
+# Answers as sacct does if there is accounting, which the toy lacks. The plugin does not understand "CANCELLED by 0".
 SACCT = """#!/bin/sh
 case "$*" in *--name*) squeue --states=all --noheader --format "%i|%T" | sed "s/CANCELLED/CANCELLED by 0/";; esac
 """
@@ -53,14 +54,21 @@ def jobs_of(jobs, rule):
     return [job for job in jobs if job["Comment"].partition("_wildcards")[0] == f"rule_{rule}"]
 
 
-def disturb(slurm, workflow, folder, arguments):
-    """Start a run, cancel its only job in the middle, kill Snakemake while the job runs again, and let that job end."""
-    with held_run(workflow, folder, *arguments, f"results/tiny/{RECORDS}") as held:
+def cancel_in_the_middle(slurm, workflow, folder, arguments):
+    """Start a run of one job, cancel the job in its middle, and let it end when it is sent again."""
+    with held_run(workflow, folder, *arguments, f"results/tiny/{CANCELLED}") as held:
         held.job()
-        (cancelled,) = jobs_of(slurm.jobs(), "generate_images")
         (folder / "held").unlink()
-        slurm.run("scancel", cancelled["JobId"])
+        slurm.run("scancel", slurm.jobs()[-1]["JobId"])
         held.job()  # the same, sent again
+        held.release()
+        assert held.wait() == 0, held.output()
+
+
+def kill_in_the_middle(slurm, workflow, folder, arguments):
+    """Start a run of one job, kill Snakemake in the job's middle, and let the job end by itself."""
+    with held_run(workflow, folder, *arguments, f"results/tiny/{UNSEEN}") as held:
+        held.job()
         held.process.kill()
         held.process.wait()
         held.release()
@@ -91,7 +99,8 @@ def cluster_run(slurm, finished, tmp_path_factory):
     arguments = ["--workflow-profile", str(file.parent), *OVERRIDES]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        disturb(slurm, workflow, folder / "held", arguments)
+        cancel_in_the_middle(slurm, workflow, folder / "cancelled", arguments)
+        kill_in_the_middle(slurm, workflow, folder / "killed", arguments)
         disturbed = slurm.jobs()
         code, output = workflow.make("resume", *arguments, WRITE_REPORT_IF_OLD=":")
     assert code == 0, output + workflow.logs() + slurm.logs()
@@ -101,8 +110,9 @@ def cluster_run(slurm, finished, tmp_path_factory):
 
 
 def test_images_and_table_are_a_local_runs(cluster_run, local_run):
-    ours, theirs = (load_records(run.result(RECORDS)) for run in (local_run, cluster_run.workflow))
-    assert ours.prompt_ids == theirs.prompt_ids and ours.codes.equal(theirs.codes)
+    for name in (CANCELLED, UNSEEN):
+        ours, theirs = (load_records(run.result(name)) for run in (local_run, cluster_run.workflow))
+        assert ours.prompt_ids == theirs.prompt_ids and ours.codes.equal(theirs.codes)
     tables = [without_time(pd.read_csv(run.result("summary.csv"))) for run in (local_run, cluster_run.workflow)]
     tables = [table.drop(columns="busy_elsewhere") for table in tables]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
@@ -111,8 +121,8 @@ def test_images_and_table_are_a_local_runs(cluster_run, local_run):
 def test_a_cancelled_job_is_sent_again_with_more_and_goes_on_behind_its_finished_images(cluster_run):
     sizes = JobSizes(load_config([ROOT / "config.yaml", TINY, SMALL]), has_gpu=False)
     mega, minutes = sizes.decoding_mb(), sizes.decoding_minutes(4, 2)
-    cancelled, again = cluster_run.disturbed
-    assert [job["JobState"] for job in (cancelled, again)] == ["CANCELLED", "COMPLETED"]
+    cancelled, again, unseen = cluster_run.disturbed
+    assert [job["JobState"] for job in (cancelled, again, unseen)] == ["CANCELLED", "COMPLETED", "COMPLETED"]
     for attempt, job in ((1, cancelled), (2, again)):
         assert f"mem={mega(None, attempt)}M" in job["TRES"].split(",")
         hours, mins, _ = job["TimeLimit"].split(":")
@@ -122,13 +132,16 @@ def test_a_cancelled_job_is_sent_again_with_more_and_goes_on_behind_its_finished
 def test_what_ended_after_the_kill_is_made_again_and_a_later_change_plans_what_it_plans_undisturbed(
     cluster_run, local_run, tmp_path
 ):
-    assert len(jobs_of(cluster_run.jobs, "generate_images")) == 3 and RECORDS in cluster_run.output
+    assert len(jobs_of(cluster_run.jobs, "generate_images")) == 4
+    assert f"--forcerun results/tiny/{UNSEEN} --rerun-incomplete" in cluster_run.output
     counts = []
     for run in (local_run, cluster_run.workflow):
-        code, output = with_overlay(run, tmp_path, latency={"num_rounds": 2}).run("--dry-run", "--quiet", "rules")
+        changed = with_overlay(run, tmp_path, sampling={"top_k": 20})
+        changed.overlays = (SMALL, *changed.overlays)
+        code, output = changed.run("--dry-run", "--quiet", "rules")
         assert code == 0, output
         counts.append(planned(output))
-    assert counts[0] == counts[1]
+    assert counts[0] == counts[1] and counts[0]["generate_images"] == 3
 
 
 def test_the_whole_target_is_made_by_jobs_that_all_complete(cluster_run):
@@ -140,7 +153,8 @@ def test_the_whole_target_is_made_by_jobs_that_all_complete(cluster_run):
 
 def test_gpu_jobs_see_one_gpu_one_after_the_other_and_others_none(slurm, cluster_run):
     gpu_jobs = [job for rule in RESOURCES for job in jobs_of(cluster_run.jobs, rule)]
-    for job in cluster_run.jobs:
+    alone = jobs_of(cluster_run.jobs, "measure_latency")  # has the whole node, its GPU too
+    for job in (job for job in cluster_run.jobs if job not in alone):
         is_gpu_job = job in gpu_jobs
         assert job["Partition"] == ("gpu" if is_gpu_job else "cpu")
         assert job.get("TresPerJob") == ("gres:gpu:1" if is_gpu_job else None)
