@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from result_tables import METHODS, NUM, SETTINGS, join, make_tables
 
-from lantern_pipeline.tables.summary import SUMMARY_COLUMNS, build_summary, preferred_rows
+from lantern_pipeline.tables.summary import SUMMARY_COLUMNS, build_summary, preferred_rows, select_headline
 
 
 def summarise(tables):
@@ -115,3 +115,19 @@ def test_one_row_per_method_is_preferred(repeated, summary):
     """The pooled one, and the only repeat's in a place without."""
     rows = preferred_rows(pd.concat([repeated, summary.assign(prompt_set="unseen")], ignore_index=True))
     assert rows.groupby("prompt_set").repeat.agg(list).to_dict() == {"seen": ["pooled"] * 6, "unseen": ["s0n0"] * 6}
+
+
+def test_repeats_without_a_p_value_leave_the_others_theirs():
+    tables = join(make_tables(), make_tables(repeat="s1n0"))
+    tables.total_variation["law_p"] = [
+        0.03 if repeat == "s0n0" else math.nan for repeat in tables.total_variation.repeat
+    ]
+    rows = summarise(tables).set_index(["method_id", "repeat"])
+    assert rows.loc[("lantern-a", "pooled"), "law_p"] == pytest.approx(0.03)
+    assert math.isnan(rows.loc[("lantern-a", "s1n0"), "law_p"])
+
+
+def test_the_headline_is_of_one_prompt_set_and_temperature():
+    table = summarise(make_tables(temperatures=(0.0, 1.0)))
+    rows = select_headline(table, SETTINGS)
+    assert set(rows.temperature) == {SETTINGS["headline_temperature"]} and len(rows) == len(METHODS)
