@@ -85,6 +85,17 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("prompts", {"seen": None}, ["prompts", "at least one prompt set"]),
         ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
         ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
+        *(
+            ("prompts.seen", {"split": "seen", "num": 192, **more}, [f"prompts.seen.{key} goes with a file only"])
+            for key, more in {"member": {"member": "a.txt"}, "draw": {"draw": True}, "copies": {"copies": 2}}.items()
+        ),
+        ("repeats.training_seeds", [0, 1], ["training_seeds must be one seed where target.checkpoint", "got 2 seeds"]),
+        ("tokenizer.checkpoint", None, ["tokenizer.checkpoint is missing: a finished target speaks its own codes"]),
+        ("target.checkpoint", None, ["target.checkpoint is missing: a finished drafter belongs to one target"]),
+        ("target.num_kv_heads", 3, ["target.num_kv_heads must be a divisor of target.num_heads = 4, or 0, got 3"]),
+        ("codebook.num_neighbours", 1023, ["at most tokenizer.codebook_size - 2 = 1022, got 1023"]),
+        ("draft_tree.dynamic.num_nodes", 21, ["at most top_k + depth * top_k ** 2 = 20, got 21"]),
+        ("text.encoder", "t5", ["text.checkpoint must name T5's weights where text.encoder is t5"]),
         ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
         ("prompts.seen.num", 3, ["prompt set seen has 3 prompts", "metrics.prc_neighbours"]),
         ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),
@@ -427,3 +438,15 @@ def test_measuring_models_are_named_in_one_order_and_with_a_finished_tokenizer_o
     off = {**config["metrics"], "fidelity": None, "prompt_accuracy": False, "clip": None}
     assert measuring_sections({**config, "metrics": off}) == ["attribute_classifier"]  # a tokenizer is trained with it
     assert measuring_sections({**DEFAULT, "metrics": off}) == []
+
+
+def test_bounds_themselves_are_allowed():
+    for path, value in (
+        ("codebook.num_neighbours", 1022),
+        ("draft_tree.dynamic.num_nodes", 20),
+        ("total_variation.k", 128),
+        ("drafter.num_eval", 512),
+        ("methods.1", {"preset": "jacobi", "tree": "chain32"}),
+        ("methods.1", {"preset": "proximity", "k": 128}),
+    ):
+        validate_config(changed(path, value))

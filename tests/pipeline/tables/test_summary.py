@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from result_tables import METHODS, NUM, SETTINGS, join, make_tables
 
+from lantern_pipeline.measure.intervals import share_interval
 from lantern_pipeline.tables.summary import SUMMARY_COLUMNS, build_summary, preferred_rows, select_headline
 
 
@@ -131,3 +132,21 @@ def test_the_headline_is_of_one_prompt_set_and_temperature():
     table = summarise(make_tables(temperatures=(0.0, 1.0)))
     rows = select_headline(table, SETTINGS)
     assert set(rows.temperature) == {SETTINGS["headline_temperature"]} and len(rows) == len(METHODS)
+
+
+def test_shares_of_two_repeats_of_the_same_prompts_are_no_surer_than_their_prompts():
+    tables = join(make_tables(), make_tables(repeat="s1n0"))
+    ids = sorted(set(tables.images.prompt_id))[: NUM // 2]
+    tables.images.loc[tables.images.method_id == "lantern-a", "is_equal"] = False
+    tables.images.loc[(tables.images.method_id == "lantern-a") & tables.images.prompt_id.isin(ids), "is_equal"] = True
+    row = summarise(tables).set_index(["method_id", "repeat"]).loc[("lantern-a", "pooled")]
+    width = row.tokens_equal_autoregressive_high - row.tokens_equal_autoregressive_low
+    low, high = share_interval(NUM, 2 * NUM)
+    assert row.tokens_equal_autoregressive == 0.5 and width > high - low
+
+
+def test_the_largest_total_variation_of_all_repeats_is_theirs_together():
+    tables = join(make_tables(), make_tables(repeat="s1n0"))
+    tables.total_variation.loc[tables.total_variation.repeat == "s1n0", "tv_max"] = 0.9
+    rows = summarise(tables).set_index(["method_id", "repeat"])
+    assert rows.loc[("lantern-a", "pooled"), "tv_max"] == 0.9 and rows.loc[("lantern-a", "s0n0"), "tv_max"] == 0.5
