@@ -450,3 +450,35 @@ def test_bounds_themselves_are_allowed():
         ("methods.1", {"preset": "proximity", "k": 128}),
     ):
         validate_config(changed(path, value))
+
+
+def test_copies_of_prompts_count_as_images_of_their_set():
+    entry = {"file": "parti_prompts", "split": None, "num": 3}
+    assert "prompt set seen has 3 prompts" in sentence_for(changed("prompts.seen", entry))
+    validate_config(changed("prompts.seen", {**entry, "copies": 70}))
+
+
+def test_only_the_words_of_the_embedded_data_set_have_numbers():
+    config = changed("data.source", "folder", changed("text.encoder", "word_ids"))
+    config["data"]["folder"], config["prompts"]["unseen"] = "images", None
+    assert "data.source must be scenes where text.encoder is word_ids" in sentence_for(config)
+
+
+def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():
+    config = changed("draft_tree.dynamic.depth", 31)
+    validate_config(config)
+    assert "tree of lantern-k20-delta0.1 must be at most 32 drafts deep, got 33" in sentence_for(
+        changed("draft_tree.dynamic.depth", 32)
+    )
+
+
+def test_what_needs_images_or_files_says_so():
+    classes = changed("text.encoder", "classes", changed("data.source", "folder", changed("prompts.unseen", None)))
+    classes["data"]["folder"] = "images"
+    assert "metrics.fidelity must be inception or null where text.encoder is classes" in sentence_for(classes)
+    captions = changed("data.captions", {"file": "nowhere.txt"}, changed("data.source", "captions"))
+    assert "data.captions.file names no entry of resources" in sentence_for(captions)
+    published = changed("prompts", {"seen": {"file": "parti_prompts", "num": 96}}, changed("data.source", "none"))
+    published["methods"][0] = {"preset": "autoregressive"}
+    published["methods"].append({"preset": "proximity", "k": 5, "neighbours": "probability"})
+    assert "neighbours probability needs held-out images; data.source is none" in sentence_for(published)
