@@ -85,6 +85,17 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("prompts", {"seen": None}, ["prompts", "at least one prompt set"]),
         ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
         ("prompts.seen", {"split": "seen"}, ["prompts.seen.num"]),
+        *(
+            ("prompts.seen", {"split": "seen", "num": 192, **more}, [f"prompts.seen.{key} goes with a file only"])
+            for key, more in {"member": {"member": "a.txt"}, "draw": {"draw": True}, "copies": {"copies": 2}}.items()
+        ),
+        ("repeats.training_seeds", [0, 1], ["training_seeds must be one seed where target.checkpoint", "got 2 seeds"]),
+        ("tokenizer.checkpoint", None, ["tokenizer.checkpoint is missing: a finished target speaks its own codes"]),
+        ("target.checkpoint", None, ["target.checkpoint is missing: a finished drafter belongs to one target"]),
+        ("target.num_kv_heads", 3, ["target.num_kv_heads must be a divisor of target.num_heads = 4, or 0, got 3"]),
+        ("codebook.num_neighbours", 1023, ["at most tokenizer.codebook_size - 2 = 1022, got 1023"]),
+        ("draft_tree.dynamic.num_nodes", 21, ["at most top_k + depth * top_k ** 2 = 20, got 21"]),
+        ("text.encoder", "t5", ["text.checkpoint must name T5's weights where text.encoder is t5"]),
         ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
         ("prompts.seen.num", 3, ["prompt set seen has 3 prompts", "metrics.prc_neighbours"]),
         ("latency.prompt_sets", ["sene"], ["latency.prompt_sets", "did you mean seen?"]),
@@ -433,3 +444,47 @@ def test_measuring_models_are_named_in_one_order_and_with_a_finished_tokenizer_o
     off = {**config["metrics"], "fidelity": None, "prompt_accuracy": False, "clip": None}
     assert measuring_sections({**config, "metrics": off}) == ["attribute_classifier"]  # a tokenizer is trained with it
     assert measuring_sections({**DEFAULT, "metrics": off}) == []
+
+
+def test_bounds_themselves_are_allowed():
+    for path, value in (
+        ("codebook.num_neighbours", 1022),
+        ("draft_tree.dynamic.num_nodes", 20),
+        ("total_variation.k", 128),
+        ("drafter.num_eval", 512),
+        ("methods.1", {"preset": "jacobi", "tree": "chain32"}),
+        ("methods.1", {"preset": "proximity", "k": 128}),
+    ):
+        validate_config(changed(path, value))
+
+
+def test_copies_of_prompts_count_as_images_of_their_set():
+    entry = {"file": "parti_prompts", "split": None, "num": 3}
+    assert "prompt set seen has 3 prompts" in sentence_for(changed("prompts.seen", entry))
+    validate_config(changed("prompts.seen", {**entry, "copies": 70}))
+
+
+def test_only_the_words_of_the_embedded_data_set_have_numbers():
+    config = changed("data.source", "folder", changed("text.encoder", "word_ids"))
+    config["data"]["folder"], config["prompts"]["unseen"] = "images", None
+    assert "data.source must be scenes where text.encoder is word_ids" in sentence_for(config)
+
+
+def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():
+    config = changed("draft_tree.dynamic.depth", 31)
+    validate_config(config)
+    assert "tree of lantern-k20-delta0.1 must be at most 32 drafts deep, got 33" in sentence_for(
+        changed("draft_tree.dynamic.depth", 32)
+    )
+
+
+def test_what_needs_images_or_files_says_so():
+    classes = changed("text.encoder", "classes", changed("data.source", "folder", changed("prompts.unseen", None)))
+    classes["data"]["folder"] = "images"
+    assert "metrics.fidelity must be inception or null where text.encoder is classes" in sentence_for(classes)
+    captions = changed("data.captions", {"file": "nowhere.txt"}, changed("data.source", "captions"))
+    assert "data.captions.file names no entry of resources" in sentence_for(captions)
+    published = changed("prompts", {"seen": {"file": "parti_prompts", "num": 96}}, changed("data.source", "none"))
+    published["methods"][0] = {"preset": "autoregressive"}
+    published["methods"].append({"preset": "proximity", "k": 5, "neighbours": "probability"})
+    assert "neighbours probability needs held-out images; data.source is none" in sentence_for(published)

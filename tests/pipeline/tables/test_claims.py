@@ -12,7 +12,7 @@ from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
 from conftest import ROOT
 from lantern.methods import make_method
-from lantern_pipeline.tables.claims import describe_run, find_claims
+from lantern_pipeline.tables.claims import describe_run, find_claims, place_rows
 from lantern_pipeline.tables.markdown import claim_cells
 from lantern_pipeline.tables.summary import build_summary
 
@@ -124,6 +124,7 @@ def test_the_bound_follows_the_curves(table):
     assert (found["delta"], found["num_nodes"], found["num_deltas"]) == (0.1, 300, 1)
     assert not find(table, make_curves(published=-0.05))["delta"]["published_is_above"]
     assert find(table, make_curves(bounded=0.2))["delta"]["ours_is_above"]
+    assert not find(table, make_curves(bounded=0.1))["delta"]["ours_is_above"]  # at it is not above it
     assert "delta" not in find(table, make_curves().iloc[:0])
     for deltas, nearest in (((0.3, 0.11, 0.05), 0.11), ((0.2, 0.0), 0.0), ((0.0, 0.2), 0.0)):
         assert find(table, make_curves(deltas=deltas))["delta"]["delta"] == nearest
@@ -251,3 +252,33 @@ def test_mixing_is_compared_with_look_alikes_and_these_with_random_codes():
     assert found["mixing"].keys() == {"multiplicative"} and found["multiplicative"].keys() == {"random multiplicative"}
     assert found["mixing"]["multiplicative"]["difference"] == pytest.approx(-0.1)
     assert found["multiplicative"]["random multiplicative"]["difference"] == pytest.approx(-0.1)
+
+
+def test_a_busy_machine_is_named_and_an_idle_one_is_not(table):
+    setting = find(table)["setting"]
+    for busy, is_told in ((None, False), ("0.10", False), ("0.20", True)):
+        said = describe_run(setting if busy is None else {**setting, "busy_elsewhere": busy})
+        assert ("it was not idle: other work kept 0.20 cores busy meanwhile" in said) == is_told, busy
+
+
+def test_a_row_stands_at_its_total_variation_and_only_without_it_at_its_substitutions(table):
+    known = change(table, "lantern-a", tv_mean=0.3, substitution_rate=0.1)
+    rows = place_rows(known).set_index("method_id")
+    assert rows.loc["lantern-a", "distance"] == 0.3 and rows.loc["autoregressive", "distance"] == 0
+    bounded = change(table, "lantern-a", tv_mean=np.nan, substitution_rate=0.1)
+    assert place_rows(bounded).set_index("method_id").loc["lantern-a", "distance"] == 0.1
+    assert rows["has_draft_model"].to_dict()["autoregressive"] is False and rows.loc["coupled", "has_draft_model"]
+
+
+def test_of_rows_of_equal_length_the_nearest_alone_is_on_the_frontier(table):
+    tied = change(table, "lantern-a", mean_accepted_length=9.0, tv_mean=0.1)
+    tied = change(tied, "lantern-b", mean_accepted_length=9.0, tv_mean=0.3)
+    found = find(tied)["frontier"]["all"]
+    assert [row["distance"] for row in found if row["mean_accepted_length"] == 9.0] == [0.1]
+
+
+def test_a_frontier_needs_two_rows_beside_the_baseline(table):
+    ids = ["autoregressive", "lantern-a", "lantern-b"]
+    few = table[table["method_id"].isin(ids)].reset_index(drop=True)
+    assert find(few)["frontier"]["num_rows"] == 3
+    assert "frontier" not in find(few[few["method_id"] != "lantern-b"].reset_index(drop=True))

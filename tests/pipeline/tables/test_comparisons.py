@@ -92,6 +92,11 @@ def test_repeats_are_pooled():
     assert table.loc[("nll", "pooled"), INTERVAL].tolist() == pytest.approx([0.2, 0.1, 0.3])
     assert table.loc[("nll", "pooled"), "conclusion"] == "worse at n = 40 in 2 repeats"
     assert table.loc[("nll", "s1n0"), "conclusion"] == "worse at n = 40"
+    words = {"pooled": "better at n = 6 in 2 repeats", "s1n0": "better at n = 6"}
+    assert {repeat: table.loc[("speedup", repeat), "conclusion"] for repeat in words} == words
+    images.loc[(images["repeat"] == "s1n0") & (images["prompt_id"] == "p00"), "clip_score"] = np.nan
+    pooled = compare(images).set_index(["metric", "repeat"]).loc[("clip_score", "pooled")]
+    assert pooled["num_prompts"] == NUM - 1 and pooled["difference"] == 0  # prompts that some repeat lacks stay out
 
 
 def curve(name: str, forwards: list[list[int]], nll: list[list[float]]) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pandas as pd
@@ -101,3 +102,5 @@ def test_a_table_of_targets(tmp_path):
     assert lines[f"{LANTERN}: NLL added"][0] == "+0.50" and lines[f"{LANTERN}: TV"][0] == "0.200 [0.100, 0.300]"
     assert [name for name in lines if name.startswith("EAGLE-1")] == ["EAGLE-1 (chain5): tokens / forward"]
     assert "nan" not in str(rows)
+    rows = target_cells(make_table(*GROWING).assign(tv_mean=math.nan))
+    assert not any(row[0].endswith(": TV") for row in rows)  # what no target has measured

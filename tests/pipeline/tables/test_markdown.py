@@ -109,6 +109,8 @@ def test_a_page_breaks_lines_before_intervals_and_folds_what_few_readers_want():
     folded = {"all numbers": claim_cells({"exact": {"tv_mean": None, "speedup": 1.5}})}
     page = html_page("title", [["method", "x"], ["a", "1.5 [1.0, 2.0]"]], folded=folded)
     assert "<td>1.5 <span>[1.0, 2.0]</span></td>" in page
+    cells = claim_cells({"exact": {"speedup": 1.5, "speedup_low": 1.0, "speedup_high": 2.0}})
+    assert cells[1:] == [["exact: speedup", "1.5 [1, 2]"]]  # the ends stand in the value's own cell
     head, tail = page.split("<details><summary>all numbers</summary>")
     assert "exact: speedup" not in head and "<td>exact: tv_mean</td><td>–</td>" in tail
     assert "prefers-color-scheme: dark" in page

@@ -96,6 +96,7 @@ def test_names_and_colours_of_the_users_own_methods():
 
 
 def test_a_name_that_only_begins_like_a_ceilings_is_a_methods():
+    assert method_name("lantern_pp_fast") == "LANTERN++" and method_name("lanterns") == "lanterns"
     assert method_name("real_fast") == "real fast" and method_name("real") == "real images"
 
 

@@ -74,3 +74,8 @@ def test_methods_that_are_offered_are_accepted():
     _, output = run("--method", "zipar")
     offered = re.search(r"forward, (.*) have", output)[1].split(", ")
     assert "jacobi" in offered and [name for name in offered if run("--method", name)[0] != 0] == []
+
+
+def test_of_several_rows_of_a_method_the_first_counts(tmp_path):
+    (tmp_path / "results.csv").write_text("method,mean_accepted_length\njacobi,2.5\njacobi,3.5\n")
+    assert published_tokens(tmp_path / "results.csv", "jacobi") == 2.5

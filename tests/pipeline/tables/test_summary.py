@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from result_tables import METHODS, NUM, SETTINGS, join, make_tables
 
-from lantern_pipeline.tables.summary import SUMMARY_COLUMNS, build_summary, preferred_rows
+from lantern_pipeline.measure.intervals import share_interval
+from lantern_pipeline.tables.summary import SUMMARY_COLUMNS, build_summary, preferred_rows, select_headline
 
 
 def summarise(tables):
@@ -115,3 +116,37 @@ def test_one_row_per_method_is_preferred(repeated, summary):
     """The pooled one, and the only repeat's in a place without."""
     rows = preferred_rows(pd.concat([repeated, summary.assign(prompt_set="unseen")], ignore_index=True))
     assert rows.groupby("prompt_set").repeat.agg(list).to_dict() == {"seen": ["pooled"] * 6, "unseen": ["s0n0"] * 6}
+
+
+def test_repeats_without_a_p_value_leave_the_others_theirs():
+    tables = join(make_tables(), make_tables(repeat="s1n0"))
+    tables.total_variation["law_p"] = [
+        0.03 if repeat == "s0n0" else math.nan for repeat in tables.total_variation.repeat
+    ]
+    rows = summarise(tables).set_index(["method_id", "repeat"])
+    assert rows.loc[("lantern-a", "pooled"), "law_p"] == pytest.approx(0.03)
+    assert math.isnan(rows.loc[("lantern-a", "s1n0"), "law_p"])
+
+
+def test_the_headline_is_of_one_prompt_set_and_temperature():
+    table = summarise(make_tables(temperatures=(0.0, 1.0)))
+    rows = select_headline(table, SETTINGS)
+    assert set(rows.temperature) == {SETTINGS["headline_temperature"]} and len(rows) == len(METHODS)
+
+
+def test_shares_of_two_repeats_of_the_same_prompts_are_no_surer_than_their_prompts():
+    tables = join(make_tables(), make_tables(repeat="s1n0"))
+    ids = sorted(set(tables.images.prompt_id))[: NUM // 2]
+    tables.images.loc[tables.images.method_id == "lantern-a", "is_equal"] = False
+    tables.images.loc[(tables.images.method_id == "lantern-a") & tables.images.prompt_id.isin(ids), "is_equal"] = True
+    row = summarise(tables).set_index(["method_id", "repeat"]).loc[("lantern-a", "pooled")]
+    width = row.tokens_equal_autoregressive_high - row.tokens_equal_autoregressive_low
+    low, high = share_interval(NUM, 2 * NUM)
+    assert row.tokens_equal_autoregressive == 0.5 and width > high - low
+
+
+def test_the_largest_total_variation_of_all_repeats_is_theirs_together():
+    tables = join(make_tables(), make_tables(repeat="s1n0"))
+    tables.total_variation.loc[tables.total_variation.repeat == "s1n0", "tv_max"] = 0.9
+    rows = summarise(tables).set_index(["method_id", "repeat"])
+    assert rows.loc[("lantern-a", "pooled"), "tv_max"] == 0.9 and rows.loc[("lantern-a", "s0n0"), "tv_max"] == 0.5
