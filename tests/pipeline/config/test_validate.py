@@ -473,7 +473,7 @@ def test_only_the_words_of_the_embedded_data_set_have_numbers():
 def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():
     config = changed("draft_tree.dynamic.depth", 31)
     validate_config(config)
-    assert "tree of lantern-k20-delta0.1 must be at most 32 drafts deep, got 33" in sentence_for(
+    assert "draft_tree.dynamic.depth must be < 32, got 32" in sentence_for(
         changed("draft_tree.dynamic.depth", 32)
     )
 
