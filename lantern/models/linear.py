@@ -4,20 +4,27 @@ same call gives the same digits tomorrow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
 import torch
 from torch import nn
 
-# Multiply-adds of a product from which packed weights are faster: their kernel costs about 8 microseconds more a call.
-PACKED_FROM = 1_500_000
+PACKED_FROM = 1_500_000  # multiply-adds of a product from which packed weights are faster
+LARGE = 300_000  # numbers of a weight that packed is faster for any product of two rows or more
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class PreparedLinear(nn.Module):
     """A linear map of stored weights: no gradients, no further casts or moves.
 
     On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small products: with few
-    rows it reads them up to twice as fast as row-major ones. oneDNN's, on weights packed once, is best for large ones:
-    torch.mm runs MKL, which does not use AVX-512 on AMD's CPUs. Weights whose smallest product is large are kept packed
-    only. Other devices and dtypes have `torch.mm` on the weights as they are.
+    rows it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512,
+    large products run oneDNN on weights packed once, which costs about 8 microseconds more per call. Weights that are
+    packed for every product are stored once. Other devices and dtypes have `torch.mm` on the weights as they are.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -29,37 +36,49 @@ class PreparedLinear(nn.Module):
         is_plain = weight.device.type != "cpu" or weight.dtype != torch.float32
         if not is_plain and can_pack():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        if self.packed is None or self.size < PACKED_FROM:
+        if not self.is_packed(1):
             self.columns = weight.t() if is_plain else weight.t().contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., inputs) to (..., outputs)."""
-        mapped = self.product(x.reshape(-1, x.shape[-1]))
+        rows = x.reshape(-1, x.shape[-1])
+        product, _ = self.kernels(len(rows))
+        mapped = product(rows)
         if self.bias is not None:
             mapped += self.bias
         return mapped.view(*x.shape[:-1], -1)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T for x (rows, inputs), without the bias."""
-        if self.is_packed(len(x)):
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
-        return torch.mm(x, self.columns)
+    def kernels(self, num_rows: int) -> tuple[Product, AddProduct]:
+        """Return the functions that serve products of `num_rows` rows, both without the bias.
 
-    def add_product_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        """Add x W^T for x (rows, inputs) to `total` (rows, outputs), in place."""
-        if self.is_packed(len(x)):
-            total.add_(self.product(x))
-        else:
-            total.addmm_(x, self.columns)
+        Returns:
+            (x -> x W^T for x (num_rows, inputs); (total, x) -> total + x W^T, in place in `total`).
+        """
+        columns, packed = self.columns, self.packed
+        if not self.is_packed(num_rows):
+            return lambda x: torch.mm(x, columns), lambda total, x: total.addmm_(x, columns)
+
+        def product(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+        return product, lambda total, x: total.add_(product(x))
 
     def is_packed(self, num_rows: int) -> bool:
-        """Return whether a product of this many rows runs on packed weights."""
-        return self.packed is not None and num_rows * self.size >= PACKED_FROM
+        """Return whether products of this many rows run on packed weights."""
+        is_large = num_rows * self.size >= PACKED_FROM or (num_rows > 1 and self.size >= LARGE)
+        return self.packed is not None and is_large
 
 
 def can_pack() -> bool:
-    """Return whether this torch has oneDNN's products on packed weights."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Return whether packed weights are used: on AMD's CPUs, if this torch has oneDNN's products on them."""
+    return is_amd() and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def is_amd() -> bool:
+    """Return whether the CPU is one of AMD's, as far as Linux tells."""
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "AuthenticAMD" in info.read_text(encoding="utf-8")
 
 
 def prepare_linears(model: nn.Module) -> None:

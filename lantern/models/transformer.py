@@ -151,7 +151,8 @@ class DecodingLayer:
         self.qk_norm = layer.qk_norm
         parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
         parts = (part if isinstance(part, PreparedLinear) else PreparedLinear(part) for part in parts)
-        self.qkv, self.attention_out, self.gate_up, self.down = parts
+        self.linears = [*parts]
+        self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels, which follow from it
 
     def __call__(
         self, x: torch.Tensor, rotary: torch.Tensor, mask: torch.Tensor, past: LayerCache, places: torch.Tensor
@@ -162,7 +163,8 @@ class DecodingLayer:
         nodes, slots that are read). `past` takes the nodes' keys and values at `places`, see `KVCache.places`.
         """
         dim, heads, kv_heads, head_dim = x.shape[1], self.num_heads, self.num_kv_heads, self.head_dim
-        qkv = self.qkv.product(x if self.attention_norm is None else self.attention_norm(x))
+        make_qkv, add_attention_, make_gate_up, add_ffn_ = self.kernels.get(len(x)) or self._choose_kernels(len(x))
+        qkv = make_qkv(x if self.attention_norm is None else self.attention_norm(x))
         turned = qkv[:, : (heads + kv_heads) * head_dim]
         if self.qk_norm is not None:
             both = turned.view(-1, heads + kv_heads, head_dim)
@@ -171,9 +173,14 @@ class DecodingLayer:
         past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
         query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim).transpose(1, 2)
         attended = attend(query, *past.used, mask)
-        self.attention_out.add_product_(x, attended.transpose(1, 2).reshape(x.shape))
-        gate, up = self.gate_up.product(self.ffn_norm(x)).chunk(2, dim=1)
-        self.down.add_product_(x, F.silu(gate).mul_(up))
+        add_attention_(x, attended.transpose(1, 2).reshape(x.shape))
+        gate, up = make_gate_up(self.ffn_norm(x)).chunk(2, dim=1)
+        add_ffn_(x, F.silu(gate).mul_(up))
+
+    def _choose_kernels(self, num_rows: int) -> tuple:
+        (qkv, _), (_, attention_out), (gate_up, _), (_, down) = (part.kernels(num_rows) for part in self.linears)
+        self.kernels[num_rows] = qkv, attention_out, gate_up, down
+        return self.kernels[num_rows]
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

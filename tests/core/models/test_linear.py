@@ -9,9 +9,14 @@ from torch import nn
 from conftest import generate, make_models
 from lantern.methods import make_method
 from lantern.models import linear
-from lantern.models.linear import PACKED_FROM, PreparedLinear
+from lantern.models.linear import LARGE, PACKED_FROM, PreparedLinear
 
-needs_packing = pytest.mark.skipif(not linear.can_pack(), reason="this torch has no oneDNN products")
+
+@pytest.fixture
+def on_amd(monkeypatch):
+    """Packed weights are used, whatever the CPU."""
+    monkeypatch.setattr(linear, "is_amd", lambda: True)
+    assert linear.can_pack()
 
 
 def make_linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
@@ -20,16 +25,17 @@ def make_linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 2, 20, 200])
-def test_products_are_those_of_the_linear_map(num_rows, bias):
+@pytest.mark.parametrize("num_rows", [1, 2, 20, 200])  # the last runs on packed weights
+def test_products_are_those_of_the_linear_map(on_amd, num_rows, bias):
     """Against float64, within the rounding of 96 additions; a missing bias or a transposed weight is far outside."""
     plain = make_linear(96, 160, bias)
     prepared, x = PreparedLinear(plain), torch.randn(num_rows, 96)
     expected = nn.functional.linear(x.double(), plain.weight.double()).detach()
     close = {"rtol": 0, "atol": 96 * 2.0**-24 * float((x.abs() @ plain.weight.detach().abs().t()).max())}
-    torch.testing.assert_close(prepared.product(x).double(), expected, **close)
+    product, add_product_ = prepared.kernels(num_rows)
+    torch.testing.assert_close(product(x).double(), expected, **close)
     total = torch.ones(num_rows, 160)
-    prepared.add_product_(total, x)
+    add_product_(total, x)
     torch.testing.assert_close(total.double(), 1 + expected, rtol=2.0**-22, atol=close["atol"])
     expected = expected + plain.bias.detach() if bias else expected
     torch.testing.assert_close(
@@ -37,13 +43,20 @@ def test_products_are_those_of_the_linear_map(num_rows, bias):
     )
 
 
-@needs_packing
-def test_the_kernel_follows_from_the_size_of_the_product():
+def test_the_kernel_follows_from_the_size_of_the_product(on_amd):
     small = PreparedLinear(make_linear(100, 150))  # 15,000 multiply-adds a row
     assert not small.is_packed(PACKED_FROM // 15_000 - 1) and small.is_packed(PACKED_FROM // 15_000)
     assert small.columns is not None
-    large = PreparedLinear(make_linear(1000, PACKED_FROM // 1000))
-    assert large.is_packed(1) and large.columns is None  # stored once
+    large = PreparedLinear(make_linear(1000, LARGE // 1000))
+    assert not large.is_packed(1) and large.is_packed(2)
+    largest = PreparedLinear(make_linear(1000, PACKED_FROM // 1000))
+    assert largest.is_packed(1) and largest.columns is None  # stored once
+
+
+def test_on_other_makes_of_cpu_nothing_is_packed(monkeypatch):
+    monkeypatch.setattr(linear, "is_amd", lambda: False)
+    prepared = PreparedLinear(make_linear(1000, PACKED_FROM // 1000))
+    assert not prepared.is_packed(10**6) and prepared.columns.shape == (1000, PACKED_FROM // 1000)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -55,9 +68,8 @@ def test_other_dtypes_keep_torchs_product_on_the_weights_as_they_are(dtype):
     assert torch.equal(prepared(x), plain(x))
 
 
-@needs_packing
 @pytest.mark.parametrize("name", ["autoregressive", "jacobi", "eagle2", "lantern"])
-def test_a_model_draws_the_same_tokens_with_packed_weights_and_without(monkeypatch, name):
+def test_a_model_draws_the_same_tokens_with_packed_weights_and_without(monkeypatch, on_amd, name):
     """Every product packed, or none: they round differently, which no token of these images shows."""
     spec = make_method(name, **({"k": 3, "delta": 0.1} if name == "lantern" else {}))
     monkeypatch.setattr(linear, "PACKED_FROM", 1)

@@ -473,9 +473,7 @@ def test_only_the_words_of_the_embedded_data_set_have_numbers():
 def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():
     config = changed("draft_tree.dynamic.depth", 31)
     validate_config(config)
-    assert "draft_tree.dynamic.depth must be < 32, got 32" in sentence_for(
-        changed("draft_tree.dynamic.depth", 32)
-    )
+    assert "draft_tree.dynamic.depth must be < 32, got 32" in sentence_for(changed("draft_tree.dynamic.depth", 32))
 
 
 def test_what_needs_images_or_files_says_so():
