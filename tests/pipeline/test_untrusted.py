@@ -56,14 +56,10 @@ def test_no_archive_is_unpacked_and_no_model_hub_is_asked():
         assert text.count("allow_pickle=False") >= text.count("np.load("), path
 
 
-def test_shell_commands_of_rules_hold_file_names_of_rules_only():
+def test_rules_run_no_shell_command():
     rules = [ROOT / "Snakefile", *sorted((ROOT / "workflow" / "rules").glob("*.smk"))]
     text = "\n".join(path.read_text(encoding="utf-8") for path in rules)
-    commands = re.findall(r"^    shell:\n((?: {8}.*\n)+)", text, re.M)
-    assert len(commands) == len(re.findall(r"^\s*shell:", text, re.M)) == 1
-    assert all(
-        re.fullmatch(r"(input|output)\.\w+|log", name) for part in commands for name in re.findall(r"{(.*?)}", part)
-    )
+    assert not re.search(r"^\s*shell:", text, re.M)
     assert not re.search(r"\b(eval|exec|pickle|urllib\.request|requests|socket|subprocess|shell\()\b", text)
 
 

@@ -25,7 +25,8 @@ def test_points_by_hand():
     assert points_of(probs, tokens, uniforms).tolist() == pytest.approx([0.2, 0.4, 0.7, 1.0])
 
 
-MODELS, ENCODER = make_models(), WordEmbeddingEncoder(None, caption_dim=16, max_tokens=5)
+# Not prepared for decoding: the test casts the target.
+MODELS, ENCODER = make_models(is_prepared=False), WordEmbeddingEncoder(None, caption_dim=16, max_tokens=5)
 PROMPTS = [Prompt(f"p{i}", "a red ring") for i in range(60)]
 TESTED = SamplingConfig(temperature=1.0, top_k=6, cfg_scale=2.0)
 
