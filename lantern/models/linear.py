@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-PACKED_FROM = 1_500_000  # multiply-adds of a product from which packed weights are faster
-LARGE = 300_000  # numbers of a weight that packed is faster for any product of two rows or more
+LARGE = 150_000  # numbers of a weight from which it is packed for products of two rows and more
+HUGE = 1_500_000  # numbers of a weight from which it is packed for all products, and stored once
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -21,10 +21,10 @@ AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class PreparedLinear(nn.Module):
     """A linear map of stored weights: no gradients, no further casts or moves.
 
-    On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small products: with few
-    rows it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512,
-    large products run oneDNN on weights packed once, which costs about 8 microseconds more per call. Weights that are
-    packed for every product are stored once. Other devices and dtypes have `torch.mm` on the weights as they are.
+    On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights: with few rows
+    it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512, large
+    weights are packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes have
+    `torch.mm` on the weights as they are.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -34,7 +34,7 @@ class PreparedLinear(nn.Module):
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.packed = self.columns = None
         is_plain = weight.device.type != "cpu" or weight.dtype != torch.float32
-        if not is_plain and can_pack():
+        if not is_plain and self.size >= LARGE and can_pack():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         if not self.is_packed(1):
             self.columns = weight.t() if is_plain else weight.t().contiguous()
@@ -65,8 +65,7 @@ class PreparedLinear(nn.Module):
 
     def is_packed(self, num_rows: int) -> bool:
         """Return whether products of this many rows run on packed weights."""
-        is_large = num_rows * self.size >= PACKED_FROM or (num_rows > 1 and self.size >= LARGE)
-        return self.packed is not None and is_large
+        return self.packed is not None and (num_rows > 1 or self.size >= HUGE)
 
 
 def can_pack() -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 from conftest import generate, make_models
 from lantern.methods import make_method
 from lantern.models import linear
-from lantern.models.linear import LARGE, PACKED_FROM, PreparedLinear
+from lantern.models.linear import HUGE, LARGE, PreparedLinear
 
 
 @pytest.fixture
@@ -25,11 +25,14 @@ def make_linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 2, 20, 200])  # the last runs on packed weights
-def test_products_are_those_of_the_linear_map(on_amd, num_rows, bias):
+@pytest.mark.parametrize("num_rows", [1, 2, 20, 200])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_products_are_those_of_the_linear_map(monkeypatch, on_amd, num_rows, bias, is_packed):
     """Against float64, within the rounding of 96 additions; a missing bias or a transposed weight is far outside."""
+    monkeypatch.setattr(linear, "LARGE", 1 if is_packed else 10**6)
     plain = make_linear(96, 160, bias)
     prepared, x = PreparedLinear(plain), torch.randn(num_rows, 96)
+    assert prepared.is_packed(num_rows) == (is_packed and num_rows > 1)
     expected = nn.functional.linear(x.double(), plain.weight.double()).detach()
     close = {"rtol": 0, "atol": 96 * 2.0**-24 * float((x.abs() @ plain.weight.detach().abs().t()).max())}
     product, add_product_ = prepared.kernels(num_rows)
@@ -43,25 +46,22 @@ def test_products_are_those_of_the_linear_map(on_amd, num_rows, bias):
     )
 
 
-def test_the_kernel_follows_from_the_size_of_the_product(on_amd):
-    small = PreparedLinear(make_linear(100, 150))  # 15,000 multiply-adds a row
-    assert not small.is_packed(PACKED_FROM // 15_000 - 1) and small.is_packed(PACKED_FROM // 15_000)
-    assert small.columns is not None
-    large = PreparedLinear(make_linear(1000, LARGE // 1000))
-    assert not large.is_packed(1) and large.is_packed(2)
-    largest = PreparedLinear(make_linear(1000, PACKED_FROM // 1000))
-    assert largest.is_packed(1) and largest.columns is None  # stored once
+def test_the_kernel_follows_from_the_size_of_the_weight_and_the_number_of_rows(on_amd):
+    small, large, huge = (PreparedLinear(make_linear(1000, size // 1000)) for size in (LARGE - 1000, LARGE, HUGE))
+    assert small.packed is None and not small.is_packed(10**6)
+    assert not large.is_packed(1) and large.is_packed(2) and large.columns is not None
+    assert huge.is_packed(1) and huge.columns is None  # stored once
 
 
 def test_on_other_makes_of_cpu_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(linear, "is_amd", lambda: False)
-    prepared = PreparedLinear(make_linear(1000, PACKED_FROM // 1000))
-    assert not prepared.is_packed(10**6) and prepared.columns.shape == (1000, PACKED_FROM // 1000)
+    prepared = PreparedLinear(make_linear(1000, HUGE // 1000))
+    assert not prepared.is_packed(10**6) and prepared.columns.shape == (1000, HUGE // 1000)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_keep_torchs_product_on_the_weights_as_they_are(dtype):
-    plain = make_linear(1000, PACKED_FROM // 1000).to(dtype)
+    plain = make_linear(1000, HUGE // 1000).to(dtype)
     prepared, x = PreparedLinear(plain), torch.randn(3, 1000, dtype=dtype)
     assert not prepared.is_packed(10**6)
     assert prepared.columns.data_ptr() == plain.weight.data_ptr()
@@ -72,7 +72,8 @@ def test_other_dtypes_keep_torchs_product_on_the_weights_as_they_are(dtype):
 def test_a_model_draws_the_same_tokens_with_packed_weights_and_without(monkeypatch, on_amd, name):
     """Every product packed, or none: they round differently, which no token of these images shows."""
     spec = make_method(name, **({"k": 3, "delta": 0.1} if name == "lantern" else {}))
-    monkeypatch.setattr(linear, "PACKED_FROM", 1)
+    monkeypatch.setattr(linear, "LARGE", 1)
+    monkeypatch.setattr(linear, "HUGE", 1)
     packed = make_models(seed=3)
     found = generate(packed, spec)
     monkeypatch.setattr(linear, "can_pack", lambda: False)
