@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-LARGE = 150_000  # numbers of a weight from which it is packed for products of two rows and more
+LARGE = 150_000  # numbers of a weight from which it is packed for products of MANY rows and more
+MANY = 4
 HUGE = 1_500_000  # numbers of a weight from which it is packed for all products, and stored once
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -21,9 +22,9 @@ AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class PreparedLinear(nn.Module):
     """A linear map of stored weights: no gradients, no further casts or moves.
 
-    On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights: with few rows
+    On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights and few rows:
     it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512, large
-    weights are packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes have
+    weights are also packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes have
     `torch.mm` on the weights as they are.
     """
 
@@ -65,7 +66,7 @@ class PreparedLinear(nn.Module):
 
     def is_packed(self, num_rows: int) -> bool:
         """Return whether products of this many rows run on packed weights."""
-        return self.packed is not None and (num_rows > 1 or self.size >= HUGE)
+        return self.packed is not None and (num_rows >= MANY or self.size >= HUGE)
 
 
 def can_pack() -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 from conftest import generate, make_models
 from lantern.methods import make_method
 from lantern.models import linear
-from lantern.models.linear import HUGE, LARGE, PreparedLinear
+from lantern.models.linear import HUGE, LARGE, MANY, PreparedLinear
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_products_are_those_of_the_linear_map(monkeypatch, on_amd, num_rows, bia
     monkeypatch.setattr(linear, "LARGE", 1 if is_packed else 10**6)
     plain = make_linear(96, 160, bias)
     prepared, x = PreparedLinear(plain), torch.randn(num_rows, 96)
-    assert prepared.is_packed(num_rows) == (is_packed and num_rows > 1)
+    assert prepared.is_packed(num_rows) == (is_packed and num_rows >= MANY)
     expected = nn.functional.linear(x.double(), plain.weight.double()).detach()
     close = {"rtol": 0, "atol": 96 * 2.0**-24 * float((x.abs() @ plain.weight.detach().abs().t()).max())}
     product, add_product_ = prepared.kernels(num_rows)
@@ -49,7 +49,7 @@ def test_products_are_those_of_the_linear_map(monkeypatch, on_amd, num_rows, bia
 def test_the_kernel_follows_from_the_size_of_the_weight_and_the_number_of_rows(on_amd):
     small, large, huge = (PreparedLinear(make_linear(1000, size // 1000)) for size in (LARGE - 1000, LARGE, HUGE))
     assert small.packed is None and not small.is_packed(10**6)
-    assert not large.is_packed(1) and large.is_packed(2) and large.columns is not None
+    assert not large.is_packed(MANY - 1) and large.is_packed(MANY) and large.columns is not None
     assert huge.is_packed(1) and huge.columns is None  # stored once
 
 
