@@ -22,10 +22,10 @@ AddProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class PreparedLinear(nn.Module):
     """A linear map of stored weights: no gradients, no further casts or moves.
 
-    On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights and few rows:
-    it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512, large
-    weights are also packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes have
-    `torch.mm` on the weights as they are.
+    On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights and few
+    rows: it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512,
+    large weights are also packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes
+    have `torch.mm` on the weights as they are.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
