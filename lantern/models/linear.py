@@ -82,8 +82,7 @@ def is_amd() -> bool:
 
 
 def prepare_linears(model: nn.Module) -> None:
-    """Replace all linear maps of a model by prepared ones, in place."""
-    for parent in list(model.modules()):
-        for name, part in list(parent.named_children()):
-            if isinstance(part, nn.Linear):
-                setattr(parent, name, PreparedLinear(part))
+    """Replace all linear maps of a model by prepared ones, in place, one after the other to save memory."""
+    for parent in [part for part in model.modules() if not isinstance(part, nn.Linear)]:
+        for name in [name for name, part in parent.named_children() if isinstance(part, nn.Linear)]:
+            setattr(parent, name, PreparedLinear(getattr(parent, name)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -80,3 +82,18 @@ def test_a_model_draws_the_same_tokens_with_packed_weights_and_without(monkeypat
     plain = make_models(seed=3)
     assert packed.target.head.is_packed(1) and not plain.target.head.is_packed(1)
     assert torch.equal(found.codes, generate(plain, spec).codes)
+
+
+def test_a_models_weights_are_freed_one_by_one_while_it_is_prepared(monkeypatch):
+    """Not all of them at the end: a large model would stand in memory twice."""
+    model = nn.Sequential(*(make_linear(8, 8) for _ in range(5)))
+    plain, alive = [weakref.ref(part) for part in model], []
+    prepare = linear.PreparedLinear
+
+    def count(part):
+        alive.append(sum(reference() is not None for reference in plain))
+        return prepare(part)
+
+    monkeypatch.setattr(linear, "PreparedLinear", count)
+    linear.prepare_linears(model)
+    assert alive == [5, 4, 3, 2, 1] and not any(reference() for reference in plain)
