@@ -241,3 +241,8 @@ def test_a_tree_is_known_by_its_name_or_by_the_config():
 def test_only_the_table_by_probability_depends_on_the_target():
     assert table_file("l2_normalised", 0) == "l2_normalised.safetensors"
     assert [table_file("probability", seed) for seed in (0, "3")] == [f"probability.s{s}.safetensors" for s in (0, 3)]
+
+
+def test_words_come_before_numbers_in_the_id_of_a_method():
+    (run,) = expand({"preset": "gsd", "h": 5, "coupling": "gumbel"})
+    assert run.spec.method_id == "gsd-gumbel-h5"

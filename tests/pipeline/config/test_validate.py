@@ -486,3 +486,9 @@ def test_what_needs_images_or_files_says_so():
     published["methods"][0] = {"preset": "autoregressive"}
     published["methods"].append({"preset": "proximity", "k": 5, "neighbours": "probability"})
     assert "neighbours probability needs held-out images; data.source is none" in sentence_for(published)
+
+
+def test_an_unknown_model_is_answered_with_the_known_ones():
+    assert re.search(
+        r"config key model must be one of .*janus-pro-7b.*, got 'janus'", sentence_for(changed("model", "janus"))
+    )
