@@ -25,20 +25,20 @@ class PreparedLinear(nn.Module):
     On a CPU in float32 there are two kernels. `torch.mm` on column-major weights is best for small weights and few
     rows: it reads them up to twice as fast as row-major ones. On AMD's CPUs, where torch.mm runs MKL without AVX-512,
     large weights are also packed once for oneDNN, whose call costs about 8 microseconds more. Other devices and dtypes
-    have `torch.mm` on the weights as they are.
+    have `torch.mm` on the weights as they are, and so has `is_view`, which copies nothing.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, is_view: bool = False) -> None:
         super().__init__()
         weight = linear.weight.detach()
         self.size = weight.numel()  # multiply-adds of one row
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.packed = self.columns = None
-        is_plain = weight.device.type != "cpu" or weight.dtype != torch.float32
-        if not is_plain and self.size >= LARGE and can_pack():
+        is_view = is_view or weight.device.type != "cpu" or weight.dtype != torch.float32
+        if not is_view and self.size >= LARGE and can_pack():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         if not self.is_packed(1):
-            self.columns = weight.t() if is_plain else weight.t().contiguous()
+            self.columns = weight.t() if is_view else weight.t().contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., inputs) to (..., outputs)."""

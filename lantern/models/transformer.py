@@ -150,7 +150,7 @@ class DecodingLayer:
         self.ffn_norm = layer.ffn_norm.function()
         self.qk_norm = layer.qk_norm
         parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
-        parts = (part if isinstance(part, PreparedLinear) else PreparedLinear(part) for part in parts)
+        parts = (part if isinstance(part, PreparedLinear) else PreparedLinear(part, is_view=True) for part in parts)
         self.linears = [*parts]
         self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels, which follow from it
 

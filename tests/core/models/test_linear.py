@@ -12,6 +12,7 @@ from conftest import generate, make_models
 from lantern.methods import make_method
 from lantern.models import linear
 from lantern.models.linear import HUGE, LARGE, MANY, PreparedLinear
+from lantern.models.transformer import DecodingLayer
 
 
 @pytest.fixture
@@ -97,3 +98,12 @@ def test_a_models_weights_are_freed_one_by_one_while_it_is_prepared(monkeypatch)
     monkeypatch.setattr(linear, "PreparedLinear", count)
     linear.prepare_linears(model)
     assert alive == [5, 4, 3, 2, 1] and not any(reference() for reference in plain)
+
+
+def test_a_layer_that_is_not_prepared_runs_on_its_own_weights(on_amd, monkeypatch):
+    """Such a model makes its decoding layers anew in every pass: copies would cost more than the pass."""
+    monkeypatch.setattr(linear, "LARGE", 1)
+    layer = make_models(is_prepared=False).target.layers[0]
+    parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+    for prepared, part in zip(DecodingLayer(layer).linears, parts, strict=True):
+        assert prepared.packed is None and prepared.columns.data_ptr() == part.weight.data_ptr()
