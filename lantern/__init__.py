@@ -7,11 +7,11 @@ __all__ = ["Images", "Model", "custom_generate", "from_transformers", "load"]
 
 
 def __getattr__(name: str):
-    """Loads the public face when it is asked for: planning a workflow imports this package without torch.
+    """Load the public names when they are asked for: planning a workflow imports this package without torch.
 
     By name, since an import would be part of the code of everything that imports the package.
     """
+    homes = {"custom_generate": "lantern.within_generate", "from_transformers": "lantern.load", "load": "lantern.load"}
     if name in __all__:
-        home = "lantern.within_generate" if name == "custom_generate" else "lantern.api"
-        return getattr(_import_module(home), name)
+        return getattr(_import_module(homes.get(name, "lantern.api")), name)
     raise AttributeError(f"module 'lantern' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Generation: models loaded, images drawn from texts, records made from prompts."""
+"""Generation: load models, generate images of prompts, and keep records of how they were decoded."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lantern.codebook import code_dtype, drop_line_ends
 from lantern.decoding import Decoder, DecodingModels, Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
-from lantern.models.text import TextEncoder
 from lantern.noise import ImageNoise
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
+from lantern.text_encoders.base import TextEncoder
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.
     return table.to(device, code_dtype(len(table)))
 
 
-def draw_images(
+def generate_images(
     decoder: Decoder,
     prompts: Sequence[Prompt],
     encoder: TextEncoder,
@@ -77,7 +77,7 @@ def draw_images(
     run_seed: int = 0,
     batch_size: int = 16,
 ) -> tuple[GenerationRecords, torch.Tensor]:
-    """Draws prompts: their records, and their pixels, uint8 (images, size, size, 3) on the CPU.
+    """Generate images of prompts; return their records and pixels, uint8 (images, size, size, 3) on the CPU.
 
     `image_decoder` turns codes, int64 (images, grid * grid), into images in [-1, 1], (images, 3, size, size), as
     `VQ16.decode`; it gets one image at a time, since a large one takes a GiB.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from lantern.cards.published import published_grid
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.methods import MethodSpec, Parameter, make_method
@@ -184,7 +185,7 @@ def _shape_of(model: Any, family: str, ids: torch.Tensor, grid: dict[str, int] |
     if grid is not None:
         return grid
     if FAMILIES[family].model_class != "Emu3ForConditionalGeneration":
-        return {}
+        return {"grid": published_grid(family)}
     wanted = ("*", "<|image start|>", "<|image token|>")
     words = {id: name for name, id in model.config.vocabulary_map.items() if name.isdigit() or name in wanted}
     found = {_size_in("".join(words.get(id, " ") for id in row)) for row in ids.tolist()}

@@ -17,6 +17,7 @@ from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import load_yaml, validate_config
+from lantern_pipeline.data.model_cards import card_sections, hub_entries
 
 torch.set_num_threads(1)
 
@@ -45,12 +46,17 @@ def finished(tmp_path_factory):
 
 
 def load_config(paths) -> dict:
-    """The config that Snakemake makes of config files, checked: later ones over earlier ones."""
+    """Merge config files as the workflow does, and check the result: defaults, the model's card, then overlays."""
     from snakemake.utils import update_config
 
-    config = {}
-    for path in (ROOT / "workflow" / "resources.yaml", *paths):
-        update_config(config, load_yaml(path))
+    given, defaults = {}, ROOT / "config.yaml"
+    for path in paths:
+        if Path(path) != defaults:
+            update_config(given, load_yaml(path))
+    config = load_yaml(defaults)
+    update_config(config, load_yaml(ROOT / "workflow" / "resources.yaml"))
+    update_config(config, {**card_sections(given.get("model")), "resources": hub_entries()})
+    update_config(config, given)
     validate_config(config)
     return config
 

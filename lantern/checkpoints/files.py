@@ -133,11 +133,15 @@ def find_weights(path: Path) -> Path:
 
 
 def check_equal(path: Path, key: str, expected: Any, found: Any, name: str) -> None:
-    """Compares what a file says of itself under `key` with what is asked for under `name`; a ValueError says both."""
+    """Compare what a file states under `key` with `expected`, which is called `name` in the message.
+
+    Raises:
+        ValueError: they differ.
+    """
     if expected != found:
         raise ValueError(
-            f"{path}: {key} should be {expected} as {name} says, found {found}; "
-            f"choose the other checkpoint or change {name}"
+            f"{path}: {key} should be {expected}, which is {name}, found {found}; choose the file of this model, or "
+            f"correct {name}"
         )
 
 
@@ -199,7 +203,7 @@ def _check_members(path: Path) -> None:
     if is_program:
         raise ValueError(
             f"{path} is a TorchScript archive, a program that runs while it is loaded, expected nothing but tensors; "
-            "give the same weights as safetensors (of OpenAI's CLIP: the resource clip_vit_b_32)"
+            "give the same weights as safetensors (of OpenAI's CLIP: open_clip_model.safetensors)"
         )
 
 

@@ -1,7 +1,7 @@
 """Published targets as our models: LlamaGen's for captions and classes in its original layout or in the LANTERN
 authors' Hugging Face layout, models of transformers' classes, and Chameleon's in Meta's layout.
 
-A file is compared with what the config says before it becomes a model.
+A file is compared with the sizes that are expected before it becomes a model.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ from lantern.checkpoints.pretrained import (
     read_config,
 )
 from lantern.models.adapter import TransformersTarget, adapt
-from lantern.models.config import LLAMAGEN_SIZES, TargetConfig
+from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, TargetConfig
 from lantern.models.families import FAMILIES
 from lantern.models.target import Target, TargetModel
 
-# Where the config says what a field of a `TargetConfig` is, and config.json's name of it.
-_CONFIG_KEYS = {
-    "dim": ("target.dim", "hidden_size"),
-    "num_layers": ("target.num_layers", "num_hidden_layers"),
-    "num_heads": ("target.num_heads", "num_attention_heads"),
-    "vocab_size": ("tokenizer.codebook_size", "vocab_size"),
-    "grid": ("tokenizer.grid", "block_size"),
-    "num_text_tokens": ("text.max_tokens", "cls_token_num"),
-    "caption_dim": ("text.caption_dim", "caption_dim"),
+# What config.json calls COMPARED_SIZES.
+_JSON_NAMES = {
+    "dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "grid": "block_size",
+    "num_text_tokens": "cls_token_num",
 }
 _CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
 _NULL_CAPTION_ROWS = 120  # of LlamaGen's, whatever the model's number of caption rows
@@ -53,7 +51,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 
     Args:
         path: file or folder.
-        expected: sizes as the config names them.
+        expected: sizes of the model.
         dtype: of the weights.
         family: of a model of transformers, its row of FAMILIES.
 
@@ -81,17 +79,17 @@ def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torc
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
     """Of a model of transformers, whose file says all sizes but the grid and the prompt's."""
     if family not in FAMILIES:
-        check_equal(weights.path, "what it draws from", "captions", "ids of tokens", "text.encoder")
+        check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "the text encoder's")
     wanted = FAMILIES[family].model_class
-    check_equal(weights.settings_path, "architectures", wanted, class_of(weights), "text.encoder")
+    check_equal(weights.settings_path, "architectures", wanted, class_of(weights), "the class of the family")
     config = read_config(weights)
     text = config.get_text_config()
     for name in ("dim", "num_layers", "num_heads"):
-        place, key = _CONFIG_KEYS[name]
-        check_equal(weights.settings_path, key, getattr(expected, name), getattr(text, key), place)
+        key = _JSON_NAMES[name]
+        check_equal(weights.settings_path, key, getattr(expected, name), getattr(text, key), f"{name} of the model")
     names = ("grid", "columns", "small_grid", "line_end", "num_text_tokens", "null_ids", "null_filler")
     target = adapt(open_pretrained(weights, config, dtype), family, **{name: getattr(expected, name) for name in names})
-    check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "tokenizer.codebook_size")
+    check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "the size of the codebook")
     if hasattr(target.layers, "vqmodel"):
         del target.layers.vqmodel  # Chameleon's layers hold its image tokenizer
     return target.eval()
@@ -100,9 +98,9 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
 def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dtype) -> Model:
     """Reads a target or a drafter in our own layout; a ValueError where its sizes are not the target's."""
     model = load_model(file, cls, dtype)
-    for name, (config_key, _) in {**_CONFIG_KEYS, "num_prompt_ids": ("text.num_classes", "num_classes")}.items():
+    for name in (*COMPARED_SIZES, "num_prompt_ids"):
         if hasattr(model.config, name):
-            check_equal(file, name, getattr(target, name), getattr(model.config, name), config_key)
+            check_equal(file, name, getattr(target, name), getattr(model.config, name), f"{name} of the model")
     return model
 
 
@@ -149,9 +147,10 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
         raise ValueError(
             f"{weights.settings_path}: input_type should be t2i (a target that reads captions), found {input_type}"
         )
-    for name, (config_key, key) in _CONFIG_KEYS.items():
+    for name in COMPARED_SIZES:
+        key = _JSON_NAMES.get(name, name)
         wanted = expected.grid**2 if name == "grid" else getattr(expected, name)
-        check_equal(weights.settings_path, key, wanted, weights.setting(key), config_key)
+        check_equal(weights.settings_path, key, wanted, weights.setting(key), f"{name} of the model")
     hidden = weights.setting("intermediate_size")
     return replace(
         expected,
@@ -166,20 +165,20 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
     stage 1 (256 pixels) or 2 (512), and of any number of heads have tensors of the same names and shapes.
     """
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
-    check_equal(weights.path, "what it draws from", wanted, found, "text.encoder")
+    check_equal(weights.path, "what it is prompted with", wanted, found, "the text encoder's")
     args, pixels = weights.args, 16 * expected.grid
     if (found := args.get("cls_token_num")) is not None:
-        check_equal(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "text.max_tokens")
+        check_equal(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "max_tokens of the prompts")
     named = re.fullmatch(r"[ct]2i_.*_(256|384|512)\.pth?", weights.path.name)
     if "image_size" in args:
         wanted = expected.grid * args.get("downsample_size", 16)
-        check_equal(weights.path, "args.image_size", wanted, args["image_size"], "tokenizer.grid")
+        check_equal(weights.path, "args.image_size", wanted, args["image_size"], "the image size")
     elif named and pixels in (256, 384, 512):
-        check_equal(weights.path, "the image size in the file's name", pixels, int(named[1]), "tokenizer.grid")
+        check_equal(weights.path, "the image size in the file's name", pixels, int(named[1]), "the image size")
     else:
         log.warning(
             "%s: neither the file's name nor its training's arguments say whether it is of stage 1 or 2; that it draws "
-            "images of %d x %d tokens, as tokenizer.grid says, was not checked",
+            "images of %d x %d codes was not checked",
             weights.path,
             expected.grid,
             expected.grid,
@@ -188,6 +187,6 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
     name, heads = sizes.get((expected.dim, expected.num_layers), (None, expected.num_heads))
     if heads != expected.num_heads:
         raise ValueError(
-            f"{weights.path}: num_heads should be {heads}, which LlamaGen-{name} has, found {expected.num_heads} in "
-            f"target.num_heads; set target.size to {name}"
+            f"{weights.path}: num_heads should be {heads}, which LlamaGen-{name} has, got {expected.num_heads}; correct "
+            "num_heads of the model"
         )

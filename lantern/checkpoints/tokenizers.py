@@ -1,4 +1,4 @@
-"""Published image tokenizers as our models: VQ-16, Chameleon's, and those inside models of transformers."""
+"""Image tokenizers from files: our own, VQ-16, Chameleon's, and those inside models of transformers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,56 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lantern.checkpoints.files import WeightFile, read_weights
+from lantern.cards.card import ImageSettings
+from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
 from lantern.checkpoints.names import vq16_names
-from lantern.checkpoints.native import load_weights
+from lantern.checkpoints.native import load_model, load_weights, read_metadata
 from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
+from lantern.models.image_tokenizer import ImageTokenizer
 from lantern.models.vq16 import VQ16, VQ16Config
 
-ImageModel = VQ16 | Emu3Tokenizer | CodeColours
+ImageModel = ImageTokenizer | VQ16 | Emu3Tokenizer | CodeColours
 _PREFIXES = ("model.vqmodel.", "vqmodel.")  # inside models of transformers
 
 
-def read_image_tokenizer(path: Path, image_size: int) -> ImageModel:
-    """Reads an image tokenizer for images of so many pixels, in evaluation mode, float32; its sizes are read off it.
+def load_tokenizer(path: Path | str) -> ImageModel:
+    """Read an image tokenizer of any class in our own layout, in evaluation mode."""
+    kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
+    return load_model(path, kinds.get((read_metadata(path) or {}).get("kind"), ImageTokenizer))
+
+
+def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
+    """Read an image tokenizer of any layout, in evaluation mode, float32.
+
+    Args:
+        path: file or folder.
+        sizes: what the file is compared with.
 
     Raises:
-        FileNotFoundError: a missing file; names it.
-        ValueError: the file is damaged or holds something else, or the image size is no multiple of the model's factor.
+        FileNotFoundError: the file is missing.
+        ValueError: the file is damaged, holds something else, or has other sizes.
     """
-    return make_image_tokenizer(read_weights(path), image_size)
+    file = find_weights(path)
+    is_own = read_metadata(file) is not None
+    model = load_tokenizer(file) if is_own else make_image_tokenizer(read_weights(file), sizes.size)
+    check_equal(file, "image_size", sizes.size, model.config.image_size, "the image size")
+    for name in ("grid", "codebook_size", "code_dim"):
+        check_equal(file, name, getattr(sizes, name), getattr(model.config, name), f"{name} of the model")
+    return model
 
 
 def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, grid: int | None = None) -> ImageModel:
-    """See `read_image_tokenizer`; of a size in pixels or in tokens. A model of transformers that can only encode images
-    (Chameleon, GLM-Image) gives `CodeColours`.
+    """Make an image tokenizer of published weights, in evaluation mode; its sizes are read from the tensors.
+
+    Args:
+        weights: of VQ-16, Chameleon's tokenizer, Emu3's, or a model of transformers. One that can only encode images
+            (Chameleon, GLM-Image) becomes `CodeColours`.
+        image_size: side of an image in pixels, if `grid` is not given.
+        grid: side of an image in codes.
+
+    Raises:
+        ValueError: the weights belong to something else, or the image size is no multiple of the pixels of a code.
     """
     found = weights.tensors
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}quantize.embedding.weight" in found), "")
@@ -74,7 +100,7 @@ def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int |
     channels, codebook = len(weights.tensors["encoder.conv_in.weight"]), weights.tensors["quantize.embedding.weight"]
     factor = 2 ** (num_levels - 1)
     if image_size is not None and image_size % factor:
-        raise ValueError(f"{weights.path}: data.image_size should be a multiple of {factor}, got {image_size}")
+        raise ValueError(f"{weights.path}: the image size should be a multiple of {factor}, got {image_size}")
     return {
         "grid": grid or image_size // factor,
         "codebook_size": len(codebook),

@@ -98,21 +98,22 @@ class TransformersTarget(Target):
         return self.layers(**known, past_key_values=past, use_cache=past is not None).last_hidden_state
 
 
-def adapt(model: Any, family: str, **sizes: Any) -> TransformersTarget:
-    """Makes a target of a loaded model of transformers.
+def adapt(model: Any, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:
+    """Make a target of a loaded model of transformers.
 
     Args:
         model: of the class that the family's row names.
-        family: name of the row.
-        sizes: fields of a `TargetConfig` that no model says: num_text_tokens, null_ids, null_filler, and where they are
-            not the published ones grid, columns, small_grid, small_columns, line_end.
+        family: its name in FAMILIES.
+        grid: height of the image, in codes.
+        sizes: fields of a `TargetConfig` that no model states: num_text_tokens, null_ids, null_filler; and columns,
+            small_grid, small_columns, line_end if they differ from the family's.
 
     Raises:
         ValueError: the layers lie on several devices or on none, attend in a way that takes no mask of four dimensions,
             or hide a weight that is read, see `weight_of`.
     """
     row, text = FAMILIES[family], model.config.get_text_config()
-    sizes = {"grid": row.grid, "num_text_tokens": 128, **row.target, **sizes}
+    sizes = {"grid": grid, "num_text_tokens": 128, **row.target, **sizes}
     line_end = sizes.get("line_end")
     if line_end is not None:  # Emu3 names it
         line_end = getattr(model.model.vocabulary_mapping, "eol_token_id", line_end)

@@ -19,8 +19,15 @@ LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
     "3B": {"dim": 3200, "num_layers": 24, "num_heads": 32},
     "7B": {"dim": 4096, "num_layers": 32, "num_heads": 32},
 }
+# Fields of a `TargetConfig` in which a file must agree with what is expected, if it states them.
+COMPARED_SIZES = ("dim", "num_layers", "num_heads", "vocab_size", "grid", "num_text_tokens", "caption_dim")
 OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may run past the last token
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
+
+
+def ffn_width(dim: int, multiple: int = FFN_MULTIPLE) -> int:
+    """Return the channels of LlamaGen's feed-forward part: 8 / 3 of `dim`, rounded up to a multiple."""
+    return -(-int(8 * dim / 3) // multiple) * multiple
 
 
 def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
@@ -123,7 +130,7 @@ class TargetConfig(CommonSizes):
     @property
     def ffn_hidden(self) -> int:
         """Channels inside the feed-forward part."""
-        return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
+        return self.ffn_width or ffn_width(self.dim, self.ffn_multiple)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The families of language models that draw images, a row each, and what is published of them.
+"""Families of language models that generate images: a class of transformers, and how it is prompted and taken apart.
 
-A family is a class of transformers with a way to prompt it. One of your own is such a row. Read while Snakemake plans,
-so neither torch nor transformers is imported before a model is there.
+Published models of a family are in `lantern.cards.published`. Read while Snakemake plans, so neither torch nor
+transformers is imported before a model is there.
 """
 
 from __future__ import annotations
@@ -49,50 +49,28 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """A way to draw with a class of transformers.
+    """A class of transformers that generates images.
 
     Attributes:
-        model_class: its name.
-        layers_class: the name of the class of its layers without the head.
-        prompt: its prompts' form.
-        take_apart: a model, and the id of what ends a line or None, to its parts.
-        grid: tokens of an image's side, as published.
-        codebook_size: codes of its image tokenizer.
-        code_dim: length of a code.
-        num_ids: rows of its table of words.
-        target: fields of a `TargetConfig` that all its models share.
-        overlay: file in experiments/ with its settings.
-        licence: of the published weights.
-        turns_by_grid: channels are turned by time, row and column.
+        model_class: name of the class.
+        layers_class: name of the class of its layers without the head.
+        prompt: form of its prompts.
+        take_apart: returns the parts of a model, given the model and the id of the token that ends a line, or None.
+        target: fields of a `TargetConfig` that all models of the family share.
+        turns_by_grid: positions are (time, row, column).
     """
 
     model_class: str
     layers_class: str
     prompt: PromptForm
     take_apart: Callable[[Any, int | None], Parts]
-    grid: int
-    codebook_size: int
-    code_dim: int
-    num_ids: int
-    overlay: str
-    licence: str
     target: Mapping[str, Any] = field(default_factory=dict)
     turns_by_grid: bool = False
 
-
-@dataclass(frozen=True)
-class Published:
-    """A published model: its family, its name, the pixels of a code's side, the sizes of its target, and the entries of
-    workflow/resources.yaml that hold its weights, its image tokenizer and its prompts' tokenizer.
-    """
-
-    family: str
-    name: str
-    pixels: int
-    sizes: Mapping[str, int]
-    weights: str
-    images: str
-    words: str
+    @property
+    def small_grid(self) -> int:
+        """Side of the smaller image that comes first, or 0."""
+        return self.target.get("small_grid", 0)
 
 
 def family_of(model_class: str) -> str:
@@ -116,26 +94,6 @@ def family_named(name: str | None, model_class: str) -> str:
     if name not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, or None, got {name!r}")
     return name
-
-
-def fill_model(config: dict[str, Any]) -> None:
-    """Writes into a config whose key `model` names a published model all that follows from it.
-
-    Raises:
-        ValueError: an unknown name; lists the known ones.
-    """
-    name = config["model"]
-    if name is None:
-        return
-    if name not in PUBLISHED:
-        raise ValueError(f"config key model must be one of {', '.join(PUBLISHED)}, or null, got {name!r}")
-    model = PUBLISHED[name]
-    family = FAMILIES[model.family]
-    codes = {"grid": family.grid, "codebook_size": family.codebook_size, "code_dim": family.code_dim}
-    config["data"]["image_size"] = family.grid * model.pixels
-    config["text"].update(encoder=model.family, checkpoint=model.words)
-    config["tokenizer"].update(checkpoint=model.images, **codes)
-    config["target"].update(checkpoint=model.weights, name=model.name, size=None, **family.target, **model.sizes)
 
 
 def weight_of(model: Any, name: str) -> torch.Tensor:
@@ -207,10 +165,6 @@ _CHAMELEON = {
     "model_class": "ChameleonForConditionalGeneration",
     "layers_class": "ChameleonModel",
     "take_apart": _chameleon,
-    "codebook_size": 8192,
-    "code_dim": 256,
-    "num_ids": 65536,
-    "licence": "Chameleon's, research only",
 }
 # Source of the prompts: jadohu/LANTERN@3a56e45 (Anole, Lumina-mGPT, of 768 pixels), deepseek-ai/Janus@1daa72f,
 # baaivision/Emu3@f6ea9aa (of 720), transformers (GLM-Image).
@@ -218,8 +172,6 @@ FAMILIES: dict[str, Family] = {
     "anole": Family(
         **_CHAMELEON,
         prompt=PromptForm(("<s>",), "{}", ("<reserved08706>", "<racm3:break>"), ("<s>", "<racm3:break>")),
-        grid=32,
-        overlay="anole",
         target={"has_qk_norm": True},
     ),
     "lumina": Family(
@@ -230,8 +182,6 @@ FAMILIES: dict[str, Family] = {
             ("<reserved08706>", "<racm3:break>", "<reserved08824>", "<reserved08824>"),
             ("<racm3:break>", "<reserved08824>", "<reserved08824>"),
         ),
-        grid=48,
-        overlay="lumina_mgpt",
         target={"has_qk_norm": True, "line_end": 8803},
     ),
     "janus": Family(
@@ -245,12 +195,6 @@ FAMILIES: dict[str, Family] = {
             filler="<｜▁pad▁｜>",
         ),
         take_apart=_janus,
-        grid=24,
-        codebook_size=16384,
-        code_dim=8,
-        num_ids=102400,
-        overlay="janus_pro",
-        licence="DeepSeek's model agreement",
         target={"has_mlp_head": True},
     ),
     "emu3": Family(
@@ -270,12 +214,6 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         take_apart=_emu3,
-        grid=90,
-        codebook_size=32768,
-        code_dim=4,
-        num_ids=184622,
-        overlay="emu3",
-        licence="Apache 2.0",
         target={"line_end": 151846},
     ),
     "glm_image": Family(
@@ -288,29 +226,7 @@ FAMILIES: dict[str, Family] = {
             (),
         ),
         take_apart=_glm_image,
-        grid=32,
-        codebook_size=16384,
-        code_dim=2048,
-        num_ids=168064,
-        overlay="glm_image",
-        licence="MIT",
         target={"small_grid": 16},
         turns_by_grid=True,
     ),
-}
-
-_7B = {"dim": 4096, "num_layers": 32, "num_heads": 32, "ffn_width": 11008}
-_EMU3 = {"dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "ffn_width": 14336}
-_GLM = {"dim": 4096, "num_layers": 40, "num_heads": 32, "num_kv_heads": 2, "ffn_width": 13696}
-_JANUS_1B = {"dim": 2048, "num_layers": 24, "num_heads": 16, "ffn_width": 5632}
-_JANUS_7B = {"dim": 4096, "num_layers": 30, "num_heads": 32, "ffn_width": 11008}
-_CHAMELEONS = ("chameleon_image_tokenizer", "chameleon_text_tokenizer")
-# By the name that config key `model` and `lantern.load` take.
-PUBLISHED: dict[str, Published] = {
-    "anole-7b": Published("anole", "Anole", 16, _7B, "anole", *_CHAMELEONS),
-    "lumina-mgpt-7b": Published("lumina", "Lumina-mGPT 7B", 16, _7B, "lumina_mgpt", *_CHAMELEONS),
-    "janus-pro-1b": Published("janus", "Janus-Pro-1B", 16, _JANUS_1B, *["janus_pro_1b"] * 3),
-    "janus-pro-7b": Published("janus", "Janus-Pro-7B", 16, _JANUS_7B, *["janus_pro_7b"] * 3),
-    "emu3-gen": Published("emu3", "Emu3-Gen", 8, _EMU3, *["emu3"] * 3),
-    "glm-image": Published("glm_image", "GLM-Image", 32, _GLM, *["glm_image"] * 3),
 }

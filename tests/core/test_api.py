@@ -17,6 +17,7 @@ import lantern
 from conftest import ROOT
 from families import draw_c2i
 from lantern import api
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed, load_decoding_models
@@ -26,7 +27,6 @@ from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern_pipeline import pretrained
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 PROMPTS = ["a large red circle on grass", "a small blue square on sand"]
 WEIGHTS = ROOT / "models" / "embedded"

@@ -20,8 +20,8 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import load_records
 from lantern.sampling import SamplingConfig
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions, check_choices
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}

@@ -40,9 +40,9 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import Target, TargetConfig
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
+from lantern.text_encoders.tokens import TokenPromptEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.data.model_sizes import prompt_sizes
-from lantern_pipeline.data.token_prompts import TokenPromptEncoder
 from lantern_pipeline.training.drafter_loss import run_target, unroll
 from published_layouts import refusal
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from conftest import ROOT, load_config
 from lantern.checkpoints.native import save_model
 from lantern.models.draft import DraftModel
+from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.text_encoders.encoders import describe_features
 from lantern_pipeline.cli import app
-from lantern_pipeline.data.text_encoders import describe_features
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
 CONFIG = load_config([ROOT / "config.yaml"])
 
@@ -63,7 +63,7 @@ def home(tmp_path, monkeypatch):
     weights = tmp_path / "models" / "embedded"
     torch.manual_seed(0)
     target = TargetModel(TargetConfig(32, 2, 2, 32, 4, num_text_tokens=16, caption_dim=256)).eval()
-    text = describe_features(config["text"])
+    text = describe_features(config["text"]["encoder"])
     save_model(weights / "tokenizer.safetensors", ImageTokenizer(TokenizerConfig(24, 4, 32, 4, 8, 8, 1)))
     save_model(weights / "target.safetensors", target, {"text": text})
     save_model(weights / "drafter.safetensors", DraftModel.from_target(target, 0))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.data.code_dataset import CodeDataset
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
 CONFIG = TargetConfig(

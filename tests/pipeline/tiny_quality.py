@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from lantern.methods import make_method
+from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
+from lantern.text_encoders.words import WordEmbeddingEncoder
 
 NUM, TOKENS, VOCAB = 6, 16, 32
 SETTINGS = {

@@ -42,15 +42,15 @@ def sample(
     weights in models/embedded; prints target forwards, seconds, and which images equal autoregressive decoding's.
     """
     import lantern
+    from lantern.load import EMBEDDED, find_shipped
     from lantern_pipeline.archive.provenance import FILE_NAME
     from lantern_pipeline.cli_sample import draw_samples, sample_prompt, table_of
     from lantern_pipeline.figures.style import save_figure
-    from lantern_pipeline.pretrained import WEIGHTS, find_weights_home
 
     with _one_sentence():
         has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
-        if not has_run and (home := find_weights_home()):
-            typer.echo(f"nothing has run yet: drawing from {home / WEIGHTS}")
+        if not has_run and (weights := find_shipped(EMBEDDED)):
+            typer.echo(f"nothing has run yet: drawing from {weights}")
             model = lantern.load("embedded")
         else:
             model = lantern.load(_finished_experiment(results, experiment))
@@ -131,11 +131,11 @@ def predict(
     ] = None,
 ) -> None:
     """Predicts seconds of an image and speed-up on a GPU from published times of steps (docs/gpu.md); runs nothing."""
-    from lantern_pipeline.pretrained import HOMES
+    from lantern.load import find_shipped
     from lantern_pipeline.tables.predict import published_tokens, table_of
 
     with _one_sentence():
-        table = next((home / RATES for home in HOMES if (home / RATES).is_file()), RATES)
+        table = find_shipped(RATES) or RATES
         given = None if tokens_per_forward is None else ("given", tokens_per_forward)
         methods = []
         for name in method or ["jacobi", "eagle1"]:

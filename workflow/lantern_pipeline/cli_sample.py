@@ -58,7 +58,7 @@ def sample_prompt(model: Model, prompt: str, methods: Sequence[str] = ()) -> lis
         name, *words = method.split()
         parts = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
         for _ in range(2):  # the first warms up
-            drawn = model.draw(prompt, name, **parts)
+            drawn = model.generate(prompt, name, **parts)
         baseline = drawn.codes if baseline is None else baseline
         label, is_equal = label_method(drawn.records.metadata["method"]), torch.equal(drawn.codes, baseline)
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])

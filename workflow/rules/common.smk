@@ -8,6 +8,8 @@ from pathlib import Path
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
+from snakemake.utils import update_config
+
 from lantern.models.families import FAMILIES
 from lantern_pipeline.config.figures import GENERALITY, figure_table
 from lantern_pipeline.config.partitions import check_partitions
@@ -26,6 +28,7 @@ from lantern_pipeline.config.paths import (
     trees_of,
 )
 from lantern_pipeline.config.resources import MOST_MINUTES, JobSizes, growing
+from lantern_pipeline.data.model_cards import FROM_FILES, TARGET_KEYS, card_of, card_sections, hub_entries
 from lantern_pipeline.config.validate import check_config_files, describe_folder, uses_gpu, validate_config
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries, resource_of
@@ -42,6 +45,9 @@ try:
     if workflow.is_main_process:
         RUN_LOCK.check(sys.argv)
         check_config_files(workflow.configfiles)
+    # A published model's card stands between config.yaml and what the user says.
+    update_config(config, {**card_sections(config["model"]), "resources": hub_entries()})
+    update_config(config, GIVEN)
     validate_config(config)
     RESOURCES = parse_entries(config["resources"])
     check_choices(config["metrics"], RESOURCES)

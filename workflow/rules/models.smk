@@ -1,8 +1,7 @@
 """Image tokenizer, target and draft model: trained or, where the config names a `checkpoint`, converted."""
 
-TARGET_SIZES = ("size", "dim", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "rope", "has_qk_norm")
-TARGET_SIZES += ("has_mlp_head", "line_end", "small_grid")
-CODES = {name: getattr(SIZES.sizes, name) for name in ("vocab_size", "grid")}
+TARGET_SIZES = asdict(SIZES.sizes)
+NO_TRAINING = ("name", "checkpoint", "size", *TARGET_KEYS)  # keys of config section `target`
 
 if config["tokenizer"]["checkpoint"]:
 
@@ -22,7 +21,7 @@ if config["tokenizer"]["checkpoint"]:
             code=code("convert_tokenizer.py"),
             sizes={
                 **settings_of("tokenizer", "grid", "codebook_size", "code_dim"),
-                "image_size": config["data"]["image_size"],
+                "size": config["data"]["image_size"],
             },
         script:
             "../scripts/convert_tokenizer.py"
@@ -69,8 +68,7 @@ if config["target"]["checkpoint"]:
             mem_mb=SIZES.converting_mb(),
         params:
             code=code("convert_target.py"),
-            settings=settings_of("target", *TARGET_SIZES),
-            codes=CODES,
+            sizes=TARGET_SIZES,
             text=TEXT,
             dtype=config["generation"]["dtype"],
         script:
@@ -100,8 +98,8 @@ else:
         params:
             **TEXT_PARAMS,
             code=code("train_target.py"),
-            settings={key: value for key, value in config["target"].items() if key not in ("name", "checkpoint")},
-            codes=CODES,
+            sizes=TARGET_SIZES,
+            settings={key: value for key, value in config["target"].items() if key not in NO_TRAINING},
             training_seed=lambda wildcards: int(wildcards.training_seed),
         script:
             "../scripts/train_target.py"

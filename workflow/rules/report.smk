@@ -95,9 +95,30 @@ for name, figure in FIGURES.items():
 
 
 # After the tables and figures, whose change makes it anew.
+# What `lantern.load` reads of a finished run.
+rule write_card:
+    input:
+        target=target_of(FIRST["training_seed"]),
+        drafter=drafter_of(FIRST["training_seed"]) if PLAN.needs_draft_model else [],
+        tokenizer=TOKENIZER,
+        text=resource_of(config["text"]["checkpoint"], RESOURCES) if config["text"]["encoder"] in FROM_FILES else [],
+    output:
+        card="<results>/card.json",
+    log:
+        "<logs>/write_card.log",
+    conda:
+        ENVIRONMENT
+    params:
+        **TEXT_PARAMS,
+        code=code("write_card.py"),
+        card=card_of(config).to_dict(),
+    script:
+        "../scripts/write_card.py"
+
+
 rule write_provenance:
     input:
-        models=PLAN.model_files(),
+        models=[*PLAN.model_files(), *rules.write_card.output],
         prompts=[f"<results>/prompts/{name}.jsonl" for name in PLAN.prompt_sets],
         records=shards_of(PLAN.all_records()),
         tables=[

@@ -1,9 +1,9 @@
 """Writes the table of nearest codes of the tokenizer's codebook; the metadata says how distance was measured."""
 
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log:
     params, neighbours = snakemake.params, snakemake.wildcards.neighbours

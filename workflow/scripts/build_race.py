@@ -1,5 +1,6 @@
 """Writes the page on which methods draw the timed prompts side by side, and a moving picture of one prompt."""
 
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_text
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -7,7 +8,6 @@ from lantern_pipeline.measure.latency import load_timed_images
 from lantern_pipeline.pages.race import build_page
 from lantern_pipeline.pages.race_picture import draw_race
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log:
     files = snakemake.input

@@ -1,11 +1,11 @@
 """Writes the page of the perceptual study and its key."""
 
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_json, write_text
 from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.pages.study import build_page, select_trials
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log:
     settings = snakemake.params.settings

@@ -1,14 +1,15 @@
 """Brings an image tokenizer of another run, or VQ-16, into our layout, after comparing it with the config."""
 
+from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model
+from lantern.checkpoints.tokenizers import read_tokenizer
 from lantern.io import write_json
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import read_tokenizer
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)
-    model = read_tokenizer(path, **snakemake.params.sizes)
+    model = read_tokenizer(path, ImageSettings(**snakemake.params.sizes))
     report = describe_conversion(snakemake.input.checkpoint, model)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -3,13 +3,13 @@
 import torch
 from tqdm import tqdm
 
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import add_line_ends
 from lantern.io import save_tensors
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.runtime.job import job_log, resolve_device
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params

@@ -1,8 +1,8 @@
 """Encodes one shard of a prompt set with T5, once; nothing else loads T5."""
 
+from lantern.text_encoders.t5 import T5TextEncoder
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
-from lantern_pipeline.data.t5 import T5TextEncoder
 from lantern_pipeline.data.text_features import write_text_features
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
 from lantern_pipeline.runtime.job import job_log, resolve_device

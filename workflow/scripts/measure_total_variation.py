@@ -3,6 +3,7 @@
 import pandas as pd
 
 from lantern.checkpoints.target import load_target
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.generation import load_nearest_codes
 from lantern.records import load_shards
 from lantern_pipeline.data.decoders import load_job_decoders
@@ -12,7 +13,6 @@ from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.measure.total_variation import TotalVariationStudy, tv_curves
 from lantern_pipeline.runtime.job import job_log, resolve_device
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake):
     params, files, device = snakemake.params, snakemake.input, resolve_device(snakemake.config["device"])

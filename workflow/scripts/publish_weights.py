@@ -5,8 +5,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lantern.io import atomic_path, read_json, write_json, write_text
+from lantern.text_encoders.encoders import describe_features
 from lantern_pipeline.archive.weights import describe_training, round_model
-from lantern_pipeline.data.text_encoders import describe_features
+from lantern_pipeline.data.model_cards import card_of
+from lantern_pipeline.data.run_card import make_run_card
 from lantern_pipeline.fetch.manifest import SUMS
 from lantern_pipeline.runtime.job import job_log
 
@@ -16,7 +18,8 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     reports = {name: read_json(path.with_name("report.json")) for name, path in trained.items()}
     rounded = {name: Path(workplace, f"{name}.safetensors") for name in trained}
     for name, path in trained.items():
-        round_model(path, rounded[name], {"text": describe_features(config["text"])} if name == "target" else {})
+        features = {"text": describe_features(config["text"]["encoder"])} if name == "target" else {}
+        round_model(path, rounded[name], features)
     training = describe_training(config, reports, rounded)
     for path in rounded.values():
         with atomic_path(folder / path.name) as temporary:
@@ -24,4 +27,8 @@ with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     sums = "".join(f"{model['sha256']}  {model['file']}\n" for model in training["models"].values())
     write_text(folder / SUMS, sums)  # as sha256sum reads it
     write_json(folder / "training.json", training)
+    parts = {part: rounded[part].name for part in ("target", "drafter", "tokenizer")}
+    planned = card_of(config).to_dict()
+    card = make_run_card(planned, config["text"], config["data"]["source"], rounded["target"], parts)
+    write_json(folder / "card.json", {**card.to_dict(), "name": "embedded", "licence": "Apache-2.0"})
     log.info("wrote %s; README.md beside it is written by hand: look through its numbers", folder)

@@ -6,9 +6,9 @@ from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.text_encoders.encoders import describe_features
 from lantern_pipeline.data.code_dataset import load_codes
-from lantern_pipeline.data.model_sizes import prompt_sizes, resolve_size
-from lantern_pipeline.data.text_encoders import describe_features, make_text_encoder
+from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import job_log, resolve_device, training_checkpoint
 from lantern_pipeline.training.loop import Pace, run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
@@ -20,13 +20,10 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.train, files.captions, encoder)
     held_out = load_codes(files.val, files.val_captions, encoder)
-    sizes = {**prompt_sizes(params.text), **params.codes}
     torch.manual_seed(params.training_seed)
-    model = TargetModel(pick(TargetConfig, resolve_size(settings), **sizes)).to(
-        resolve_device(snakemake.config["device"])
-    )
+    model = TargetModel(TargetConfig(**params.sizes)).to(resolve_device(snakemake.config["device"]))
     trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)
-    features = {"text": describe_features(params.text)}
+    features = {"text": describe_features(params.text["encoder"])}
     history = run_training(
         trainer,
         settings["num_steps"],

@@ -3,12 +3,12 @@
 from lantern.checkpoints.native import load_model, save_model
 from lantern.io import write_json
 from lantern.models.config import pick
+from lantern.models.image_tokenizer import TokenizerConfig
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training
-from lantern_pipeline.training.tokenizer import NUM_EVAL, TokenizerTrainer, TokenizerTraining
+from lantern_pipeline.training.tokenizer import NUM_EVAL, TokenizerTrainer, TokenizerTraining, evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
-from lantern_pipeline.world.tokenizer import TokenizerConfig, evaluate_tokenizer
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     params, settings = snakemake.params, snakemake.params.settings

@@ -1,12 +1,12 @@
 """Writes the report's first screen from the claims and the images of the methods that they name."""
 
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import read_json, write_text
 from lantern.records import load_shards
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.pages.front_page import describe_front, render_front
 from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 with job_log(snakemake):
     files, num = snakemake.input, snakemake.params.num_prompts

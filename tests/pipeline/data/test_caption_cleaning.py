@@ -8,7 +8,7 @@ import json
 import pytest
 
 from conftest import DATA
-from lantern_pipeline.data.caption_cleaning import clean_caption
+from lantern.text_encoders.caption_cleaning import clean_caption
 
 
 def test_every_caption_of_the_reference_is_cleaned_alike():

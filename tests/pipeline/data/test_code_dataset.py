@@ -5,9 +5,9 @@ import torch
 
 from lantern.io import save_tensors
 from lantern.prompts import Prompt
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.data.code_dataset import load_codes, step_indices
 from lantern_pipeline.data.prompt_files import write_prompts
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 
 ENCODER = WordEmbeddingEncoder(None, 8, 4, 0)
 

@@ -6,16 +6,11 @@ import pytest
 import torch
 
 from conftest import ROOT
+from lantern.text_encoders.encoders import WORD_FEATURES, compare_features, describe_features
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.model_sizes import prompt_sizes
-from lantern_pipeline.data.text_encoders import (
-    WORD_FEATURES,
-    WordEmbeddingEncoder,
-    compare_features,
-    describe_features,
-    make_text_encoder,
-    unknown_words,
-)
+from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
 from lantern_pipeline.world.scenes import VOCABULARY
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import ROOT
 from lantern.checkpoints.target import read_target
+from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern_pipeline.fetch.manifest import (
     describe_conversion,
     describe_path,
@@ -19,7 +20,6 @@ from lantern_pipeline.fetch.manifest import (
     resource_path,
     resource_sha256,
 )
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 from published_layouts import CONFIG, ORIGINAL
 
 

@@ -13,12 +13,13 @@ import torch
 from lantern.codebook import nearest_codes
 from lantern.decoding import DecodingModels, make_decoder
 from lantern.models.draft import DraftModel
+from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern_pipeline.config.methods import expand_ablations
 from lantern_pipeline.data.image_sources import SceneSource
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.measure import ablations
 from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.clip_score import ClipScore
@@ -26,7 +27,6 @@ from lantern_pipeline.measure.measuring_models import MeasuringModels
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig
 
 NUM, VOCAB = 4, 24
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}

@@ -14,7 +14,7 @@ from lantern.draft_tree import reached_nodes
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.measure.coupled_distribution import (
     crossings,
     distribution_of_coupled_siblings,

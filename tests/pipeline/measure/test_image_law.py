@@ -14,7 +14,7 @@ from lantern.generation import generate_records
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import image_law, likelihood
 from lantern_pipeline.measure.image_law import ImageTest, points_of
 

@@ -15,8 +15,8 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.measure import latency
 from lantern_pipeline.measure.latency import (
     COLUMNS,

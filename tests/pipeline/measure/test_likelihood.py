@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lantern.models.target import TargetConfig, TargetModel
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import likelihood
 from lantern_pipeline.measure.likelihood import (
     measure_ambiguity,

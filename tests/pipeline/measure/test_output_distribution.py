@@ -27,7 +27,7 @@ from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.measure.output_distribution import (
     NodeRecorder,
     OutputDistribution,

@@ -11,9 +11,9 @@ from lantern.io import write_json
 from lantern.methods import make_method
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.config.methods import candidates_of
 from lantern_pipeline.data.decoders import resolve_tree
-from lantern_pipeline.data.text_encoders import WordEmbeddingEncoder
 from lantern_pipeline.measure import tree_tuning
 from lantern_pipeline.measure.tree_tuning import choose_tree, unreported_prompts
 

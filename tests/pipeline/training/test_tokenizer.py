@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lantern.models.image_tokenizer import TokenizerConfig, nearest_rows
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.training.tokenizer import (
     TokenizerTrainer,
@@ -15,7 +16,6 @@ from lantern_pipeline.training.tokenizer import (
     spherical_kmeans,
 )
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
-from lantern_pipeline.world.tokenizer import TokenizerConfig, nearest_rows
 
 SMALL = TokenizerConfig(codebook_size=64, encoder_width=16, decoder_width=16, decoder_blocks=1)
 

@@ -5,17 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from lantern.checkpoints.native import save_model
+from lantern.checkpoints.tokenizers import load_tokenizer, read_tokenizer
+from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
 from lantern.models.vq16 import VQ16
+from lantern_pipeline.training.tokenizer import evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.scenes import render, sample_scene
-from lantern_pipeline.world.tokenizer import (
-    ImageTokenizer,
-    TokenizerConfig,
-    evaluate_tokenizer,
-    load_tokenizer,
-    nearest_rows,
-    read_tokenizer,
-)
 from published_layouts import ORIGINAL, refusal, vq_state, write_vq
 
 VQ_SIZES = {"image_size": 8, "grid": 4, "codebook_size": 16, "code_dim": 8}

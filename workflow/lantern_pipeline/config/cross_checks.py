@@ -14,7 +14,7 @@ from lantern.models.config import OVERSHOOT
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
-from lantern_pipeline.data.model_sizes import FROM_FILES, resolve_size
+from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields
 from lantern_pipeline.fetch.entries import check_reference, parse_entries
 from lantern_pipeline.measure.registry import trained_models
 
@@ -75,6 +75,8 @@ def _resources(config: dict[str, Any]) -> Iterator[str]:
         check_reference(f"prompts.{name}.file", (entry or {}).get("file"), resources)
     check_reference("data.captions.file", (config["data"]["captions"] or {}).get("file"), resources)
     encoder, num_seeds = config["text"]["encoder"], len(config["repeats"]["training_seeds"])
+    if encoder not in ENCODERS:
+        yield f"text.encoder must be one of {', '.join(ENCODERS)}, got {encoder!r}; {closest(encoder, list(ENCODERS))}"
     if encoder in FROM_FILES and config["text"]["checkpoint"] is None:
         what = "T5's weights" if encoder == "t5" else "the target's tokenizer.json"
         yield f"text.checkpoint must name {what} where text.encoder is {encoder}"
@@ -139,7 +141,7 @@ def _without_images(config: dict[str, Any], source: str) -> Iterator[str]:
 
 def _sizes(config: dict[str, Any]) -> Iterator[str]:
     source, codebook_size = config["data"]["source"], config["tokenizer"]["codebook_size"]
-    target, dynamic = resolve_size(config["target"]), config["draft_tree"]["dynamic"]
+    target, dynamic = target_fields(config["target"], config["text"]["encoder"]), config["draft_tree"]["dynamic"]
     if source == "folder" and not config["data"]["folder"]:
         yield "data.folder must name a folder of name.png and name.txt when data.source is folder"
     upper_bounds = {

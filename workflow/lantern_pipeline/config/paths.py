@@ -12,7 +12,7 @@ from typing import Any
 
 from lantern.methods import MethodSpec
 from lantern_pipeline.config.methods import candidates_of, expand_ablations, expand_methods, table_file
-from lantern_pipeline.data.model_sizes import FROM_FILES
+from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.fetch.entries import Resource, resource_of
 from lantern_pipeline.measure.registry import TRAINED, metric_files, published_files, trained_models
 

@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, pick, target_parameters
-from lantern_pipeline.data.model_sizes import CHAMELEON, prompt_sizes, resolve_size
+from lantern.models.config import DraftConfig, draft_parameters, target_parameters
+from lantern.models.families import FAMILIES
+from lantern_pipeline.data.model_cards import card_of
 
 # Measured: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes around a
 # cluster's job; rounded up.
@@ -43,24 +44,19 @@ def growing(first: int, most: float = math.inf) -> Callable[..., int]:
     return resource
 
 
-def target_sizes(config: dict[str, Any]) -> TargetConfig:
-    """Sizes of the config's target."""
-    num_tokens = config["tokenizer"]["codebook_size"] + (config["target"].get("line_end") is not None)
-    codes = {"vocab_size": num_tokens, "grid": config["tokenizer"]["grid"]}
-    return pick(TargetConfig, resolve_size(config["target"]), **codes, **prompt_sizes(config["text"]))
-
-
 def draft_sizes(config: dict[str, Any]) -> DraftConfig:
-    """Sizes of the config's draft model: of our own, or of a published one."""
-    is_chameleon = config["text"]["encoder"] in CHAMELEON and config["drafter"]["checkpoint"] is not None
-    return (DraftConfig.of_chameleon if is_chameleon else DraftConfig.of)(target_sizes(config))
+    """Return the sizes of the config's draft model. Published ones of Chameleon's family see the prompt's ids."""
+    family = FAMILIES.get(config["text"]["encoder"])
+    is_chameleon = family is not None and family.layers_class == "ChameleonModel"
+    is_published = is_chameleon and config["drafter"]["checkpoint"] is not None
+    return (DraftConfig.of_chameleon if is_published else DraftConfig.of)(card_of(config).target_config())
 
 
 class JobSizes:
     """Megabytes and minutes of jobs that hold a target; a GPU's memory is not counted."""
 
     def __init__(self, config: dict[str, Any], has_gpu: bool) -> None:
-        self.config, self.has_gpu, self.sizes = config, has_gpu, target_sizes(config)
+        self.config, self.has_gpu, self.sizes = config, has_gpu, card_of(config).target_config()
         self.drafter, self.num_drafter = draft_sizes(config), draft_parameters(draft_sizes(config))
         self.value_bytes = 2 if config["generation"]["dtype"] == "bfloat16" else FLOAT32_BYTES
         self.is_large = target_parameters(self.sizes) > 50e6  # the embedded world's have 4 million, LlamaGen B has 111

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from lantern.models.config import COMPARED_SIZES
 from lantern_pipeline.config.cross_checks import measuring_sections
-from lantern_pipeline.config.resources import target_sizes
 from lantern_pipeline.config.validate import has_gpu
+from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.fetch.entries import Resource
 
 MAX_BYTES = 10**7  # of a prompt file that is read at once; a larger one is left to its job
-# Sizes that the header of a file in our own layout tells, and the config keys that must agree with them.
-_SIZE_KEYS = {
-    "image_size": "data.image_size",
-    "grid": "tokenizer.grid",
-    "codebook_size": "tokenizer.codebook_size",
-    "code_dim": "tokenizer.code_dim",
-    "vocab_size": "tokenizer.codebook_size",
-    "num_text_tokens": "text.max_tokens",
-    "caption_dim": "text.caption_dim",
-    "dim": "target.dim",
-    "num_layers": "target.num_layers",
-    "num_heads": "target.num_heads",
-}
 
 
 def check_user_files(config: Mapping[str, Any], resources: Mapping[str, Resource], is_local: bool = True) -> None:
@@ -53,20 +42,17 @@ def check_user_files(config: Mapping[str, Any], resources: Mapping[str, Resource
 
 
 def _check_weights(section: str, config: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
-    """Compares the sizes in the header of a file in our own layout with the config's; the job compares them all."""
-    checkpoint = config[section]["checkpoint"]
+    """Compare the sizes in the header of a file in our own layout with the config's; the job compares all of them."""
+    checkpoint, card = config[section]["checkpoint"], card_of(config)
     path = resources[checkpoint].path if checkpoint in resources else checkpoint
-    target = target_sizes(config)
+    wanted = {**asdict(card.images), "image_size": card.images.size}
+    if section == "target":
+        wanted = {name: getattr(card.target_config(), name) for name in COMPARED_SIZES}
     for name, found in _header_sizes(path).items():
-        key = _SIZE_KEYS.get(name)
-        if key is None:
-            continue
-        first, _, last = key.partition(".")
-        wanted = getattr(target, name) if hasattr(target, name) else config[first][last]
-        if found != wanted:
+        if name in wanted and found != wanted[name]:
             raise ValueError(
-                f"config key {key} must be {found} with the weights {path}, got {wanted}; set it so, or set "
-                f"{section}.checkpoint to null to train others"
+                f"config key {section}.checkpoint: {path} has {name} {found}, the config's model {wanted[name]}; "
+                f"correct that size, or set {section}.checkpoint to null to train another"
             )
 
 

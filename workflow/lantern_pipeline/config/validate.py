@@ -16,7 +16,6 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
-from lantern.models.families import fill_model
 from lantern_pipeline.config.cross_checks import check_between_keys, closest, show
 from lantern_pipeline.config.methods import entry_properties
 
@@ -119,10 +118,9 @@ def check_config_files(paths: Iterable[Path | str]) -> None:
 
 
 def validate_config(config: dict[str, Any]) -> None:
-    """Checks a run's whole configuration; whole numbers written 96.0 become 96 in it, and `model` fills other keys."""
+    """Checks a run's whole configuration; whole numbers written 96.0 become 96 in it."""
     check_keys(config)
     config["variants"] = config["variants"] or {}
-    fill_model(config)
     check_between_keys(config)
 
 

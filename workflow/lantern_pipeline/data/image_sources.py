@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lantern.models.text import split_words
 from lantern.prompts import Prompt
+from lantern.text_encoders.base import split_words
 from lantern_pipeline.data.image_files import SUFFIXES, open_image, resize_and_crop, to_tensor
 from lantern_pipeline.data.prompt_files import load_prompt_set
 from lantern_pipeline.world.scenes import VOCABULARY, Scene, caption, render, sample_scene

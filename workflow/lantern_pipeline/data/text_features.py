@@ -19,8 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lantern.io import load_tensors, save_tensors
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern.text_encoders.base import TextEncoder
 
 logger = logging.getLogger(__name__)
 

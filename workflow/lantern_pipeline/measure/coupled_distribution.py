@@ -22,9 +22,9 @@ from lantern.decoding import Decoder
 from lantern.drafters.base import best_codes
 from lantern.drafters.jacobi import NUM_KEPT
 from lantern.methods import MethodSpec
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.step import Outcome
+from lantern.text_encoders.base import TextEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.measure.output_distribution import (
     PAIRS_AT_ONCE,

@@ -11,9 +11,9 @@ import scipy.stats
 import torch
 
 from lantern.models.target import Target
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.likelihood import walk_logits
 
 NUM_BINS = 20

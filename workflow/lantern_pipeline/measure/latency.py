@@ -22,8 +22,8 @@ from tqdm import tqdm
 from lantern.decoding import Decoder, Generation
 from lantern.generation import decode_timed
 from lantern.io import load_tensors, save_tensors
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 
 COLUMNS = ["method_id", "temperature", "stepping", "prompt_id", "round", "seconds", "cpu_seconds", "busy_elsewhere"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lantern.models.target import Target
-from lantern.models.text import TextEncoder
+from lantern.text_encoders.base import TextEncoder
 
 # Values; half a GiB in float32. Whoever reads logits holds three to six arrays of this size at a time.
 LOGITS_AT_ONCE = 2**27

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from lantern.checkpoints.files import check_equal, find_weights
 from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
+from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.models.target import Target
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, PublishedFidelity
 from lantern_pipeline.measure.registry import FIDELITY, chosen
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 from lantern_pipeline.world.clip import ClipModel
-from lantern_pipeline.world.tokenizer import load_tokenizer
 
 Device = torch.device | str
 

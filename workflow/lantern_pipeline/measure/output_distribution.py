@@ -21,10 +21,10 @@ from lantern.decoding import Decoder
 from lantern.draft_tree import reached_nodes
 from lantern.generation import decode_timed
 from lantern.models.config import TargetConfig
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.sampling import filter_logits
 from lantern.step import Outcome, Scores
+from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.intervals import bootstrap_interval, ratio_statistic
 from lantern_pipeline.measure.likelihood import walk_logits
 

@@ -17,9 +17,9 @@ from lantern.codebook import with_line_end
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec
 from lantern.models.target import Target
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
+from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.measure.image_law import ImageTest
 from lantern_pipeline.measure.losslessness import drawn_tokens, substitution_row

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from lantern.decoding import Decoder
-from lantern.models.text import TextEncoder
 from lantern.prompts import Prompt
+from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.latency import measure_latency
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lantern.models.text import split_words
+from lantern.text_encoders.base import split_words
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, run_training
 from lantern_pipeline.training.optimisers import Optimiser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import BETAS, ConvolutionMuon, Optimiser
-from lantern_pipeline.world.attribute_classifier import AttributeClassifier
-from lantern_pipeline.world.tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
+from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
+from lantern_pipeline.world.scenes import Scene
 
 NUM_EVAL = 1000  # held-out images behind the reported numbers
 _DATA_STREAM = 202  # keeps this stage's draws apart from the other stages'
@@ -197,3 +199,29 @@ def spherical_kmeans(vectors: Tensor, num_rows: int, num_rounds: int, generator:
         reseed_dead_codes(use, sums, vectors, 0.5, generator)
         rows = F.normalize(sums, dim=-1)
     return rows
+
+
+@torch.no_grad()
+def evaluate_tokenizer(
+    tokenizer: ImageTokenizer,
+    attribute_classifier: AttributeClassifier | None,
+    images: Tensor,
+    scenes: Sequence[Scene | dict] | None,
+) -> dict[str, float]:
+    """Measure reconstructions of held-out images (images, 3, size, size) in [-1, 1]: psnr_db (mean over images),
+    codes_used_share (of the codebook), perplexity (of the code frequencies, in codes) and, with scenes,
+    `evaluate_attribute_classifier`.
+    """
+    codes = tokenizer.encode(images)
+    reconstructions = tokenizer.decode(codes)
+    error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
+    counts = torch.bincount(codes.flatten(), minlength=tokenizer.config.codebook_size).double()
+    frequency = counts / counts.sum()
+    result = {
+        "psnr_db": float((10.0 * torch.log10(4.0 / error)).mean()),
+        "codes_used_share": float((counts > 0).double().mean()),
+        "perplexity": float(torch.exp(-torch.xlogy(frequency, frequency).sum())),
+    }
+    if attribute_classifier is not None and scenes is not None:
+        result.update(evaluate_attribute_classifier(attribute_classifier, reconstructions, scenes))
+    return result

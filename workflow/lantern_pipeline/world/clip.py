@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lantern.checkpoints.native import load_model, read_metadata
-from lantern.models.text import split_words
+from lantern.text_encoders.base import split_words
 
 PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 

@@ -1,7 +1,4 @@
-"""The T5 encoder behind LlamaGen's captions: flan-t5-xl, read from a local folder in its published layout.
-
-Encoding is slow, so a run encodes its prompts once and reads the stored features everywhere else.
-"""
+"""LlamaGen's text encoder, T5 (flan-t5-xl), read from a local folder in its published layout."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lantern.io import check_finite, read_json
-from lantern_pipeline.data.caption_cleaning import clean_caption
+from lantern.text_encoders.caption_cleaning import clean_caption
 
 MAX_TOKENS = 120
 
 
 class T5TextEncoder:
-    """LlamaGen's text encoder (a `lantern.models.text.TextEncoder`): cleaning, T5, rotation to left padding.
+    """LlamaGen's text encoder (a `TextEncoder`): cleaning, T5, rotation to left padding.
 
     `folder` holds config.json, tokenizer.json and the weights of a T5, as its hub repository has them; of a model with
     a decoder the encoder alone is read. Longer texts than `max_tokens`, the end token included, are cut. The features
@@ -61,7 +58,7 @@ class T5TextEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encode texts; see `lantern.models.text.TextEncoder.encode`. The result is on the CPU."""
+        """Encode texts; see `TextEncoder.encode`. The result is on the CPU."""
         ids, mask, _ = self.tokenize(texts)
         output = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device))
         return rotate_to_left_padding(output.last_hidden_state.float().cpu(), mask)
@@ -84,12 +81,10 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
     config = read_json(path)
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind != "t5":
-        raise ValueError(
-            f"{path}: model_type should be t5, found {kind!r}; text.checkpoint must name a T5 such as flan-t5-xl"
-        )
+        raise ValueError(f"{path}: model_type should be t5, found {kind!r}; give the folder of a T5 such as flan-t5-xl")
     if caption_dim is not None and config.get("d_model") != caption_dim:
         raise ValueError(
-            f"{path}: d_model should be {caption_dim} (config key text.caption_dim), found {config.get('d_model')}; "
+            f"{path}: d_model should be {caption_dim}, which is caption_dim of the model, found {config.get('d_model')}; "
             "LlamaGen's is 2048, flan-t5-xl's"
         )
     return config
@@ -136,7 +131,5 @@ def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no file {path}; config key text.checkpoint must lead to a T5's folder with it (flan-t5-xl)"
-        )
+        raise FileNotFoundError(f"there is no file {path}; give the folder of a T5 that holds it (flan-t5-xl)")
     return path

@@ -1,23 +1,14 @@
-"""The embedded image tokenizer: a vector-quantised autoencoder with LlamaGen's interface and a stem made for CPUs."""
+"""The image tokenizer of the shapes dataset: a VQ autoencoder with LlamaGen's interface, small enough for CPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lantern.checkpoints.files import check_equal, find_weights
-from lantern.checkpoints.native import load_model, read_metadata
-from lantern.checkpoints.tokenizers import ImageModel, read_image_tokenizer
-from lantern.models.code_colours import CodeColours
-from lantern.models.emu3 import Emu3Tokenizer
-from lantern.models.vq16 import VQ16, check_codes, check_images
-from lantern_pipeline.world.attribute_classifier import AttributeClassifier, evaluate_attribute_classifier
-from lantern_pipeline.world.scenes import Scene
+from lantern.models.vq16 import check_codes, check_images
 
 _BATCH = 32  # images; larger batches leave the cache
 _GROUPS = 8
@@ -130,48 +121,3 @@ class ResidualBlock(nn.Module):
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
     """Index (...,) of the row (rows, dim) nearest to each vector (..., dim), all of unit length; the first on ties."""
     return (vectors @ rows.T).argmax(-1)
-
-
-@torch.no_grad()
-def evaluate_tokenizer(
-    tokenizer: ImageTokenizer,
-    attribute_classifier: AttributeClassifier | None,
-    images: Tensor,
-    scenes: Sequence[Scene | dict] | None,
-) -> dict[str, float]:
-    """Measure reconstructions of held-out images (images, 3, size, size) in [-1, 1]: psnr_db (mean over images),
-    codes_used_share (of the codebook), perplexity (of the code frequencies, in codes) and, with scenes,
-    `evaluate_attribute_classifier`.
-    """
-    codes = tokenizer.encode(images)
-    reconstructions = tokenizer.decode(codes)
-    error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
-    counts = torch.bincount(codes.flatten(), minlength=tokenizer.config.codebook_size).double()
-    frequency = counts / counts.sum()
-    result = {
-        "psnr_db": float((10.0 * torch.log10(4.0 / error)).mean()),
-        "codes_used_share": float((counts > 0).double().mean()),
-        "perplexity": float(torch.exp(-torch.xlogy(frequency, frequency).sum())),
-    }
-    if attribute_classifier is not None and scenes is not None:
-        result.update(evaluate_attribute_classifier(attribute_classifier, reconstructions, scenes))
-    return result
-
-
-def load_tokenizer(path: Path | str) -> ImageTokenizer | ImageModel:
-    """Reads a tokenizer in evaluation mode, the embedded world's or a published one, whichever the file holds."""
-    published = {kind.kind: kind for kind in (VQ16, Emu3Tokenizer, CodeColours)}
-    return load_model(path, published.get((read_metadata(path) or {}).get("kind"), ImageTokenizer))
-
-
-def read_tokenizer(
-    path: Path, image_size: int, grid: int, codebook_size: int, code_dim: int
-) -> ImageTokenizer | ImageModel:
-    """Reads a published tokenizer, or one in our own layout, in evaluation mode, of the sizes that the config names."""
-    file = find_weights(path)
-    is_own = read_metadata(file) is not None
-    model = load_tokenizer(file) if is_own else read_image_tokenizer(file, image_size)
-    check_equal(file, "image_size", image_size, model.config.image_size, "data.image_size")
-    for name, value in {"grid": grid, "codebook_size": codebook_size, "code_dim": code_dim}.items():
-        check_equal(file, name, value, getattr(model.config, name), f"tokenizer.{name}")
-    return model

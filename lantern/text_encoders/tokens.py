@@ -16,7 +16,6 @@ from torch import Tensor
 from lantern.checkpoints.names import FIRST_CODE
 from lantern.io import read_json
 from lantern.models.families import FAMILIES, PromptForm
-from lantern_pipeline.fetch.manifest import resource_path
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
@@ -43,14 +42,12 @@ class TokenPromptEncoder:
         form = [*self._start, *self._tokens(self._before), *self._tokens(self._behind), *self._end]
         needed = max(len(form) + 1, len(self.null_prompt["null_ids"]))
         if max_tokens < needed:
-            raise ValueError(
-                f"text.max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}"
-            )
+            raise ValueError(f"max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}")
 
     @classmethod
     def of_file(cls, family: str, given: str | Path, max_tokens: int, **sides: int) -> TokenPromptEncoder:
-        """Of a family, and of a file, its folder or the manifest of a resource; `sides` as in `fill_form`."""
-        path = _find_file(resource_path(given))
+        """Read the tokenizer of a family from a `tokenizer.json` or its folder; `sides` as in `fill_form`."""
+        path = _find_file(Path(given))
         settings = path.with_name("tokenizer_config.json")
         names = read_json(settings) if settings.is_file() else {}
         form = fill_form(FAMILIES[family].prompt, {**names, **names.get("extra_special_tokens", {})}, **sides)
@@ -84,7 +81,7 @@ class TokenPromptEncoder:
                     f"shorten it, or pass max_tokens={needed} to lantern.from_transformers"
                 )
             if text not in self._reported:
-                log.warning("prompt %r is cut to text.max_tokens = %d tokens", text[:200], self.max_tokens)
+                log.warning("prompt %r is cut to max_tokens = %d tokens", text[:200], self.max_tokens)
                 self._reported.add(text)
             behind = self._tokens(self._behind)
             ids = self._tokens(self._before + text)[: room - len(behind)] + behind
@@ -132,7 +129,7 @@ def _find_file(path: Path) -> Path:
     """A tokenizer's file, or the only one in a folder or in a pipeline's folder for it."""
     if not path.is_dir():
         if not path.is_file():
-            raise FileNotFoundError(2, f"there is no file {path}; fetch the tokenizer, or correct text.checkpoint")
+            raise FileNotFoundError(2, f"there is no file {path}; fetch the tokenizer, or correct the path")
         return path
     found = sorted([*path.glob("*tokenizer.json"), *path.glob("processor/tokenizer.json")])
     if len(found) != 1:

@@ -1,0 +1,1 @@
+"""Model cards: what describes a model, and the published models."""

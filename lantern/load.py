@@ -1,0 +1,282 @@
+"""Load a model: by name, from a finished run, or from a folder or a hub repository of transformers."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.api import Model
+from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
+from lantern.cards.published import CARDS, card_of_family, published_grid
+from lantern.checkpoints.drafter import read_draft
+from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
+from lantern.checkpoints.native import read_report
+from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
+from lantern.checkpoints.target import read_target
+from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
+from lantern.decoding import DecodingModels
+from lantern.methods import Parameter
+from lantern.models.adapter import adapt
+from lantern.models.families import FAMILIES, family_named, family_of
+from lantern.sampling import SamplingConfig
+from lantern.text_encoders.base import TextEncoder
+from lantern.text_encoders.encoders import compare_features, make_text_encoder
+
+DTYPES = ("float32", "bfloat16")
+MAX_TOKENS = 128  # of a prompt of a transformers model, unless the caller says otherwise
+EMBEDDED = Path("models/embedded")
+# Folders that may hold what is shipped beside the code: the clone, and where a wheel installs data files.
+HOMES = (Path(__file__).resolve().parents[1], Path(sys.prefix, "share", "lantern"))
+# Settings of a GenerationConfig that change tokens and are not applied, with the value at which they change none.
+_NOT_APPLIED = {"num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_p": None, "typical_p": 1.0}
+_NOT_APPLIED |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "suppress_tokens": None}
+_COUNT = Parameter("", "a number", 1, is_whole=True)
+
+log = logging.getLogger(__name__)
+
+
+def load(
+    source: str | Path = "embedded",
+    *,
+    target: str | Path | None = None,
+    drafter: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    text: str | Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> Model:
+    """Load a model.
+
+    Args:
+        source: "embedded", the name of a published model such as "llamagen_stage1", the folder of a finished run, or
+            the folder or hub id of a model of transformers, such as "deepseek-community/Janus-Pro-1B".
+        target: file or folder of weights, in place of the model's.
+        drafter: the same for the draft model.
+        tokenizer: the same for the image tokenizer.
+        text: folder of a T5, or a tokenizer.json, in place of the model's.
+        device: where to decode, "cpu" or "cuda".
+        dtype: of the weights, "float32" or "bfloat16".
+
+    Raises:
+        ValueError: the name is unknown, lists the known ones; the device is not on this machine; the dtype is unknown;
+            or a file is damaged or belongs to another model.
+        FileNotFoundError: a file that the model needs is neither here nor on the hub.
+    """
+    given = {"target": target, "drafter": drafter, "tokenizer": tokenizer, "text": text}
+    given = {name: path for name, path in given.items() if path is not None}
+    for name, path in {"source": source, **given}.items():
+        if not isinstance(path, str | Path):
+            raise ValueError(f"{name} must be a path, got {path!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    given = {name: Path(path) for name, path in given.items()}
+    where, number_format = _device_of(device), getattr(torch, dtype)
+    if _is_pretrained_folder(Path(source)):
+        return _load_pretrained(Path(source), given, where, number_format)
+    if not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
+        return _load_pretrained(_fetch(HubFiles("", str(source), {})), given, where, number_format)
+    card, files = _find_card(source)
+    return _build(card, _locate(str(source), card, files | given), where, number_format)
+
+
+def from_transformers(
+    model: Any, processor: Any, *, family: str | None = None, grid: int | None = None, max_tokens: int = MAX_TOKENS
+) -> Model:
+    """Let a model of transformers generate by any method; Jacobi decoding needs no other model and keeps every token.
+
+    Args:
+        model: of a class in `lantern.models.families.FAMILIES`, used as it is, on its device and in its dtype.
+        processor: the model's processor, or its tokenizer.
+        family: name in FAMILIES, if the class has several.
+        grid: codes of an image's side, if it differs from the published one.
+        max_tokens: length of the longest prompt, with its form; `generate` refuses longer ones.
+
+    Raises:
+        ValueError: the class is unknown, lists the known ones; the tokenizer belongs to another model; or the model is
+            on several devices, or adapted where it cannot be read.
+    """
+    for name, value in {"grid": grid, "max_tokens": max_tokens}.items():
+        if value is not None:
+            _COUNT.check(name, value, "from_transformers")
+    from lantern.text_encoders.tokens import TokenPromptEncoder, fill_form
+
+    family = family_named(family, type(model).__name__)
+    row, tokenizer = FAMILIES[family], getattr(processor, "tokenizer", processor)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
+    names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
+    names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    grid = grid or published_grid(family)
+    form = fill_form(row.prompt, names, large=grid, small=row.small_grid)
+    words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
+    state = {f"model.vqmodel.{name}": value for name, value in model.model.vqmodel.state_dict().items()}
+    if adapted := next((name for name in state if ".base_layer." in name), None):
+        raise ValueError(f"an adapter on {adapted} cannot be read; merge it (merge_and_unload), or leave vqmodel out")
+    if any(value.is_meta for value in state.values()):
+        raise ValueError("model.vqmodel must lie on one device, got meta (offloaded); load with device_map={'': 0}")
+    images = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=grid)
+    return _adopt(model, family, TokenPromptEncoder(form, words, max_tokens), images)
+
+
+def sampling_of(known: Any) -> SamplingConfig:
+    """Return temperature, filters and guidance of a `GenerationConfig`; top_k is 50 if it is not set, as in `generate`.
+
+    Raises:
+        ValueError: a setting that changes tokens is not supported.
+    """
+    for name, neutral in _NOT_APPLIED.items():
+        if (value := getattr(known, name, None)) not in (None, neutral):
+            raise ValueError(
+                f"{name} of the model's generation_config must be {neutral}, got {value!r}: it is not applied; set "
+                f"model.generation_config.{name} to {neutral}"
+            )
+    return SamplingConfig(
+        temperature=(known.temperature or 1.0) if known.do_sample else 0.0,
+        top_k=50 if known.top_k is None else known.top_k,
+        top_p=known.top_p or 1.0,
+        cfg_scale=known.guidance_scale or 1.0,
+    )
+
+
+def find_shipped(name: str | Path) -> Path | None:
+    """Return a file or folder that is shipped beside the code, such as "docs/results.csv"; None if it is not here."""
+    return next((home / name for home in HOMES if (home / name).exists()), None)
+
+
+def _find_card(source: str | Path) -> tuple[ModelCard, dict[str, Path]]:
+    """Find the card of a name or of a folder, and the files that are beside it."""
+    folder = Path(source)
+    if str(source) == "embedded":
+        folder = find_shipped(EMBEDDED) or folder
+    elif str(source) in CARDS:
+        return CARDS[str(source)], {}
+    if not (folder / FILE_NAME).is_file():
+        raise ValueError(
+            f"a model must be one of embedded, {', '.join(CARDS)}, the folder of a finished run (with {FILE_NAME}), or "
+            f"the folder or hub id of a model of transformers, got {str(source)!r}; to load weights of your own, name "
+            "the published model that they replace: lantern.load('llamagen_stage1', target=path, tokenizer=path)"
+        )
+    card = read_card(folder)
+    files = {part: folder / file for part, file in card.files.items() if isinstance(file, str)}
+    return card, {part: path for part, path in files.items() if path.exists()}
+
+
+def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, Path]:
+    """Add the files of a card that are not in `files`, from the hub; a draft model that is not there is left out."""
+    found, missing = dict(files), {}
+    for part, file in card.files.items():
+        if part in files:
+            continue
+        try:
+            if isinstance(file, str):
+                raise FileNotFoundError(2, f"there is no file {file}")
+            found[part] = _fetch(file)
+        except FileNotFoundError as error:
+            missing[part] = file
+            log.warning("the %s of %s is missing: %s", part, source, error)
+    if missing.keys() - {"drafter"}:
+        wanted = ", ".join(f"{part}=... ({_describe(file)})" for part, file in missing.items())
+        raise FileNotFoundError(2, f"files of {source} are not here; give their paths: {wanted}")
+    return found
+
+
+def _describe(file: str | HubFiles) -> str:
+    return file if isinstance(file, str) else f"{', '.join(file.files)} of {file.repo}"
+
+
+def _fetch(wanted: HubFiles) -> Path:
+    """Download files into the hub's cache; return the one file, or the folder of several or of a whole repository.
+
+    Raises:
+        FileNotFoundError: they are not in the cache and cannot be downloaded, or `huggingface_hub` is not installed.
+    """
+    # An index names shards, which are beside it.
+    shards = [name.replace(".safetensors.index.json", "-*.safetensors") for name in wanted.files]
+    patterns = [*wanted.files, *shards] or None
+    try:
+        from huggingface_hub import snapshot_download  # noqa: TID251 - downloads what the user names
+
+        folder = Path(snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=patterns))
+    except (ImportError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(2, f"{wanted.repo} is not in the hub's cache: {reason:.200}") from error
+    return folder / next(iter(wanted.files)) if len(wanted.files) == 1 else folder
+
+
+def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
+    """Build a model of its card and files."""
+    config, encoder_name = card.target_config(), card.prompts.encoder
+    sides = {"large": config.grid, "small": config.small_grid}
+    encoder = make_text_encoder(card.prompts, files.get("text"), **sides, device=device)
+    config = replace(config, **getattr(encoder, "null_prompt", {}))
+    compare_features(files["target"], read_report(files["target"]), encoder_name)
+    target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
+    models = DecodingModels(target)
+    if "drafter" in files:
+        models.draft = read_draft(files["drafter"], target.config, dtype).to(device).prepare_for_decoding()
+    tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
+    parts = {**card.trees, "neighbours": card.neighbours}
+    return Model(models, tokenizer, encoder, SamplingConfig(**card.sampling), parts)
+
+
+def _is_pretrained_folder(folder: Path) -> bool:
+    return any((folder / place / "config.json").is_file() for place in ("", PIPELINE_MODEL))
+
+
+def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
+    """Load a model of transformers from its folder, or from that of a pipeline of diffusers, such as GLM-Image's."""
+    weights = read_weights(given.get("target", folder))
+    if not is_pretrained(weights):
+        raise ValueError(f"{weights.settings_path} names no class of transformers that draws images")
+    if not weights.settings_path.with_name("generation_config.json").is_file():
+        raise ValueError(
+            f"{weights.path.parent} lacks generation_config.json, which says temperature, filters and guidance; fetch "
+            "it from the model's repository"
+        )
+    from lantern.text_encoders.tokens import TokenPromptEncoder
+
+    model = open_pretrained(weights, read_config(weights), dtype).to(device)
+    family = family_of(type(model).__name__)
+    grid = published_grid(family)
+    sides = {"large": grid, "small": FAMILIES[family].small_grid}
+    encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), MAX_TOKENS, **sides)
+    images = make_image_tokenizer(read_weights(given["tokenizer"]) if "tokenizer" in given else weights, grid=grid)
+    made = _adopt(model, family, encoder, images)
+    if "drafter" in given:
+        draft = read_draft(given["drafter"], made.models.target.config, dtype)
+        made.models.draft = draft.to(device).prepare_for_decoding()
+    return made
+
+
+def _adopt(model: Any, family: str, encoder: TextEncoder, images: ImageModel) -> Model:
+    """Build a model of a loaded model of transformers.
+
+    It is sampled as its generation settings say or, if they do not, as the card of its family does.
+    """
+    card = card_of_family(family)
+    sampling = sampling_of(model.generation_config)
+    if model.generation_config.do_sample is None and card is not None:
+        sampling = SamplingConfig(**card.sampling)
+    encoder.refuses_long = True
+    sizes = {"num_text_tokens": encoder.max_tokens, **encoder.null_prompt}
+    target = adapt(model, family, grid=images.config.grid, **sizes)
+    neighbours = "l2_normalised" if card is None else card.neighbours
+    return Model(DecodingModels(target), images.to(target.device), encoder, sampling, {"neighbours": neighbours})
+
+
+def _device_of(name: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    num_gpus = torch.cuda.device_count()
+    if device is not None and (device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < num_gpus)):
+        return device
+    raise ValueError(f"device must be cpu, or cuda for one of the {num_gpus} GPUs that torch finds, got {name!r}")

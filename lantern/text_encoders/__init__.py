@@ -1,0 +1,1 @@
+"""Text encoders: prompts to the features or ids that a target reads."""

@@ -1,0 +1,71 @@
+"""Text encoders by classes: a prompt becomes the number of one class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lantern.text_encoders.base import split_words
+
+IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")  # torchvision's names (BSD-3-Clause), in order
+
+
+class ClassEncoder:
+    """Encode prompts that are class numbers below `num_classes`, or ImageNet's names if there are 1000 classes."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        names = IMAGENET_CLASSES.read_text(encoding="utf-8").splitlines() if num_classes == 1000 else []
+        self.numbers = {name.lower(): number for number, name in enumerate(names)}
+        self.numbers |= {str(number): number for number in range(num_classes)}
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """See `TextEncoder.encode`; returns one id per text."""
+        ids = torch.tensor([[self.check(text)] for text in texts])
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+
+    def check(self, text: str) -> int:
+        """Return the number of a class.
+
+        Raises:
+            ValueError: the text is no class.
+        """
+        number = self.numbers.get(text.strip().lower())
+        if number is None:
+            raise ValueError(
+                f"prompt {text!r:.80} is no class; give a number from 0 to {self.num_classes - 1}, or with 1000 classes a "
+                f"name of {IMAGENET_CLASSES.name}"
+            )
+        return number
+
+
+class WordClassEncoder(ClassEncoder):
+    """Encode captions whose class is a combination of words, one of each list in `class_words`.
+
+    If a caption holds several words of a list, the first counts. Classes are numbered in the order of
+    `itertools.product`.
+    """
+
+    def __init__(self, class_words: Sequence[Sequence[str]]) -> None:
+        self.class_words = tuple(tuple(words) for words in class_words)
+        combinations = list(product(*self.class_words))
+        super().__init__(len(combinations))
+        self.combinations = {words: number for number, words in enumerate(combinations)}
+
+    def check(self, text: str) -> int:
+        """Return the class number of a caption.
+
+        Raises:
+            ValueError: the caption holds no word of one of the lists.
+        """
+        found = []
+        for words in self.class_words:
+            word = next((word for word in split_words(text) if word in words), None)
+            if word is None:
+                raise ValueError(f"prompt {text!r:.80} must hold one of the words {', '.join(words)}; add one")
+            found.append(word)
+        return self.combinations[tuple(found)]

@@ -1,0 +1,78 @@
+"""The text encoder of a model, and the features that a target was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.cards.card import PromptSettings
+from lantern.checkpoints.files import check_equal
+from lantern.models.families import FAMILIES
+from lantern.text_encoders.base import TextEncoder
+from lantern.text_encoders.classes import ClassEncoder, WordClassEncoder
+from lantern.text_encoders.words import WordEmbeddingEncoder, WordIdEncoder
+
+WORD_FEATURES = {"seed": 0, "phrase_words": 3}  # of `WordEmbeddingEncoder`; a target is trained on them
+
+
+def make_text_encoder(
+    prompts: PromptSettings,
+    file: Path | None = None,
+    *,
+    large: int = 0,
+    small: int = 0,
+    device: torch.device | str = "cpu",
+) -> TextEncoder:
+    """Build the text encoder of a model.
+
+    Args:
+        prompts: how the model reads prompts.
+        file: folder of a T5, or a tokenizer.json or its folder; not used by other encoders.
+        large: side of the image in codes, for prompts that state it.
+        small: side of the smaller image that comes first, or 0.
+        device: where a T5 runs.
+
+    Raises:
+        ValueError: the file is damaged or belongs to another encoder.
+        FileNotFoundError: a file is missing.
+    """
+    name = prompts.encoder
+    if name == "classes":
+        words = prompts.class_words
+        return ClassEncoder(prompts.num_classes) if words is None else WordClassEncoder(words)
+    if name == "word_ids":
+        return WordIdEncoder(prompts.vocabulary, prompts.max_tokens)
+    if name in FAMILIES:
+        from lantern.text_encoders.tokens import TokenPromptEncoder  # needs the extra `transformers`, as T5 does
+
+        return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, large=large, small=small)
+    if name == "t5":
+        from lantern.text_encoders.t5 import T5TextEncoder
+
+        sizes = {"caption_dim": prompts.caption_dim, "max_tokens": prompts.max_tokens}
+        return T5TextEncoder(file, **sizes, device=device)
+    return WordEmbeddingEncoder(prompts.vocabulary, prompts.caption_dim, prompts.max_tokens, **WORD_FEATURES)
+
+
+def describe_features(encoder: str) -> dict[str, Any]:
+    """Return what decides a prompt's features, for the report of a target."""
+    return {"encoder": encoder, **(WORD_FEATURES if encoder == "words" else {})}
+
+
+def compare_features(path: Path, report: Mapping[str, Any], encoder: str) -> None:
+    """Compare the features that a target was trained on with those of the text encoder it is given.
+
+    Args:
+        path: file of the target.
+        report: what the file reports of its training.
+        encoder: name of the text encoder.
+
+    Raises:
+        ValueError: they differ. The target would ignore the prompt.
+    """
+    wanted = describe_features(encoder)
+    for key, value in report.get("text", {}).items():
+        check_equal(path, f"text.{key}", wanted.get(key), value, "the text encoder")

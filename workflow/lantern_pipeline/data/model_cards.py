@@ -1,0 +1,111 @@
+"""Model cards and the sections of a config: what a published model sets there, and the card of a run's model.
+
+Read while Snakemake builds the workflow: no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lantern.cards.card import ImageSettings, ModelCard, PromptSettings
+from lantern.cards.published import CARDS, HUB_FILES, card_of_family
+from lantern.models.config import LLAMAGEN_SIZES, ffn_width
+from lantern.models.families import FAMILIES
+
+FROM_FILES = ("t5", *FAMILIES)  # those of text.encoder that read text.checkpoint
+ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
+# Keys of config section `target` that are fields of a `TargetConfig`.
+TARGET_KEYS = ("dim", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "rope", "has_qk_norm", "has_mlp_head")
+TARGET_KEYS += ("line_end", "small_grid")
+
+
+def card_sections(name: str | None) -> dict[str, dict[str, Any]]:
+    """Return the config sections that `model: name` sets; keys that a user gives count more.
+
+    Raises:
+        ValueError: the name is unknown; lists the known ones.
+    """
+    if not isinstance(name, str):  # null; the schema refuses anything else
+        return {}
+    if name not in CARDS:
+        raise ValueError(f"config key model must be one of {', '.join(CARDS)}, or null, got {name!r}")
+    card = CARDS[name]
+    prompts, images, files = card.prompts, card.images, {part: file.name for part, file in card.files.items()}
+    sizes = {key: getattr(prompts, key) for key in ("max_tokens", "caption_dim", "num_classes")}
+    return {
+        "data": {"image_size": images.size},
+        "text": {
+            "encoder": prompts.encoder,
+            "checkpoint": files.get("text"),
+            **{key: value for key, value in sizes.items() if value},
+        },
+        "tokenizer": {
+            "checkpoint": files["tokenizer"],
+            "grid": images.grid,
+            "codebook_size": images.codebook_size,
+            "code_dim": images.code_dim,
+        },
+        "target": {
+            "checkpoint": files["target"],
+            "name": card.name,
+            **{key: value for key, value in card.target.items() if key in TARGET_KEYS},
+        },
+        "drafter": {"checkpoint": files.get("drafter")},
+        "sampling": dict(card.sampling),
+        "codebook": {"neighbours": card.neighbours},
+        "draft_tree": dict(card.trees),
+    }
+
+
+def hub_entries() -> dict[str, dict[str, Any]]:
+    """Return the entries of config section `resources` for the files of all published models."""
+    return {
+        name: {"repo": hub.repo, "revision": hub.revision, "files": dict(hub.files)} for name, hub in HUB_FILES.items()
+    }
+
+
+def prompt_settings(text: Mapping[str, Any]) -> PromptSettings:
+    """Return how the model of config section `text` reads prompts, without a vocabulary."""
+    encoder = text["encoder"]
+    if encoder == "classes":
+        return PromptSettings(encoder, num_classes=text["num_classes"])
+    has_features = encoder in ("words", "t5")
+    return PromptSettings(encoder, text["max_tokens"], caption_dim=text["caption_dim"] if has_features else 0)
+
+
+def card_of(config: Mapping[str, Any]) -> ModelCard:
+    """Return the card of a config's model, without files."""
+    images = {key: config["tokenizer"][key] for key in ("grid", "codebook_size", "code_dim")}
+    published = CARDS.get(config["model"])
+    return ModelCard(
+        config["target"]["name"] or config["experiment"],
+        prompt_settings(config["text"]),
+        ImageSettings(config["data"]["image_size"], **images),
+        target_fields(config["target"], config["text"]["encoder"]),
+        dict(config["sampling"]),
+        dict(config["draft_tree"]),
+        config["codebook"]["neighbours"],
+        licence="" if published is None else published.licence,
+    )
+
+
+def target_fields(target: Mapping[str, Any], encoder: str) -> dict[str, Any]:
+    """Return the fields of a `TargetConfig` that config section `target` decides, and of a family its ids."""
+    found = {key: target[key] for key in TARGET_KEYS}
+    if target["size"] is not None:
+        found |= llamagen_sizes(target["size"])
+    card = card_of_family(encoder)
+    return found if card is None else {**found, "num_prompt_ids": card.target["num_prompt_ids"]}
+
+
+def llamagen_sizes(name: Any) -> dict[str, int]:
+    """Return LlamaGen's sizes for config key target.size.
+
+    Raises:
+        ValueError: the name is unknown; lists the known ones.
+    """
+    if str(name) not in LLAMAGEN_SIZES:
+        raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {name!r}")
+    sizes = LLAMAGEN_SIZES[str(name)]
+    return {**sizes, "ffn_width": ffn_width(sizes["dim"])}

@@ -1,0 +1,18 @@
+"""Writes card.json, which says all that `lantern.load` needs to know of a finished run's model."""
+
+import os
+from pathlib import Path
+
+from lantern.io import write_json
+from lantern_pipeline.data.run_card import make_run_card
+from lantern_pipeline.fetch.manifest import resource_path
+from lantern_pipeline.runtime.job import job_log
+
+with job_log(snakemake):
+    params, folder = snakemake.params, Path(snakemake.output.card).parent
+    found = {part: path for part, path in snakemake.input.items() if path}
+    if "text" in found:
+        found["text"] = resource_path(found["text"])
+    files = {part: Path(os.path.relpath(path, folder)).as_posix() for part, path in found.items()}
+    card = make_run_card(params.card, params.text, params.source, Path(found["target"]), files)
+    write_json(snakemake.output.card, card.to_dict())
