@@ -17,7 +17,7 @@ from lantern.checkpoints.native import read_report
 from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer
-from lantern.decoding import DecodingModels
+from lantern.decoding_state import DecodingModels
 from lantern.io import read_json
 from lantern.models.adapter import adapt
 from lantern.models.config import FFN_MULTIPLE, pick

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from lantern.decoding import Decoder, DecodingModels, make_decoder
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_records
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
