@@ -8,7 +8,7 @@
 #   make readme      write the results into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
 #   make gpu-check   check and time decoding on a GPU (eight minutes; ARGS="--device cpu --tiny" tries it without one)
-#   make lint        ruff, snakefmt, snakemake --lint
+#   make lint        ruff, import-linter, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
 #   make resume      go on after a crash or a kill -9
@@ -114,6 +114,7 @@ gpu-check: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 

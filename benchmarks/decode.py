@@ -103,9 +103,13 @@ class Bench:
 
     @staticmethod
     def _make_models(sizes: dict[str, int]) -> tuple[Any, dict[str, torch.Tensor]]:
-        from lantern.decoding import DecodingModels
         from lantern.models.draft import DraftModel
         from lantern.models.target import TargetConfig, TargetModel
+
+        try:
+            from lantern.decoding_state import DecodingModels
+        except ModuleNotFoundError:  # versions before 0.6
+            from lantern.decoding import DecodingModels
 
         target = TargetModel(TargetConfig(**sizes)).eval()
         draft = DraftModel.from_target(target, 0).eval()

@@ -32,7 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.checkpoints.native import empty_model
 from lantern.codebook import drop_line_ends, nearest_codes
-from lantern.decoding import Decoder, DecodingModels, make_decoder
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.generation import decode_timed, synchronise
 from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
 from lantern.models.adapter import AdapterConfig, TransformersTarget

@@ -28,7 +28,8 @@ from decode import ROOT, commit_of, write_report
 from full_size import GIB, RandomCaptions, make_spec, name_of, peak_gib, reset_peak
 
 from lantern.codebook import code_dtype
-from lantern.decoding import Decoder, DecodingModels, DecodingState, Generation, make_decoder
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.generation import synchronise
 from lantern.methods import PRESETS, MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, TargetConfig
@@ -132,11 +133,11 @@ def fill(decoder: Decoder, batch: int) -> DecodingState:
 def step_seconds(decoder: Decoder, state: DecodingState, num_steps: int) -> float:
     """Mean seconds of a step, after three that do not count."""
     for _ in range(3):
-        decoder.runner.step(decoder, state)
+        decoder.runner.step(decoder.step, state)
     synchronise(decoder.device)
     begun = time.perf_counter()
     for _ in range(num_steps):
-        decoder.runner.step(decoder, state)
+        decoder.runner.step(decoder.step, state)
     synchronise(decoder.device)
     return (time.perf_counter() - begun) / num_steps
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
 from lantern.methods import MethodSpec, Parameter, make_method, preset_of
 from lantern.models.config import TargetConfig, target_parameters

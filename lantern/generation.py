@@ -19,7 +19,8 @@ from tqdm import tqdm
 from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype, drop_line_ends
-from lantern.decoding import Decoder, DecodingModels, Generation
+from lantern.decoding import Decoder
+from lantern.decoding_state import DecodingModels, Generation
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
 from lantern.noise import ImageNoise
@@ -132,7 +133,7 @@ def _draw(
 ) -> Iterator[tuple[list[Prompt], Generation, list[float]]]:
     """Images as they are completed, with their seconds; prompts are taken in groups, so that prefills stay batched."""
     num_rows = min(batch_size, len(prompts))
-    state, group = decoder.runner.borrow(decoder, num_rows), max(1, num_rows // 8)
+    state, group = decoder.runner.borrow(decoder.allocate, num_rows), max(1, num_rows // 8)
     running: dict[int, Prompt] = {}
     num_left = len(prompts)
     seconds = [0.0] * num_rows

@@ -21,7 +21,7 @@ from lantern.checkpoints.native import read_report
 from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
-from lantern.decoding import DecodingModels
+from lantern.decoding_state import DecodingModels
 from lantern.methods import Parameter
 from lantern.models.adapter import adapt
 from lantern.models.families import FAMILIES, family_named, family_of

@@ -208,7 +208,7 @@ DRAFTS = {
         (),
         _of("window"),
         is_exact=False,
-        loop="lantern.drafters.zipar:LinesDecoder",
+        loop="lantern.zipar:LinesDecoder",
         paper="ZipAR, arXiv 2412.04062",
     ),
 }

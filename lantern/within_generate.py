@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from lantern.cards.published import published_grid
 from lantern.codebook import nearest_codes
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, Parameter, make_method
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.families import FAMILIES, family_named

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import DecodingModels, Generation, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels, Generation
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel

@@ -35,7 +35,7 @@ DRAW = """
 import torch
 
 import lantern
-from lantern.decoding import DecodingModels
+from lantern.decoding_state import DecodingModels
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config

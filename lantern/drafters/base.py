@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from lantern.acceptance.base import Rule
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_structure
+from lantern.methods import MethodSpec
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
-
-if TYPE_CHECKING:
-    from lantern.acceptance.base import Rule
-    from lantern.decoding import DecodingModels
-    from lantern.methods import MethodSpec
 
 
 class Drafter:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from lantern.attention_mask import window_table
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree, tree_from_parents
 from lantern.drafters.base import Drafter, best_codes
 from lantern.kv_cache import KVCache, round_slots
@@ -24,9 +24,6 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
-
-if TYPE_CHECKING:
-    from lantern.decoding import DecodingModels
 
 
 @dataclass

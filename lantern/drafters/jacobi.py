@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, join_trees, static_tree
 from lantern.drafters.base import Drafter, best_codes
 from lantern.drafters.eagle import EagleDrafter, EagleState
@@ -31,10 +31,6 @@ from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
-
-if TYPE_CHECKING:
-    from lantern.decoding import DecodingModels
-
 
 NUM_KEPT = 6  # rows that the pool keeps of a position
 

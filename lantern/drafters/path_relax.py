@@ -9,11 +9,12 @@ Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from lantern.acceptance.rejection import ByRejection, Rejection
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
@@ -23,9 +24,6 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal, Scores, pick_rows
 from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
-
-if TYPE_CHECKING:
-    from lantern.decoding import DecodingModels
 
 
 @dataclass

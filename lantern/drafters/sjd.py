@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from lantern.acceptance.rejection import Rejection
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, first_ranks, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
@@ -30,9 +30,6 @@ from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal, pick_rows
 from lantern.tree_shapes import MAX_SIBLINGS
-
-if TYPE_CHECKING:
-    from lantern.decoding import DecodingModels
 
 
 @dataclass

@@ -7,7 +7,8 @@ import torch
 
 from conftest import assert_distribution, generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig

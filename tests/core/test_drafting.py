@@ -10,7 +10,8 @@ from table_world import Images, TableWorld
 
 from conftest import generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.drafters.jacobi import NUM_KEPT, JacobiDrafter
 from lantern.methods import MethodSpec, make_method

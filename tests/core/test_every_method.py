@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from conftest import make_models, make_prompts
 from lantern import stepping
 from lantern.acceptance import base
-from lantern.decoding import Decoder, DecodingModels, Generation, make_decoder
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, Generation
 from lantern.methods import PRESETS, MethodSpec, acceptance_of, drafts_of, keeps_tokens, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
@@ -105,10 +106,10 @@ def tapes(monkeypatch):
     """In the place of CUDA graphs: they know a step's operations and addresses, but none of its Python."""
     tapes = []
 
-    def record(decoder, state):
+    def record(step, state):
         tapes.append(Tape())
         with torch.inference_mode(), tapes[-1]:
-            decoder.step(state)
+            step(state)
         return tapes[-1]
 
     monkeypatch.setattr(stepping, "capture", record)
@@ -118,7 +119,7 @@ def tapes(monkeypatch):
 def captured(decoder: Decoder) -> Decoder:
     """The decoder as on a GPU."""
     other = decoder.stepped("eager")
-    other.runner = StepRunner("auto", torch.device("cuda"))
+    other.runner = StepRunner("auto", torch.device("cuda"), decoder.spec.name)
     return other
 
 

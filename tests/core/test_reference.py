@@ -27,7 +27,8 @@ from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import fill_draft, read_draft
 from lantern.checkpoints.target import read_target
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, DecodingModels, Generation, make_decoder
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, Generation
 from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.methods import MethodSpec, load_class

@@ -33,7 +33,8 @@ from lantern.attention_mask import window_table
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target, read_target
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
 from lantern.models.draft import DraftModel

@@ -12,7 +12,8 @@ from table_world import Images, TableWorld, count_images
 
 from conftest import DATA, generate
 from lantern.acceptance.rules import make_rule
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.drafters.path_relax import ParallelChainsDrafter
 from lantern.drafters.sjd import SpeculativeJacobiDrafter

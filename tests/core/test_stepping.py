@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -24,14 +26,14 @@ def test_rows_of_a_recorded_step_take_the_next_prompt(models, tapes):  # noqa: F
 
 def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(models, tapes):  # noqa: F811
     decoder = captured(decoder_of(models, "jacobi"))
-    states = [decoder.runner.borrow(decoder, num_rows) for num_rows in (3, 3, 2, 3)]
+    states = [decoder.runner.borrow(decoder.allocate, num_rows) for num_rows in (3, 3, 2, 3)]
     assert states[0] is states[1] and len({id(state) for state in states}) == len(tapes) == 3
     for state in states:
         assert not state.num_steps.any() and (state.lengths == 16).all()  # what was recorded emitted nothing
 
 
 def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog):
-    def fail(decoder, state):
+    def fail(step, state):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(stepping, "capture", fail)
@@ -68,12 +70,30 @@ def test_a_capture_follows_two_steps_and_shares_the_pool_of_living_graphs(monkey
     streams = {"Stream": lambda: stream, "current_stream": lambda: stream}
     cuda = SimpleNamespace(CUDAGraph=Graph, graph=record, **streams, **anything)
     monkeypatch.setattr(stepping, "torch", SimpleNamespace(cuda=cuda))
-    decoder = SimpleNamespace(device="cuda", step=lambda state: calls.append("step"))
-    graphs = [stepping.capture(decoder, None) for _ in range(2)]
+    state = SimpleNamespace(tokens=SimpleNamespace(device="cuda"))
+
+    def step(stepped):
+        assert stepped is state
+        calls.append("step")
+
+    graphs = [stepping.capture(step, state) for _ in range(2)]
     assert calls[:7] == ["wait", "step", "step", "wait", "begin", "step", "end"]
     assert [graph.pool() for graph in graphs] == ["a", "a"]
     del graphs
-    assert stepping.capture(decoder, None).pool() == "b"  # with its last graph a pool may be gone
+    assert stepping.capture(step, state).pool() == "b"  # with its last graph a pool may be gone
+
+
+def test_a_decoder_is_freed_as_soon_as_it_is_dropped(models, tapes):  # noqa: F811
+    """Without the garbage collector, which would let two decoders and their caches fill a GPU meanwhile."""
+    decoder = captured(decoder_of(models, "eagle1"))
+    decoder.generate(*make_batches(decoder, models)[0])
+    kept = weakref.ref(decoder)
+    gc.disable()
+    try:
+        del decoder
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811

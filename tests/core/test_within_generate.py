@@ -15,7 +15,8 @@ from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaL
 
 import lantern
 from conftest import ROOT
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.methods import make_method
 from lantern.models.adapter import adapt
 from lantern.sampling import SamplingConfig

@@ -11,10 +11,10 @@ import torch
 from conftest import DATA, generate, make_prompts
 from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
-from lantern.drafters.zipar import line_schedule
 from lantern.methods import make_method
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.zipar import line_schedule
 
 CASES = json.loads((DATA / "peers" / "zipar.json").read_text())
 SAMPLING = SamplingConfig(top_k=8, cfg_scale=2.0)

@@ -3,11 +3,11 @@
 from lantern.checkpoints.native import read_metadata
 from lantern.generation import load_decoding_models
 from lantern.methods import MethodSpec
-from lantern_pipeline.config.methods import AblationPoint
 from lantern_pipeline.data.decoders import load_tables
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.runtime.job import job_log, resolve_device

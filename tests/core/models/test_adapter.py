@@ -9,7 +9,8 @@ from test_every_method import NoHostSync, captured, tapes  # noqa: F401
 from tiny_transformers import NUM_CODES, TINY, make_tiny
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import DecodingModels, Generation, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels, Generation
 from lantern.methods import PRESETS, drafts_of, keeps_tokens, make_method
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.draft import DraftModel

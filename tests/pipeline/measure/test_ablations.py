@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import DecodingModels, make_decoder
+from lantern.decoding import make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.models.draft import DraftModel
 from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel

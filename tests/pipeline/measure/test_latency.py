@@ -78,7 +78,7 @@ def test_methods_take_turns_in_every_round_and_the_warm_up_does_not_count(monkey
 
     def decode(decoder, prompts, encoder, run_seed):
         order.append((decoder.spec.method_id, prompts[0].id, run_seed))
-        decoder.runner.borrow(decoder, 1)
+        decoder.runner.borrow(None, 1)
         return SimpleNamespace(target_forwards=torch.tensor([4])), next(seconds)
 
     monkeypatch.setattr(latency, "decode_timed", decode)
@@ -88,7 +88,7 @@ def test_methods_take_turns_in_every_round_and_the_warm_up_does_not_count(monkey
         SimpleNamespace(
             spec=SimpleNamespace(to_dict=lambda name=name: {"method_id": name}, method_id=name),
             sampling=SimpleNamespace(temperature=1.0),
-            runner=stepping.StepRunner("eager", torch.device("cpu")),
+            runner=stepping.StepRunner("eager", torch.device("cpu"), name),
             device=torch.device("cpu"),
         )
         for name in "abc"
@@ -111,13 +111,13 @@ def test_captured_decoders_are_timed_eagerly_too(monkeypatch):
     class Graph:
         """What a CUDA graph does, without one."""
 
-        def __init__(self, decoder, state):
-            self.replay = lambda: decoder.step(state)
+        def __init__(self, step, state):
+            self.replay = lambda: step(state)
 
     monkeypatch.setattr(stepping, "capture", Graph)
     decoders = make_decoders(0.0)
     for decoder in decoders:
-        decoder.runner = stepping.StepRunner("auto", torch.device("cuda"))
+        decoder.runner = stepping.StepRunner("auto", torch.device("cuda"), decoder.spec.name)
     table, images = measure_latency(decoders, PROMPTS, ENCODER, run_seed=0, num_warmup=1)
     assert (table.groupby(["method_id", "prompt_id"])["stepping"].agg(set) == {"eager", "graph"}).all()
     assert len(table) == 2 * len(images) == 2 * len(decoders) * len(PROMPTS)
@@ -134,10 +134,10 @@ def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monke
     take = [5.0, 0.25, 0.5, 1.0]  # prefill and three steps
 
     def decode(decoder, prompts, encoder, run_seed):
-        decoder.runner.borrow(decoder, 1)
+        decoder.runner.borrow(decoder.allocate, 1)
         for number, seconds in enumerate(take):
             if number:
-                decoder.runner.step(decoder, None)
+                decoder.runner.step(decoder.step, None)
             clock.now += seconds
         return SimpleNamespace(target_forwards=torch.tensor([4])), sum(take)
 

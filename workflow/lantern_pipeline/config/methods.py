@@ -13,6 +13,7 @@ from typing import Any
 
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, MethodSpec, Parameter, acceptance_of
 from lantern.tree_shapes import joint_choices, tree_choices
+from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.registry import CEILINGS
 
 
@@ -22,20 +23,6 @@ class MethodRun:
 
     spec: MethodSpec
     temperature: float
-
-
-@dataclass(frozen=True)
-class AblationPoint:
-    """A method under changed circumstances: one line of an ablation's table.
-
-    `sampling` is the run's config section with this point's changes; `drafter_steps` None is the run's own draft model,
-    a number one that was trained for so many optimiser steps.
-    """
-
-    spec: MethodSpec
-    temperature: float
-    sampling: dict[str, Any]
-    drafter_steps: int | None = None
 
 
 def expand_methods(config: dict[str, Any], key: str = "methods") -> list[MethodRun]:

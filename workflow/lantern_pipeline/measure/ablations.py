@@ -6,18 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from lantern.decoding import Decoder, DecodingModels, make_decoder
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_records
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_coupled_drafts
 from lantern_pipeline.measure.evaluate_images import ImageScores, score_records
 from lantern_pipeline.measure.intervals import mean_with_interval
@@ -26,9 +28,6 @@ from lantern_pipeline.measure.measuring_models import MeasuringModels
 from lantern_pipeline.measure.output_distribution import mean_over_nodes
 from lantern_pipeline.measure.registry import IMAGES, metrics_over
 from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length
-
-if TYPE_CHECKING:
-    from lantern_pipeline.config.methods import AblationPoint
 
 PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (metric.is_yes_no or metric.is_distance))
 

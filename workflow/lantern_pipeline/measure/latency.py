@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from lantern.decoding import Decoder, Generation
+from lantern.decoding import Decoder
+from lantern.decoding_state import Generation
 from lantern.generation import decode_timed
 from lantern.io import load_tensors, save_tensors
 from lantern.prompts import Prompt

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from lantern.attention_mask import window_table
-from lantern.decoding import Decoder, DecodingModels, DecodingState, margins_of
+from lantern.decoding import Decoder, margins_of
+from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern.step import Scores

@@ -1,0 +1,133 @@
+"""The models that a decoder runs, the state of a batch of images while it is decoded, and the finished images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from lantern.kv_cache import KVCache
+from lantern.models.draft import DraftModel
+from lantern.models.target import Target
+from lantern.noise import NoiseField
+
+
+@dataclass
+class DecodingModels:
+    """Models that are prepared for decoding, and the table of nearest codes.
+
+    Attributes:
+        target: the target model.
+        draft: the draft model, or None if the method needs none.
+        nearest_codes: integer table, (vocab, columns), of the codes nearest to each code, nearest first. None if the
+            method needs none.
+    """
+
+    target: Target
+    draft: DraftModel | None = None
+    nearest_codes: torch.Tensor | None = None
+
+
+@dataclass
+class Generation:
+    """The images of a batch, and how they were decoded.
+
+    The prefill counts as a forward pass of the target, but not as a step.
+
+    Attributes:
+        codes: the tokens of each image, int64 (batch, tokens).
+        target_forwards: number of forward passes of the target, int64 (batch,).
+        step_lengths: number of tokens that each forward pass of the target emitted, int64 (batch, tokens). Padded with
+            zeros, so that each row sums to `tokens`.
+        accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Drafts past the end of the
+            image count. -1 if the image was complete before the step.
+        accepted_nodes: deepest accepted node of each step, int64 (batch, steps). 0 is the root; -1 as above.
+        is_substituted: whether a token differs from the target's sample at its node, bool (batch, tokens).
+        margins: gap between the two largest perturbed log-weights at each token, in nats, float32 (batch, tokens).
+            (batch, 0) unless margins were recorded.
+    """
+
+    codes: torch.Tensor
+    target_forwards: torch.Tensor
+    step_lengths: torch.Tensor
+    accepted_lengths: torch.Tensor
+    accepted_nodes: torch.Tensor
+    is_substituted: torch.Tensor
+    margins: torch.Tensor
+
+
+@dataclass
+class DecodingState:
+    """All data of a batch of images while it is decoded. A decoder may work on several states in turn.
+
+    Steps and new prompts change the tensors in place. The buffers of tokens are longer than an image, so that the last
+    step may emit tokens past its end.
+
+    Attributes:
+        noise: the noise of the images.
+        cache: the target's key/value cache.
+        tokens: the emitted tokens, int64 (batch, tokens + overshoot).
+        lengths: number of tokens emitted so far, int64 (batch,), at most the number of an image. A row without a prompt
+            counts as complete.
+        is_substituted: whether a token differs from the target's sample, bool, shaped like `tokens`.
+        margins: gaps as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
+        num_steps: number of steps that each image took, int64 (batch,).
+        step_log: number of accepted drafts, deepest accepted node, and whether the logits after that node were finite
+            (1 or 0), per step: int64 (batch, tokens, 3). Entries from `num_steps` on have no meaning.
+        drafter: the drafter's state, see `Drafter.allocate`.
+        graph: CUDA graph of a step on these tensors, see `StepRunner`. None unless a step was captured.
+    """
+
+    noise: NoiseField
+    cache: KVCache
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    is_substituted: torch.Tensor
+    margins: torch.Tensor | None
+    num_steps: torch.Tensor
+    step_log: torch.Tensor
+    drafter: Any
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def check_finite(self) -> None:
+        """Check that the logits of all steps so far were finite.
+
+        Raises:
+            FloatingPointError: they were not. The message names the prompt and the step.
+        """
+        is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
+        is_bad = (self.step_log[..., 2] == 0) & is_step
+        if is_bad.any():
+            row, step = is_bad.nonzero().tolist()[0]
+            raise FloatingPointError(
+                f"logits of prompt {self.noise.prompt_ids[row]} are not finite at step {step} "
+                f"({int(is_bad.any(1).sum())} prompts of the batch)"
+            )
+
+    def collect(self, rows: Sequence[int]) -> Generation:
+        """Return the images of complete rows.
+
+        Args:
+            rows: indices into the batch.
+        """
+        index = torch.tensor(list(rows), device=self.lengths.device)
+        num_tokens = self.step_log.shape[1]
+        num_steps = self.num_steps[index]
+        log = self.step_log[index, : int(num_steps.max())]
+        is_past_end = torch.arange(log.shape[1], device=self.lengths.device) >= num_steps[:, None]
+        log = log.masked_fill(is_past_end[..., None], -1)
+        accepted, nodes = log[..., 0], log[..., 1]
+        lengths = F.pad(accepted + 1, (1, 0), value=1).cumsum(1).clamp(max=num_tokens)
+        lengths = lengths.diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
+        return Generation(
+            codes=self.tokens[index, :num_tokens],
+            target_forwards=(lengths > 0).sum(1),
+            step_lengths=F.pad(lengths, (0, num_tokens - lengths.shape[1])),
+            accepted_lengths=accepted,
+            accepted_nodes=nodes,
+            is_substituted=self.is_substituted[index, :num_tokens],
+            margins=self.margins[index, :num_tokens] if self.margins is not None else torch.zeros(len(index), 0),
+        )
