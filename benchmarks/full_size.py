@@ -30,6 +30,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lantern.cards.published import CARDS
 from lantern.checkpoints.native import empty_model
 from lantern.codebook import drop_line_ends, nearest_codes
 from lantern.decoding import Decoder, make_decoder
@@ -39,7 +40,7 @@ from lantern.methods import ACCEPTANCE, PRESETS, MethodSpec, make_method
 from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, DraftConfig, pick
 from lantern.models.draft import DraftModel
-from lantern.models.families import FAMILIES, PUBLISHED
+from lantern.models.families import FAMILIES
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -48,6 +49,7 @@ from lantern.sampling import SamplingConfig
 from lantern.stepping import MODES
 
 GIB = 2**30
+MODELS = [name for name, card in CARDS.items() if card.prompts.encoder in FAMILIES]  # of transformers
 PARAMETERS = {"k": 100, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "weight": 0.8, "budget": 0.1, "threshold": 0.5}
 
 
@@ -98,7 +100,7 @@ class Models(NamedTuple):
 
 def make_config(size: str, grid: int | None) -> TargetConfig:
     """Sizes of a published target; its own grid, or LlamaGen's of stage 1, where none is given."""
-    if size in PUBLISHED:
+    if size in MODELS:
         return make_adapter_config(size, grid)
     sizes = {"vocab_size": 16384, "num_text_tokens": 120, "caption_dim": 2048, "ffn_multiple": FFN_MULTIPLE}
     return TargetConfig(**LLAMAGEN_SIZES[size], **sizes, grid=grid or 16)
@@ -108,25 +110,22 @@ def make_adapter_config(size: str, grid: int | None) -> AdapterConfig:
     """Sizes of a published model of transformers, with prompts of 128 ids."""
     import transformers
 
-    model = PUBLISHED[size]
-    row, sizes = FAMILIES[model.family], dict(model.sizes)
-    sizes["num_kv_heads"] = sizes.get("num_kv_heads") or sizes["num_heads"]
+    card = CARDS[size]
+    row = FAMILIES[card.prompts.encoder]
+    sizes = {"num_kv_heads": card.target["num_heads"], **card.target}
     names = {"hidden_size": "dim", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
     names |= {"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_width"}
     layers = getattr(transformers, row.layers_class).config_class(
-        **{theirs: sizes[name] for theirs, name in names.items()}, vocab_size=row.num_ids, pad_token_id=0
+        **{theirs: sizes[name] for theirs, name in names.items()}, vocab_size=sizes["num_prompt_ids"], pad_token_id=0
     )
     is_guided = not row.turns_by_grid
     return AdapterConfig(
         **sizes,
-        **{"small_grid": 0, **row.target},
-        vocab_size=row.codebook_size + ("line_end" in row.target),
-        grid=grid or row.grid,
+        vocab_size=card.images.codebook_size + ("line_end" in row.target),
+        grid=grid or card.images.grid,
         num_text_tokens=128,
-        num_prompt_ids=row.num_ids,
         null_ids=(1, 2) if is_guided else (),
         null_filler=3 if row.prompt.filler else None,
-        rope="1d",
         layers_class=row.layers_class,
         settings={**layers.to_diff_dict(), "vocabulary_map": {}},
         head_width=sizes["dim"] if row.target.get("has_mlp_head") else 0,
@@ -257,7 +256,7 @@ def measure(models: Models, preset: str, options: argparse.Namespace) -> dict[st
 def parse_options() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=[*LLAMAGEN_SIZES, *PUBLISHED], default="XL")
+    parser.add_argument("--size", choices=[*LLAMAGEN_SIZES, *MODELS], default="XL")
     parser.add_argument("--own-layers", action="store_true", help="our layers in place of transformers'")
     parser.add_argument(
         "--grid", type=int, help="tokens a side, less is a try; default: LlamaGen's stage 1, 16, or the family's own"

@@ -58,7 +58,7 @@ def main(path: str | None = None) -> None:
         model = JanusForConditionalGeneration.from_pretrained(path).eval()
         tokenizer, grid = AutoTokenizer.from_pretrained(path), None
     ours = lantern.from_transformers(model, tokenizer, grid=grid)
-    images = ours.draw(PROMPT, method="jacobi", temperature=0.0)  # without one, as its generation config says
+    images = ours.generate(PROMPT, method="jacobi", temperature=0.0)  # without one, as its generation config says
 
     ids, mask = ours.encoder.encode([PROMPT])
     options = {"generation_mode": "image", "do_sample": False, "guidance_scale": ours.sampling.cfg_scale}

@@ -11,7 +11,11 @@ def __getattr__(name: str):
 
     By name, since an import would be part of the code of everything that imports the package.
     """
-    homes = {"custom_generate": "lantern.within_generate", "from_transformers": "lantern.load", "load": "lantern.load"}
+    homes = {
+        "custom_generate": "lantern.within_generate",
+        "from_transformers": "lantern.loading",
+        "load": "lantern.loading",
+    }
     if name in __all__:
         return getattr(_import_module(homes.get(name, "lantern.api")), name)
     raise AttributeError(f"module 'lantern' has no attribute {name!r}")

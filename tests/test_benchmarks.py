@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from conftest import ROOT, load_yaml
+from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern.models.draft import DraftModel
-from lantern.models.families import FAMILIES, PUBLISHED
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
 
@@ -108,10 +108,10 @@ def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
     published = full_size.make_config(size, None)
     assert published.num_image_tokens == tokens
     tiny = {"dim": 32, "num_layers": 1, "num_heads": 2, "ffn_width": 48}
-    if size in PUBLISHED:
-        monkeypatch.setitem(PUBLISHED, size, replace(PUBLISHED[size], sizes=tiny))
-        family = PUBLISHED[size].family
-        monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], codebook_size=64, num_ids=12))
+    if size in CARDS:
+        card = CARDS[size]
+        images, target = replace(card.images, codebook_size=64), {**card.target, **tiny, "num_prompt_ids": 12}
+        monkeypatch.setitem(CARDS, size, replace(card, images=images, target=target))
     else:
         tiny |= {"vocab_size": 64, "num_text_tokens": 24}
         monkeypatch.setattr(full_size, "make_config", lambda size, grid: replace(published, **tiny, grid=grid or 2))

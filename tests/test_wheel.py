@@ -62,10 +62,10 @@ models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decodin
 model = lantern.Model(models, tokenizer, LetterEncoder(), SamplingConfig(cfg_scale=2.0))
 
 options = {"k": 4, "delta": 0.2, "tree_shape": {"num_nodes": 6, "depth": 1, "top_k": 4}}
-images = model.draw(["a cat", "two dogs"], "lantern", **options)
+images = model.generate(["a cat", "two dogs"], "lantern", **options)
 assert images.codes.shape == (2, 16) and images.codes.max() < 12, images.codes
 assert images.pixels.shape == (2, 8, 8, 3) and images.pixels.dtype == "uint8" and images.pixels.std() > 0
-assert torch.equal(model.draw("a cat", "lantern", **options).codes[0], images.codes[0])
+assert torch.equal(model.generate("a cat", "lantern", **options).codes[0], images.codes[0])
 try:
     lantern.load("embedded")
 except ModuleNotFoundError as error:
@@ -82,7 +82,7 @@ sys.path.append({str(Path(yaml.__file__).parents[1])!r})
 import lantern, lantern_pipeline
 
 assert "bare" in lantern.__file__ and "bare" in lantern_pipeline.__file__
-images = lantern.load("embedded").draw("a red circle on grass", method="lantern", k=20, delta=0.1)
+images = lantern.load("embedded").generate("a red circle on grass", method="lantern", k=20, delta=0.1)
 assert images.pixels.shape == (1, 48, 48, 3) and images.steps[0] < 64
 assert "torch._dynamo" not in sys.modules  # PyTorch's compiler: a second and 150 MB
 """

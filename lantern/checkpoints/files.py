@@ -133,15 +133,15 @@ def find_weights(path: Path) -> Path:
 
 
 def check_equal(path: Path, key: str, expected: Any, found: Any, name: str) -> None:
-    """Compare what a file states under `key` with `expected`, which is called `name` in the message.
+    """Compare what a file states under `key` with what the model has, which is called `name` in the message.
 
     Raises:
         ValueError: they differ.
     """
     if expected != found:
         raise ValueError(
-            f"{path}: {key} should be {expected}, which is {name}, found {found}; choose the file of this model, or "
-            f"correct {name}"
+            f"{path}: {key} should be {expected} to fit the model ({name}), found {found}; choose the file of this "
+            f"model, or correct {name}"
         )
 
 

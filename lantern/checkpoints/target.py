@@ -79,17 +79,17 @@ def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torc
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
     """Of a model of transformers, whose file says all sizes but the grid and the prompt's."""
     if family not in FAMILIES:
-        check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "the text encoder's")
+        check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
-    check_equal(weights.settings_path, "architectures", wanted, class_of(weights), "the class of the family")
+    check_equal(weights.settings_path, "architectures", wanted, class_of(weights), "text encoder")
     config = read_config(weights)
     text = config.get_text_config()
     for name in ("dim", "num_layers", "num_heads"):
         key = _JSON_NAMES[name]
-        check_equal(weights.settings_path, key, getattr(expected, name), getattr(text, key), f"{name} of the model")
+        check_equal(weights.settings_path, key, getattr(expected, name), getattr(text, key), name)
     names = ("grid", "columns", "small_grid", "line_end", "num_text_tokens", "null_ids", "null_filler")
     target = adapt(open_pretrained(weights, config, dtype), family, **{name: getattr(expected, name) for name in names})
-    check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "the size of the codebook")
+    check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "codebook_size")
     if hasattr(target.layers, "vqmodel"):
         del target.layers.vqmodel  # Chameleon's layers hold its image tokenizer
     return target.eval()
@@ -100,7 +100,7 @@ def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dt
     model = load_model(file, cls, dtype)
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
         if hasattr(model.config, name):
-            check_equal(file, name, getattr(target, name), getattr(model.config, name), f"{name} of the model")
+            check_equal(file, name, getattr(target, name), getattr(model.config, name), name)
     return model
 
 
@@ -150,7 +150,7 @@ def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
     for name in COMPARED_SIZES:
         key = _JSON_NAMES.get(name, name)
         wanted = expected.grid**2 if name == "grid" else getattr(expected, name)
-        check_equal(weights.settings_path, key, wanted, weights.setting(key), f"{name} of the model")
+        check_equal(weights.settings_path, key, wanted, weights.setting(key), name)
     hidden = weights.setting("intermediate_size")
     return replace(
         expected,
@@ -165,16 +165,16 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
     stage 1 (256 pixels) or 2 (512), and of any number of heads have tensors of the same names and shapes.
     """
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
-    check_equal(weights.path, "what it is prompted with", wanted, found, "the text encoder's")
+    check_equal(weights.path, "what it is prompted with", wanted, found, "text encoder")
     args, pixels = weights.args, 16 * expected.grid
     if (found := args.get("cls_token_num")) is not None:
-        check_equal(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "max_tokens of the prompts")
+        check_equal(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "max_tokens")
     named = re.fullmatch(r"[ct]2i_.*_(256|384|512)\.pth?", weights.path.name)
     if "image_size" in args:
         wanted = expected.grid * args.get("downsample_size", 16)
-        check_equal(weights.path, "args.image_size", wanted, args["image_size"], "the image size")
+        check_equal(weights.path, "args.image_size", wanted, args["image_size"], "image size")
     elif named and pixels in (256, 384, 512):
-        check_equal(weights.path, "the image size in the file's name", pixels, int(named[1]), "the image size")
+        check_equal(weights.path, "the image size in the file's name", pixels, int(named[1]), "image size")
     else:
         log.warning(
             "%s: neither the file's name nor its training's arguments say whether it is of stage 1 or 2; that it draws "
@@ -187,6 +187,6 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
     name, heads = sizes.get((expected.dim, expected.num_layers), (None, expected.num_heads))
     if heads != expected.num_heads:
         raise ValueError(
-            f"{weights.path}: num_heads should be {heads}, which LlamaGen-{name} has, got {expected.num_heads}; correct "
-            "num_heads of the model"
+            f"{weights.path}: num_heads should be {heads}, which LlamaGen-{name} has, got {expected.num_heads}; "
+            "correct num_heads"
         )

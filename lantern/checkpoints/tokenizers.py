@@ -38,11 +38,16 @@ def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
     """
     file = find_weights(path)
     is_own = read_metadata(file) is not None
-    model = load_tokenizer(file) if is_own else make_image_tokenizer(read_weights(file), sizes.size)
-    check_equal(file, "image_size", sizes.size, model.config.image_size, "the image size")
+    model = load_tokenizer(file) if is_own else read_image_tokenizer(file, sizes.size)
+    check_equal(file, "image_size", sizes.size, model.config.image_size, "image size")
     for name in ("grid", "codebook_size", "code_dim"):
-        check_equal(file, name, getattr(sizes, name), getattr(model.config, name), f"{name} of the model")
+        check_equal(file, name, getattr(sizes, name), getattr(model.config, name), name)
     return model
+
+
+def read_image_tokenizer(path: Path, image_size: int) -> ImageModel:
+    """Read a published image tokenizer for images of `image_size` pixels; errors are those of `read_tokenizer`."""
+    return make_image_tokenizer(read_weights(path), image_size)
 
 
 def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, grid: int | None = None) -> ImageModel:

@@ -75,4 +75,4 @@ def compare_features(path: Path, report: Mapping[str, Any], encoder: str) -> Non
     """
     wanted = describe_features(encoder)
     for key, value in report.get("text", {}).items():
-        check_equal(path, f"text.{key}", wanted.get(key), value, "the text encoder")
+        check_equal(path, f"text.{key}", wanted.get(key), value, "text encoder")

@@ -84,7 +84,7 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
         raise ValueError(f"{path}: model_type should be t5, found {kind!r}; give the folder of a T5 such as flan-t5-xl")
     if caption_dim is not None and config.get("d_model") != caption_dim:
         raise ValueError(
-            f"{path}: d_model should be {caption_dim}, which is caption_dim of the model, found {config.get('d_model')}; "
+            f"{path}: d_model should be {caption_dim} to fit the model (caption_dim), found {config.get('d_model')}; "
             "LlamaGen's is 2048, flan-t5-xl's"
         )
     return config

@@ -1,10 +1,11 @@
-"""`lantern.load(...).draw(...)`: the README's example, what comes back, and what cannot be loaded."""
+"""`lantern.load(...).generate(...)`: the README's example, what comes back, and what cannot be loaded."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from threading import Event, Thread
 
 import numpy as np
@@ -17,6 +18,8 @@ import lantern
 from conftest import ROOT
 from families import draw_c2i
 from lantern import api
+from lantern.cards.card import ImageSettings, PromptSettings, read_card
+from lantern.cards.published import CARDS
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
@@ -26,7 +29,6 @@ from lantern.methods import make_method
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern_pipeline import pretrained
 
 PROMPTS = ["a large red circle on grass", "a small blue square on sand"]
 WEIGHTS = ROOT / "models" / "embedded"
@@ -64,7 +66,7 @@ def test_images_are_those_of_the_method_on_the_models_own_settings(model):
     decoder = make_decoder(models, spec, SamplingConfig(**config["sampling"]))
     prompts = [Prompt(str(place), text) for place, text in enumerate(PROMPTS)]
     expected, _ = decode_timed(decoder, prompts, model.encoder, run_seed=0)
-    found = model.draw(PROMPTS, method="lantern", k=20, delta=0.1)
+    found = model.generate(PROMPTS, method="lantern", k=20, delta=0.1)
     assert torch.equal(found.codes.long(), expected.codes)
     assert torch.equal(found.steps.long(), expected.target_forwards)
     assert torch.equal(found.tokens_per_forward, 64 / expected.target_forwards)
@@ -73,14 +75,14 @@ def test_images_are_those_of_the_method_on_the_models_own_settings(model):
 
 
 def test_a_seed_and_options_change_what_is_drawn_and_static_trees_are_the_models(model):
-    first = model.draw(PROMPTS[0], method="eagle1")
+    first = model.generate(PROMPTS[0], method="eagle1")
     assert first.records.metadata["method"]["tree"] == "chain3"
-    assert torch.equal(first.codes, model.draw(PROMPTS, method="eagle1").codes[:1])
+    assert torch.equal(first.codes, model.generate(PROMPTS, method="eagle1").codes[:1])
     for other in ({"seed": 1}, {"temperature": 0.0}, {"cfg_scale": 1.0}, {"tree": "chain1"}):
-        found = model.draw(PROMPTS[0], method="eagle1", **other)
+        found = model.generate(PROMPTS[0], method="eagle1", **other)
         assert not torch.equal(found.codes, first.codes), other
     assert (found.steps > first.steps).all()
-    assert model.draw(PROMPTS[0], method="zipar", window=4).steps < 64  # which has a loop of its own
+    assert model.generate(PROMPTS[0], method="zipar", window=4).steps < 64  # which has a loop of its own
 
 
 def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monkeypatch):
@@ -90,11 +92,11 @@ def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monk
         seen.append(torch.get_num_threads())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "draw_images", fail)
+    monkeypatch.setattr(api, "generate_images", fail)
     torch.set_num_threads(2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            model.draw(PROMPTS[0])
+            model.generate(PROMPTS[0])
         assert (seen, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(before)
@@ -112,63 +114,58 @@ def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monk
 )
 def test_what_cannot_be_drawn_is_said_in_a_sentence(model, options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        model.draw(**{"prompts": PROMPTS[0], **options})
+        model.generate(**{"prompts": PROMPTS[0], **options})
 
 
 def test_an_unknown_name_lists_the_known_and_missing_files_are_named():
-    with pytest.raises(ValueError, match=r"one of embedded, llamagen_stage1, .*, or the folder of .* got 'embeded'"):
+    with pytest.raises(ValueError, match=r"one of embedded, llamagen_stage1, .*, the folder of .* got 'embeded'"):
         lantern.load("embeded")
-    with pytest.raises(FileNotFoundError, match=r"files of llamagen_stage1 .*target=\.\.\. .*text=\.\.\. \(flan_t5_xl"):
+    with pytest.raises(
+        FileNotFoundError, match=r"files of llamagen_stage1 .*target=\.\.\. .*text=\.\.\. \(.* of google/flan-t5-xl"
+    ):
         lantern.load("llamagen_stage1")
     with pytest.raises(ValueError, match=r"drafter\.safetensors should hold a target_model, found draft_model"):
         lantern.load("embedded", target=WEIGHTS / "drafter.safetensors")
 
 
-def test_every_published_name_is_an_overlay_of_published_weights():
-    for name in pretrained.PUBLISHED:
-        config, files = pretrained._find(name)
-        assert config["target"]["checkpoint"] and not files, name
+def test_the_old_name_of_generate_is_answered_with_the_new_one(model):
+    with pytest.raises(AttributeError, match="draw is now called generate"):
+        model.draw(PROMPTS[0])
 
 
 def test_a_published_layout_is_read_by_its_name_and_paths(tmp_path, monkeypatch):
     """LlamaGen for ten classes in its original layout with a small VQ-16."""
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    (tmp_path / "models" / "embedded").mkdir(parents=True)
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    overlay = {
-        "data": {"source": "none", "image_size": 12},
-        "text": {"encoder": "classes", "num_classes": 10},
-        "tokenizer": {"checkpoint": "vq", "grid": 6, "codebook_size": 64, "code_dim": 8},
-        "target": {"checkpoint": "c2i", "dim": 64, "num_layers": 3, "num_heads": 4},
-        "drafter": {"checkpoint": None},
-        "sampling": {"top_k": 0, "cfg_scale": 2.0},
-    }
-    (tmp_path / "experiments" / "llamagen_c2i.yaml").write_text(yaml.safe_dump(overlay))
+    card = replace(
+        CARDS["llamagen_c2i"],
+        prompts=PromptSettings("classes", num_classes=10),
+        images=ImageSettings(size=12, grid=6, codebook_size=64, code_dim=8),
+        target={"dim": 64, "num_layers": 3, "num_heads": 4, "ffn_width": 256},
+    )
+    monkeypatch.setitem(CARDS, "llamagen_c2i", card)
     torch.manual_seed(0)
     sizes = VQ16Config(grid=6, codebook_size=64, channels=32, channel_multipliers=(1, 2), latent_channels=8)
     save_file(VQ16(sizes).state_dict(), tmp_path / "vq.safetensors")
     torch.save({"model": draw_c2i(ffn_hidden=256)}, tmp_path / "c2i_B_96.pt")
-    monkeypatch.setattr(pretrained, "HOMES", (tmp_path,))
     files = {"target": tmp_path / "c2i_B_96.pt", "tokenizer": tmp_path / "vq.safetensors"}
     model = lantern.load("llamagen_c2i", **files)
-    images = model.draw(["3", "7"])
+    images = model.generate(["3", "7"])
     assert images.pixels.shape == (2, 12, 12, 3) and images.codes.shape == (2, 36) and images.codes.max() < 64
-    assert torch.equal(images.codes, model.draw(["3", "7"], method="autoregressive").codes)
+    assert torch.equal(images.codes, model.generate(["3", "7"], method="autoregressive").codes)
     assert model.sampling == SamplingConfig(top_k=0, cfg_scale=2.0)
     with pytest.raises(ValueError, match="needs a draft model"):
-        model.draw("3", method="eagle1")
+        model.generate("3", method="eagle1")
 
 
-def test_a_finished_runs_folder_is_read_by_its_provenance(tmp_path):
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    for name, place in {"tokenizer": "tokenizer", "target": "target/s0"}.items():
+def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
+    card, files = read_card(WEIGHTS), {"tokenizer": "tokenizer", "target": "target/s0"}
+    for name, place in files.items():
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "model.safetensors").symlink_to(WEIGHTS / f"{name}.safetensors")
-    write_json(tmp_path / "provenance.json", {"config": config})
+    files = {name: f"{place}/model.safetensors" for name, place in files.items()}
+    write_json(tmp_path / "card.json", replace(card, files=files).to_dict())
     model = lantern.load(tmp_path)
     assert model.models.draft is None
-    assert torch.equal(model.draw(PROMPTS[0]).codes, lantern.load("embedded").draw(PROMPTS[0]).codes)
+    assert torch.equal(model.generate(PROMPTS[0]).codes, lantern.load("embedded").generate(PROMPTS[0]).codes)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +176,14 @@ def test_a_finished_runs_folder_is_read_by_its_provenance(tmp_path):
         ({"cfg_scale": "3"}, "cfg_scale must be a finite number, got '3'"),
         ({"temperature": True}, "temperature must be a finite number, got True"),
         *(
-            ({"seed": seed}, f"seed of draw must be a whole number, got {seed!r}")
+            ({"seed": seed}, f"seed of generate must be a whole number, got {seed!r}")
             for seed in ("a", 1.5, None, [1], True)
         ),
         ({"prompts": []}, "prompts must be a text or a list of one or more, got []"),
         ({"prompts": 3}, "prompts must be a text or a list of one or more, got 3"),
         ({"prompts": [3]}, "prompts must be a text or a list of one or more, got [3]"),
-        ({"batch_size": 0}, "batch_size of draw must be a whole number >= 1, got 0"),
-        ({"batch_size": 2.0}, "batch_size of draw must be a whole number >= 1, got 2.0"),
+        ({"batch_size": 0}, "batch_size of generate must be a whole number >= 1, got 0"),
+        ({"batch_size": 2.0}, "batch_size of generate must be a whole number >= 1, got 2.0"),
         ({"method": ["jacobi"]}, "preset must be one of autoregressive, "),
         (
             {"method": "lantern", "k": 20.0, "delta": 0.1},
@@ -222,7 +219,7 @@ def test_a_finished_runs_folder_is_read_by_its_provenance(tmp_path):
 )
 def test_a_bad_argument_is_one_sentence_with_its_name_bound_and_value(model, options, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        model.draw(**{"prompts": PROMPTS[0], **options})
+        model.generate(**{"prompts": PROMPTS[0], **options})
 
 
 @pytest.mark.parametrize(
@@ -252,7 +249,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch):
 
 
 def test_the_largest_k_draws(model):
-    found = model.draw(PROMPTS[0], method="proximity", drafts="jacobi", tree="chain3", k=1023)
+    found = model.generate(PROMPTS[0], method="proximity", drafts="jacobi", tree="chain3", k=1023)
     assert found.codes.shape == (1, 64) and (found.steps < 64).all()
 
 
@@ -271,12 +268,12 @@ def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, mo
 
     def draw():
         with pytest.raises(KeyboardInterrupt):
-            model.draw(PROMPTS[0])
+            model.generate(PROMPTS[0])
 
     def ask():
         later.append(torch.get_num_threads())
 
-    monkeypatch.setattr(api, "draw_images", wait)
+    monkeypatch.setattr(api, "generate_images", wait)
     torch.set_num_threads(2)
     later, draws = [], [Thread(target=draw), Thread(target=draw)]
     try:

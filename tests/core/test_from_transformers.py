@@ -1,4 +1,4 @@
-"""`lantern.from_transformers(...).draw(...)`: images of stock models, their prompts and settings; the example."""
+"""`lantern.from_transformers(...).generate(...)`: images of stock models, their prompts and settings; the example."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 import lantern
 from conftest import ROOT
 from families import SPECIALS, save_tokenizer, settings_of
+from lantern.cards.published import CARDS
 from lantern.checkpoints.target import read_target
 from lantern.models.config import TargetConfig
-from lantern.models.families import FAMILIES, PUBLISHED
+from lantern.models.families import FAMILIES
 
 WORDS = ["a", "red", "cat", ":", "2", "3", "4", "*"]
 
@@ -33,12 +34,12 @@ def save_words(folder, name):
 
 @pytest.fixture
 def small_grids(monkeypatch):
-    """Rows of FAMILIES with the few tokens of the tiny models."""
-    for name in ("janus", "emu3", "glm_image"):
-        grids = dict(GRIDS[name == "glm_image"])
-        row = FAMILIES[name]
-        small = {"small_grid": grids["small_grid"]} if name == "glm_image" else {}
-        monkeypatch.setitem(FAMILIES, name, replace(row, grid=grids["grid"], target={**row.target, **small}))
+    """Cards and families with the few codes of the tiny models."""
+    for name, family in (("janus-pro-1b", "janus"), ("emu3-gen", "emu3"), ("glm-image", "glm_image")):
+        grids, row, card = dict(GRIDS[family == "glm_image"]), FAMILIES[family], CARDS[name]
+        small = {"small_grid": grids["small_grid"]} if family == "glm_image" else {}
+        monkeypatch.setitem(CARDS, name, replace(card, images=replace(card.images, grid=grids["grid"])))
+        monkeypatch.setitem(FAMILIES, family, replace(row, target={**row.target, **small}))
 
 
 def open_tiny(tmp_path, name):
@@ -54,18 +55,18 @@ def test_images_are_drawn_as_the_models_own_settings_say_and_equal_one_by_one_de
     assert (model.sampling.temperature, model.sampling.top_k, model.sampling.cfg_scale) == (1.0, 50, 5.0)
     assert model.encoder.encode(["a red cat"])[0][0, -9:].tolist() == [0, 8, 104, 101, 102, 103, 9, 104, 7]
     prompts = ["a red cat", "cat"]
-    images, expected = (model.draw(prompts, method=name) for name in ("jacobi", "autoregressive"))
+    images, expected = (model.generate(prompts, method=name) for name in ("jacobi", "autoregressive"))
     assert torch.equal(images.codes, expected.codes) and (images.steps < 16).all()
     assert images.pixels.shape[0] == 2 and images.pixels.dtype == "uint8"
-    relaxed = model.draw(prompts, method="proximity", drafts="jacobi", tree="chain3", k=3)
+    relaxed = model.generate(prompts, method="proximity", drafts="jacobi", tree="chain3", k=3)
     assert relaxed.codes.shape == (2, 16)
 
 
 def test_emu3_has_a_negative_prompt_and_line_ends(tmp_path):
     _, wrap = open_tiny(tmp_path, "emu3")
-    model = wrap()  # whose own settings say nothing of sampling: the overlay's
+    model = wrap()  # whose own settings say nothing of sampling: the card's
     assert (model.sampling.temperature, model.sampling.top_k, model.sampling.cfg_scale) == (1.0, 2048, 3.0)
-    images = model.draw("a red cat", method="jacobi")
+    images = model.generate("a red cat", method="jacobi")
     assert images.codes.shape == (1, 20) and (images.codes.view(4, 5)[:, 4] == 20).all()
     assert images.pixels.shape[1] == images.pixels.shape[2]
 
@@ -75,13 +76,13 @@ def test_glm_image_draws_two_grids_and_colours_for_its_codes(tmp_path, small_gri
     drawn = wrap()
     sides = [3, 106, 106, 4, 3, 105, 105, 4]
     assert drawn.encoder.encode(["a red cat"])[0][0, -12:].tolist() == [101, 102, 103, *sides, 20]
-    images = drawn.draw("a red cat", method="jacobi")
+    images = drawn.generate("a red cat", method="jacobi")
     assert images.codes.shape == (1, 4 + 9) and images.pixels.shape == (1, 96, 96, 3)
     squares = torch.from_numpy(images.pixels)[0, ::32, ::32].flatten(0, 1)
     same = (squares[:, None] == squares).all(-1)
     assert torch.equal(same, images.codes[0, 4:, None] == images.codes[0, 4:])  # a colour a code
     with pytest.raises(ValueError, match="no prompt of no caption: set cfg_scale, the guidance, to 1"):
-        drawn.draw("a red cat", cfg_scale=3.0)
+        drawn.generate("a red cat", cfg_scale=3.0)
 
 
 @pytest.mark.parametrize("name", ["janus", "emu3", "glm_image"])
@@ -96,7 +97,7 @@ def test_a_folder_is_the_model_in_it(tmp_path, small_grids, name):
     save_words(words, name)
     if name == "glm_image":
         (tmp_path / "model_index.json").write_text("{}")
-    found, expected = (drawn.draw(["a red cat", "cat"], seed=3) for drawn in (lantern.load(tmp_path), wrap()))
+    found, expected = (drawn.generate(["a red cat", "cat"], seed=3) for drawn in (lantern.load(tmp_path), wrap()))
     assert torch.equal(found.codes, expected.codes) and (found.pixels == expected.pixels).all()
     (folder / "generation_config.json").unlink()
     with pytest.raises(ValueError, match=r"lacks generation_config.json, which says temperature"):
@@ -141,8 +142,8 @@ def test_a_prompt_longer_than_max_tokens_is_refused_with_the_number_that_it_need
     with pytest.raises(
         ValueError, match=r"at most max_tokens = 14 tokens, got 15 in 'a red .*pass max_tokens=15 to lan"
     ):
-        wrap(max_tokens=14).draw(prompt)
-    assert wrap(max_tokens=15).draw(prompt).codes.shape == (1, 16)
+        wrap(max_tokens=14).generate(prompt)
+    assert wrap(max_tokens=15).generate(prompt).codes.shape == (1, 16)
     for name, value in (("max_tokens", 0), ("max_tokens", "9"), ("family", "no")):
         with pytest.raises(
             ValueError, match=r"max_tokens of from_transformers must be a whole number|family must be one of"
@@ -188,11 +189,11 @@ def test_the_example_gives_the_tokens_of_generate_in_fewer_forwards(tmp_path):
 
 def test_pages_name_every_published_model_and_a_family_of_ones_own_is_the_row_they_show(tmp_path, monkeypatch):
     page, readme = ((ROOT / name).read_text() for name in ("docs/models.md", "README.md"))
-    for name, model in PUBLISHED.items():
-        row = FAMILIES[model.family]
+    for name in ("anole-7b", "lumina-mgpt-7b", "janus-pro-1b", "janus-pro-7b", "emu3-gen", "glm-image"):
         (line,) = [line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line]
-        assert f"| `{row.overlay}` | {row.grid * model.pixels} |" in line and line.endswith(f"| {row.licence} |")
-        assert f"`{row.overlay}`" in readme
+        assert f"| {CARDS[name].images.size} |" in line and line.endswith(f"| {CARDS[name].licence} |")
+        overlay = line.split("|")[2].strip(" `")
+        assert f"`{overlay}`" in readme and (ROOT / "experiments" / f"{overlay}.yaml").is_file()
     (code,) = [code for code in page.split("```")[1::2] if "def take_apart" in code]
     assert len(code.splitlines()) <= 34
     model, _ = make_tiny("emu3")
@@ -201,7 +202,9 @@ def test_pages_name_every_published_model_and_a_family_of_ones_own_is_the_row_th
     monkeypatch.setitem(FAMILIES, "mine", None)  # gone when the test ends
     exec(code.removeprefix("python\n"), known)
     images = known["images"]
-    expected = lantern.from_transformers(model, known["tokenizer"], family="mine").draw("a red cat", "autoregressive")
+    expected = lantern.from_transformers(model, known["tokenizer"], family="mine", grid=4).generate(
+        "a red cat", "autoregressive"
+    )
     assert images.codes.shape == (1, 16) and torch.equal(images.codes, expected.codes)
 
 

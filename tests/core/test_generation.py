@@ -12,7 +12,7 @@ from conftest import make_models
 from lantern import generation, noise
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
-from lantern.generation import draw_images, generate_records, load_decoding_models, load_nearest_codes
+from lantern.generation import generate_images, generate_records, load_decoding_models, load_nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
@@ -216,7 +216,7 @@ def test_pixels_are_clamped_and_each_image_is_decoded_by_itself():
         return torch.linspace(-3, 3, 2 * 2).view(1, 1, 2, 2).expand(len(codes), 3, 2, 2)
 
     encoder = WordEmbeddingEncoder(None, 16, 5, 0)
-    records, pixels = draw_images(decoder, PROMPTS[:2], encoder, decode, run_seed=3)
+    records, pixels = generate_images(decoder, PROMPTS[:2], encoder, decode, run_seed=3)
     assert pixels[1, :, :, 0].tolist() == [[0, 0], [255, 255]] and pixels.shape == (2, 2, 2, 3)
     assert pixels.dtype == torch.uint8 and shapes == [(1, 16)] * 2
     assert torch.equal(records.codes, make_records(decoder_of(), 2, PROMPTS[:2]).codes)

@@ -30,6 +30,7 @@ from families import (
     settings_of,
 )
 from lantern.attention_mask import window_table
+from lantern.cards.card import PromptSettings
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target, read_target
@@ -43,7 +44,6 @@ from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.tokens import TokenPromptEncoder
 from lantern.tree_shapes import DynamicTreeOptions
-from lantern_pipeline.data.model_sizes import prompt_sizes
 from lantern_pipeline.training.drafter_loss import run_target, unroll
 from published_layouts import refusal
 
@@ -53,7 +53,7 @@ ACCEPTED = {name: json.loads((LLAMA / f"{name}_accepted.json").read_text()) for 
 GREEDY = json.loads((LLAMA / "greedy_codes.json").read_text())
 SIZES = TargetConfig(64, 3, 4, vocab_size=64, grid=4, num_text_tokens=14)
 CONFIGS = {
-    "c2i": replace(SIZES, ffn_multiple=32, **prompt_sizes({"encoder": "classes", "num_classes": 10})),
+    "c2i": replace(SIZES, ffn_multiple=32, **PromptSettings("classes", num_classes=10).sizes()),
     "anole": replace(SIZES, grid=6, null_ids=(0, 69)),
     "lumina": replace(SIZES, vocab_size=65, null_ids=(69, 75, 75), line_end=72),
     "janus": replace(SIZES, null_ids=(0, 7), null_filler=2),
@@ -273,10 +273,10 @@ def test_our_own_layout_its_size_and_a_lower_precision(folder, tmp_path, family)
         (
             "c2i",
             {"num_text_tokens": 8, "num_prompt_ids": 0, "null_ids": ()},
-            "captions as text.encoder says, found classes",
+            "captions to fit the model (text encoder), found classes",
         ),
-        ("anole", {"dim": 128}, "hidden_size should be 128 as target.dim says, found 64"),
-        ("janus", {"num_heads": 2}, "num_attention_heads should be 2 as target.num_heads says, found 4"),
+        ("anole", {"dim": 128}, "hidden_size should be 128 to fit the model (dim), found 64"),
+        ("janus", {"num_heads": 2}, "num_attention_heads should be 2 to fit the model (num_heads), found 4"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(folder, family, changes, words):
@@ -294,9 +294,13 @@ def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_pa
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
     assert "model.generation_embeddings.weight should have shape (64, 8) as config.json says, found (64, 9)" in sentence
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"]))
-    assert "what it draws from should be captions as text.encoder says, found ids of tokens" in sentence
+    assert (
+        "what it is prompted with should be captions to fit the model (text encoder), found ids of tokens" in sentence
+    )
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["emu3"], family="emu3"))
-    assert "architectures should be Emu3ForConditionalGeneration as text.encoder says, found Janus" in sentence
+    assert (
+        "architectures should be Emu3ForConditionalGeneration to fit the model (text encoder), found Janus" in sentence
+    )
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     sentence = refusal(lambda: read_target(tmp_path / "cut.safetensors", CONFIGS["janus"], family="janus"))
     assert "must be one of Chameleon" in sentence and "to draw images, got BertModel" in sentence
@@ -304,4 +308,4 @@ def test_a_cut_file_and_our_own_of_other_classes_are_one_sentence(folder, tmp_pa
     save_model(tmp_path / "model.safetensors", read(folder, "c2i"))
     assert read_target(tmp_path / "model.safetensors", CONFIGS["c2i"]).config == CONFIGS["c2i"]
     sentence = refusal(lambda: read_target(tmp_path / "model.safetensors", replace(CONFIGS["c2i"], num_prompt_ids=12)))
-    assert "num_prompt_ids should be 12 as text.num_classes says, found 11" in sentence
+    assert "num_prompt_ids should be 12 to fit the model (num_prompt_ids), found 11" in sentence

@@ -310,4 +310,4 @@ def test_janus_draws_the_tokens_of_its_own_generate_on_its_processors_prompt():
     for prompt, text in zip(prompts, PROMPTS, strict=True):
         inputs = processor(text=prompt, generation_mode="image", return_tensors="pt")
         theirs = model.generate(**inputs, generation_mode="image", do_sample=False, guidance_scale=5.0)
-        assert torch.equal(wrapped.draw(text, temperature=0.0).codes.long(), theirs)
+        assert torch.equal(wrapped.generate(text, temperature=0.0).codes.long(), theirs)

@@ -42,7 +42,7 @@ def sample(
     weights in models/embedded; prints target forwards, seconds, and which images equal autoregressive decoding's.
     """
     import lantern
-    from lantern.load import EMBEDDED, find_shipped
+    from lantern.loading import EMBEDDED, find_shipped
     from lantern_pipeline.archive.provenance import FILE_NAME
     from lantern_pipeline.cli_sample import draw_samples, sample_prompt, table_of
     from lantern_pipeline.figures.style import save_figure
@@ -131,7 +131,7 @@ def predict(
     ] = None,
 ) -> None:
     """Predicts seconds of an image and speed-up on a GPU from published times of steps (docs/gpu.md); runs nothing."""
-    from lantern.load import find_shipped
+    from lantern.loading import find_shipped
     from lantern_pipeline.tables.predict import published_tokens, table_of
 
     with _one_sentence():

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import DATA
 from families import draw_emu3_tokenizer, emu3_name
+from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.tokenizers import load_tokenizer, read_tokenizer
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
@@ -28,7 +29,7 @@ def file(tmp_path_factory):
 @torch.inference_mode()
 def test_pixels_codes_and_our_own_layout(file, tmp_path):
     """Of images of three lines of four codes. A few weights are drawn anew with another rounding to half precision."""
-    model = read_tokenizer(file, image_size=8, grid=4, codebook_size=64, code_dim=4)
+    model = read_tokenizer(file, ImageSettings(size=8, grid=4, codebook_size=64, code_dim=4))
     torch.testing.assert_close(model.vqvae.decode(STORED["codes"].long()), STORED["decoded"], atol=1e-3, rtol=0)
     found = torch.stack(model.vqvae.encode(STORED["image"], torch.tensor([[6, 8]] * 2)).image_tokens)
     is_clear = STORED["nn_margin"] > 1e-3
@@ -53,9 +54,15 @@ def test_the_defaults_are_the_published_sizes():
 
 
 def test_what_does_not_fit_is_one_sentence(file, tmp_path):
-    assert "codebook_size should be 32 as tokenizer" in refusal(lambda: read_tokenizer(file, 8, 4, 32, 4))
-    assert "data.image_size should be a multiple of 2" in refusal(lambda: read_tokenizer(file, 9, 4, 64, 4))
+    assert "codebook_size should be 32 to fit the model (codebook_size), found 64" in refusal(
+        lambda: read_tokenizer(file, ImageSettings(8, 4, 32, 4))
+    )
+    assert "the image size should be a multiple of 2" in refusal(
+        lambda: read_tokenizer(file, ImageSettings(9, 4, 64, 4))
+    )
     cut, path = load_file(file), tmp_path / "cut.safetensors"
     cut.pop("vqmodel.encoder.conv_in.weight")
     save_file(cut, path)
-    assert "lacks the tensor encoder.conv_in.weight" in refusal(lambda: read_tokenizer(path, 8, 4, 64, 4))
+    assert "lacks the tensor encoder.conv_in.weight" in refusal(
+        lambda: read_tokenizer(path, ImageSettings(8, 4, 64, 4))
+    )

@@ -111,7 +111,7 @@ def test_null_caption_is_cut_only_where_the_file_says_so(tmp_path):
         ("layers.1.feed_forward.w3.weight", None, "expected 20 tensors, found 19"),
         ("layers.0.attention.wqkv.bias", torch.zeros(144), "the foreign tensor layers.0.attention.wqkv.bias"),
         ("layers.2.ffn_norm.weight", torch.zeros(48), "tensor layers.2.ffn_norm.weight (1 such); expected"),
-        ("cls_embedding.embedding_table.weight", torch.zeros(1001, 48), "what it draws from should be captions"),
+        ("cls_embedding.embedding_table.weight", torch.zeros(1001, 48), "what it is prompted with should be captions"),
         ("tok_embeddings.weight", torch.zeros(128, 64), "weight should have shape (128, 48), found (128, 64)"),
         ("output.weight", torch.zeros(128, 48).to(torch.int8), "hold floating-point numbers, found torch.int8"),
     ],
@@ -126,13 +126,13 @@ def test_wrong_tensors_of_original_targets(tmp_path, name, tensor, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"block_size": 1024}, ["block_size should be 256", "tokenizer.grid", "found 1024"]),
-        ({"hidden_size": 64}, ["hidden_size should be 48", "target.dim", "found 64"]),
-        ({"num_hidden_layers": 36}, ["num_hidden_layers should be 2", "target.num_layers", "found 36"]),
-        ({"num_attention_heads": 6}, ["num_attention_heads should be 4", "target.num_heads", "found 6"]),
-        ({"vocab_size": 16384}, ["vocab_size should be 128", "tokenizer.codebook_size", "found 16384"]),
-        ({"cls_token_num": 77}, ["cls_token_num should be 120", "text.max_tokens", "found 77"]),
-        ({"caption_dim": 2048}, ["caption_dim should be 16", "text.caption_dim", "found 2048"]),
+        ({"block_size": 1024}, ["block_size should be 256", "(grid)", "found 1024"]),
+        ({"hidden_size": 64}, ["hidden_size should be 48", "(dim)", "found 64"]),
+        ({"num_hidden_layers": 36}, ["num_hidden_layers should be 2", "(num_layers)", "found 36"]),
+        ({"num_attention_heads": 6}, ["num_attention_heads should be 4", "(num_heads)", "found 6"]),
+        ({"vocab_size": 16384}, ["vocab_size should be 128", "(vocab_size)", "found 16384"]),
+        ({"cls_token_num": 77}, ["cls_token_num should be 120", "(num_text_tokens)", "found 77"]),
+        ({"caption_dim": 2048}, ["caption_dim should be 16", "(caption_dim)", "found 2048"]),
         ({"input_type": "c2i"}, ["input_type should be t2i", "found c2i"]),
         ({"rms_norm_eps": None}, ["lacks the key rms_norm_eps"]),
         ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps should be a number above 0, found '1e-5'"]),
@@ -167,11 +167,11 @@ def test_stages_are_told_by_arguments_or_name_or_not_at_all(tmp_path, caplog):
     ):
         path = save_original(tmp_path / name, **args)
         sentence = refusal(lambda path=path: read_target(path, CONFIG))
-        assert f"{name}: {key} should be 256 as tokenizer.grid says, found 512" in sentence
+        assert f"{name}: {key} should be 256 to fit the model (image size), found 512" in sentence
     shutil.copy(ORIGINAL, tmp_path / "mine.pt")
     read_target(tmp_path / "mine.pt", CONFIG)
     assert "mine.pt: neither the file's name nor its training's arguments say" in caplog.text
-    assert "images of 16 x 16 tokens" in caplog.text
+    assert "images of 16 x 16 codes" in caplog.text
 
 
 @pytest.mark.parametrize("size", LLAMAGEN_SIZES)
@@ -179,6 +179,10 @@ def test_heads_follow_from_a_named_size(size):
     """Tensors of another number of heads have the same shapes."""
     sizes = {**LLAMAGEN_SIZES[size], "num_heads": 4}
     sentence = refusal(lambda: read_target(ORIGINAL, replace(CONFIG, **sizes)))
-    for words in (f"num_heads should be {LLAMAGEN_SIZES[size]['num_heads']}", f"LlamaGen-{size}", "found 4 in target"):
+    for words in (
+        f"num_heads should be {LLAMAGEN_SIZES[size]['num_heads']}",
+        f"LlamaGen-{size}",
+        "got 4; correct num_heads",
+    ):
         assert words in sentence
     assert "should have shape" in refusal(lambda: read_target(ORIGINAL, replace(CONFIG, **LLAMAGEN_SIZES[size])))

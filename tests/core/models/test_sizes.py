@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 
+from conftest import ROOT
+from lantern.cards.card import card_from
+from lantern.cards.published import CARDS
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, head_parameters, target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
-from lantern_pipeline.data.model_sizes import resolve_size
+from lantern_pipeline.data.model_cards import card_sections, hub_entries, target_fields
 
 XL = TargetConfig(
     **LLAMAGEN_SIZES["XL"], vocab_size=16384, grid=16, num_text_tokens=120, caption_dim=2048, ffn_multiple=FFN_MULTIPLE
@@ -55,9 +60,20 @@ def test_published_sizes():
 
 
 def test_named_sizes():
-    settings = {"size": "XL", "dim": 128, "num_layers": 16, "num_heads": 4, "num_steps": 3}
-    expected = {"size": "XL", "dim": 1280, "num_layers": 36, "num_heads": 20, "ffn_multiple": 256, "num_steps": 3}
-    assert resolve_size(settings) == expected
-    assert resolve_size({"size": None, "dim": 128}) == {"size": None, "dim": 128}
+    section = yaml.safe_load((ROOT / "config.yaml").read_text())["target"]
+    assert TargetConfig(**target_fields(section, "words")) == TargetConfig()
+    found = TargetConfig(**target_fields({**section, "size": "XL"}, "words"))
+    assert (found.dim, found.num_layers, found.num_heads, found.ffn_hidden) == (1280, 36, 20, XL.ffn_hidden)
     with pytest.raises(ValueError, match=r"target\.size must be one of B, L, XL, .* got 'XM'"):
-        resolve_size({"size": "XM"})
+        target_fields({**section, "size": "XM"}, "words")
+
+
+def test_cards_have_the_sizes_of_the_published_models():
+    """Against the parameters that each model's authors state, in billions; those of the part that generates images."""
+    billions = {name: target_parameters(card.target_config()) / 1e9 for name, card in CARDS.items()}
+    stated = {"llamagen_stage1": 0.775, "llamagen_c2i": 0.111, "llamagen_c2i_3B_384": 3.1, "anole-7b": 7, "emu3-gen": 8}
+    assert {name: billions[name] for name in stated} == pytest.approx(stated, rel=0.12)
+    assert billions["llamagen_stage2"] == billions["llamagen_stage1"]
+    for name, card in CARDS.items():
+        assert card.images.size % card.images.grid == 0 and card_from(json.loads(json.dumps(card.to_dict()))) == card
+        assert card_sections(name)["target"]["checkpoint"] in hub_entries()

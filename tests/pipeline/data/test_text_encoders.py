@@ -9,7 +9,7 @@ from conftest import ROOT
 from lantern.text_encoders.encoders import WORD_FEATURES, compare_features, describe_features
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.config.validate import load_yaml
-from lantern_pipeline.data.model_sizes import prompt_sizes
+from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
 from lantern_pipeline.world.scenes import VOCABULARY
 
@@ -43,11 +43,13 @@ def test_a_target_of_other_features_is_refused():
     text = load_yaml(ROOT / "config.yaml")["text"]
     own = make_text_encoder(text, "scenes").encode(["a red square"])[0]
     assert torch.equal(own, WordEmbeddingEncoder(VOCABULARY, **WORD_FEATURES).encode(["a red square"])[0])
-    compare_features(Path("t"), {"text": describe_features(text)}, text)
-    compare_features(Path("t"), {}, text)
+    compare_features(Path("t"), {"text": describe_features("words")}, "words")
+    compare_features(Path("t"), {}, "words")
     for key, value in {"encoder": "t5", "seed": 1, "phrase_words": 1}.items():
-        with pytest.raises(ValueError, match=f"text.{key} should be .* as text.encoder says, found {value}"):
-            compare_features(Path("t"), {"text": {**describe_features(text), key: value}}, text)
+        with pytest.raises(
+            ValueError, match=rf"text.{key} should be .* to fit the model \(text encoder\), found {value}"
+        ):
+            compare_features(Path("t"), {"text": {**describe_features("words"), key: value}}, "words")
 
 
 def test_the_mean_over_words_tells_the_roles_apart():
@@ -70,7 +72,7 @@ def test_words_have_numbers_and_the_null_prompt_a_number_of_its_own():
     ids, mask = make_text_encoder(text, "scenes").encode(["a red circle on grass", "A large red circle, on sand."])
     assert ids.shape == (2, 8) and mask.sum(1).tolist() == [5, 6] and mask[:, -5:].all()
     assert (ids[~mask] == 0).all() and ids[0, -2] == ids[1, -2] and ids[0, -1] != ids[1, -1]
-    sizes = prompt_sizes(text)
+    sizes = prompt_settings(text).sizes()
     assert ids[mask].min() > 0 and ids.max() <= len(VOCABULARY) < sizes["null_ids"][0] < sizes["num_prompt_ids"]
     with pytest.raises(ValueError, match="unknown word 'dragon'"):
         make_text_encoder(text, "scenes").encode(["a red dragon"])

@@ -1,9 +1,12 @@
 """The image tokenizer: shapes, nearest codes against a slow oracle, what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from lantern.cards.card import ImageSettings
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.tokenizers import load_tokenizer, read_tokenizer
 from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
@@ -13,7 +16,7 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifier, Att
 from lantern_pipeline.world.scenes import render, sample_scene
 from published_layouts import ORIGINAL, refusal, vq_state, write_vq
 
-VQ_SIZES = {"image_size": 8, "grid": 4, "codebook_size": 16, "code_dim": 8}
+VQ_SIZES = ImageSettings(size=8, grid=4, codebook_size=16, code_dim=8)
 SCENES = [sample_scene(0, i, "train") for i in range(6)]
 
 
@@ -86,31 +89,31 @@ def test_a_file_holds_our_tokenizer_or_a_published_one(tokenizer, images, tmp_pa
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"tokenizer.safetensors"):
         load_tokenizer(path)
-    model = read_tokenizer(write_vq(tmp_path / "vq_ds16_t2i.pt"), **VQ_SIZES)
+    model = read_tokenizer(write_vq(tmp_path / "vq_ds16_t2i.pt"), VQ_SIZES)
     assert isinstance(model, VQ16) and not model.training
     assert torch.equal(model.codebook, vq_state()["quantize.embedding.weight"])
     save_model(path, ImageTokenizer(TokenizerConfig(image_size=8, grid=4, codebook_size=16)))
-    assert isinstance(read_tokenizer(path, **VQ_SIZES), ImageTokenizer)
+    assert isinstance(read_tokenizer(path, VQ_SIZES), ImageTokenizer)
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"codebook_size": 16384}, ["codebook_size should be 16384 as tokenizer.codebook_size says, found 16"]),
-        ({"code_dim": 4}, ["code_dim should be 4 as tokenizer.code_dim says, found 8"]),
-        ({"image_size": 16}, ["grid should be 4", "tokenizer.grid", "found 8"]),
-        ({"image_size": 9}, ["data.image_size should be a multiple of 2, got 9"]),
+        ({"codebook_size": 16384}, ["codebook_size should be 16384 to fit the model (codebook_size), found 16"]),
+        ({"code_dim": 4}, ["code_dim should be 4 to fit the model (code_dim), found 8"]),
+        ({"size": 16}, ["grid should be 4 to fit the model (grid), found 8"]),
+        ({"size": 9}, ["the image size should be a multiple of 2, got 9"]),
     ],
     ids=str,
 )
 def test_wrong_sizes_of_image_tokenizers(tmp_path, sizes, words):
     path = write_vq(tmp_path / "vq.pt")
-    sentence = refusal(lambda: read_tokenizer(path, **{**VQ_SIZES, **sizes}))
+    sentence = refusal(lambda: read_tokenizer(path, replace(VQ_SIZES, **sizes)))
     assert all(word in sentence for word in ["vq.pt", *words]), sentence
 
 
 def test_wrong_image_tokenizers(tmp_path):
     foreign = write_vq(tmp_path / "vq.pt", **{"decoder.mid.3.conv1.weight": torch.zeros(1)})
-    assert "foreign tensor decoder.mid.3.conv1.weight" in refusal(lambda: read_tokenizer(foreign, **VQ_SIZES))
-    sentence = refusal(lambda: read_tokenizer(ORIGINAL, **VQ_SIZES))
+    assert "foreign tensor decoder.mid.3.conv1.weight" in refusal(lambda: read_tokenizer(foreign, VQ_SIZES))
+    sentence = refusal(lambda: read_tokenizer(ORIGINAL, VQ_SIZES))
     assert "lacks the tensor quantize.embedding.weight" in sentence
