@@ -186,7 +186,7 @@ def check_steps(models: DecodingModels, options: argparse.Namespace) -> list[dic
                 decoder = make_decoder(parts, spec, SAMPLING, stepping=mode)
                 row |= measure_steps(decoder, batch, options.steps)
                 if options.card and batch == 1 and spec.name == "autoregressive":
-                    row["predicted_ms"] = step_ms("llamagen-xl", options.card, mode)
+                    row["predicted_ms"] = step_ms("llamagen_stage1", options.card, mode)
         except RuntimeError as error:  # too little memory, say: the others are measured all the same
             row["failed"] = f"{type(error).__name__}: {error}"[:200]
         rows.append(row)

@@ -64,16 +64,16 @@ class Images:
         return self.records.seconds
 
     def pictures(self) -> list[Image]:
-        """The images as Pillow has them."""
-        from PIL import Image  # beside the core: pip install pillow
+        """Return the images as Pillow's.
 
-        return [Image.fromarray(pixels) for pixels in self.pixels]
+        Raises:
+            ModuleNotFoundError: Pillow is not installed.
+        """
+        return [_to_picture(pixels) for pixels in self.pixels]
 
     def save(self, path: Path | str) -> None:
-        """Writes the images side by side into one file; its suffix says the format."""
-        from PIL import Image
-
-        Image.fromarray(np.concatenate(list(self.pixels), axis=1)).save(path)
+        """Write the images side by side into one file, whose suffix says the format; errors are those of `pictures`."""
+        _to_picture(np.concatenate(list(self.pixels), axis=1)).save(path)
 
 
 @dataclass
@@ -167,6 +167,16 @@ class Model:
             table = nearest_codes(codebook.cpu(), columns, spec.neighbours)
             self._tables[spec.neighbours, columns] = table.to(self.models.target.device)
         return self._tables[spec.neighbours, columns]
+
+
+def _to_picture(pixels: np.ndarray) -> Image:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "saving images needs Pillow; install it from a clone: pip install '.[pictures]'", name=error.name
+        ) from error
+    return Image.fromarray(pixels)
 
 
 def _texts_of(prompts: str | Sequence[str]) -> list[str]:

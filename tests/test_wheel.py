@@ -1,19 +1,18 @@
-"""The wheel, built from the sdist, where torch, numpy, safetensors and tqdm alone are: the core imports, and draws."""
+"""The wheel, built from the sdist, in an environment of torch, numpy, safetensors and tqdm: docs/library.md runs."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 
 from conftest import ROOT
-from lantern_pipeline.pretrained import HOMES
 
 CORE = ("torch", "numpy", "safetensors", "tqdm")
 
@@ -25,66 +24,12 @@ assert "site-packages" in lantern.__file__ and "torch" not in sys.modules
 names = [module.name for module in pkgutil.walk_packages(lantern.__path__, "lantern.")]
 assert len(names) > 25
 for name in names:
-    importlib.import_module(name)
+    if name.rpartition(".")[2] not in ("t5", "caption_cleaning", "tokens"):  # of the extra `transformers`
+        importlib.import_module(name)
 roots = {name.partition(".")[0] for name in sys.modules}
 assert not roots & {"snakemake", "pandas", "matplotlib", "transformers", "lantern_pipeline"}, roots
-assert importlib.util.find_spec("transformers") is None, "the environment is not bare"
-"""
-
-DRAW = """
-import torch
-
-import lantern
-from lantern.decoding_state import DecodingModels
-from lantern.models.draft import DraftModel
-from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.vq16 import VQ16, VQ16Config
-from lantern.sampling import SamplingConfig
-
-
-class LetterEncoder:
-    caption_dim, max_tokens = 16, 5
-
-    def encode(self, texts):
-        features = torch.zeros(len(texts), 5, 16)
-        for row, text in enumerate(texts):
-            features[row, -1, len(text) % 16] = 1.0
-        return features, features.any(-1)
-
-
-torch.manual_seed(0)
-sizes = {"vocab_size": 12, "grid": 4}
-target = TargetModel(TargetConfig(32, 2, 2, **sizes, num_text_tokens=5, caption_dim=16)).eval()
-draft = DraftModel.from_target(target, 0)
-vq = VQ16Config(grid=4, codebook_size=12, channels=32, channel_multipliers=(1, 2), latent_channels=8)
-tokenizer = VQ16(vq).eval()
-models = DecodingModels(target.prepare_for_decoding(), draft.prepare_for_decoding())
-model = lantern.Model(models, tokenizer, LetterEncoder(), SamplingConfig(cfg_scale=2.0))
-
-options = {"k": 4, "delta": 0.2, "tree_shape": {"num_nodes": 6, "depth": 1, "top_k": 4}}
-images = model.generate(["a cat", "two dogs"], "lantern", **options)
-assert images.codes.shape == (2, 16) and images.codes.max() < 12, images.codes
-assert images.pixels.shape == (2, 8, 8, 3) and images.pixels.dtype == "uint8" and images.pixels.std() > 0
-assert torch.equal(model.generate("a cat", "lantern", **options).codes[0], images.codes[0])
-try:
-    lantern.load("embedded")
-except ModuleNotFoundError as error:
-    assert "install it from a clone: pip install '.[pipeline]'" in str(error)
-else:
-    raise AssertionError("the extra `pipeline` is here: the environment is not bare")
-"""
-
-# With the packages of a run behind the wheel's.
-LOAD = f"""
-import sys
-
-sys.path.append({str(Path(yaml.__file__).parents[1])!r})
-import lantern, lantern_pipeline
-
-assert "bare" in lantern.__file__ and "bare" in lantern_pipeline.__file__
-images = lantern.load("embedded").generate("a red circle on grass", method="lantern", k=20, delta=0.1)
-assert images.pixels.shape == (1, 48, 48, 3) and images.steps[0] < 64
 assert "torch._dynamo" not in sys.modules  # PyTorch's compiler: a second and 150 MB
+assert importlib.util.find_spec("transformers") is None, "the environment is not bare"
 """
 
 
@@ -111,10 +56,9 @@ def bare(tmp_path_factory) -> Path:
     source = folder / "source"
     shutil.copytree(ROOT / "lantern", source / "lantern")
     shutil.copytree(ROOT / "workflow" / "lantern_pipeline", source / "workflow" / "lantern_pipeline")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "config.yaml"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("models/embedded", "experiments"):
-        shutil.copytree(ROOT / name, source / name)
+    shutil.copytree(ROOT / "models" / "embedded", source / "models" / "embedded")
     (source / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "results.csv", source / "docs")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -136,19 +80,50 @@ def bare(tmp_path_factory) -> Path:
     return folder / "bare" / "bin" / "python"
 
 
-def test_the_core_imports_and_draws_with_little_around_it(bare, tmp_path):
-    command = [bare, "-I", "-c", IMPORT_ALL + DRAW]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+def run_bare(bare, code: str, folder: Path) -> str:
+    done = subprocess.run([bare, "-c", code], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_the_wheel_brings_the_weights_that_prompts_are_drawn_from(bare, tmp_path):
-    done = subprocess.run([bare, "-I", "-c", LOAD], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    home = bare.parents[1] / "share" / "lantern"
-    assert (home / "experiments" / "llamagen_stage1.yaml").is_file() and (home / "config.yaml").is_file()
-    assert (home / "docs" / "results.csv").is_file()
-    assert HOMES[-1] == Path(sys.prefix, "share", "lantern")
+def test_every_module_imports_with_little_around_it(bare, tmp_path):
+    run_bare(bare, IMPORT_ALL, tmp_path)
+
+
+def test_the_library_page_runs_where_the_core_alone_is_installed(bare, tmp_path):
+    """All blocks that need no extra, one after the other, as a reader would type them; the class in its own file."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+    (own,) = [block for block in blocks if "class Halved" in block]
+    (tmp_path / "halved.py").write_text(own)
+    needs_an_extra = ("import transformers", "from transformers", "images.save")
+    plain = [block for block in blocks if block != own and not any(word in block for word in needs_an_extra)]
+    assert len(plain) == 4
+    output = run_bare(bare, "\n".join(plain), tmp_path)
+    assert "(1, 48, 48, 3) uint8" in output and "'acceptance': 'halved:Halved'" in output
+    exact = [line for line in output.splitlines() if line.startswith(("jacobi:", "hybrid:"))]
+    assert len(exact) == 2 and all(line.endswith("2 of 2 images equal") for line in exact), output
+
+
+def test_what_needs_an_extra_says_which(bare, tmp_path):
+    code = """
+import lantern
+model = lantern.load("embedded")
+for call in (lambda: model.generate("a red circle on grass").pictures(), lambda: lantern.load("janus-pro-1b")):
+    try:
+        call()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        print(error)
+"""
+    pictures, janus = run_bare(bare, code, tmp_path).strip().splitlines()
+    assert pictures == "saving images needs Pillow; install it from a clone: pip install '.[pictures]'"
+    assert "files of janus-pro-1b are not here" in janus
+    code = """
+from lantern.cards.published import CARDS
+from lantern.text_encoders.encoders import make_text_encoder
+make_text_encoder(CARDS["llamagen_stage1"].prompts)
+"""
+    done = subprocess.run([bare, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "the text encoder t5 needs ftfy; install it from a clone: pip install '.[transformers]'" in done.stderr
 
 
 def test_the_wheel_says_what_it_needs(bare):

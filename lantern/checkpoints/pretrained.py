@@ -49,7 +49,7 @@ def read_config(weights: WeightFile) -> Any:
         import transformers
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{weights.path} is a model of transformers; install it from a clone: pip install '.[text]'",
+            f"{weights.path} is a model of transformers; install it from a clone: pip install '.[transformers]'",
             name=error.name,
         ) from error
     name = class_of(weights)

@@ -38,6 +38,7 @@ def make_text_encoder(
     Raises:
         ValueError: the file is damaged or belongs to another encoder.
         FileNotFoundError: a file is missing.
+        ModuleNotFoundError: a package of the extra `transformers` is missing.
     """
     name = prompts.encoder
     if name == "classes":
@@ -45,15 +46,21 @@ def make_text_encoder(
         return ClassEncoder(prompts.num_classes) if words is None else WordClassEncoder(words)
     if name == "word_ids":
         return WordIdEncoder(prompts.vocabulary, prompts.max_tokens)
-    if name in FAMILIES:
-        from lantern.text_encoders.tokens import TokenPromptEncoder  # needs the extra `transformers`, as T5 does
+    try:
+        if name in FAMILIES:
+            from lantern.text_encoders.tokens import TokenPromptEncoder
 
-        return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, large=large, small=small)
-    if name == "t5":
-        from lantern.text_encoders.t5 import T5TextEncoder
+            return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, large=large, small=small)
+        if name == "t5":
+            from lantern.text_encoders.t5 import T5TextEncoder
 
-        sizes = {"caption_dim": prompts.caption_dim, "max_tokens": prompts.max_tokens}
-        return T5TextEncoder(file, **sizes, device=device)
+            sizes = {"caption_dim": prompts.caption_dim, "max_tokens": prompts.max_tokens}
+            return T5TextEncoder(file, **sizes, device=device)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"the text encoder {name} needs {error.name}; install it from a clone: pip install '.[transformers]'",
+            name=error.name,
+        ) from error
     return WordEmbeddingEncoder(prompts.vocabulary, prompts.caption_dim, prompts.max_tokens, **WORD_FEATURES)
 
 

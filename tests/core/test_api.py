@@ -49,6 +49,14 @@ def test_the_readmes_example_draws_its_image(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "ring.png").stat().st_size > 1000 and "tensor" in capsys.readouterr().out
 
 
+def test_the_library_pages_lines_save_pictures(model, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(images\.save.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {"images": model.generate(PROMPTS)}
+    exec(code, names)
+    assert names["first"].size == (48, 48) and (tmp_path / "circle.png").stat().st_size > 1000
+
+
 def test_importing_the_package_leaves_torch_alone():
     code = "import sys, lantern; assert 'torch' not in sys.modules; lantern.load; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

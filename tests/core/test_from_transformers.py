@@ -212,7 +212,7 @@ def test_without_transformers_one_sentence_says_what_to_install(tmp_path, monkey
     (tmp_path / "config.json").write_bytes(settings_of("janus"))
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"install it from a clone: pip install '\.\[text\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"install it from a clone: pip install '\.\[transformers\]'"):
         read_target(tmp_path, TargetConfig(null_ids=(0,)), family="janus")
 
 

@@ -5,6 +5,7 @@ those of `generate` itself, or an error names what is not done.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaL
 
 import lantern
 from conftest import ROOT
+from lantern.cards.published import CARDS
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import make_method
@@ -301,6 +303,19 @@ def test_the_pages_lines_for_diffusers_pipeline_of_glm_image_hand_it_a_large_gri
     prior = calls[0]["prior_token_ids"].view(64, 64)
     assert known["image"] == "picture" and known["codes"].shape == (1, 16 * 16 + 32 * 32)
     assert torch.equal(prior[::2, 1::2].flatten(), known["codes"][0, 256:].long())
+
+
+def test_the_library_pages_lines_for_janus_generate_an_image(monkeypatch):
+    (model, _), processor = make_tiny("janus"), make_janus_processor()
+    kinds = {"JanusForConditionalGeneration": model, "AutoProcessor": processor}
+    for name, loaded in kinds.items():
+        known = {"from_pretrained": classmethod(lambda cls, name, loaded=loaded: loaded)}
+        monkeypatch.setattr(f"transformers.{name}", type(name, (), known))
+    card = CARDS["janus-pro-1b"]
+    monkeypatch.setitem(CARDS, "janus-pro-1b", replace(card, images=replace(card.images, grid=4)))
+    names = {}
+    exec(block_of((ROOT / "docs" / "library.md").read_text(), "AutoProcessor"), names)
+    assert names["images"].codes.shape == (1, 16)
 
 
 def test_janus_draws_the_tokens_of_its_own_generate_on_its_processors_prompt():

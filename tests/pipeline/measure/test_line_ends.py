@@ -13,7 +13,7 @@ from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.resources import target_sizes
+from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.measure.likelihood import measure_ambiguity, score_tokens, teacher_forced_logits
 from lantern_pipeline.measure.losslessness import substitution_row
 from lantern_pipeline.training.drafter_loss import unroll
@@ -71,5 +71,5 @@ def test_images_get_their_line_ends_for_training(drawn):
 
 
 def test_sizes_of_jobs_count_the_token():
-    sizes = target_sizes(load_config([ROOT / "config.yaml", ROOT / "experiments" / "lumina_mgpt.yaml"]))
+    sizes = card_of(load_config([ROOT / "config.yaml", ROOT / "experiments" / "lumina_mgpt.yaml"])).target_config()
     assert (sizes.vocab_size, sizes.num_codes, sizes.num_image_tokens) == (8193, 8192, 2352)

@@ -1,8 +1,8 @@
-"""What decoding may take on a GPU that nobody here had: predicted from published times and prices of steps.
+"""Predictions of decoding time on a GPU, from published times and relative costs of steps.
 
-A *step* is one forward of the target at batch 1, with guidance where the model has it. Its *price* is its time in steps
-of one-by-one decoding. So seconds = tokens / tokens per forward * price * step, and speed-up = tokens per forward /
-price. docs/gpu.md explains the facts; each stands beside its source.
+A *step* is one forward pass of the target at batch 1, with guidance if the model has it. The *relative step cost* of a
+method is its step's time in steps of autoregressive decoding. So speed-up = tokens per forward / relative step cost,
+and seconds = tokens * step / speed-up. docs/gpu.md explains the facts; each has its source beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lantern.cards.published import CARDS
 from lantern.methods import PRESETS, drafts_of
+from lantern.models.config import target_parameters
 
 BASELINE = "autoregressive"
 EAGER, GRAPH = "eager", "graph"
@@ -22,33 +24,27 @@ BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per seco
 BANDWIDTH_SHARE = 0.68
 
 
-class PublishedModel(NamedTuple):
-    """Sizes of a model, the milliseconds that public code takes for a layer, and where that is published."""
+class LayerTime(NamedTuple):
+    """Milliseconds that public code takes for a layer of a model, and where that is published."""
 
-    tokens: int  # of an image
-    layers: int
-    weight_bytes: float  # of bfloat16 weights, the token decoder alone
-    layer_ms: float
+    milliseconds: float
     source: str
 
 
-MODELS = {
-    "llamagen-xl": PublishedModel(
-        576, 36, 1.55e9, 0.90, "LlamaGen XL, 384 pixels, A100: PAR, arXiv 2412.15119, table 2"
+_LLAMAGEN = LayerTime(0.90, "LlamaGen XL, 384 pixels, A100: PAR, arXiv 2412.15119, table 2")
+# By the name of the model's card, which states the rest.
+LAYER_TIMES = {
+    "llamagen_stage1": _LLAMAGEN,
+    "llamagen_stage2": _LLAMAGEN,
+    "janus-pro-7b": LayerTime(
+        1.33, "no times of its own: those of Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211"
     ),
-    "janus-pro-7b": PublishedModel(
-        576,
-        30,
-        14.0e9,
-        1.33,
-        "no times of its own: those of Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211",
-    ),
-    "glm-image": PublishedModel(
-        1281, 40, 18.0e9, 0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"
+    "glm-image": LayerTime(
+        0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"
     ),
 }
-# Whether there is a draft model, how steps run -> lowest and highest published price.
-PRICES = {
+# Whether there is a draft model, how steps run -> lowest and highest published relative step cost.
+STEP_COSTS = {
     (False, EAGER): (0.97, 1.53, "SJD, SCD, SJD-PAC, PJD, PAR (arXiv 2510.24211, 2603.18599, 2606.05703, 2412.15119)"),
     (True, EAGER): (1.19, 1.45, "EAGLE, LANTERN, LANTERN++, COOL-SD (arXiv 2511.13587, 2601.09212, 2603.18599)"),
     (False, GRAPH): (0.97, 1.53, "none published with graphs: those of eager steps"),
@@ -74,12 +70,16 @@ class Prediction:
 
 
 def step_ms(model: str, gpu: str, stepping: str) -> float:
-    """Milliseconds of a step of one-by-one decoding: of a graph, the weights' way through memory; of eager code, its
-    layers' launches, which no faster card shortens, or that way where it is longer.
+    """Return the milliseconds of a step of autoregressive decoding.
+
+    A graph's step lasts as long as reading the weights, in bfloat16. An eager step lasts as long as launching its
+    layers, which no faster card shortens, or as reading the weights if that is longer.
     """
-    facts = _look_up(MODELS, "model", model)
-    floor = 1000 * facts.weight_bytes / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
-    return floor if stepping == GRAPH else max(floor, facts.layers * facts.layer_ms)
+    layer = _look_up(LAYER_TIMES, "model", model)
+    config = CARDS[model].target_config()
+    num_read = target_parameters(config) - config.num_prompt_ids * config.dim  # not the prompts' embeddings
+    floor = 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))
+    return floor if stepping == GRAPH else max(floor, config.num_layers * layer.milliseconds)
 
 
 def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> list[Prediction]:
@@ -92,7 +92,7 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
         speedup = (1.0, 1.0)
         if method != BASELINE:
             speedup = predict_speedup(tokens_per_forward, needs_draft_model, stepping)
-        alone = _look_up(MODELS, "model", model).tokens * step_ms(model, gpu, stepping) / 1000
+        alone = step_ms(model, gpu, stepping) * CARDS[model].target_config().num_image_tokens / 1000
         seconds = alone / speedup[1], alone / speedup[0]
         found.append(Prediction(method, stepping, tokens_per_forward, seconds, speedup))
     return found
@@ -100,7 +100,7 @@ def predict(model: str, gpu: str, method: str, tokens_per_forward: float) -> lis
 
 def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping: str) -> tuple[float, float]:
     """Return the lowest and highest speed-up that tokens per forward give at the published relative step costs."""
-    low, high, _ = PRICES[needs_draft_model, stepping]
+    low, high, _ = STEP_COSTS[needs_draft_model, stepping]
     return tokens_per_forward / high, tokens_per_forward / low
 
 
@@ -130,7 +130,8 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
     """One-by-one decoding, then methods (name, tokens per forward, where these come from), with every source."""
     methods = list(methods)
     rows = [row for name, tokens, _ in [(BASELINE, 1.0, ""), *methods] for row in predict(model, gpu, name, tokens)]
-    lines = [f"predicted, not measured: {model} on {gpu}, {MODELS[model].tokens} tokens an image, batch 1"]
+    num_tokens = CARDS[model].target_config().num_image_tokens
+    lines = [f"predicted, not measured: {model} on {gpu}, {num_tokens} tokens per image, batch 1"]
     lines.append(
         f"{'method':<16} {'steps':<6} {'tokens/forward':>14} {'predicted seconds':>18} {'predicted speed-up':>19}"
     )
@@ -140,13 +141,13 @@ def table_of(model: str, gpu: str, methods: Iterable[tuple[str, float, str]]) ->
         for row in rows
     ]
     lines.append("Speed-ups compare with one-by-one decoding that steps alike. Sources:")
-    lines.append(f"  eager step {step_ms(model, gpu, EAGER):.2f} ms: {MODELS[model].source}")
+    lines.append(f"  eager step {step_ms(model, gpu, EAGER):.2f} ms: {LAYER_TIMES[model].source}")
     lines.append(f"  graph step {step_ms(model, gpu, GRAPH):.2f} ms: {GRAPH_SOURCE}")
     for needs_draft_model in dict.fromkeys(uses_draft_model(name) for name, _, _ in methods if name != BASELINE):
         for stepping in (EAGER, GRAPH):
-            low, high, source = PRICES[needs_draft_model, stepping]
+            low, high, source = STEP_COSTS[needs_draft_model, stepping]
             kind = "with" if needs_draft_model else "without"
-            lines.append(f"  price {kind} a draft model, {stepping}, {low} to {high}: {source}")
+            lines.append(f"  relative step cost {kind} a draft model, {stepping}, {low} to {high}: {source}")
     lines += [f"  tokens per forward of {name}, {tokens:.2f}: {source}" for name, tokens, source in methods]
     return "\n".join(lines)
 
