@@ -1,15 +1,17 @@
 """The command line: what it draws is tested on a trained tiny run (tests/workflow); here, what it says otherwise."""
 
-import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 from typer.testing import CliRunner
 
 from conftest import ROOT, load_config
+from lantern import loading
+from lantern.cards.card import ImageSettings, read_card
 from lantern.checkpoints.native import save_model
+from lantern.io import write_json
 from lantern.models.draft import DraftModel
 from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
@@ -58,27 +60,28 @@ PROMPT = "a large red circle on grass"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder with config.yaml and small random models in models/embedded, and nothing run."""
-    config = load_config([ROOT / "config.yaml", ROOT / "tests/workflow/tiny.yaml"])
+    """A folder with small random models in models/embedded, and nothing run."""
     weights = tmp_path / "models" / "embedded"
     torch.manual_seed(0)
     target = TargetModel(TargetConfig(32, 2, 2, 32, 4, num_text_tokens=16, caption_dim=256)).eval()
-    text = describe_features(config["text"]["encoder"])
     save_model(weights / "tokenizer.safetensors", ImageTokenizer(TokenizerConfig(24, 4, 32, 4, 8, 8, 1)))
-    save_model(weights / "target.safetensors", target, {"text": text})
+    save_model(weights / "target.safetensors", target, {"text": describe_features("words")})
     save_model(weights / "drafter.safetensors", DraftModel.from_target(target, 0))
-    for section in ("tokenizer", "target", "drafter"):
-        config[section]["checkpoint"] = f"models/embedded/{section}.safetensors"
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in weights.iterdir()]
-    (weights / "SHA256SUMS").write_text("".join(sums))
+    images = ImageSettings(size=24, grid=4, codebook_size=32, code_dim=4)
+    card = replace(
+        read_card(ROOT / "models" / "embedded"), images=images, target={"dim": 32, "num_layers": 2, "num_heads": 2}
+    )
+    write_json(weights / "card.json", card.to_dict())
+    monkeypatch.setattr(loading, "HOMES", (tmp_path,))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_right_after_installation_a_prompt_is_drawn_from_the_weights(home):
     code, output = run("sample", PROMPT)
-    assert code == 0 and "drawing from models/embedded" in output and "wrote sample.png" in output, output
+    assert code == 0 and f"drawing from {home / 'models' / 'embedded'}" in output and "wrote sample.png" in output, (
+        output
+    )
     methods = [line.split()[0] for line in output.splitlines()[2:-1]]
     assert methods == ["autoregressive", "EAGLE-1", "Jacobi", "LANTERN", "LANTERN++"]
     assert (home / "sample.png").stat().st_size > 1000 and not (home / "results").exists()
@@ -112,12 +115,12 @@ def test_what_cannot_be_drawn_from_the_weights_is_said_in_a_sentence(home, promp
 
 
 def test_a_damaged_weight_file_and_words_of_another_target_are_named(home):
-    config = yaml.safe_load((home / "config.yaml").read_text())
-    config["text"]["encoder"] = "word_ids"
-    (home / "config.yaml").write_text(yaml.safe_dump(config))
+    weights = home / "models" / "embedded"
+    card = read_card(weights)
+    write_json(weights / "card.json", replace(card, prompts=replace(card.prompts, encoder="word_ids")).to_dict())
     code, output = run("sample", PROMPT)
-    assert code == 1 and "text.encoder should be word_ids as text.encoder says, found words" in output
-    (home / "models" / "embedded" / "target.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    assert code == 1 and "text.encoder should be word_ids to fit the model (text encoder), found words" in output
+    write_json(weights / "card.json", card.to_dict())
+    (weights / "target.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     code, output = run("sample", PROMPT)
-    assert code == 1 and "target.safetensors is damaged: expected sha256" in output
-    assert "have it back with `git checkout models/embedded`" in output
+    assert code == 1 and "target.safetensors should be a PyTorch or safetensors file, found b'version" in output

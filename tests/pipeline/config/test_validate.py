@@ -9,10 +9,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from conftest import ROOT, load_config
+from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
 from lantern_pipeline.config.cross_checks import measuring_sections, show
 from lantern_pipeline.config.methods import entry_properties
 from lantern_pipeline.config.validate import SCHEMA_PATH, describe_folder, load_yaml, validate_config
+from lantern_pipeline.data.model_cards import card_of, card_sections
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -489,6 +491,23 @@ def test_what_needs_images_or_files_says_so():
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():
-    assert re.search(
-        r"config key model must be one of .*janus-pro-7b.*, got 'janus'", sentence_for(changed("model", "janus"))
-    )
+    with pytest.raises(ValueError, match=r"config key model must be one of .*janus-pro-7b.*, got 'janus'"):
+        card_sections("janus")
+
+
+def test_an_unknown_encoder_is_answered_with_the_known_ones():
+    sentence = sentence_for(changed("text.encoder", "word"))
+    assert "config key text.encoder must be one of words, word_ids, classes, t5, anole, " in sentence
+    assert sentence.endswith("got 'word'; did you mean words?")
+
+
+def test_an_overlay_overrules_the_models_card(tmp_path):
+    overlay = tmp_path / "mine.yaml"
+    overlay.write_text("model: janus-pro-1b\nsampling: {cfg_scale: 3.0}\ntext: {max_tokens: 64}\n")
+    given = [ROOT / "config.yaml", ROOT / "experiments" / "janus_pro.yaml", overlay]
+    config, card = load_config(given), CARDS["janus-pro-1b"]
+    assert config["sampling"] == {"cfg_scale": 3.0, "top_k": 0, "top_p": 1.0, "filter_order": "top_k_first"}
+    assert config["text"]["max_tokens"] == 64 and card.prompts.max_tokens == 128
+    assert config["draft_tree"] == card.trees and config["codebook"]["neighbours"] == "l2"
+    assert config["target"]["checkpoint"] == "janus_pro_1b" and config["drafter"]["checkpoint"] is None
+    assert card_of(config).target_config().num_prompt_ids == 102400

@@ -18,7 +18,9 @@ def run(*arguments):
 
 def test_a_step_is_its_layers_launches_or_its_weights_way():
     assert step_ms("llamagen_stage1", "h100", "eager") == pytest.approx(36 * 0.9)  # 32.4 ms, as PAR published
-    assert step_ms("janus-pro-7b", "a100", "graph") == pytest.approx(12.4 / (0.68 * 2.04), rel=0.01)  # GB over GB per ms
+    assert step_ms("janus-pro-7b", "a100", "graph") == pytest.approx(
+        12.4 / (0.68 * 2.04), rel=0.01
+    )  # GB over GB per ms
     assert step_ms("llamagen_stage2", "h200", "graph") == pytest.approx(1.55 / (0.68 * 4.8), rel=0.01)
 
 
@@ -52,7 +54,10 @@ def test_tokens_per_forward_are_the_embedded_data_sets_unless_given():
     ("arguments", "sentence"),
     [
         (["--gpu", "h900"], r"--gpu must be one of a100, h100, h200, got 'h900'"),
-        (["--model", "dalle"], r"--model must be one of llamagen_stage1, llamagen_stage2, janus-pro-7b, glm-image, got 'dalle'"),
+        (
+            ["--model", "dalle"],
+            r"--model must be one of llamagen_stage1, llamagen_stage2, janus-pro-7b, glm-image, got 'dalle'",
+        ),
         (["--method", "magic", "--tokens-per-forward", "2"], r"--method must be one of autoregressive, eagle1, .* got"),
         (["--method", "zipar"], r"zipar has no published tokens per forward, .*jacobi.* give --tokens-per-forward"),
         (["--method", "nope"], r"--method must be one of autoregressive, eagle1, .*zipar, got 'nope'"),

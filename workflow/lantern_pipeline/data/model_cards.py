@@ -95,7 +95,7 @@ def target_fields(target: Mapping[str, Any], encoder: str) -> dict[str, Any]:
     found = {key: target[key] for key in TARGET_KEYS}
     if target["size"] is not None:
         found |= llamagen_sizes(target["size"])
-    card = card_of_family(encoder)
+    card = card_of_family(encoder) if encoder in FAMILIES else None
     return found if card is None else {**found, "num_prompt_ids": card.target["num_prompt_ids"]}
 
 
