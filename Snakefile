@@ -1,7 +1,6 @@
 """Lantern: from captions to tables, figures and a report. `snakemake --cores all` runs everything on config.yaml."""
 
 import re
-from copy import deepcopy
 
 from snakemake.utils import min_version
 
@@ -10,8 +9,8 @@ min_version("9.27")  # path variables; modules whose names are variables
 
 # The folder of this file, also where another workflow uses it as a module.
 HERE = workflow.current_basedir.get_path_or_uri(secret_free=True)
-# What overlays and --config say, or the workflow that uses this one as a module.
-GIVEN = deepcopy(config)
+
+include: "workflow/rules/given.smk"
 
 
 configfile: "config.yaml"

@@ -1,4 +1,7 @@
-"""The model card: sizes, prompts, sampling and files of a model in one record. No torch: cards are read while planning."""
+"""The model card: prompts, sizes, sampling and files of a model in one record.
+
+Read while Snakemake plans: no torch.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,14 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Sizes of a model's images: `size` pixels and `grid` codes per side, `codebook_size` codes of `code_dim` channels."""
+    """Sizes of a model's images.
+
+    Attributes:
+        size: pixels of a side.
+        grid: codes of a side.
+        codebook_size: number of codes.
+        code_dim: channels of a code.
+    """
 
     size: int
     grid: int

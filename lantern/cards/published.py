@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings
-from lantern.models.config import LLAMAGEN_SIZES, ffn_width
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
 
 _CHAMELEON_LICENCE = "Chameleon's, research only"
@@ -117,7 +117,7 @@ def _files(**names: str) -> dict[str, HubFiles]:
 
 
 def _llamagen_target(size: str) -> dict[str, int]:
-    return {**LLAMAGEN_SIZES[size], "ffn_width": ffn_width(LLAMAGEN_SIZES[size]["dim"])}
+    return {**LLAMAGEN_SIZES[size], "ffn_multiple": FFN_MULTIPLE}
 
 
 def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:

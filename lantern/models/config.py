@@ -25,11 +25,6 @@ OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
 
-def ffn_width(dim: int, multiple: int = FFN_MULTIPLE) -> int:
-    """Return the channels of LlamaGen's feed-forward part: 8 / 3 of `dim`, rounded up to a multiple."""
-    return -(-int(8 * dim / 3) // multiple) * multiple
-
-
 def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
     """Builds a settings dataclass from settings that may hold keys of other dataclasses as well, and from `more`."""
     names = {field.name for field in fields(cls)}
@@ -130,7 +125,7 @@ class TargetConfig(CommonSizes):
     @property
     def ffn_hidden(self) -> int:
         """Channels inside the feed-forward part."""
-        return self.ffn_width or ffn_width(self.dim, self.ffn_multiple)
+        return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
 
 
 @dataclass(frozen=True)

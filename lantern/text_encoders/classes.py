@@ -37,8 +37,8 @@ class ClassEncoder:
         number = self.numbers.get(text.strip().lower())
         if number is None:
             raise ValueError(
-                f"prompt {text!r:.80} is no class; give a number from 0 to {self.num_classes - 1}, or with 1000 classes a "
-                f"name of {IMAGENET_CLASSES.name}"
+                f"prompt {text!r:.80} is no class; give a number from 0 to {self.num_classes - 1}, or with 1000 "
+                f"classes a name of {IMAGENET_CLASSES.name}"
             )
         return number
 

@@ -147,7 +147,7 @@ def test_a_published_layout_is_read_by_its_name_and_paths(tmp_path, monkeypatch)
         CARDS["llamagen_c2i"],
         prompts=PromptSettings("classes", num_classes=10),
         images=ImageSettings(size=12, grid=6, codebook_size=64, code_dim=8),
-        target={"dim": 64, "num_layers": 3, "num_heads": 4, "ffn_width": 256},
+        target={"dim": 64, "num_layers": 3, "num_heads": 4, "ffn_multiple": 256},
     )
     monkeypatch.setitem(CARDS, "llamagen_c2i", card)
     torch.manual_seed(0)

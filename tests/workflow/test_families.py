@@ -32,7 +32,6 @@ from families import (
 )
 from hub_server import HubServer
 from lantern.checkpoints.native import read_metadata
-from lantern.models.families import FAMILIES as ROWS
 from lantern.records import load_records
 from tiny_run import Workflow, overlays_of, planned
 
@@ -42,7 +41,6 @@ CAPTIONS = [f"a {colour} {animal}" for colour in ("red", "blue") for animal in (
 # An image of 16 tokens of 64 codes by a target of width 64 and depth 3; few prompts, few methods, short training.
 TINY: dict[str, Any] = {
     "experiment": "tiny",
-    "model": None,
     "device": "cpu",
     "data": {"image_size": 64, "num_shards": 1},
     "prompts": {"coco": {"file": "captions", "num": 4}},
@@ -205,7 +203,6 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     write_files, changes, expected = FAMILIES[family]
     hub, repositories = HubServer(), write_files(tmp_path)
     overlay = json.loads(json.dumps(TINY))  # a copy
-    overlay["text"]["encoder"] = next(name for name, row in ROWS.items() if row.overlay == family)
     update_config(overlay, changes | {"resources": publish(hub, repositories, captions=CAPTIONS)})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(overlay))
     workflow = Workflow(tmp_path, (*overlays_of(family), tmp_path / "tiny.yaml"), config=())

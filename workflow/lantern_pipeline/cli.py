@@ -121,7 +121,7 @@ def verify(
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Option(help="llamagen_stage1, llamagen_stage2, janus-pro-7b or glm-image.")] = "llamagen_stage1",
+    model: Annotated[str, typer.Option(help="llamagen_stage1, janus-pro-7b or glm-image.")] = "llamagen_stage1",
     gpu: Annotated[str, typer.Option(help="a100, h100 or h200.")] = "h100",
     method: Annotated[
         list[str] | None, typer.Option(help="A preset; repeat it for several. jacobi and eagle1 by default.")

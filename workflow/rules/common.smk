@@ -8,8 +8,6 @@ from pathlib import Path
 # Both packages are this folder's, whether they are installed or not.
 sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
-from snakemake.utils import update_config
-
 from lantern.models.families import FAMILIES
 from lantern_pipeline.config.figures import GENERALITY, figure_table
 from lantern_pipeline.config.partitions import check_partitions

@@ -2,9 +2,6 @@
 
 import os
 
-from snakemake.common.configfile import load_configfile
-from snakemake.utils import update_config
-
 defaults = load_configfile(f"{HERE}/config.yaml")
 update_config(defaults, load_configfile(f"{HERE}/workflow/resources.yaml"))
 for settings in defaults.values():

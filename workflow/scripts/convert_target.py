@@ -7,7 +7,6 @@ import torch
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import read_target
 from lantern.io import write_json
-from lantern.models.config import FFN_MULTIPLE
 from lantern.models.target import TargetConfig
 from lantern.text_encoders.encoders import compare_features
 from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -17,7 +16,7 @@ from lantern_pipeline.runtime.job import job_log
 with job_log(snakemake) as log:
     params = snakemake.params
     path, encoder = resource_path(snakemake.input.checkpoint), params.text["encoder"]
-    sizes = replace(TargetConfig(**params.sizes), ffn_multiple=FFN_MULTIPLE)
+    sizes = TargetConfig(**params.sizes)
     if snakemake.input.tokenizer:
         sizes = replace(sizes, **make_text_encoder(params.text, None, snakemake.input.tokenizer).null_prompt)
     model = read_target(path, sizes, getattr(torch, params.dtype), encoder)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lantern.cards.card import ImageSettings, ModelCard, PromptSettings
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family
-from lantern.models.config import LLAMAGEN_SIZES, ffn_width
+from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
 
 FROM_FILES = ("t5", *FAMILIES)  # those of text.encoder that read text.checkpoint
@@ -91,21 +91,17 @@ def card_of(config: Mapping[str, Any]) -> ModelCard:
 
 
 def target_fields(target: Mapping[str, Any], encoder: str) -> dict[str, Any]:
-    """Return the fields of a `TargetConfig` that config section `target` decides, and of a family its ids."""
-    found = {key: target[key] for key in TARGET_KEYS}
-    if target["size"] is not None:
-        found |= llamagen_sizes(target["size"])
-    card = card_of_family(encoder) if encoder in FAMILIES else None
-    return found if card is None else {**found, "num_prompt_ids": card.target["num_prompt_ids"]}
-
-
-def llamagen_sizes(name: Any) -> dict[str, int]:
-    """Return LlamaGen's sizes for config key target.size.
+    """Return the fields of a `TargetConfig` that config section `target` decides, and of a family its ids.
 
     Raises:
-        ValueError: the name is unknown; lists the known ones.
+        ValueError: target.size is unknown; lists the known ones.
     """
-    if str(name) not in LLAMAGEN_SIZES:
-        raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {name!r}")
-    sizes = LLAMAGEN_SIZES[str(name)]
-    return {**sizes, "ffn_width": ffn_width(sizes["dim"])}
+    found = {key: target[key] for key in TARGET_KEYS}
+    if (size := target["size"]) is not None:
+        if str(size) not in LLAMAGEN_SIZES:
+            raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {size!r}")
+        found |= LLAMAGEN_SIZES[str(size)]
+    if size is not None or target["checkpoint"] is not None:
+        found["ffn_multiple"] = FFN_MULTIPLE  # LlamaGen's; a file in our own layout states its width
+    card = card_of_family(encoder) if encoder in FAMILIES else None
+    return found if card is None else {**found, "num_prompt_ids": card.target["num_prompt_ids"]}

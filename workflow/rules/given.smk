@@ -1,0 +1,15 @@
+"""What the user says: overlays and --config, or the workflow that uses this one as a module. Read before the defaults."""
+
+from copy import deepcopy
+
+from snakemake.common.configfile import load_configfile
+from snakemake.utils import update_config
+
+if workflow.modifier.skip_configfile:  # a module with a config
+    GIVEN = deepcopy(config)
+else:
+    GIVEN = {}
+    for overlay in map(load_configfile, workflow.overwrite_configfiles):
+        if overlay != load_configfile(f"{HERE}/config.yaml"):  # --configfile may name the defaults too
+            update_config(GIVEN, overlay)
+    update_config(GIVEN, workflow.config_settings.config)
