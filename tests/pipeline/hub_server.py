@@ -93,10 +93,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_file(self.hub.files[path], path)
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(*match.groups())
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
-            if found := self._repository(match[1], None):
-                about = {"id": match[1], "sha": found.commit, "siblings": []}
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
+            if found := self._repository(match[1], match[2]):
+                names = [{"rfilename": name} for name in found.files]
+                about = {"id": match[1], "sha": found.commit, "siblings": names}
                 self._send_file(json.dumps(about).encode(), headers={"Content-Type": "application/json"})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
+            if found := self._repository(*match.groups()):
+                entries = [
+                    {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                    for name, content in found.files.items()
+                ]
+                self._send_file(json.dumps(entries).encode(), headers={"Content-Type": "application/json"})
         elif match := re.fullmatch(r"/cdn/([0-9a-f]{64})", path):
             contents = (content for one in self.hub.repositories.values() for content in one.files.values())
             self._send_file(next(one for one in contents if hashlib.sha256(one).hexdigest() == match[1]), path)

@@ -1,0 +1,101 @@
+"""Cards and hub repositories behind `lantern.load`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tiny_transformers import make_tiny
+
+import lantern
+from conftest import ROOT, load_config
+from families import SPECIALS, environment_of, save_tokenizer
+from hub_server import HubServer
+from lantern import loading
+from lantern.cards.card import HubFiles, read_card
+from lantern.cards.published import CARDS, HUB_FILES
+from lantern_pipeline.data.model_cards import card_of
+from lantern_pipeline.data.run_card import make_run_card
+
+EMBEDDED = ROOT / "models" / "embedded"
+LOAD = """
+from dataclasses import replace
+import lantern
+from lantern.cards.published import CARDS
+
+card = CARDS["janus-pro-1b"]
+CARDS["janus-pro-1b"] = replace(card, images=replace(card.images, grid=4))
+model = lantern.load("someone/tiny")
+print(model.models.target.config.grid, *model.generate("a red cat", temperature=0.0).codes[0].tolist())
+"""
+
+
+def test_the_shipped_card_is_what_the_default_config_and_the_weights_say():
+    config = load_config([ROOT / "config.yaml"])
+    card = read_card(EMBEDDED)
+    files = {part: f"{part}.safetensors" for part in ("target", "drafter", "tokenizer")}
+    assert card.files == files and card.name == "embedded" and card.licence == "Apache-2.0"
+    planned = {**card_of(config).to_dict(), "name": "embedded", "licence": "Apache-2.0"}
+    made = make_run_card(planned, config["text"], "scenes", EMBEDDED / "target.safetensors", files)
+    assert made == card
+    target = lantern.load("embedded").models.target.config
+    assert card.target_config() == target
+
+
+def test_a_card_of_another_version_is_one_sentence(tmp_path):
+    for text in ("{}", "[]", '{"files": {}, "prompts": {"encoder": "t5", "colour": 1}, "images": {}}'):
+        (tmp_path / "card.json").write_text(text)
+        with pytest.raises(ValueError, match=r"card\.json is no model card of this version \(.*run the workflow again"):
+            lantern.load(tmp_path)
+
+
+def test_every_file_of_a_published_model_comes_from_a_known_repository():
+    for name, card in CARDS.items():
+        assert {"target", "tokenizer"} <= set(card.files), name
+        assert ("text" in card.files) == (card.prompts.encoder != "classes"), name
+        assert all(HUB_FILES[file.name] is file for file in card.files.values()), name
+        assert card.licence and card.neighbours in ("l2", "l2_normalised"), name
+
+
+def test_a_draft_model_that_is_not_here_is_left_out_with_a_warning(tmp_path, caplog):
+    (tmp_path / "card.json").write_text((EMBEDDED / "card.json").read_text())
+    for part in ("target", "tokenizer"):
+        (tmp_path / f"{part}.safetensors").symlink_to(EMBEDDED / f"{part}.safetensors")
+    model = lantern.load(tmp_path)
+    assert model.models.draft is None and "the drafter of" in caplog.text
+    (tmp_path / "tokenizer.safetensors").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"are not here; give their paths: drafter=\.\.\. .*, tokenizer=\.\.\. \(tok"
+    ):
+        lantern.load(tmp_path)
+    assert lantern.load(tmp_path, tokenizer=EMBEDDED / "tokenizer.safetensors").models.draft is None
+
+
+def test_a_hub_id_is_downloaded_into_the_hubs_cache_and_read_there_without_a_network(tmp_path):
+    model, _ = make_tiny("janus")
+    model.generation_config.do_sample = True
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model" / "tokenizer.json", SPECIALS["janus"], ["a", "red", "cat", ":"])
+    hub = HubServer()
+    hub.add_repository("someone/tiny", {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()})
+    environment = {**os.environ, **environment_of(hub), "HF_HOME": str(tmp_path / "cache")}
+    found = []
+    for offline in ("0", "1"):
+        environment["HF_HUB_OFFLINE"] = offline
+        done = subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout)
+    hub.close()
+    assert found[0] == found[1] and found[0].startswith("4 ")
+
+
+def test_shards_that_an_index_names_are_fetched_too(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo, **options: calls.append(options) or tmp_path)
+    files = HubFiles("x", "owner/name", {"config.json": None, "inner/model.safetensors.index.json": None}, "a" * 40)
+    assert loading._fetch(files) == tmp_path
+    assert loading._fetch(HubFiles("x", "owner/name", {"only.pt": None})) == tmp_path / "only.pt"
+    patterns = calls[0]["allow_patterns"]
+    assert calls[0]["revision"] == "a" * 40 and "inner/model-*.safetensors" in patterns and "config.json" in patterns
