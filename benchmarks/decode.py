@@ -4,13 +4,14 @@
     python benchmarks/decode.py --case large vocab16384                       # random weights: steps alone
     python benchmarks/decode.py --case embedded large --against ../old --output found.json
     python benchmarks/decode.py --batch 1 8 48 --against ../old               # images per second of generation jobs
+    python benchmarks/decode.py --threads 2 1 --against .                        # two threads beside one
 
-Batch 1, one thread, on a CPU. Methods and checkouts take turns image by image, each checkout in a process of its own,
-so that a ratio compares two versions on one machine in one run. Milliseconds are medians over the steps of an image,
-then over images; ratios (this version / the other) are medians of ratios of the same image. The clocks of the parts
-cost about 1 % of the smallest step. With --batch, a measurement is a generation job, from texts to records: four times
-as many prompts as rows of the batch, at least 16. Only an idle machine gives numbers worth keeping: the JSON of the
-last line says how busy it was before the start.
+Batch 1, on a CPU, with one thread unless `--threads` says otherwise. Methods and checkouts take turns image by image,
+each checkout in a process of its own, so that a ratio compares two versions on one machine in one run. Milliseconds are
+medians over the steps of an image, then over images; ratios (this version / the other) are medians of ratios of the
+same image. The clocks of the parts cost about 1 % of the smallest step. With --batch, a measurement is a generation
+job, from texts to records: four times as many prompts as rows of the batch, at least 16. Only an idle machine gives
+numbers worth keeping: the JSON of the last line says how busy it was before the start.
 """
 
 from __future__ import annotations
@@ -232,13 +233,13 @@ class Side:
 
 
 @contextmanager
-def open_sides(case: dict[str, Any], against: Path | None) -> Iterator[list[Side]]:
-    """This checkout and, where asked for, another one, ready to measure a case."""
-    checkouts = {"this": ROOT} | ({"against": against} if against else {})
+def open_sides(case: dict[str, Any], against: Path | None, threads: list[int]) -> Iterator[list[Side]]:
+    """Start this checkout, with the first number of threads, and the other one, if any, with the last."""
+    checkouts = {"this": (ROOT, threads[0])} | ({"against": (against, threads[-1])} if against else {})
     with ExitStack() as stack:
         sides = []
-        for name, checkout in checkouts.items():
-            sides.append(Side(name, checkout, case))
+        for name, (checkout, number) in checkouts.items():
+            sides.append(Side(name, checkout, {**case, "threads": number}))
             stack.callback(sides[-1].process.communicate)  # it ends: there is nothing more to read
         yield sides
 
@@ -278,7 +279,7 @@ def summarise(answers: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str
 
 def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """What the workers of a case are told before they start."""
-    case = {"temperature": options.temperature, "threads": options.threads}
+    case = {"temperature": options.temperature}
     if name != "embedded":
         sizes = RANDOM_CASES[name]["sizes"]
         prompts = [{"id": f"random-{i}", "text": f"caption number {i}"} for i in range(64)]
@@ -364,14 +365,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[], help="images decoded together, in jobs")
     parser.add_argument("--against", type=Path, help="another checkout of this project, measured in turns with this")
     parser.add_argument("--output", type=Path, help="file for the results")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="of this side, and of the other")
     options = parser.parse_args()
     report = {"benchmark": "decode", **describe_run(options), "cases": {}}
     for name in options.case:
         case = make_case(name, options)
         if options.batch:
             case["methods"] = JOB_METHODS
-        with open_sides(case, options.against) as sides:
+        with open_sides(case, options.against, options.threads) as sides:
             found: dict[str, Any] = {"steps": case["steps"], "images": options.images or case["images"]}
             found["peak_mib"] = {side.name: side.peak_mib for side in sides}
             if not options.batch:

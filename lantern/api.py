@@ -26,7 +26,9 @@ from lantern.text_encoders.base import TextEncoder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SMALL = 50e6  # parameters of a target below which one CPU thread decodes fastest: the embedded one has 4 million
+# CPU threads that generate fastest, by the parameters of a target up to which they do; above, torch's number. Measured
+# on two cores (benchmarks/results/threads_2core_cpu.json). The embedded target has 4 million.
+THREADS = {6e6: 1, 50e6: 2}
 _WHOLE = Parameter("", "a seed", is_whole=True)
 _COUNT = Parameter("", "images at a time", 1, is_whole=True)
 
@@ -187,7 +189,7 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
 
 
 class _Threads:
-    """The number of CPU threads per operation: one while a small model generates.
+    """The number of CPU threads per operation: one or two while a small model generates.
 
     A Python thread that starts meanwhile inherits the number. So if several calls overlap, each restores the number
     that was set before the first.
@@ -198,15 +200,16 @@ class _Threads:
 
     @contextmanager
     def limited(self, config: TargetConfig) -> Iterator[None]:
-        """Use one thread inside the block if the target is small."""
-        if target_parameters(config) >= SMALL:
+        """Use few threads inside the block if the target is small."""
+        most = next((number for size, number in THREADS.items() if target_parameters(config) < size), None)
+        if most is None:
             yield
             return
         with self._lock:
             if self._num_calls == 0:
                 self._before = torch.get_num_threads()
             self._num_calls += 1
-            torch.set_num_threads(1)
+            torch.set_num_threads(min(most, self._before))
         try:
             yield
         finally:

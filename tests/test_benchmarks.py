@@ -68,7 +68,7 @@ def test_whole_images_of_a_finished_run_are_measured(tmp_path):
     config = load_yaml(ROOT / "config.yaml")
     config["text"] |= {"caption_dim": 16, "max_tokens": 5}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    options = {"config": tmp_path / "config.yaml", "results": tmp_path, "temperature": 1.0, "threads": 1}
+    options = {"config": tmp_path / "config.yaml", "results": tmp_path, "temperature": 1.0}
     case = decode.make_case("embedded", SimpleNamespace(**options))
     tables = [path.rsplit("/", 1)[1] for path in case["files"]["tables"]]
     assert tables == ["l2_normalised.safetensors", "probability.s0.safetensors"]
@@ -96,9 +96,11 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
     answered = {method: {name: len(answers) for name, answers in sides.items()} for method, sides in found.items()}
     assert answered == {"jacobi": {"this": 1}, "eagle1": {"this": 1, "against": 1}}
 
-    options = SimpleNamespace(temperature=1.0, threads=1)
+    options = SimpleNamespace(temperature=1.0)
     with pytest.raises(ValueError, match=f"against must run the code of {tmp_path}, found "):
-        decode.Side("against", tmp_path, decode.make_case("large", options) | {"sizes": TINY_SIZES, "methods": []})
+        decode.Side(
+            "against", tmp_path, decode.make_case("large", options) | {"sizes": TINY_SIZES, "methods": [], "threads": 1}
+        )
 
 
 @pytest.mark.parametrize(

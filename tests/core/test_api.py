@@ -26,6 +26,7 @@ from lantern.decoding import make_decoder
 from lantern.generation import decode_timed, load_decoding_models
 from lantern.io import write_json
 from lantern.methods import make_method
+from lantern.models.config import TargetConfig
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
@@ -259,6 +260,18 @@ def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch):
 def test_the_largest_k_draws(model):
     found = model.generate(PROMPTS[0], method="proximity", drafts="jacobi", tree="chain3", k=1023)
     assert found.codes.shape == (1, 64) and (found.steps < 64).all()
+
+
+@pytest.mark.parametrize(("dim", "expected"), [(128, 1), (256, 2), (1024, 3)])
+def test_threads_follow_from_the_targets_size(dim, expected):
+    config, before = TargetConfig(dim=dim), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with api._Threads().limited(config):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, monkeypatch):

@@ -67,7 +67,7 @@ def test_a_draft_model_that_is_not_here_is_left_out_with_a_warning(tmp_path, cap
     assert model.models.draft is None and "the drafter of" in caplog.text
     (tmp_path / "tokenizer.safetensors").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"are not here; give their paths: drafter=\.\.\. .*, tokenizer=\.\.\. \(tok"
+        FileNotFoundError, match=r"not here; give their paths: drafter=\.\.\. .*, tokenizer=\.\.\. \(tok"
     ):
         lantern.load(tmp_path)
     assert lantern.load(tmp_path, tokenizer=EMBEDDED / "tokenizer.safetensors").models.draft is None
