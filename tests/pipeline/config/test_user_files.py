@@ -71,25 +71,10 @@ def test_a_folder_of_images_must_be_there(tmp_path):
 @pytest.mark.parametrize(
     "section, key, value, words",
     [
-        (
-            "data",
-            "image_size",
-            64,
-            "tokenizer.checkpoint: models/embedded/tokenizer.safetensors has image_size 48, the config's model 64",
-        ),
-        (
-            "tokenizer",
-            "codebook_size",
-            512,
-            "tokenizer.checkpoint: models/embedded/tokenizer.safetensors has codebook_size 1024, the",
-        ),
-        (
-            "target",
-            "num_layers",
-            8,
-            "target.checkpoint: models/embedded/target.safetensors has num_layers 16, the config's",
-        ),
-        ("text", "max_tokens", 20, "target.checkpoint: models/embedded/target.safetensors has num_text_tokens 16, the"),
+        ("data", "image_size", 64, "data.image_size must be 48 with the weights models/embedded/tokenizer.safetensors"),
+        ("tokenizer", "codebook_size", 512, "tokenizer.codebook_size must be 1024 with the weights"),
+        ("target", "num_layers", 8, "target.num_layers must be 16 with the weights models/embedded/target"),
+        ("text", "max_tokens", 20, "text.max_tokens must be 16 with the weights models/embedded/target"),
     ],
 )
 def test_weights_of_other_sizes_are_refused_before_any_job(monkeypatch, section, key, value, words):
@@ -97,7 +82,7 @@ def test_weights_of_other_sizes_are_refused_before_any_job(monkeypatch, section,
     check(DEFAULT)
     with pytest.raises(ValueError, match="config key") as caught:
         check(changed(**{section: {key: value}}))
-    assert words in str(caught.value) and f"model {value}; correct that size, or set" in str(caught.value)
+    assert words in str(caught.value) and f"got {value}; set it so, or set" in str(caught.value)
 
 
 def test_weights_that_the_run_does_not_use_or_that_are_no_file_of_ours_are_left_alone(tmp_path):
@@ -105,7 +90,7 @@ def test_weights_that_the_run_does_not_use_or_that_are_no_file_of_ours_are_left_
     check(changed(tokenizer={"checkpoint": str(tmp_path / "damaged.safetensors")}))  # its job says what is wrong
     metrics = {"fidelity": None, "clip": None, "prompt_accuracy": False}
     checkpoints = {name: {"checkpoint": None} for name in ("tokenizer", "target")}
-    with pytest.raises(ValueError, match=r"attribute_classifier\.checkpoint: .* has image_size 48, the config"):
+    with pytest.raises(ValueError, match=r"data\.image_size must be 48 with .*attribute_classifier"):
         check(changed(data={"image_size": 64}, **checkpoints))
     checkpoints["tokenizer"] = {"checkpoint": "llamagen_tokenizer"}
     check(changed(data={"image_size": 64}, metrics=metrics, **checkpoints))

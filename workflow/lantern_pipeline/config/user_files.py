@@ -51,9 +51,15 @@ def _check_weights(section: str, config: Mapping[str, Any], resources: Mapping[s
     for name, found in _header_sizes(path).items():
         if name in wanted and found != wanted[name]:
             raise ValueError(
-                f"config key {section}.checkpoint: {path} has {name} {found}, the config's model {wanted[name]}; "
-                f"correct that size, or set {section}.checkpoint to null to train another"
+                f"config key {_config_key(name, config)} must be {found} with the weights {path}, got {wanted[name]}; "
+                f"set it so, or set {section}.checkpoint to null to train others"
             )
+
+
+def _config_key(name: str, config: Mapping[str, Any]) -> str:
+    """Return the config key of a size, which most often has the size's own name."""
+    name = {"vocab_size": "codebook_size", "num_text_tokens": "max_tokens"}.get(name, name)
+    return next(f"{section}.{name}" for section in ("data", "tokenizer", "text", "target") if name in config[section])
 
 
 def _header_sizes(path: Path | str | None) -> dict[str, Any]:
