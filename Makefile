@@ -12,8 +12,7 @@
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
 #   make resume      go on after a crash or a kill -9
-#   make lock        remake requirements.lock.txt and environment.yml's pins from pyproject.toml (needs uv); versions that are
-#                    locked stay unless ARGS says otherwise: ARGS="--upgrade-package torch", ARGS=--upgrade
+#   make lock        remake requirements.lock.txt and environment.yml's pins from pyproject.toml (needs uv)
 #   make clean       remove results/ and Snakemake's records; `make distclean` removes .venv too
 #
 # ARGS adds arguments to Snakemake:  make reproduce ARGS="--configfile experiments/quick.yaml"
@@ -165,8 +164,8 @@ $(STAMP): requirements.lock.txt pyproject.toml
 	rm -f $(VENV)/installed-*; \
 	touch $(STAMP)
 
-# `uv` resolves for all platforms at once, and keeps the versions that its output file names; the header of the result names no
-# host. Needs network.
+# `uv` resolves for all platforms at once; the header of the result names no host. Needs network. It keeps the versions that its
+# output file names, hence the copy; ARGS="--upgrade-package torch" raises one, ARGS=--upgrade all.
 lock:
 	cp requirements.lock.txt .lock.tmp
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
