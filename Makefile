@@ -165,13 +165,16 @@ $(STAMP): requirements.lock.txt pyproject.toml
 	rm -f $(VENV)/installed-*; \
 	touch $(STAMP)
 
-# `uv` resolves for all platforms at once; the header of the result names no host. Needs network.
+# `uv` resolves for all platforms at once; the header of the result names no host. Needs network. It keeps the versions that its
+# output file names, hence the copy; ARGS="--upgrade-package torch" raises one, ARGS=--upgrade all.
 lock:
+	cp requirements.lock.txt .lock.tmp
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-		--no-emit-index-url --no-emit-find-links --extra pipeline --extra dev pyproject.toml -o .lock.tmp
+		--no-emit-index-url --no-emit-find-links --extra pipeline --extra dev $(ARGS) pyproject.toml -o .lock.tmp
 	{ echo '# Exact versions and hashes of everything a run, the tests and the linters need, for Python 3.11 to 3.13.' \
 		'Made by `make lock`; do not edit by hand.'; cat .lock.tmp; } > requirements.lock.txt
 	rm .lock.tmp
+	@$(FIND_PYTHON); "$$python" .ci/pin_environment.py
 
 # Not while a run goes on here; without an environment none does.
 clean:

@@ -1,12 +1,15 @@
-"""The pins agree wherever they are written, and nothing names a host or a machine."""
+"""Ranges, locked versions and environment.yml agree, and nothing names a host or a machine."""
 
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from conftest import ROOT
 
@@ -15,36 +18,58 @@ def pyproject():
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def pins():
+def requirements():
     """Everything that a run, the tests and the linters need; the extras name each other."""
     project = pyproject()["project"]
-    extras = [pin for part in project["optional-dependencies"].values() for pin in part]
-    return project["dependencies"] + [pin for pin in extras if not pin.startswith("lantern-decoding[")]
+    extras = [line for part in project["optional-dependencies"].values() for line in part]
+    found = [Requirement(line) for line in project["dependencies"] + extras]
+    return [requirement for requirement in found if requirement.name != project["name"]]
 
 
-def normal(name):
-    return re.sub(r"[-_.]+", "-", re.sub(r"\[.*?\]", "", name)).lower()
-
-
-def test_environment_yml_repeats_the_pins():
-    dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    pip = next(entry["pip"] for entry in dependencies if isinstance(entry, dict))
-    assert sorted(pip) == sorted(pins())
-
-
-def test_every_pin_is_exact_and_locked_with_the_same_version():
+def locked(name):
+    """The only locked version of a package."""
     lock = (ROOT / "requirements.lock.txt").read_text()
-    locked = {normal(name): version for name, version in re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;\\]+)", lock, re.M)}
-    for pin in pins():
-        name, version = pin.split("==")
-        assert locked[normal(name)] == version, pin
+    (version,) = re.findall(rf"^{re.escape(canonicalize_name(name))}==([^\s;\\]+)", lock, re.M)
+    return version
+
+
+def environment(folder=ROOT):
+    dependencies = yaml.safe_load((folder / "environment.yml").read_text())["dependencies"]
+    return next(entry["pip"] for entry in dependencies if isinstance(entry, dict))
+
+
+def test_environment_yml_has_the_locked_version_of_every_direct_dependency():
+    expected = set()
+    for requirement in requirements():
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        expected.add(f"{requirement.name}{extras}=={locked(requirement.name)}")
+    assert sorted(environment()) == sorted(expected)
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=str)
+def test_every_range_has_a_lowest_version_and_contains_the_locked_one(requirement):
+    assert ">=" in {part.operator for part in requirement.specifier}
+    assert requirement.specifier.contains(locked(requirement.name))
 
 
 def test_the_core_needs_little_and_a_run_everything():
     project = pyproject()["project"]
-    assert {pin.partition("==")[0] for pin in project["dependencies"]} == {"torch", "numpy", "safetensors", "tqdm"}
-    assert "lantern-decoding[text]" in project["optional-dependencies"]["pipeline"]
+    assert {Requirement(line).name for line in project["dependencies"]} == {"torch", "numpy", "safetensors", "tqdm"}
+    pipeline = [Requirement(line) for line in project["optional-dependencies"]["pipeline"]]
+    assert {"transformers", "pictures"} in [part.extras for part in pipeline if part.name == project["name"]]
     assert "--extra pipeline --extra dev" in (ROOT / "Makefile").read_text()
+
+
+def test_locking_writes_the_versions_into_environment_yml(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    for name in (".ci/pin_environment.py", "pyproject.toml", "requirements.lock.txt", "environment.yml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    lock = tmp_path / "requirements.lock.txt"
+    lock.write_text(lock.read_text().replace(f"\ntqdm=={locked('tqdm')} ", "\ntqdm==99.1 "))
+    subprocess.run([sys.executable, tmp_path / ".ci" / "pin_environment.py"], check=True)
+    assert "tqdm==99.1" in environment(tmp_path)
+    others = {pin for pin in environment() if not pin.startswith("tqdm==")}
+    assert set(environment(tmp_path)) == others | {"tqdm==99.1"}
 
 
 def test_every_locked_package_has_hashes():
@@ -60,7 +85,9 @@ def test_no_host_is_named(name):
 
 
 def test_the_build_backend_is_locked_so_that_the_package_installs_without_isolation():
-    assert set(pyproject()["build-system"]["requires"]) <= set(pins())
+    (backend,) = map(Requirement, pyproject()["build-system"]["requires"])
+    assert backend.name in {Requirement(line).name for line in pyproject()["project"]["optional-dependencies"]["dev"]}
+    assert backend.specifier.contains(locked(backend.name))
 
 
 def test_the_version_is_the_same_everywhere():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -44,7 +45,7 @@ def emu3_inputs(processor, texts=PROMPTS, **options):
 
 def constraint(model, processor, height, width):
     """As the class's own documentation has it: an image's codes and ends of lines, then what follows an image."""
-    tokenizer, words = processor.tokenizer, model.vocabulary_mapping
+    tokenizer, words = processor.tokenizer, model.model.vocabulary_mapping
     behind = [tokenizer.eof_token_id, tokenizer.eoi_token_id, tokenizer.eos_token_id]
 
     def allowed(_, ids):
@@ -264,8 +265,7 @@ PAGE = (ROOT / "docs" / "models.md").read_text()
 
 def test_the_pages_lines_for_emu3_make_pixels(emu3):
     model, processor = emu3
-    processor.image_area = 32 * 32
-    known = {"model": model, "processor": processor, "lantern": lantern}
+    known = {"model": model, "processor": partial(processor, image_area=32 * 32), "lantern": lantern}
     exec(block_of(PAGE, "decode_image_tokens"), known)
     assert known["pixels"].shape[-2:] == (8, 8) and known["height"] == 4
 
@@ -323,6 +323,6 @@ def test_janus_draws_the_tokens_of_its_own_generate_on_its_processors_prompt():
     wrapped = lantern.from_transformers(model, processor, grid=4)
     prompts = [f"<|User|>: {text}\n\n<|Assistant|>:" for text in PROMPTS]
     for prompt, text in zip(prompts, PROMPTS, strict=True):
-        inputs = processor(text=prompt, generation_mode="image", return_tensors="pt")
+        inputs = processor(text=[prompt], generation_mode="image", return_tensors="pt")
         theirs = model.generate(**inputs, generation_mode="image", do_sample=False, guidance_scale=5.0)
         assert torch.equal(wrapped.generate(text, temperature=0.0).codes.long(), theirs)
