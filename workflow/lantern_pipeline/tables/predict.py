@@ -39,9 +39,7 @@ LAYER_TIMES = {
     "janus-pro-7b": LayerTime(
         1.33, "no times of its own: those of Lumina-mGPT 7B, A100, second-hand by SCD, arXiv 2510.24211"
     ),
-    "glm-image": LayerTime(
-        0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"
-    ),
+    "glm-image": LayerTime(0.96, "GLM-Image 9B, MI300X: vllm-omni issue 4481; its denoising (about 14 s) comes on top"),
 }
 # Whether there is a draft model, how steps run -> lowest and highest published relative step cost.
 STEP_COSTS = {
