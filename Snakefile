@@ -10,6 +10,7 @@ min_version("9.27")  # path variables; modules whose names are variables
 # The folder of this file, also where another workflow uses it as a module.
 HERE = workflow.current_basedir.get_path_or_uri(secret_free=True)
 
+
 include: "workflow/rules/given.smk"
 
 
