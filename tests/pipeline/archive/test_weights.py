@@ -12,7 +12,7 @@ from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.archive.weights import describe_training, round_model
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 
-HISTORY = [{"step": 0, "elapsed_s": 2.0, "loss": 3.123456789}, {"step": 7, "elapsed_s": 1800.0, "loss": 2.0}]
+HISTORY = [{"step": 0, "elapsed_s": 2.0, "loss": 3.123456789}, {"step": 7, "elapsed_s": 1801.0, "loss": 2.0}]
 REPORTS = {"target": {"val_cross_entropy": 3.21}, "attribute_classifier": {"val": {"accuracy": 0.999}}}
 
 
