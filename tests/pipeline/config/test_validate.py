@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from conftest import ROOT, load_config
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
+from lantern_pipeline.config import cross_checks
 from lantern_pipeline.config.cross_checks import measuring_sections, show
 from lantern_pipeline.config.methods import entry_properties
 from lantern_pipeline.config.validate import SCHEMA_PATH, describe_folder, load_yaml, validate_config
@@ -492,3 +493,9 @@ def test_an_unknown_model_is_answered_with_the_known_ones():
     assert re.search(
         r"config key model must be one of .*janus-pro-7b.*, got 'janus'", sentence_for(changed("model", "janus"))
     )
+
+
+def test_sections_of_measuring_models_are_sorted(monkeypatch):
+    monkeypatch.setattr(cross_checks, "trained_models", lambda metrics: tuple("hgfedcb"))
+    found = measuring_sections(changed("tokenizer.checkpoint", None))
+    assert found == ["attribute_classifier", *"bcdefgh"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lantern.io import load_tensors
 from lantern_pipeline.runtime.job import job_log, partial_records
@@ -117,3 +118,12 @@ def test_finished_images_are_kept_until_a_job_ends_well(snakemake, tmp_path):
     with partial_records(snakemake) as again:
         assert again == path and again.read_text() == "half"
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("threads", "used"), [(0, 1), (1, 1), (3, 3)])
+def test_a_job_computes_with_the_threads_that_it_was_given(snakemake, monkeypatch, threads, used):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    snakemake.threads = threads
+    run(snakemake, monkeypatch, lambda log: None)
+    assert asked == [used]
