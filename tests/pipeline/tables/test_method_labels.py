@@ -133,3 +133,9 @@ def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "own_parts")
     assert list(found.items()) == [(f"cap_{letter}", f"cap {letter}") for letter in "ABCD"]
     assert own_parameters(pd.DataFrame({"drafts": ["top"]})) == own_parameters(pd.DataFrame({"method": ["real"]})) == {}
+
+
+def test_a_users_method_has_one_of_four_colours_by_its_name():
+    colours = {method_colour(f"mine{number}") for number in range(40)}
+    assert len(colours) == 4 and method_colour("mine7") == method_colour("mine7")
+    assert not colours & {look.colour for name, look in METHODS.items() if name != "lantern_chain"}
