@@ -174,6 +174,13 @@ def test_two_images_can_be_compared():
     assert math.isfinite(fid(gaussian(2), SETS[1])[0]) and math.isfinite(measure_kid(gaussian(2), SETS[1], **KID)[0])
 
 
+@pytest.mark.parametrize("num", [4, 6, 30])
+def test_the_fid_of_a_part_is_the_metrics_with_fewer_images_than_features_and_with_more(num):
+    part, reference = gaussian(num).double(), Gaussian.of(SETS[1])
+    found = distances._fid_of_part(part, reference)
+    assert found == pytest.approx(measure_fid(part, reference, **COMMON)[0], rel=1e-6)
+
+
 def test_a_real_image_on_the_edge_of_a_ball_is_recalled():
     generated, real = torch.tensor([[0.0], [1.0], [10.0], [12.0]]), torch.tensor([[2.0], [20.0]])
     parts = torch.tensor([[0, 1], [2, 3]])  # balls of radius 1 about 0 and 1, of radius 2 about 10 and 12
