@@ -210,6 +210,8 @@ PATHS += [".hidden", "results/folder/", "a\0b", "a\nb", "a b", "\u202etxt.exe", 
             for kind in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR)
         ),
         ("results/bomb", {"data": bytes(10**6), "compression": zipfile.ZIP_DEFLATED}, "bomb must be stored plainly"),
+        # whose compressed bytes are as many as the plain ones
+        ("results/even", {"data": b"aaaaa", "compression": zipfile.ZIP_DEFLATED}, "even must be stored plainly"),
         *((name, {}, f"holds {name} twice") for name in (SUMMARY, SUMMARY.replace("summary", "Summary"))),
     ],
 )

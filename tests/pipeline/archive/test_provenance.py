@@ -35,6 +35,7 @@ ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     [
         ("/home/ada/weights/target.pt", "target.pt"),
         ("/home/ada/weights/", "weights"),
+        ("/", "."),
         ("~/target.pt", "target.pt"),
         ("../ada/target.pt", "target.pt"),
         (r"C:\Users\ada\target.pt", "target.pt"),

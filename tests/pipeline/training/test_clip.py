@@ -199,4 +199,5 @@ def test_the_recipe_makes_the_published_model():
     report = read_report(ROOT / "models" / "embedded" / "clip.safetensors")
     config = load_model(ROOT / "models" / "embedded" / "clip.safetensors", ClipModel).config
     assert make_config(SceneSource(0, num_train=10), RECIPE) == config
+    assert RECIPE["batch_size"] == 128
     assert (RECIPE["num_eval"], clip.NUM_CANDIDATES) == (report["num_eval"], report["num_candidates"])
