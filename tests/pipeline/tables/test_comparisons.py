@@ -130,10 +130,10 @@ def test_curves_are_read_off_on_their_common_range(forwards, lengths, means):
 
 
 def test_a_curve_is_read_off_at_21_lengths_and_resampled_a_thousand_times_unless_told_otherwise():
-    first = curve("a", [[12, 12], [9, 7], [6, 6], [4, 4]], [[1.0, 1.0], [7.0, 7.0], [2.0, 2.0], [3.0, 5.0]])
+    first = curve("a", [[12, 12], [7, 7], [6, 6], [4, 4]], [[1.0, 1.0], [7.0, 7.0], [2.0, 2.0], [3.0, 5.0]])
     second = curve("b", [[12, 12], [4, 4]], [[0.0, 1.0], [0.0, 3.0]])
     found = compare_at_equal_length(first, second)
-    expected = np.interp(np.linspace(1, 3, 21), [1, 1.5, 2, 3], [1, 7, 2, 4]).mean()
+    expected = np.interp(np.linspace(1, 3, 21), [1, 12 / 7, 2, 3], [1, 7, 2, 4]).mean()
     assert (found["first"], found["second"]) == pytest.approx((expected, 1.0))
     assert found == compare_at_equal_length(first, second, num_resamples=1000, seed=0)
     asked = []
