@@ -145,3 +145,21 @@ def test_answers_are_read_in_the_order_of_their_names_and_must_be_there(tmp_path
     for name in (*names, "note.txt"):
         (tmp_path / name).write_text("{}")
     assert answer_files(tmp_path, "study.html") == [(tmp_path / name).as_posix() for name in sorted(names)]
+
+
+@pytest.mark.parametrize(
+    ("presets", "ablated", "is_used"),
+    [
+        (["coupled"], None, True),
+        (["jacobi"], "coupled", True),
+        (["jacobi"], "jacobi", False),
+        (["jacobi"], None, False),
+    ],
+)
+def test_a_drafter_from_elsewhere_is_used_if_a_method_or_an_ablation_drafts_with_it(presets, ablated, is_used):
+    planned = plan(
+        methods=[{"preset": ["autoregressive", *presets]}],
+        ablations={"num_prompts": 2, "grids": {"mine": ablated and {"methods": [{"preset": ablated}]}}},
+        drafter={"checkpoint": "mine/drafter.safetensors"},
+    )
+    assert ("mine/drafter.safetensors" in planned.files_from_elsewhere()) == is_used
