@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -208,6 +209,15 @@ def test_a_row_by_hand():
     assert row["tv_share_above_delta"] == row["tv_share_above_delta_low"] == 1
     for delta in (0.5, 0.5 - ROUNDING):
         assert tv_row(nodes, found, delta, OPTIONS)["tv_share_above_delta"] == 0
+
+
+def test_the_percentile_over_nodes_in_float32_is_interpolated_in_float64():
+    nodes = random_nodes(31)
+    target, draft = nodes.target_probs.float(), nodes.draft_probs.float()
+    nodes = replace(nodes, target_probs=target, draft_probs=draft)
+    found = OutputDistribution(draft, torch.ones(31), torch.zeros(31))
+    expected = np.quantile(found.tv_from(target).double().numpy(), 0.95)  # between two nodes
+    assert tv_row(nodes, found, None, OPTIONS)["tv_p95"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_jensen_shannon_bound_against_its_definition(table):
