@@ -212,10 +212,10 @@ def test_a_row_by_hand():
 
 
 def test_the_percentile_over_nodes_in_float32_is_interpolated_in_float64():
-    nodes = random_nodes(31)
+    nodes = random_nodes(33)
     target, draft = nodes.target_probs.float(), nodes.draft_probs.float()
     nodes = replace(nodes, target_probs=target, draft_probs=draft)
-    found = OutputDistribution(draft, torch.ones(31), torch.zeros(31))
+    found = OutputDistribution(draft, torch.ones(33), torch.zeros(33))
     expected = np.quantile(found.tv_from(target).double().numpy(), 0.95)  # between two nodes
     assert tv_row(nodes, found, None, OPTIONS)["tv_p95"] == pytest.approx(expected, rel=1e-12)
 
