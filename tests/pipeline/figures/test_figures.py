@@ -177,6 +177,18 @@ def test_curves_are_labelled_at_each_delta_and_end_just_beyond_them():
         assert axes.get_xlim() == pytest.approx((0.1 / 1.15, 0.4 * 1.15)) and axes.get_ylim()[1] == 1.05
 
 
+@pytest.mark.parametrize(
+    ("dropped", "first"),
+    [("lantern-k20", "share of substituted tokens, which TV is at most"), ("proximity-k5", "measured TV")],
+)
+def test_the_legend_of_methods_names_one_mark_if_all_have_the_same(dropped, first):
+    methods = tables.method_table()
+    figure = draw("total_variation", methods=methods[methods["method_id"] != dropped])
+    (legend,) = (legend for legend in figure.findobj(Legend) if legend.axes is None)
+    bound = ["bound δ asked for"] if first == "measured TV" else []  # proximity has none
+    assert texts(legend.get_texts()) == [first, *bound]
+
+
 def test_a_method_without_a_bound_has_no_mark_of_one_and_the_legend_names_what_is_drawn():
     figure = draw("total_variation")
     (legend,) = (legend for legend in figure.findobj(Legend) if legend.axes is None)
