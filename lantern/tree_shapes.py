@@ -52,15 +52,15 @@ class DynamicTreeOptions:
         for name in ("num_nodes", "depth", "top_k"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"draft_tree.dynamic.{name} must be a whole number >= 1, got {value!r}")
+                raise ValueError(f"{name} of a dynamic tree must be a whole number >= 1, got {value!r}")
         if self.depth >= OVERSHOOT:
-            raise ValueError(f"draft_tree.dynamic.depth must be < {OVERSHOOT}, got {self.depth}; choose less")
+            raise ValueError(f"depth of a dynamic tree must be < {OVERSHOOT}, got {self.depth}; choose less")
         if self.top_k > MAX_SIBLINGS:
-            raise ValueError(f"draft_tree.dynamic.top_k must be <= {MAX_SIBLINGS}, got {self.top_k}")
+            raise ValueError(f"top_k of a dynamic tree must be <= {MAX_SIBLINGS}, got {self.top_k}")
         drafted = self.top_k + self.depth * self.top_k**2
         if self.num_nodes > drafted:
             raise ValueError(
-                f"draft_tree.dynamic.num_nodes must be <= top_k + depth top_k^2 = {drafted}, got {self.num_nodes}"
+                f"num_nodes of a dynamic tree must be <= top_k + depth top_k^2 = {drafted}, got {self.num_nodes}"
             )
 
 

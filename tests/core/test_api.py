@@ -220,9 +220,9 @@ def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
         ),
         (
             {"method": "eagle2", "tree_shape": {"num_nodes": 8, "depth": 10**9, "top_k": 2}},
-            "draft_tree.dynamic.depth must be < 32, got 1000000000",
+            "depth of a dynamic tree must be < 32, got 1000000000",
         ),
-        ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "dynamic.depth must be a whole number >= 1, got 2.0"),
+        ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "of a dynamic tree must be a whole number >= 1, got 2.0"),
         ({"method": "eagle2", "tree_shape": {"width": 2}}, "tree_shape of eagle2 must be a list of paths, or the opt"),
     ],
 )

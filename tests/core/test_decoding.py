@@ -9,6 +9,7 @@ from conftest import assert_distribution, generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
+from lantern.kv_cache import KVCache
 from lantern.methods import MethodSpec, make_method
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
@@ -74,6 +75,31 @@ def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
     assert equality.margin_at_difference.nan_to_num(0.0).max() < 0.1  # nats; typical margins are ten times that
     assert expected.margins.median() > 0.3
     assert (result.target_forwards < 16).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode", "is_limited"),
+    [
+        (torch.float32, "eager", True),
+        (torch.bfloat16, "eager", False),  # would round by the number of slots
+        (torch.float32, "graph", False),  # a captured step reads the same slots every time
+    ],
+)
+def test_steps_read_no_empty_slots_in_float32_on_a_cpu_without_graphs(monkeypatch, dtype, mode, is_limited):
+    models = make_models(is_prepared=False)
+    cast_weights(models.target, dtype).prepare_for_decoding()
+    decoder = make_decoder(models, AUTOREGRESSIVE, SamplingConfig())
+    is_part, limit = [], KVCache.limit
+
+    def watch(cache: KVCache, num_used: int) -> None:
+        is_part.append(num_used < cache.num_slots)
+        limit(cache, num_used)
+
+    monkeypatch.setattr(KVCache, "limit", watch)
+    monkeypatch.setattr(decoder.runner, "mode", mode)
+    monkeypatch.setattr(decoder.runner, "prepare", lambda decoder, state: None)
+    decoder.generate(*make_prompts(models, 1), [decoder.make_noise(7, "prompt-0")])
+    assert any(is_part) == is_limited
 
 
 NEAR = {"neighbours": "l2_normalised", "k": 4}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_every_method import METHODS, spec_of
 
 from lantern.acceptance.rules import make_rule
-from lantern.io import load_tensors, save_tensors
+from lantern.io import DamagedFileError, load_tensors, save_tensors
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 from lantern.sampling import SamplingConfig
 
@@ -37,6 +39,14 @@ def test_records_come_back_and_other_files_are_named(tmp_path):
     del tensors["accepted_nodes"]
     save_tensors(path, tensors, metadata)
     with pytest.raises(ValueError, match=r"lacks accepted_nodes: another version .* wrote it; fetch it again or"):
+        load_records(path)
+
+
+@pytest.mark.parametrize("ids", [["a"], ["a", "b", "c"]])
+def test_a_file_with_more_or_fewer_ids_than_images_is_damaged(tmp_path, ids):
+    path = tmp_path / "r.safetensors"
+    save_records(path, replace(make_records(["a", "b"]), prompt_ids=ids))
+    with pytest.raises(DamagedFileError, match=f"has {len(ids)} prompt ids for 2 images"):
         load_records(path)
 
 

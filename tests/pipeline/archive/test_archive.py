@@ -114,6 +114,10 @@ def test_the_same_results_make_the_same_archive(experiment, packed, tmp_path):
     assert unpack(packed, tmp_path / "in") == (num_files, sha256)
     sums = (tmp_path / "in" / SUMS).read_bytes()  # as sha256sum reads them
     assert sha256 == hashlib.sha256(sums).hexdigest()
+    with zipfile.ZipFile(packed) as archive:
+        members = archive.infolist()
+    kinds = {(member.date_time, member.create_system, member.external_attr >> 16) for member in members}
+    assert kinds == {((1980, 1, 1, 0, 0, 0), 3, stat.S_IFREG | 0o644)}  # as `zip` on Linux would write them
     of_summary = hashlib.sha256((experiment / "summary.csv").read_bytes()).hexdigest()
     assert f"\n{of_summary}  {SUMMARY}\n" in sums.decode() and len(sums.splitlines()) == num_files
 
@@ -139,6 +143,14 @@ def test_an_unfinished_or_changed_experiment_is_not_packed(experiment, tmp_path)
         pack_experiment(experiment, tmp_path / "mine.zip")
     (experiment / "provenance.json").unlink()
     with pytest.raises(FileNotFoundError, match="run `make reproduce` to the end first"):
+        pack_experiment(experiment, tmp_path / "mine.zip")
+    assert not (tmp_path / "mine.zip").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", '{"kind": "report"}'])
+def test_an_experiment_whose_provenance_is_something_else_is_not_packed(experiment, tmp_path, text):
+    (experiment / "provenance.json").write_text(text)
+    with pytest.raises(ValueError, match=r"provenance\.json is no provenance of a run: run `make reproduce`"):
         pack_experiment(experiment, tmp_path / "mine.zip")
     assert not (tmp_path / "mine.zip").exists()
 
@@ -198,6 +210,8 @@ PATHS += [".hidden", "results/folder/", "a\0b", "a\nb", "a b", "\u202etxt.exe", 
             for kind in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR)
         ),
         ("results/bomb", {"data": bytes(10**6), "compression": zipfile.ZIP_DEFLATED}, "bomb must be stored plainly"),
+        # whose compressed bytes are as many as the plain ones
+        ("results/even", {"data": b"aaaaa", "compression": zipfile.ZIP_DEFLATED}, "even must be stored plainly"),
         *((name, {}, f"holds {name} twice") for name in (SUMMARY, SUMMARY.replace("summary", "Summary"))),
     ],
 )
@@ -234,6 +248,13 @@ def test_as_many_members_and_as_long_a_name_as_are_allowed_are_taken(packed, tmp
     assert unpack(packed, tmp_path / "out")[0] == len(names) - 1
     monkeypatch.setattr(archive_module, "MAX_NAME", max(map(len, names)) - 1)
     assert "a file's name must be relative" in refusal(packed, tmp_path / "in")
+
+
+def test_no_archive_has_more_than_a_hundred_thousand_members(packed):
+    with zipfile.ZipFile(packed) as archive:
+        members = archive.infolist()[:1] * 100_001
+    with pytest.raises(ValueError, match="may hold 100000 files, found 100001"):
+        archive_module._check_members(packed, members)
 
 
 def test_an_encrypted_member_is_refused(packed, tmp_path):
@@ -274,8 +295,8 @@ NO_PROVENANCE = [
         ({SUMS: None}, False, f"holds no {SUMS}"),
         ({SUMS: b""}, False, "foreign: "),  # knows no file
         *(
-            ({SUMS: sums}, False, f"of {SUMS} must be")
-            for sums in (b"?\n", b"0" * 64 + b"  ../x\n", 2 * SUM, b"\xff\xfe")
+            ({SUMS: sums}, False, f"line {line} of {SUMS} must be")
+            for line, sums in ((1, b"?\n"), (1, b"0" * 64 + b"  ../x\n"), (2, 2 * SUM), (1, b"\xff\xfe"))
         ),
         *(({PROVENANCE: text}, True, "provenance.json is no provenance of Lantern") for text in NO_PROVENANCE),
     ],

@@ -35,6 +35,7 @@ ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     [
         ("/home/ada/weights/target.pt", "target.pt"),
         ("/home/ada/weights/", "weights"),
+        ("/", "."),
         ("~/target.pt", "target.pt"),
         ("../ada/target.pt", "target.pt"),
         (r"C:\Users\ada\target.pt", "target.pt"),
@@ -68,6 +69,7 @@ def make_project(folder):
     files = {
         "lantern/__init__.py": "",
         "workflow/scripts/work.py": "import lantern\n",
+        "workflow/lantern_pipeline/figures/frontier.py": "",
         "Snakefile": "",
         "README.md": "",
     }
@@ -92,13 +94,16 @@ def test_the_code_is_named_by_commit_and_by_what_differs_from_it(tmp_path, monke
     git(project, "commit", "--quiet", "-m", "First")
     found = describe_code(project)
     assert found["commit"] == git(project, "rev-parse", "HEAD") and found["is_modified"] is False
-    assert list(found["fingerprints"]) == ["work.py"]
+    assert list(found["fingerprints"]) == ["frontier.py", "work.py"]  # in the order of their paths
     (project / "README.md").write_text("text")
     assert describe_code(project)["is_modified"] is False
     (project / "lantern" / "new.py").write_text("")
     assert describe_code(project)["is_modified"] is True
     # A repository around an installed package is not taken for its own.
     assert describe_code(make_project(project / "inside"))["commit"] is None
+    run_git = provenance._git
+    monkeypatch.setattr(provenance, "_git", lambda root, *words: None if "status" in words else run_git(root, *words))
+    assert describe_code(project)["commit"] and describe_code(project)["is_modified"] is None  # which nobody knows
     monkeypatch.setenv("PATH", str(tmp_path))  # without git
     assert describe_code(project)["commit"] is None
 
@@ -125,18 +130,35 @@ def test_files_are_named_relative_to_the_folder_and_resources_by_their_hashes(tm
     (tmp_path / "weights.json").write_text(json.dumps(manifest))
     resources = describe_resources([tmp_path / "weights.json", own])
     assert resources == {"weights": {"w.pt": entry}, "x.csv": {"x.csv": entry}}  # not by their place
+    assert list(resources) == ["weights", "x.csv"]
+
+
+def test_resources_are_described_in_one_order_whatever_the_order_of_files_and_inputs(tmp_path):
+    names, inputs = [f"{number}.pt" for number in range(8)], []
+    files = {name: {"sha256": ABC, "size": 3, "mtime_ns": 0} for name in reversed(names)}
+    for number in (3, 0, 6, 1, 7, 4, 2, 5):  # eight copies of one resource: the last by its path is described
+        manifest = {**make_manifest("weights", tmp_path, "somewhere", files), "files": files}
+        manifest["files"] = {**files, "0.pt": {**files["0.pt"], "size": number}}
+        inputs.append(tmp_path / str(number) / "weights.json")
+        inputs[-1].parent.mkdir()
+        inputs[-1].write_text(json.dumps(manifest))
+    (found,) = describe_resources(inputs).values()
+    assert list(found) == names and found["0.pt"]["bytes"] == 7
 
 
 def test_decoding_lists_each_device_and_format_once(tmp_path):
     metadata = {"device": "cpu", "dtype": "float32", "num_threads": 1, "torch": "2", "gpu": None}
-    for number, changes in enumerate([{}, {}, {"device": "cuda", "gpu": "H200"}]):
+    others = [{"num_threads": number} for number in (4, 3, 2)]
+    for number, changes in enumerate([{}, {}, {"device": "cuda", "gpu": "H200"}, *others]):
         codes, ones = torch.zeros(1, 4, dtype=torch.int32), torch.ones(1)
         tensors = [codes, ones.int(), codes.short(), codes.short(), codes.bool(), ones, codes.float()]
         records = GenerationRecords(["a"], *tensors, {**metadata, **changes})
         save_records(tmp_path / f"{number}.safetensors", records)
     found = describe_decoding(sorted(tmp_path.iterdir()))
-    assert sorted(entry["device"] for entry in found) == ["cpu", "cuda"]
-    assert {entry["gpu"] for entry in found} == {None, "H200"}
+    assert [(entry["device"], entry["gpu"], entry["num_threads"]) for entry in found] == [
+        *(("cpu", None, number) for number in (1, 2, 3, 4)),
+        ("cuda", "H200", 1),
+    ]
 
 
 def test_the_reports_page_shows_the_facts_as_text():
@@ -151,7 +173,25 @@ def test_the_reports_page_shows_the_facts_as_text():
     }
     page = provenance.render_page(value)
     found = ["Lantern 1, commit unknown", "A &lt;b&gt;CPU&lt;/b&gt;", "GPU 1, driver 550.1", "cpu, float32, torch 2"]
-    assert all(words in page for words in [*found, "seed 0", "SHA-256 of 0 files"])
+    assert all(words in page for words in [*found, "seed 0", "SHA-256 of 0 files"]) and "modified" not in page
+    value["code"] |= {"commit": "a" * 40, "is_modified": True}
+    assert f"Lantern 1, commit {'a' * 40}, modified" in provenance.render_page(value)
+
+
+@pytest.mark.parametrize(
+    ("commit", "is_modified", "words"),
+    [
+        ("0123456789", True, "commit 0123456, modified"),
+        ("0123456789", False, "commit 0123456"),
+        (None, None, "commit unknown"),
+    ],
+)
+def test_a_line_names_who_made_something(monkeypatch, commit, is_modified, words):
+    code = {"version": "1.0", "commit": commit, "is_modified": is_modified}
+    machine = {"cpu": "A CPU", "cores": 2, "gpus": [{"name": "A GPU"}]}
+    monkeypatch.setattr(provenance, "describe_code", lambda: code)
+    monkeypatch.setattr(provenance, "describe_machine", lambda: machine)
+    assert provenance.describe_maker() == f"Lantern 1.0, {words}, on A CPU, 2 cores, A GPU"
 
 
 def test_code_is_compared_by_what_a_script_runs(monkeypatch):

@@ -20,6 +20,7 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
+from lantern_pipeline.archive import redraw as redrawing
 from lantern_pipeline.archive.archive import pack_experiment
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern_pipeline.archive.redraw import choose_records
@@ -217,3 +218,25 @@ def test_every_image_may_be_chosen_and_a_method_that_the_config_lacks_cannot_be_
     write_provenance(experiment, config)
     code, output = verify(experiment, "--images", "2")
     assert code == 1 and f"{COUPLED}: the config has no coupled at T1" in output
+
+
+def test_the_sample_does_not_depend_on_the_order_in_which_a_folder_lists_its_files(tmp_path, monkeypatch):
+    for number in range(6):
+        path = tmp_path / f"generation/a/seen/T1/s0n{number}/1-of-1.safetensors"
+        path.parent.mkdir(parents=True)
+        path.touch()
+    glob, found = type(tmp_path).glob, set()
+    for order in (1, -1):
+        monkeypatch.setattr(type(tmp_path), "glob", lambda *words, order=order: sorted(glob(*words))[::order])
+        found.add(tuple(choose_records(tmp_path, 6, random.Random(0))))
+    assert len(found) == 1
+
+
+def test_the_sample_is_that_of_seed_0_unless_told_otherwise(experiment, monkeypatch):
+    provenance = json.loads((experiment / "provenance.json").read_text())
+    monkeypatch.setattr(redrawing, "_redraw", lambda *arguments: None)
+    found, first, second = (
+        [name for name, _ in redrawing.redraw(experiment, provenance, 12, **seed)]
+        for seed in ({}, {"seed": 0}, {"seed": 1})
+    )
+    assert found == first != second and len(found) == 12

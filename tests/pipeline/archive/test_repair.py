@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+
 import pandas as pd
 import pytest
 
@@ -79,3 +82,20 @@ def test_records_of_snakemake_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / ".snakemake").write_text("a file stands where the folder should")
     with pytest.raises(ValueError, match=r"\.snakemake/ cannot be written \(.*\): make it writable"):
         repair.check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [["--check", "results/mine"], ["results/mine"]])
+def test_make_reports_and_repairs_a_folder_by_its_name(results, monkeypatch, capsys, arguments):
+    def run():
+        monkeypatch.setattr(sys, "argv", ["repair.py", *arguments])
+        runpy.run_path(repair.__file__, run_name="__main__")
+
+    run()
+    edit(results / TABLE, b"speedup\n99.9\n")
+    if "--check" in arguments:
+        with pytest.raises(SystemExit, match=r"summary\.csv was changed after the job that wrote it: run `make repr"):
+            run()
+        assert (results / TABLE).exists()
+    else:
+        run()
+        assert "set aside as summary.csv.damaged" in capsys.readouterr().err and not (results / TABLE).exists()

@@ -12,7 +12,7 @@ from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.archive.weights import describe_training, round_model
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 
-HISTORY = [{"step": 0, "elapsed_s": 2.0, "loss": 3.123456789}, {"step": 7, "elapsed_s": 1800.0, "loss": 2.0}]
+HISTORY = [{"step": 0, "elapsed_s": 2.0, "loss": 3.123456789}, {"step": 7, "elapsed_s": 36001.2, "loss": 2.0}]
 REPORTS = {"target": {"val_cross_entropy": 3.21}, "attribute_classifier": {"val": {"accuracy": 0.999}}}
 
 
@@ -48,6 +48,6 @@ def test_what_is_written_down_says_what_made_the_weights(files):
     json.dumps(training, allow_nan=False)
     target = training["models"]["target"]
     assert target["sha256"] == hashlib.sha256(files["target"].read_bytes()).hexdigest()
-    assert (target["num_parameters"], target["num_steps"], target["hours"]) == (1000, 8, 0.5)
+    assert (target["num_parameters"], target["num_steps"], target["hours"]) == (1000, 8, 10.0)
     assert target["report"] == {**REPORTS["target"], "history": HISTORY}
     assert training["seeds"] == {"seed": 0, "training_seed": 0} and "checkpoint" in training["config"]["target"]

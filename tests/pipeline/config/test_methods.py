@@ -246,3 +246,18 @@ def test_only_the_table_by_probability_depends_on_the_target():
 def test_words_come_before_numbers_in_the_id_of_a_method():
     (run,) = expand({"preset": "gsd", "h": 5, "coupling": "gumbel"})
     assert run.spec.method_id == "gsd-gumbel-h5"
+
+
+def test_parameters_of_a_users_class_follow_in_the_order_of_their_names(tmp_path, monkeypatch):
+    names = [f"own_{letter}" for letter in "gcafbed"]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_order", raising=False)
+    (tmp_path / "own_order.py").write_text(
+        "from lantern.acceptance.base import Exact\nfrom lantern.methods import PARAMETERS, Parameter\n\n"
+        "class Own(Exact):\n    parameters = {'h': PARAMETERS['h'], "
+        f"**{{name: Parameter(name, 'mine') for name in {names}}}}}\n"
+    )
+    entry = {"name": "mine", "tree": "chain3", "drafts": "sampled", "acceptance": "own_order:Own", "h": 3}
+    spec = expand(entry | dict.fromkeys(names, 2))[0].spec
+    monkeypatch.delitem(sys.modules, "own_order")
+    assert spec.method_id == "-".join(["mine-h3", *(f"{name}2" for name in sorted(names))])

@@ -50,6 +50,10 @@ def test_only_relaxed_methods_read_a_table():
     assert table_of(specs["eagle2"], 0) == []
     assert tables_of(specs.values(), 0) == [table_of(specs["proximity-k5"], 0)]
     assert tables_of(specs.values(), 0)[0].startswith("<results>/codebook/")
+    kinds = {"k": [5, 20], "neighbours": ["random", "probability", "l2_normalised", "l2"]}
+    specs = plan(methods=[{"preset": "autoregressive"}, {"preset": "proximity", **kinds}]).specs
+    names = ["l2", "l2_normalised", "probability.s3", "random"]
+    assert tables_of(specs.values(), 3) == [f"<results>/codebook/{name}.safetensors" for name in names]
 
 
 def test_a_run_is_every_method_at_its_temperatures():
@@ -145,3 +149,21 @@ def test_answers_are_read_in_the_order_of_their_names_and_must_be_there(tmp_path
     for name in (*names, "note.txt"):
         (tmp_path / name).write_text("{}")
     assert answer_files(tmp_path, "study.html") == [(tmp_path / name).as_posix() for name in sorted(names)]
+
+
+@pytest.mark.parametrize(
+    ("presets", "ablated", "is_used"),
+    [
+        (["coupled"], None, True),
+        (["jacobi"], "coupled", True),
+        (["jacobi"], "jacobi", False),
+        (["jacobi"], None, False),
+    ],
+)
+def test_a_drafter_from_elsewhere_is_used_if_a_method_or_an_ablation_drafts_with_it(presets, ablated, is_used):
+    planned = plan(
+        methods=[{"preset": ["autoregressive", *presets]}],
+        ablations={"num_prompts": 2, "grids": {"mine": ablated and {"methods": [{"preset": ablated}]}}},
+        drafter={"checkpoint": "mine/drafter.safetensors"},
+    )
+    assert ("mine/drafter.safetensors" in planned.files_from_elsewhere()) == is_used

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from conftest import ROOT, load_config
-from lantern.models.config import draft_parameters, target_parameters
-from lantern_pipeline.config.resources import JobSizes, growing
+from lantern.models.config import DraftConfig, draft_parameters, target_parameters
+from lantern_pipeline.config.resources import JobSizes, draft_sizes, growing
+from lantern_pipeline.data.model_cards import card_of
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -84,3 +85,61 @@ def test_images_of_a_prompt_set_are_its_prompts_times_their_copies_in_equal_shar
     sizes = JobSizes(config, has_gpu=False)
     found = [sizes.images_of(name, shards) for name, shards in (("few", 1), ("few", 3), ("whole", 1), ("one", 1))]
     assert found == [40, 14, 5000, 7]
+
+
+MEGABYTES = {
+    # weights of 3.9 million parameters and the process
+    ("default", True): (4367, 4332, 4320, 4322),
+    # 778 million parameters of the target, 45 million of the drafter; logits are counted where there is no GPU
+    ("llamagen_stage1", False): (4019, 7812, 3768, 5304),
+    ("llamagen_stage1", True): (7019, 7590, 6768, 8304),
+    # 6,812 million and 538 million; noise of an image is held to 2^25 bytes
+    ("lumina_mgpt", False): (16538, 33924, 23351, 39310),
+    ("lumina_mgpt", True): (19538, 33702, 26351, 42310),
+}
+
+
+@pytest.mark.parametrize(("name", "has_gpu"), MEGABYTES)
+def test_memory_is_that_of_models_noise_and_logits(name, has_gpu):
+    sizes = JobSizes(DEFAULT if name == "default" else overlaid(name), has_gpu)
+    jobs = (sizes.decoding_mb(), sizes.scoring_mb(), sizes.converting_mb(), sizes.training_mb())
+    assert tuple(job(None, 1) for job in jobs) == MEGABYTES[name, has_gpu]
+    assert (sizes.decoding_mb(500)(None, 1), sizes.scoring_mb(500)(None, 1)) == (
+        MEGABYTES[name, has_gpu][0] + 500,
+        MEGABYTES[name, has_gpu][1] + 500,
+    )
+
+
+def test_small_models_ask_for_a_floor():
+    sizes = JobSizes(DEFAULT, has_gpu=False)
+    jobs = (sizes.decoding_mb(), sizes.scoring_mb(), sizes.converting_mb(), sizes.training_mb())
+    assert [job(None, 1) for job in jobs] == [2000, 3000, 2000, 3000]
+
+
+def test_logits_are_those_of_64_images_while_they_are_few():
+    config = overlaid("llamagen_stage1")
+    config["tokenizer"]["codebook_size"] = 4096
+    on_cpu, on_gpu = (JobSizes(config, has_gpu=gpu).scoring_mb()(None, 1) for gpu in (False, True))
+    assert on_cpu - (on_gpu - 3000) == 1611  # six arrays of 64 x 256 x 4096 float32 numbers
+
+
+def test_a_drafter_trained_beside_a_bfloat16_target_holds_it_in_two_bytes():
+    found = JobSizes(overlaid("llamagen_stage1", "llamagen_drafter"), has_gpu=False).training_mb()(None, 1)
+    assert found == 3659 == MEGABYTES["llamagen_stage1", False][3] - 2 * 822.5
+
+
+def test_no_first_attempt_is_doubled_beyond_the_largest_partition():
+    sizes = JobSizes(overlaid("lumina_mgpt"), has_gpu=True)
+    assert [sizes.training_mb()(None, attempt) for attempt in (1, 2, 3)] == [42310, 84620, 128000]
+
+
+def test_only_the_published_drafters_of_chameleons_see_the_prompts_ids():
+    """One of our own on such a target, and a published one of LlamaGen, have their own layout."""
+    own, llamagen = overlaid("lumina_mgpt"), overlaid("llamagen_stage1")
+    own["drafter"]["checkpoint"] = None
+    for config, make in (
+        (own, DraftConfig.of),
+        (llamagen, DraftConfig.of),
+        (overlaid("lumina_mgpt"), DraftConfig.of_chameleon),
+    ):
+        assert draft_sizes(config) == make(card_of(config).target_config())

@@ -56,8 +56,21 @@ def test_prompt_files_that_jobs_read_pass(tmp_path, monkeypatch):
     classes = changed(prompts={"mine": {"file": str(odd)}}, text={"encoder": "classes"}, target={"checkpoint": None})
     with pytest.raises(ValueError, match=r"config key prompts\.mine\.file: "):
         check(classes)
-    monkeypatch.setattr(user_files, "MAX_BYTES", 4)  # a large file is left to its job
+    monkeypatch.setattr(user_files, "MAX_BYTES", odd.stat().st_size)
+    with pytest.raises(ValueError, match="hippopotamus"):
+        check(own)
+    monkeypatch.setattr(user_files, "MAX_BYTES", odd.stat().st_size - 1)  # a large file is left to its job
     check(own)
+
+
+def test_ten_megabytes_are_read_at_once_and_no_more(tmp_path):
+    blank = tmp_path / "blank.txt"
+    config = changed(prompts={"mine": {"file": str(blank)}})
+    blank.write_bytes(b" " * 10_000_000)
+    with pytest.raises(ValueError, match="the prompt file is empty"):
+        check(config)
+    blank.write_bytes(b" " * 10_000_001)
+    check(config)
 
 
 def test_a_folder_of_images_must_be_there(tmp_path):

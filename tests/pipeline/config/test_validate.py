@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from conftest import ROOT, load_config
 from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
+from lantern_pipeline.config import cross_checks
 from lantern_pipeline.config.cross_checks import measuring_sections, show
 from lantern_pipeline.config.methods import entry_properties
 from lantern_pipeline.config.validate import SCHEMA_PATH, describe_folder, load_yaml, validate_config
@@ -475,7 +476,7 @@ def test_only_the_words_of_the_embedded_data_set_have_numbers():
 def test_a_dynamic_tree_is_one_draft_deeper_than_its_passes():
     config = changed("draft_tree.dynamic.depth", 31)
     validate_config(config)
-    assert "draft_tree.dynamic.depth must be < 32, got 32" in sentence_for(changed("draft_tree.dynamic.depth", 32))
+    assert "depth of a dynamic tree must be < 32, got 32" in sentence_for(changed("draft_tree.dynamic.depth", 32))
 
 
 def test_what_needs_images_or_files_says_so():
@@ -511,3 +512,65 @@ def test_an_overlay_overrules_the_models_card(tmp_path):
     assert config["draft_tree"] == card.trees and config["codebook"]["neighbours"] == "l2"
     assert config["target"]["checkpoint"] == "janus_pro_1b" and config["drafter"]["checkpoint"] is None
     assert card_of(config).target_config().num_prompt_ids == 102400
+
+
+def test_sections_of_measuring_models_are_sorted(monkeypatch):
+    monkeypatch.setattr(cross_checks, "trained_models", lambda metrics: tuple("hgfedcb"))
+    found = measuring_sections(changed("tokenizer.checkpoint", None))
+    assert found == ["attribute_classifier", *"bcdefgh"]
+
+
+def test_no_prompt_set_has_more_shards_than_prompts():
+    validate_config(changed("generation.num_shards", 96))
+    sentence = sentence_for(changed("generation.num_shards", 97))
+    assert "generation.num_shards must be at most 96, the prompts of set unseen, got 97" in sentence
+    assert "data.num_shards must be at most target.num_eval = 512, got 513" in sentence_for(
+        changed("data.num_shards", 513)
+    )
+    validate_config(changed("data.num_shards", 512))
+
+
+def test_shards_of_prompt_features_count_for_t5_alone():
+    config = changed("text.num_shards", 97)
+    validate_config(copy.deepcopy(config))  # words have no features
+    config["text"] |= {"encoder": "t5", "checkpoint": "flan_t5_xl"}
+    config["metrics"]["fidelity"] = None
+    assert "text.num_shards must be at most 96, the prompts of set unseen, got 97" in sentence_for(config)
+    config["text"]["num_shards"] = 96
+    validate_config(config)
+
+
+def test_a_classes_target_of_the_embedded_data_set_may_be_measured_with_its_classifier():
+    validate_config(changed("text.encoder", "classes"))
+
+
+def test_temperatures_are_named_in_their_order():
+    config = changed("methods.0", {"preset": "autoregressive", "temperatures": [10, 2, 0, 1]})
+    config["metrics"]["headline_temperature"] = 0.7
+    assert "headline_temperature must be one of [0.0, 1.0, 2.0, 10.0], got 0.7" in sentence_for(config)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"preset": ["jacobi"], "temperatures": [0.5]}, None),
+        ({"preset": "proximity", "k": [5], "temperatures": [100]}, None),
+        ({"preset": "jacobi", "temperatures": [100.5]}, "methods[1].temperatures[0] must be at most 100, got 100.5"),
+        ({"preset": "jacobi", "temperatures": [-0.1]}, "methods[1].temperatures[0] must be at least 0, got -0.1"),
+        ({"preset": "jacobi", "temperatures": []}, "methods[1].temperatures must hold at least 1 entries, got 0"),
+        ({"preset": "proximity", "k": [5.5]}, "methods[1].k[0] must be a whole number, got 5.5"),
+    ],
+)
+def test_a_list_may_hold_one_value_within_its_bounds(entry, words):
+    every = [{"preset": "autoregressive", "temperatures": [0, 0.5, 1, 100]}, entry]
+    config = changed("methods", every, changed("study.methods", None))
+    config["figures"]["sample_methods"] = ["autoregressive"]
+    if words is None:
+        validate_config(config)
+    else:
+        assert words in sentence_for(config)
+
+
+def test_parameters_of_a_users_class_may_be_lists_of_one():
+    cap = entry_properties([{"acceptance": "mine:Capped", "cap": [3]}])["cap"]
+    assert list(Draft202012Validator(cap).iter_errors([3])) == [] != list(Draft202012Validator(cap).iter_errors([]))

@@ -22,6 +22,7 @@ from lantern_pipeline.fetch.manifest import resource_sha256
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 OTHER = CONTENT[::-1]
 FILES = {"config.json": b"{}", "model.safetensors": CONTENT}
+PATIENCE = fetching.ANSWER_S  # tests have less
 NOTHING = [Fault(cut_after=0)] * 30  # the connection breaks before a byte of the body has come
 FOLDER = Path("resources/weights")
 MODEL = FOLDER / "model.pt"
@@ -132,12 +133,23 @@ def test_a_server_that_falls_silent_is_given_up_and_a_busy_one_asked_again(serve
         (404, FileNotFoundError, "there is no such file (status 404); correct config key resources.weights"),
         (401, PermissionError, "the server refuses it (status 401)"),
         (403, PermissionError, "the server refuses it (status 403)"),
+        (410, FileNotFoundError, "there is no such file (status 410); correct config key resources.weights"),
+        (500, ConnectionError, "the server is in trouble (status 500); run again later"),
         (503, ConnectionError, "the server is in trouble (status 503); run again later"),
     ],
 )
 def test_an_answer_that_is_no_file(server, status, error, words):
     url = server.add("model.pt", CONTENT, *[Fault(status=status)] * 30)
     refused(plain(url), error, words, url, str(MODEL))
+
+
+@pytest.mark.parametrize(("status", "waits"), [(500, [1, 2, 4]), (599, [1, 2, 4]), (429, [1, 2, 4]), (404, [])])
+def test_a_server_in_trouble_is_asked_again_after_longer_and_longer_waits(server, monkeypatch, status, waits):
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    url = server.add("model.pt", CONTENT, *[Fault(status=status)] * 30)
+    refused(plain(url), OSError, f"status {status}")
+    assert waited == waits and len(server.served) == len(waits) + 1
 
 
 def test_a_wrong_hash_names_both_and_moves_the_file_aside(server):
@@ -214,7 +226,7 @@ def test_a_network_that_swallows_everything_is_given_up_in_time(server, monkeypa
 
 @pytest.mark.parametrize("kind", ["plain", "hub", "new"])
 def test_a_server_that_accepts_and_stays_silent_is_asked_once(server, monkeypatch, kind):
-    assert fetching.REACH_S + fetching.ANSWER_S < 10
+    assert fetching.REACH_S + PATIENCE < 10
     monkeypatch.setattr(fetching, "ANSWER_S", 0.2)
     accepted = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -357,3 +369,31 @@ def test_a_mirror_that_answers_with_another_commit_is_not_believed(server, monke
     with pytest.raises(ValueError, match=f"answers with commit {'f' * 40}; is HF_ENDPOINT a hub"):
         fetch_resource(on_hub())
     assert not (FOLDER / "config.json").exists()
+
+
+SHARDS = {"text/model-1.safetensors": CONTENT, "text/model-2.safetensors": OTHER}
+INDEX = "text/model.safetensors.index.json"
+
+
+def with_index(server, names):
+    """An entry of an index, beside the shards that it may name."""
+    index = json.dumps({"weight_map": {f"layer{number}": name for number, name in enumerate(names)}}).encode()
+    server.add_repository("someone/model", {INDEX: index, **SHARDS})
+    return on_hub(files={INDEX: None})
+
+
+def test_the_shards_that_an_index_names_are_fetched_with_it(server):
+    resource = with_index(server, ["model-1.safetensors", "model-2.safetensors", "model-1.safetensors"])
+    manifest = fetch_resource(resource)
+    assert list(manifest["files"]) == [*SHARDS, INDEX]
+    assert {name: (FOLDER / name).read_bytes() for name in SHARDS} == SHARDS
+    server.served.clear()
+    known = on_hub(files={INDEX: None, **{name: sha256(content) for name, content in SHARDS.items()}})
+    assert fetch_resource(known) == fetch_resource(resource) == manifest and not server.served
+    (FOLDER / "text/model-2.safetensors").write_bytes(CONTENT)
+    refused(known, ValueError, "model-2.safetensors has the wrong content", "from config key resources.weights.files")
+
+
+def test_an_index_names_no_file_outside_the_folder(server):
+    with pytest.raises(ValueError, match=r"resource weights\.files: a file's name must be relative, without '\.\.'"):
+        fetch_resource(with_index(server, ["../../model-1.safetensors"]))

@@ -69,6 +69,10 @@ def test_a_path_that_is_no_manifest_comes_back_as_it_is(tmp_path):
     captions.write_text('{"images": []}')
     for path in (captions, tmp_path, tmp_path / "model.pt"):
         assert resource_path(path) == path and read_manifest(path) is None
+    assert resource_path(tmp_path / "none.json") == tmp_path / "none.json"
+    manifest = json.dumps(make_manifest("weights", captions, "somewhere", {}), indent=1)
+    (tmp_path / "manifest.txt").write_text(manifest)  # its name is no manifest's
+    assert read_manifest(tmp_path / "manifest.txt") is None
     with pytest.raises(FileNotFoundError, match="is an empty folder"):
         (tmp_path / "empty").mkdir()
         resource_sha256(tmp_path / "empty")
@@ -105,3 +109,11 @@ def test_describing_resources_needs_no_heavy_library():
         "sys.exit(bool({'torch', 'pandas', 'huggingface_hub', 'httpx2'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_files_of_a_folder_are_described_in_the_order_of_their_names_and_hidden_ones_left_out(tmp_path):
+    names = [f"{folder}{number}.bin" for folder in ("b/", "", "a/") for number in (3, 1, 2)]
+    for name in [*names, ".hidden", ".cache/4.bin", "a/.part"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(describe_path(tmp_path)) == sorted(names)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 import figure_tables as tables
@@ -155,6 +156,50 @@ def test_bounded_lies_below_the_line_and_the_others_above():
         assert x.tolist() == [0.1, 0.2, 0.4] and list(y) == pytest.approx(factor * x)
     here = {line.get_label() for line in sampled.lines if line.get_label()[0] != "_"}
     assert here == {"TV = δ", "95th percentile over nodes", "rule sampled_paper"}
+
+
+def test_values_below_the_axis_are_drawn_at_its_lower_end():
+    curves = tables.curve_table()
+    names = ["tv_mean", "tv_mean_low", "tv_mean_high", "tv_p95"]
+    curves.loc[curves["rule"] == "bounded", names] = 0.0  # the others' least is 0.1 or more
+    _, top, _ = draw("total_variation", curves=curves).axes
+    (line,) = (line for line in top.lines if line.get_label() == "rule bounded")
+    assert list(line.get_ydata()) == [0.05] * 3 and top.get_ylim()[0] == 0.05  # half of the least
+    curves.loc[curves["rule"] != "bounded", "tv_mean"] = 1e-4
+    assert draw("total_variation", curves=curves).axes[0].get_ylim()[0] == 1e-3
+
+
+def test_curves_are_labelled_at_each_delta_and_end_just_beyond_them():
+    curves = tables.curve_table()
+    below = curves[curves["delta"] == 0.1].assign(delta=0.0)  # which a logarithmic axis cannot show
+    for axes in draw("total_variation", curves=pd.concat([curves, below])).axes[:2]:
+        assert texts(axes.get_xticklabels()) == ["0.1", "0.2", "0.4"] and not list(axes.get_xticks(minor=True))
+        assert axes.get_xlim() == pytest.approx((0.1 / 1.15, 0.4 * 1.15)) and axes.get_ylim()[1] == 1.05
+
+
+@pytest.mark.parametrize(
+    ("dropped", "first"),
+    [("lantern-k20", "share of substituted tokens, which TV is at most"), ("proximity-k5", "measured TV")],
+)
+def test_the_legend_of_methods_names_one_mark_if_all_have_the_same(dropped, first):
+    methods = tables.method_table()
+    figure = draw("total_variation", methods=methods[methods["method_id"] != dropped])
+    (legend,) = (legend for legend in figure.findobj(Legend) if legend.axes is None)
+    bound = ["bound δ asked for"] if first == "measured TV" else []  # proximity has none
+    assert texts(legend.get_texts()) == [first, *bound]
+
+
+def test_a_method_without_a_bound_has_no_mark_of_one_and_the_legend_names_what_is_drawn():
+    figure = draw("total_variation")
+    (legend,) = (legend for legend in figure.findobj(Legend) if legend.axes is None)
+    assert texts(legend.get_texts()) == [
+        "measured TV",
+        "share of substituted tokens, which TV is at most",
+        "bound δ asked for",
+    ]
+    axes = figure.axes[2]
+    marks = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "|" and line.get_markersize() == 10]
+    assert marks == [0] and axes.get_xlim()[0] == 0  # proximity, in line 1, has none
 
 
 def test_methods_show_tv_or_the_rate_of_substitutions():

@@ -160,9 +160,41 @@ def test_too_few_images_have_no_interval():
     few, (_, reference) = gaussian(3), SETS
     for value, low, high, *_ in (fid(few, reference), measure_kid(few, reference, **KID)):
         assert math.isfinite(value) and math.isnan(low) and math.isnan(high)
+    enough = gaussian(4)  # halves of two
+    for value, low, high, *_ in (fid(enough, reference), measure_kid(enough, reference, **KID)):
+        assert low < value < high
+    assert math.isnan(measure_precision_recall(gaussian(6), reference, **PRC)[1][1])  # halves of three neighbours
+    assert math.isfinite(measure_precision_recall(gaussian(8), reference, **PRC)[1][1])
     precision, recall = measure_precision_recall(gaussian(7), reference, **PRC)
     assert math.isfinite(recall[0]) and math.isnan(recall[1]) and math.isnan(recall[2])
     assert precision[1] < precision[0] <= precision[2]
+
+
+def test_two_images_can_be_compared():
+    assert math.isfinite(fid(gaussian(2), SETS[1])[0]) and math.isfinite(measure_kid(gaussian(2), SETS[1], **KID)[0])
+
+
+@pytest.mark.parametrize("num", [4, 6, 30])
+def test_the_fid_of_a_part_is_the_metrics_with_fewer_images_than_features_and_with_more(num):
+    part, reference = gaussian(num).double(), Gaussian.of(SETS[1])
+    found = distances._fid_of_part(part, reference)
+    assert found == pytest.approx(measure_fid(part, reference, **COMMON)[0], rel=1e-6)
+
+
+def test_a_real_image_on_the_edge_of_a_ball_is_recalled():
+    generated, real = torch.tensor([[0.0], [1.0], [10.0], [12.0]]), torch.tensor([[2.0], [20.0]])
+    parts = torch.tensor([[0, 1], [2, 3]])  # balls of radius 1 about 0 and 1, of radius 2 about 10 and 12
+    found = distances._recall_error(generated.double(), real.double(), parts, 1)
+    assert found == jackknife_error(torch.tensor([0.5, 0.0]), 4)
+
+
+def test_features_of_either_format_are_computed_in_float64_and_seeds_may_be_large():
+    features, doubled = SETS, [part.double() for part in SETS]
+    assert fid(*features) == fid(*doubled) and Gaussian.of(features[0]).covariance.dtype == torch.float64
+    assert measure_kid(*features, **KID) == measure_kid(*doubled, **KID)
+    assert measure_precision_recall(*features, **PRC) == measure_precision_recall(*doubled, **PRC)
+    large = measure_kid(*SETS, **{**KID, "seed": KID["seed"] + 2**32})
+    assert (large[0], large[3]) == (measure_kid(*SETS, **KID)[0], measure_kid(*SETS, **KID)[3])  # of the same subsets
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,7 +41,7 @@ from lantern_pipeline.measure.output_distribution import (
     measure_missing_context,
     record_nodes,
 )
-from lantern_pipeline.measure.total_variation import RULES, distribution_of_method, tv_curves, tv_row
+from lantern_pipeline.measure.total_variation import ROUNDING, RULES, distribution_of_method, tv_curves, tv_row
 
 REFERENCE = json.loads((DATA / "reference" / "emission_law.json").read_text())
 OPTIONS = {"num_resamples": 100, "seed": 0}
@@ -206,7 +207,17 @@ def test_a_row_by_hand():
     row = tv_row(nodes, found, 0.4, OPTIONS)
     assert row["tv_mean"] == row["tv_p95"] == row["tv_max"] == 0.5
     assert row["tv_share_above_delta"] == row["tv_share_above_delta_low"] == 1
-    assert tv_row(nodes, found, 0.5, OPTIONS)["tv_share_above_delta"] == 0
+    for delta in (0.5, 0.5 - ROUNDING):
+        assert tv_row(nodes, found, delta, OPTIONS)["tv_share_above_delta"] == 0
+
+
+def test_the_percentile_over_nodes_in_float32_is_interpolated_in_float64():
+    nodes = random_nodes(33)
+    target, draft = nodes.target_probs.float(), nodes.draft_probs.float()
+    nodes = replace(nodes, target_probs=target, draft_probs=draft)
+    found = OutputDistribution(draft, torch.ones(33), torch.zeros(33))
+    expected = np.quantile(found.tv_from(target).double().numpy(), 0.95)  # between two nodes
+    assert tv_row(nodes, found, None, OPTIONS)["tv_p95"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_jensen_shannon_bound_against_its_definition(table):
@@ -258,6 +269,13 @@ def test_the_nodes_kept_do_not_depend_on_the_batch():
     assert len(found[2][0]) > 20 and decoder.observer is None
     for one, other in zip(*found.values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_missing_child_of_a_draft_distribution_of_one_code_changes_nothing():
+    """A draft distribution of one code, and a node that has room for two children."""
+    target, draft = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.0, 1.0, 0.0]])
+    found = distribution_given_children(target, draft, torch.tensor([[1, -1]]), Rejection())
+    assert torch.allclose(found.probs, target) and found.acceptance.item() == pytest.approx(0.3)
 
 
 def test_nodes_with_fewer_children_than_others_are_kept():

@@ -165,7 +165,7 @@ class Redness:
         return {}
 
     def score(self, images, prompts):
-        return {"redness": images[:, 0].mean(dim=(1, 2)).cpu()}
+        return {name: images[:, 0].mean(dim=(1, 2)).cpu() for name in ("whiteness", "yellowness", "redness", "shine")}
 
 
 def test_an_unknown_column_is_named(records, source, models, prompts):
@@ -192,3 +192,12 @@ def test_a_gpu_gives_the_same_numbers(measured, records, source, models, classif
 def test_a_mean_is_over_the_images_that_have_a_value():
     columns = {"prompt_accuracy": torch.tensor([0.5, torch.nan, 1.0])}
     assert _mean_scores(ImageScores(torch.empty(3, 0), columns)) == {"prompt_accuracy": 0.75}
+
+
+def test_without_held_out_images_there_are_no_ceilings_and_no_reference_of_the_classifier(records, models, prompts):
+    with pytest.raises(ValueError, match="compares with held-out images, and data"):
+        measure_quality(records, prompts, None, models, **OPTIONS)
+    rows, images = measure_quality(records, prompts, None, replace(models, fidelity=None), **OPTIONS)
+    assert rows["method_id"].tolist() == list(records) and len(images) == len(records) * NUM
+    absent = {"frechet_distance", "precision", "reference", "feature_distance"}
+    assert not absent & {*rows.columns, *images.columns} and rows["clip_score"].notna().all()

@@ -117,3 +117,32 @@ def test_a_template_counts_by_its_bytes(tmp_path):
     before = code_fingerprint(page)
     page.write_text("<html lang=en>")
     assert code_fingerprint(page) != before
+
+
+def test_relative_imports_reach_the_folders_above(package):
+    (package / "pack" / "deep" / "loop.py").write_text("from ..tree import SIZE\nfrom . import other\n")
+    (package / "pack" / "deep" / "other.py").write_text("from .. import helper\n")
+    fingerprint._parse.cache_clear()
+    found = {file.name for file in imported_modules(package / "train.py", [package / "pack"])}
+    assert found == {"__init__.py", "loop.py", "tree.py", "other.py", "helper.py"}
+
+
+def test_a_fingerprint_has_sixteen_digits_and_no_order_of_modules(package, monkeypatch):
+    modules = sorted(imported_modules(package / "train.py", [package / "pack"]))
+    found = set()
+    for order in (modules, modules[::-1]):
+        monkeypatch.setattr(fingerprint, "imported_modules", lambda script, packages, order=order: order)
+        found |= set(prints(package).values())
+    assert len(found) == 2 and {len(digits) for digits in found} == {16}  # of two scripts
+    (package / "page.html").write_text("<html>")
+    assert len(code_fingerprint(package / "page.html")) == 16
+
+
+def test_the_first_statement_after_a_docstring_counts_and_how_a_text_is_written_does_not(package):
+    path, code = package / "pack" / "helper.py", '"""Help."""\n\nX = "1"\n'
+    path.write_text(code)
+    before = prints(package)
+    path.write_text(code.replace('"1"', "u'1'"))
+    assert prints(package) == before
+    path.write_text(code.replace('"1"', '"2"'))
+    assert prints(package) != before

@@ -6,12 +6,15 @@ import os
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lantern.io import load_tensors
+from lantern_pipeline.runtime import job
 from lantern_pipeline.runtime.job import job_log, partial_records
 from lantern_pipeline.runtime.locks import try_lock
 
@@ -117,3 +120,64 @@ def test_finished_images_are_kept_until_a_job_ends_well(snakemake, tmp_path):
     with partial_records(snakemake) as again:
         assert again == path and again.read_text() == "half"
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("threads", "used"), [(0, 1), (1, 1), (3, 3)])
+def test_a_job_computes_with_the_threads_that_it_was_given(snakemake, monkeypatch, threads, used):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    snakemake.threads = threads
+    run(snakemake, monkeypatch, lambda log: None)
+    assert asked == [used]
+
+
+@pytest.mark.parametrize(("resources", "is_held"), [({}, False), ({"gpu": 0}, False), ({"gpu": 1}, True)])
+def test_a_job_holds_a_gpu_if_it_asks_for_one(snakemake, monkeypatch, resources, is_held):
+    held = []
+    monkeypatch.setattr(job, "hold_gpu", lambda rule, terminal: nullcontext(held.append(rule)))
+    snakemake.resources = resources
+    run(snakemake, monkeypatch, lambda log: None)
+    assert held == ["write_prompts"] * is_held
+
+
+def test_a_line_is_in_the_log_as_soon_as_it_is_printed(snakemake, monkeypatch):
+    def work(log):
+        print("step 1")
+        assert Path(snakemake.log[0]).read_text() == "step 1\n"
+
+    run(snakemake, monkeypatch, work)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        (KeyboardInterrupt(), "interrupted; run again, which goes on", 130),
+        (ValueError("k must be at least 1, got 0"), "k must be at least 1, got 0 (", 1),
+        (ValueError(), "ValueError (", 1),
+        (RuntimeError("no kernel"), "RuntimeError: no kernel (", 1),
+        (RuntimeError(), "RuntimeError: RuntimeError (", 1),
+        (ConnectionError("the server is in trouble"), "the server is in trouble (", 1),
+        (OSError(28, "No space left on device"), "No space left on device (", 1),
+        (OSError(2, "No such file", "a.csv"), "[Errno 2] No such file: 'a.csv' (", 1),
+        (FloatingPointError("loss is nan"), "loss is nan (", 1),
+    ],
+)
+def test_what_stops_a_job_is_said_and_ends_it_with_a_status(snakemake, monkeypatch, error, said, code):
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with pytest.raises(SystemExit) as caught, job_log(snakemake):
+        raise error
+    logging.captureWarnings(False)
+    assert caught.value.code == code and terminal.getvalue().startswith(f"\nwrite_prompts: {said}")
+    assert sys.stderr is terminal
+
+
+def test_what_other_settings_had_finished_is_removed_and_what_other_jobs_have_is_not(snakemake, tmp_path):
+    snakemake.config, snakemake.params = {"device": "cpu"}, {"noise_seed": 2}
+    snakemake.input, snakemake.output = [], [str(tmp_path / "images.safetensors")]
+    stale, other = (tmp_path / f".partial-{stem}-{'0' * 16}.safetensors" for stem in ("images", "images2"))
+    for path in (stale, other):
+        path.touch()
+    with partial_records(snakemake) as found:
+        assert found.parent == tmp_path and len(found.name) == len(stale.name) and not stale.exists()
+    assert other.exists()

@@ -3,7 +3,10 @@
 import errno
 import io
 import os
+import platform
+import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -78,8 +81,11 @@ def test_a_waiting_job_names_the_slurm_job_to_cancel(monkeypatch, tmp_path):
     monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
     with hold_job("summarise", Path("summarise.log"), terminal):
         said = terminal.getvalue()
-    assert f"waiting for process {os.getpid()} on " in said and said.endswith("kill or scancel it to go on\n")
-    assert ", Slurm job 62, which a killed run left" in said
+    first = f"summarise: waiting for process {os.getpid()} on {platform.node()}, Slurm job 62, which a killed run left"
+    assert said.startswith(first) and said.endswith("kill or scancel it to go on\n")
+    (lock,) = Path(".snakemake/lantern_jobs").iterdir()
+    assert re.fullmatch("[0-9a-f]{16}", lock.name)  # no longer, however long the log's path
+    assert lock.read_text() == f"process {os.getpid()} on {platform.node()}, Slurm job 62\n"  # the second's, alone
 
 
 def test_where_the_file_system_knows_no_locks_nothing_is_locked(monkeypatch, path):
@@ -170,8 +176,9 @@ def test_without_a_gpu_nothing_changes(monkeypatch, tmp_path):
     monkeypatch.delenv(VISIBLE_GPUS)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert visible_gpus() == ["0", "1"]
-    with hold(tmp_path):
+    with hold(tmp_path / "locks"):
         assert os.environ[VISIBLE_GPUS] == "0"
+        assert stat.S_IMODE((tmp_path / "locks").stat().st_mode) == 0o700  # of this user alone
     assert VISIBLE_GPUS not in os.environ
 
 

@@ -4,8 +4,10 @@ import os
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lantern.methods import CLASS_FOLDERS
+from lantern_pipeline.runtime import machine
 from lantern_pipeline.runtime.machine import (
     _cpu_name,
     describe_machine,
@@ -95,3 +97,33 @@ def test_a_variable_that_the_user_has_set_stays_and_others_get_their_values(monk
         set_job_environment(tmp_path)
         assert os.environ["GOMP_SPINCOUNT"] == "7" and os.environ["HF_HUB_OFFLINE"] == "1"
         assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path), str(tmp_path / "workflow"), "/mine"])
+
+
+def test_folders_of_classes_are_named_once_and_in_order(tmp_path, monkeypatch):
+    monkeypatch.setenv(CLASS_FOLDERS, "")
+    names = [f"{letter}/{file}.yaml" for letter in "gcafbed" for file in ("one", "two")]
+    find_own_classes({"methods": [{"drafts": "mine:Drafter"}]}, [tmp_path / name for name in names])
+    assert os.environ[CLASS_FOLDERS].split(os.pathsep) == [str(tmp_path / letter) for letter in "abcdefg"]
+
+
+def test_memory_is_given_in_gib_with_one_digit(monkeypatch):
+    card = SimpleNamespace(name="a GPU", total_memory=79.26 * 2**30)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 15.26 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: [card][index])
+    version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31\nGCC version: 12.2.0"
+    monkeypatch.setattr(machine, "_read", lambda path: version if "nvidia" in str(path) else "model name: A CPU")
+    found = describe_machine()
+    assert (found["memory_gib"], found["gpus"]) == (15.3, [{"name": "a GPU", "memory_gib": 79.3}])
+    assert (found["cpu"], found["driver"], found["cuda"]) == ("A CPU", "550.90.07", torch.version.cuda)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = describe_machine()
+    assert [found[name] for name in ("memory_gib", "gpus", "driver", "cuda")] == [None, [], None, None]
+
+
+@pytest.mark.parametrize("before", [None, "", os.pathsep])
+def test_no_empty_folder_is_put_on_the_path(monkeypatch, tmp_path, before):
+    monkeypatch.setattr(os, "environ", {} if before is None else {"PYTHONPATH": before})
+    set_job_environment(tmp_path)
+    assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path), str(tmp_path / "workflow")])

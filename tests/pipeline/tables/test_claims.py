@@ -184,7 +184,9 @@ def peers():
     ("method_id", "values", "num_refuted"),
     [
         ("eagle1", {"law_p": 0.05 / 7 - 1e-6}, 1),
+        ("eagle1", {"law_p": 0.05 / 7}, 0),
         ("eagle1", {"law_p": 0.05 / 7 + 1e-6}, 0),
+        ("eagle1", {"tv_mean": 1e-5}, 0),
         ("eagle1", {"tv_mean": 2e-5}, 1),
         ("eagle1", {"tv_mean": 0.5e-5}, 0),
         ("coupled", {"tokens_equal_autoregressive": 0.95}, 1),
@@ -282,3 +284,26 @@ def test_a_frontier_needs_two_rows_beside_the_baseline(table):
     few = table[table["method_id"].isin(ids)].reset_index(drop=True)
     assert find(few)["frontier"]["num_rows"] == 3
     assert "frontier" not in find(few[few["method_id"] != "lantern-b"].reset_index(drop=True))
+
+
+def test_what_is_at_its_limit_is_neither_told_apart_nor_slow_nor_rounded_away(peers, table):
+    summary, images = peers
+    found = find(change(summary, "annealed-2.0", law_p=0.05 / 7), images=images)["distribution"]
+    assert found["num_told"] == 0 and found["not_told"]["COOL-SD ω 2"] == pytest.approx(0.05 / 7)
+    for high, is_slow in ((1.0, False), (0.999, True), (1.5, False)):
+        slow = find(change(table, "lantern-a", speedup_high=high)).get("relaxed_and_slow", [])
+        assert (slow == ["LANTERN chain k 20, δ 0.1"]) == is_slow
+    distances = [
+        place_rows(change(table, "lantern-a", tv_mean=tv)).set_index("method_id").loc["lantern-a", "distance"]
+        for tv in (0.9e-5, 1e-5)
+    ]
+    assert distances == [0, 1e-5]
+
+
+def test_lists_of_claims_are_written_in_one_cell():
+    claims = {"frontier": {"all": [{"label": "a"}, {"label": "b"}], "not_measured": []}, "relaxed_and_slow": ["c"]}
+    assert claim_cells(claims)[1:] == [
+        ["frontier: all", "a, b"],
+        ["frontier: not_measured", "–"],
+        ["relaxed_and_slow", "c"],
+    ]

@@ -83,6 +83,8 @@ def test_one_different_image_is_a_difference_and_words_of_intervals():
     plain = Metric("redness", "levels", "redness", IMAGES, NEITHER, 1)
     assert [judge(end, end, 9, metric=plain) for end in (-1.0, 1.0)] == ["lower at n = 9", "higher at n = 9"]
     assert judge(np.nan, np.nan, 1, metric=OF_IMAGES["nll"]) == "no interval at n = 1"
+    for low, high in ((0.0, 1.0), (-1.0, 0.0)):  # which hold 0
+        assert judge(low, high, 9, metric=plain) == "no detectable difference at n = 9"
 
 
 def test_repeats_are_pooled():
@@ -125,6 +127,20 @@ def test_curves_are_read_off_on_their_common_range(forwards, lengths, means):
         assert (found["first"], found["second"]) == pytest.approx(expected)
         difference = expected[0] - expected[1]  # both prompts say the same
         assert [found[name] for name in ("difference", "low", "high")] == pytest.approx([difference] * 3)
+
+
+def test_a_curve_is_read_off_at_21_lengths_and_resampled_a_thousand_times_unless_told_otherwise():
+    first = curve("a", [[12, 12], [7, 7], [6, 6], [4, 4]], [[1.0, 1.0], [7.0, 7.0], [2.0, 2.0], [3.0, 5.0]])
+    second = curve("b", [[12, 12], [4, 4]], [[0.0, 1.0], [0.0, 3.0]])
+    found = compare_at_equal_length(first, second)
+    expected = np.interp(np.linspace(1, 3, 21), [1, 12 / 7, 2, 3], [1, 7, 2, 4]).mean()
+    assert (found["first"], found["second"]) == pytest.approx((expected, 1.0))
+    assert found == compare_at_equal_length(first, second, num_resamples=1000, seed=0)
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "quantile", lambda values, levels: asked.append((len(values), levels)) or (0.0, 0.0))
+        compare_at_equal_length(first, second)
+    assert asked == [(1000, pytest.approx([0.025, 0.975]))]
 
 
 def test_curves_that_cannot_be_compared():

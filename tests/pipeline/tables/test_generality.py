@@ -89,6 +89,19 @@ def test_the_claims_follow_the_numbers(tmp_path):
     assert find_generality_claims(make_table(("base", 0.8, 32), ("t", 0.7, 40)))["lantern-a"]["num_above_one"] == 0
 
 
+def test_an_interval_that_touches_another_or_no_gain_is_not_apart_from_it():
+    table = make_table(("base", 0.8, 20), ("t1", 0.7, 18), ("t2", 0.6, 16))
+    is_lantern = table["method_id"] == "lantern-a"
+    for target, low, high in (("base", 1.4, 1.6), ("t1", 1.6, 2.0), ("t2", 1.0, 1.4)):
+        table.loc[is_lantern & (table["target"] == target), ["gain_low", "gain_high"]] = low, high
+    found = find_generality_claims(table)["lantern-a"]
+    assert found["unlike_base"] == {} and found["num_above_one"] == 2
+    table.loc[is_lantern & (table["target"] == "t1"), "gain_low"] = 1.61
+    table.loc[is_lantern & (table["target"] == "t2"), ["gain_low", "gain_high"]] = 1.01, 1.39
+    found = find_generality_claims(table)["lantern-a"]
+    assert list(found["unlike_base"]) == ["t1", "t2"] and found["num_above_one"] == 3
+
+
 def test_a_table_of_targets(tmp_path):
     write_table(tmp_path / "generality.csv", make_table(*GROWING))
     titles, *rows = target_cells(read_table(tmp_path / "generality.csv"))

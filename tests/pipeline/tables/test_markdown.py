@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from result_tables import METHODS, SETTINGS, join, make_tables
 
+from conftest import ROOT
 from lantern.methods import make_method
+from lantern_pipeline.measure.registry import METRICS
+from lantern_pipeline.tables import markdown
 from lantern_pipeline.tables.markdown import (
     README_COLUMNS,
     README_PLAIN,
@@ -58,6 +63,23 @@ def test_the_full_table(table):
     bounded.loc[table["method_id"] == "coupled", names] = 0.03, 0.02, 0.04
     for plain, expected in (((), "≤ 0.030 [0.020, 0.040]"), (README_PLAIN, "≤ 0.030")):
         assert next(row for row in method_cells(bounded, plain=plain) if row[0] == "coupled")[-1] == expected
+
+
+def test_every_metric_is_shown_with_its_digits_and_shares_in_percent():
+    columns = [metric.column for metric in METRICS]
+    row = pd.DataFrame([{"label": "m", "drafts": None, **dict.fromkeys(columns, 0.123456)}])
+    titles, cells = method_cells(row, columns)
+    shown = dict(zip(titles, cells, strict=True))
+    expected = {
+        "12": "tokens equal to autoregressive (%)",
+        "0.1": "substitutions / image, FID, Fréchet distance (shape features)",
+        "12.3": "precision (%), recall (%), prompt accuracy (%), images with every attribute right (%)",
+        "0.12": "tokens / forward, relative step cost, latency (s), speed-up, NLL (nats / token), feature distance",
+        "0.123": "KID, kernel distance (shape features), CLIP score, TV from the target, p of the target's law",
+        "0.1235": "HPS, pixel MSE",
+    }
+    for text, names in expected.items():
+        assert {name for name in titles if shown[name] == text} == set(names.split(", ")), text
 
 
 def test_the_readme_has_few_rows_and_columns():
@@ -149,3 +171,12 @@ def test_a_marked_block_is_replaced_and_only_it(tmp_path):
         with pytest.raises(ValueError, match="must hold the marker"):
             update_marked_block(path, new, "results")
         assert path.read_text() == text
+
+
+def test_a_paragraph_about_a_run_is_broken_before_the_121st_letter(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns(".*"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.setattr(markdown, "describe_run", lambda setting: " ".join(["word", "long"] * 30 + ["a"] * 200))
+    assert set(markdown.publish(tmp_path)) == {"README.md", "docs/results.md"}
+    lines = [line for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith(("word", "a a"))]
+    assert [len(line) for line in lines[:2]] == [119, 119] and max(map(len, lines)) == 119

@@ -1,6 +1,7 @@
 """Labels: one for each method in everything that is published, whatever stands beside it."""
 
 import json
+import sys
 from collections import defaultdict
 
 import pandas as pd
@@ -22,6 +23,7 @@ from lantern_pipeline.tables.method_labels import (
     label_rows,
     method_colour,
     method_name,
+    own_parameters,
 )
 
 PUBLISHED = ("peers", "mixing", "generality", "ablations", "embedded_training")
@@ -115,3 +117,25 @@ def test_what_is_unsaid_is_the_default():
     config = load_yaml(ROOT / "config.yaml")
     assert (config["draft_tree"]["static"], config["codebook"]["neighbours"]) == (STATIC_TREE, "l2_normalised")
     assert set(METHODS) == {*PRESETS, "lantern_chain", "pjd"}
+
+
+def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
+    """In the order of the classes' names; ours have their columns already."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    lines = ["from lantern.methods import PARAMETERS, Parameter", ""]
+    for letter in "CADB":
+        own = f"'cap_{letter}': Parameter('cap {letter}', 'mine'), 'k': PARAMETERS['k']"
+        lines += [f"class {letter}:", f"    parameters = {{{own}}}", ""]
+    (tmp_path / "own_parts.py").write_text("\n".join(lines))
+    classes = [f"own_parts:{letter}" for letter in "CADB"]
+    found = own_parameters(pd.DataFrame({"drafts": ["top", *classes[:3]], "acceptance": ["exact", *classes[1:]]}))
+    monkeypatch.delitem(sys.modules, "own_parts")
+    assert list(found.items()) == [(f"cap_{letter}", f"cap {letter}") for letter in "ABCD"]
+    assert own_parameters(pd.DataFrame({"drafts": ["top"]})) == own_parameters(pd.DataFrame({"method": ["real"]})) == {}
+
+
+def test_a_users_method_has_one_of_four_colours_by_its_name():
+    colours = {method_colour(f"mine{number}") for number in range(40)}
+    assert len(colours) == 4 and method_colour("mine7") == method_colour("mine7")
+    assert not colours & {look.colour for name, look in METHODS.items() if name != "lantern_chain"}

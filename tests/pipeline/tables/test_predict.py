@@ -35,6 +35,20 @@ def test_a_method_without_and_with_a_draft_model():
     assert alone.speedup == (1.0, 1.0) and alone.seconds == pytest.approx((8.2944, 8.2944))
 
 
+@pytest.mark.parametrize(
+    ("model", "tokens", "eager_ms", "gigabytes"),
+    [
+        ("llamagen-xl", 576, 36 * 0.9, 1.55),
+        ("janus-pro-7b", 576, 30 * 1.33, 14.0),
+        ("glm-image", 1281, 40 * 0.96, 18.0),
+    ],
+)
+def test_an_image_takes_a_step_for_each_of_its_tokens(model, tokens, eager_ms, gigabytes):
+    eager, graph = predict(model, "h200", "autoregressive", 1.0)
+    assert eager.seconds == pytest.approx([tokens * eager_ms / 1000] * 2)
+    assert graph.seconds == pytest.approx([tokens * gigabytes / (0.68 * 4.8) / 1000] * 2)
+
+
 def test_presets_with_a_draft_model_and_those_without():
     with_draft_model = {name for name in PRESETS if uses_draft_model(name)}
     assert {"eagle1", "lantern", "coupled", "hybrid", "cool"} <= with_draft_model

@@ -2,12 +2,19 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from result_tables import METHODS, NUM, SETTINGS, join, make_tables
 
 from lantern_pipeline.measure.intervals import share_interval
-from lantern_pipeline.tables.summary import SUMMARY_COLUMNS, build_summary, preferred_rows, select_headline
+from lantern_pipeline.tables.summary import (
+    SUMMARY_COLUMNS,
+    _share_with_interval,
+    build_summary,
+    preferred_rows,
+    select_headline,
+)
 
 
 def summarise(tables):
@@ -150,3 +157,12 @@ def test_the_largest_total_variation_of_all_repeats_is_theirs_together():
     tables.total_variation.loc[tables.total_variation.repeat == "s1n0", "tv_max"] = 0.9
     rows = summarise(tables).set_index(["method_id", "repeat"])
     assert rows.loc[("lantern-a", "pooled"), "tv_max"] == 0.9 and rows.loc[("lantern-a", "s0n0"), "tv_max"] == 0.5
+
+
+def test_a_share_that_prompts_decide_is_as_unsure_as_its_prompts():
+    """Four prompts in two repeats, each right or wrong in both: a resample of wrong ones alone is not rare."""
+    hits, options = np.array([[1.0, 1.0, 0.0, 0.0]] * 2), {"num_resamples": 500, "seed": 0}
+    found = _share_with_interval("x", hits, np.ones((2, 4), dtype=bool), options)
+    assert found == {"x": 0.5, "x_low": 0.0, "x_high": 1.0}
+    found = _share_with_interval("x", hits[:1], np.ones((1, 4), dtype=bool), options)
+    assert (found["x_low"], found["x_high"]) == pytest.approx([float(end) for end in share_interval(2, 4)])

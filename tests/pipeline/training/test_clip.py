@@ -1,9 +1,13 @@
 from dataclasses import dataclass
 
+import pytest
 import torch
 
+from conftest import ROOT
+from lantern.checkpoints.native import load_model, read_report
 from lantern_pipeline.data.image_sources import SceneSource
-from lantern_pipeline.training.clip import ClipTrainer, make_config, retrieval_accuracy, train_clip
+from lantern_pipeline.training import clip
+from lantern_pipeline.training.clip import RECIPE, ClipTrainer, make_config, retrieval_accuracy, train_clip
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 
@@ -122,3 +126,78 @@ def test_an_open_source_lends_its_most_frequent_words():
     assert config.is_open_vocabulary
     assert config.vocabulary[0] == "over"
     assert set(config.vocabulary) == {*COLOURS, "over"}
+
+
+def test_matrices_decay_and_vectors_do_not():
+    trainer = ClipTrainer(ClipModel(make_config(FlatColours(), SETTINGS)), FlatColours(), SETTINGS, seed=0)
+    (adamw,) = trainer.optimiser.parts
+    decay = {parameter: group["weight_decay"] for group in adamw.param_groups for parameter in group["params"]}
+    found = {(parameter.ndim >= 2, decay[parameter]) for parameter in trainer.model.parameters()}
+    assert found == {(True, 0.01), (False, 0.0)} and 2 in {parameter.ndim for parameter in decay}
+
+
+@pytest.mark.parametrize(("num_steps", "warmup"), [(3, 1), (40, 4)])
+def test_the_rate_rises_for_a_tenth_of_the_steps_and_for_one_at_least(monkeypatch, num_steps, warmup):
+    asked = []
+    monkeypatch.setattr(clip, "cosine_rate", lambda *arguments, **options: asked.append((arguments, options)) or 1.0)
+    settings = {**SETTINGS, "num_steps": num_steps}
+    ClipTrainer(ClipModel(make_config(FlatColours(), settings)), FlatColours(), settings, seed=0).step(2)
+    assert asked == [((2, num_steps), {"warmup": warmup})]
+
+
+class Numbers:
+    """A source and its scorer: images and captions are numbers, 32 of which differ in their embeddings."""
+
+    vocabulary, num_train = None, 1
+
+    def __init__(self, words=()):
+        self.words = words  # of the one training caption
+
+    def captions(self, split, indices):
+        return [" ".join(self.words)] if split == "train" else [str(index) for index in indices]
+
+    def images(self, split, indices):
+        assert len(indices) <= 64
+        return torch.tensor(list(indices))
+
+    def embed_images(self, images):
+        return torch.eye(128)[images % 32]  # the 33rd looks like the first
+
+    def embed_texts(self, texts):
+        return torch.eye(128)[[int(text) % 32 for text in texts]]
+
+
+@pytest.mark.parametrize(("num_pairs", "wrong"), [(10, 0), (64, 0), (70, 0), (64, 2)])
+def test_candidates_are_32_pairs_and_a_remainder_is_left_out(num_pairs, wrong):
+    class Mistaken(Numbers):
+        def embed_texts(self, texts):
+            found = super().embed_texts(texts)
+            found[:wrong] = found[:wrong].flip(0)  # the first two are exchanged
+            return found
+
+    accuracy = retrieval_accuracy(Mistaken(), Mistaken(), "val", num_pairs)
+    assert accuracy == {
+        "image_to_text_accuracy": pytest.approx(1 - wrong / num_pairs),
+        "text_to_image_accuracy": pytest.approx(1 - wrong / num_pairs),
+        "mean_clip_score": pytest.approx(1 - wrong / num_pairs),
+    }
+
+
+def test_the_report_says_what_was_measured_and_ends_with_the_last_loss():
+    _, report = train_clip(FlatColours(), {**SETTINGS, "num_steps": 2}, seed=0)
+    assert (report["num_steps"], report["num_candidates"], report["num_eval"]) == (2, 32, 32)
+    assert report["final_loss"] == report["history"][-1]["loss"] != report["history"][0]["loss"]
+
+
+def test_an_open_vocabulary_has_eight_thousand_words_at_most():
+    words = [f"word{number:05d}" for number in range(8001)]
+    config = make_config(Numbers(words[::-1]), SETTINGS)
+    assert config.vocabulary == tuple(words[:8000])  # of equals, the first by the alphabet
+
+
+def test_the_recipe_makes_the_published_model():
+    report = read_report(ROOT / "models" / "embedded" / "clip.safetensors")
+    config = load_model(ROOT / "models" / "embedded" / "clip.safetensors", ClipModel).config
+    assert make_config(SceneSource(0, num_train=10), RECIPE) == config
+    assert RECIPE["batch_size"] == 128
+    assert (RECIPE["num_eval"], clip.NUM_CANDIDATES) == (report["num_eval"], report["num_candidates"])

@@ -101,7 +101,8 @@ def target_fields(target: Mapping[str, Any], encoder: str) -> dict[str, Any]:
         if str(size) not in LLAMAGEN_SIZES:
             raise ValueError(f"config key target.size must be one of {', '.join(LLAMAGEN_SIZES)}, got {size!r}")
         found |= LLAMAGEN_SIZES[str(size)]
-    if size is not None or target["checkpoint"] is not None:
-        found["ffn_multiple"] = FFN_MULTIPLE  # LlamaGen's; a file in our own layout states its width
+    is_llamagen = encoder in ("t5", "classes") and target["checkpoint"] is not None
+    if size is not None or is_llamagen:
+        found["ffn_multiple"] = FFN_MULTIPLE
     card = card_of_family(encoder) if encoder in FAMILIES else None
     return found if card is None else {**found, "num_prompt_ids": card.target["num_prompt_ids"]}

@@ -179,7 +179,8 @@ def distribution_given_children(
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
     for rank, tried in enumerate(rule.try_siblings(target_probs, children, draft_probs)):
         token = children[:, rank : rank + 1].clamp(min=0)
-        accept = (tried.surrogate / tried.token_draft.clamp(min=tiny)).clamp(max=1) * tried.is_tried
+        accept = (tried.surrogate / tried.token_draft.clamp(min=tiny)).clamp(max=1)
+        accept = accept.where(tried.is_tried, 0.0)  # nan where fewer codes than children were drawn
         emitted.scatter_add_(1, token, weight * accept)
         weight, probs = weight * (1 - accept), tried.residual
     weight = weight.squeeze(1)

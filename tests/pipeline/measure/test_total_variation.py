@@ -1,0 +1,83 @@
+"""Which methods have a total variation, how it is found, and what stands beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import make_models
+from lantern.decoding import make_decoder
+from lantern.generation import generate_records
+from lantern.methods import MethodSpec, make_method
+from lantern.prompts import Prompt
+from lantern.sampling import SamplingConfig
+from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern.tree_shapes import DynamicTreeOptions
+from lantern_pipeline.measure.total_variation import COLUMNS, TotalVariationStudy
+
+PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "sand"])]
+ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
+PAIRS = ((0,), (1,), (0, 0), (1, 0))
+DYNAMIC = DynamicTreeOptions(num_nodes=6, depth=2, top_k=3)
+NEAR = {"acceptance": "additive", "neighbours": "l2", "k": 3, "delta": 0.3}
+# Method -> how its total variation is found; whether the target draws a token of its own at every node.
+METHODS = {
+    "autoregressive": (make_method("autoregressive"), "none", False),
+    "lines": (make_method("zipar", window=2), "enumeration", False),
+    "inexact": (make_method("sjd_pp", tree="chain3"), "none", False),
+    "one_sampled": (MethodSpec.of("m", tree="chain3", drafts="sampled", **NEAR), "enumeration", False),
+    "siblings": (MethodSpec.of("m", tree="mine", drafts="sampled", tree_shape=PAIRS, **NEAR), "monte_carlo", False),
+    "top": (MethodSpec.of("m", tree="mine", drafts="top", tree_shape=PAIRS, **NEAR), "enumeration", True),
+    "coupled": (MethodSpec.of("m", tree="chain3", drafts="coupled"), "coupling", True),
+    "coupled_dynamic": (
+        MethodSpec.of("m", tree="dynamic", drafts="coupled", tree_shape=DYNAMIC, **NEAR),
+        "coupling",
+        True,
+    ),
+    "coupled_near": (MethodSpec.of("m", tree="chain3", drafts="coupled", **NEAR), "enumeration", True),
+    "jacobi_near": (MethodSpec.of("m", tree="chain3", drafts="jacobi", **NEAR), "enumeration", True),
+    "hybrid_near": (MethodSpec.of("m", tree="chain2+chain2", drafts="hybrid", **NEAR), "coupling", True),
+}
+
+
+def measure(names, temperature=1.0):
+    """Rows of some methods, by their names above."""
+    models, sampling = make_models(), SamplingConfig(temperature=temperature, cfg_scale=2.0)
+    decoders = [make_decoder(models, METHODS[name][0], sampling) for name in names]
+    rows = {}
+    for name, decoder in zip(names, decoders, strict=True):
+        records = generate_records(decoder, PROMPTS, ENCODER, run_seed=3, batch_size=4)
+        study = TotalVariationStudy(
+            make_models(is_prepared=False).target,  # the same weights
+            ENCODER,
+            PROMPTS[:3],
+            PROMPTS,
+            torch.randn(12, 4, generator=torch.Generator().manual_seed(0)),
+            {"max_nodes": 48, "num_samples": 20},
+            {"num_resamples": 20, "seed": 3},
+            batch_size=3,
+        )
+        table = study.measure_methods([decoder], {decoder.spec.method_id: records})
+        assert tuple(table.columns) == COLUMNS
+        rows[name] = table.iloc[0]
+    return rows
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_total_variation_is_computed_where_the_drafts_distribution_is_known(name):
+    _, kind, draws_tokens = METHODS[name]
+    row = measure([name])[name]
+    is_measured = kind in ("enumeration", "monte_carlo")
+    assert row["kind"] == kind and (0 < row["tv_mean"] < 1) == is_measured
+    assert (row["monte_carlo_error"] > 0) == (kind == "monte_carlo")
+    assert (row["num_images"] == 3) == is_measured and 0 <= row["law_p"] <= 1
+    assert (row["substitution_rate"] >= 0) == draws_tokens
+    has_bound = is_measured and name != "lines"
+    assert (row["tv_share_above_delta"] >= 0) == has_bound
+    if draws_tokens:
+        assert (row["substitution_rate"] > 0) == (name != "coupled")
+
+
+def test_greedy_images_have_no_distribution_to_test():
+    row = measure(["coupled_dynamic"], temperature=0.0)["coupled_dynamic"]
+    assert row["kind"] == "coupling" and row["law_p"] != row["law_p"] and row["substitution_rate"] >= 0
