@@ -14,7 +14,7 @@ import torch
 
 from lantern.api import Model
 from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
-from lantern.cards.published import CARDS, card_of_family, published_grid
+from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_grid
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
 from lantern.checkpoints.native import read_report
@@ -81,7 +81,7 @@ def load(
     if _is_pretrained_folder(Path(source)):
         return _load_pretrained(Path(source), given, where, number_format)
     if not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
-        return _load_pretrained(_fetch(HubFiles("", str(source), {})), given, where, number_format)
+        return _load_pretrained(_fetch(_files_of_repository(str(source))), given, where, number_format)
     card, files = _find_card(source)
     return _build(card, _locate(str(source), card, files | given), where, number_format)
 
@@ -187,19 +187,27 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
     return found
 
 
+def _files_of_repository(repo: str) -> HubFiles:
+    """Return the files of a hub repository that a model of transformers needs."""
+    for files in HUB_FILES.values():
+        if files.repo == repo and any(name.endswith("tokenizer.json") for name in files.files):
+            return files
+    return HubFiles(repo, repo, dict.fromkeys(("*.json", "*.safetensors")))
+
+
 def _describe(file: str | HubFiles) -> str:
     return file if isinstance(file, str) else f"{', '.join(file.files)} of {file.repo}"
 
 
 def _fetch(wanted: HubFiles) -> Path:
-    """Download files into the hub's cache; return the one file, or the folder of several or of a whole repository.
+    """Download files into the hub's cache; return the one file, or the folder of several.
 
     Raises:
         FileNotFoundError: they are not in the cache and cannot be downloaded, or `huggingface_hub` is not installed.
     """
     # An index names shards, which are beside it.
     shards = [name.replace(".safetensors.index.json", "-*.safetensors") for name in wanted.files]
-    patterns = [*wanted.files, *shards] or None
+    patterns = [*wanted.files, *shards]
     try:
         from huggingface_hub import snapshot_download  # noqa: TID251 - downloads what the user names
 

@@ -91,6 +91,12 @@ def test_a_hub_id_is_downloaded_into_the_hubs_cache_and_read_there_without_a_net
     assert found[0] == found[1] and found[0].startswith("4 ")
 
 
+def test_of_a_known_repository_only_the_files_of_its_card_are_fetched():
+    """GLM-Image's holds a diffusion model as well."""
+    assert loading._files_of_repository("zai-org/GLM-Image") is HUB_FILES["glm_image"]
+    assert list(loading._files_of_repository("someone/else").files) == ["*.json", "*.safetensors"]
+
+
 def test_shards_that_an_index_names_are_fetched_too(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo, **options: calls.append(options) or tmp_path)

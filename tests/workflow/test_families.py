@@ -14,6 +14,7 @@ from safetensors.torch import save
 from snakemake.utils import update_config
 from tiny_transformers import make_tiny
 
+import lantern
 from families import (
     LLAMA,
     SPECIALS,
@@ -206,7 +207,7 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     update_config(overlay, changes | {"resources": publish(hub, repositories, captions=CAPTIONS)})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(overlay))
     workflow = Workflow(tmp_path, (*overlays_of(family), tmp_path / "tiny.yaml"), config=())
-    code, output = workflow.run("results/tiny/summary.csv", env=environment_of(hub))
+    code, output = workflow.run("results/tiny/summary.csv", "results/tiny/card.json", env=environment_of(hub))
     hub.close()
     assert code == 0, output + workflow.logs()
 
@@ -228,6 +229,11 @@ def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
         assert summary.loc["eagle2", "mean_accepted_length"] > 1.3  # it was trained for this target
         report = json.loads(workflow.result("drafter/s0/report.json").read_text())
         assert report["embedding_copied_from"] == "token_embedding.weight"
+    model = lantern.load(workflow.result(""))  # by its card
+    assert model.models.target.config == type(model.models.target.config)(**config)
+    found = {method: model.generate("a red cat", method).codes for method in ("autoregressive", "jacobi")}
+    assert torch.equal(*found.values()) and (model.models.draft is not None) == ("eagle1" in summary.index)
+
     if expected.get("line_end"):  # each line of each image ends in its token, the last of 65
         for records in workflow.result("generation").rglob("*.safetensors"):
             lines = load_records(records).codes.view(-1, 4, 5)
