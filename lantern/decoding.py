@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.attention_mask import window_table
 from lantern.codebook import with_line_end
 from lantern.custom_parts import named, watch_drafter
@@ -42,7 +42,7 @@ def make_decoder(
     stepping: str = "auto",
 ) -> Decoder:
     """The decoder of a method, see `Decoder`; drafts may have a loop of their own."""
-    loop = load_class(spec.drafter.loop)
+    loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
 
 
@@ -60,7 +60,7 @@ class Decoder:
         noise_window: positions of noise held at a time; None for as many as memory suggests.
         runner: of the steps.
         drafter: proposes trees.
-        rule: decides which drafts are accepted.
+        verifier: decides which drafts are accepted.
         observer: None, or what a measurement wants to be called with at every step's `Outcome`.
         timer: makes the context in which a part of a step runs, by the part's name: "draft", "target", "score",
             "verify" and "commit", all of them within "step"; does nothing unless a measurement sets it.
@@ -89,7 +89,7 @@ class Decoder:
         self.device, self.dtype = self.target.device, self.target.dtype
         self.drafter = self._make_drafter(models, spec, sampling)
         embedding = self.target.token_embedding.weight
-        self.rule = self.drafter.rule or make_rule(spec, sampling, models.nearest_codes, embedding)
+        self.verifier = self.drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
         tree, self.max_depth = self.drafter.tree, self.drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes + (not is_static)
@@ -112,7 +112,7 @@ class Decoder:
             )
         if spec.needs_draft_model and models.draft is None:
             raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
-        make = load_class(spec.drafter.path).make
+        make = load_class(spec.drafts_row.path).make
         if is_custom := ":" in (spec.drafts or ""):
             make = named(make, spec.drafts, spec)
         drafter = make(models, spec, sampling)
@@ -136,7 +136,7 @@ class Decoder:
         """The noise that this method reads."""
         if self.sampling.is_greedy:
             return ()
-        return ("target", *self.drafter.noise_streams, *self.rule.noise_streams)
+        return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
         """The noise of one image as `generate` wants it; on the CPU, in whatever thread."""
@@ -262,7 +262,7 @@ class Decoder:
             positions = state.lengths[:, None] + proposal.tree.depths
             scores = self._score(state, hidden, positions)
         with self.timer("verify"):
-            outcome = self.rule.verify(scores, proposal)
+            outcome = self.verifier.verify(scores, proposal)
         if self.observer is not None:
             self.observer(outcome)
         with self.timer("commit"):

@@ -105,8 +105,8 @@ class Outcome:
     Attributes:
         proposal: what was verified.
         scores: by what.
-        is_accepted: bool, (batch, nodes): accepted by its parent. Nodes behind one that is not may never be judged and
-            are False then.
+        is_accepted: bool, (batch, nodes): accepted by its parent. False for nodes that were not verified, since no
+            accepted path leads to them.
         path: int64, (batch, max_depth + 1): the nodes that are taken, root first, padded with the last.
         num_accepted: int64, (batch,): drafts on the path.
         emitted: int64, (batch, max_depth + 1): the accepted drafts, then the token behind them; the rest has no

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lantern.acceptance.base import Exact
+from lantern.acceptance.base import Acceptance, Exact
 from lantern.acceptance.relaxed_sets import AdditiveBound, RelaxedSets
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
@@ -50,8 +50,8 @@ class Wide(Exact):
     drafts = ("sampled",)
     change = staticmethod(lambda found: found)
 
-    def surrogate(self, probs, draft_probs, tokens):
-        return type(self).change(super().surrogate(probs, draft_probs, tokens))
+    def relaxed_prob(self, probs, draft_probs, tokens):
+        return type(self).change(super().relaxed_prob(probs, draft_probs, tokens))
 
 
 class Sets(RelaxedSets):
@@ -69,8 +69,19 @@ class Additive(AdditiveBound):
         return mass <= 0.4 + self.delta
 
 
-class Mixed(Exact):
+class Mixed(Acceptance):
     drafts = ("sampled",)
 
-    def surrogate(self, probs, draft_probs, tokens):
+    def relaxed_prob(self, probs, draft_probs, tokens):
         return (probs.gather(-1, tokens) + draft_probs.gather(-1, tokens)) / 2
+
+
+class MixedFromExact(Exact):
+    drafts = ("sampled",)
+    relaxed_prob = Mixed.relaxed_prob
+
+
+class Plain(Exact):
+    """Exact, and a user's."""
+
+    drafts = ("sampled",)

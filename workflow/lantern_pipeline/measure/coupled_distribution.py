@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lantern.acceptance.base import Rule
+from lantern.acceptance.base import Verifier
 from lantern.acceptance.relaxed_sets import RelaxedSets
 from lantern.decoding import Decoder
 from lantern.drafters.base import best_codes
@@ -55,12 +55,12 @@ def measure_coupled_drafts(
         nodes = record_nodes(decoder, prompts, encoder, **options)
         decoder.drafter.keeps_probs = False
     if nodes.children.shape[1] == 1:
-        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.rule.sets)
+        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.verifier.sets)
     seed = options["run_seed"]
     return (
         nodes,
         "monte_carlo",
-        distribution_of_coupled_siblings(nodes, decoder.rule, num_samples=num_samples, seed=seed),
+        distribution_of_coupled_siblings(nodes, decoder.verifier, num_samples=num_samples, seed=seed),
     )
 
 
@@ -120,15 +120,15 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 
 
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
-    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability. What the
-    target's filters took away is no look-alike where a set's mass is not bounded.
+    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability. A draft
+    that the filters removed from the target is never accepted unless the sets allow it (`leaves_filters`).
     """
     target = nodes.target_probs.double()
     copied = torch.zeros_like(target).scatter(1, nodes.children.clamp(min=0), 1.0)
     draft = torch.where(nodes.draft_probs.sum(1, keepdim=True) > 0, nodes.draft_probs.double(), copied)
     integral, mass = crossings(target, draft)
     emitted, acceptance = target.clone(), torch.where(target > 0, draft / mass, 0.0).sum(1)
-    is_possible = draft > 0 if sets.bounds_mass else (draft > 0) & (target > 0)
+    is_possible = draft > 0 if sets.leaves_filters else (draft > 0) & (target > 0)
     for pairs in is_possible.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
         relaxed = sets.merge(target[node], None, sets.codes_of(token))
@@ -143,16 +143,16 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 @dataclass(frozen=True)
 class _Draw:
-    """What a rule reads of `Scores`, of one draw of the noise: (nodes, 1, vocab)."""
+    """What a verifier reads of `Scores`, of one draw of the noise: (nodes, 1, vocab)."""
 
     weights: torch.Tensor
     keys: torch.Tensor
 
 
 def distribution_of_coupled_siblings(
-    nodes: VerifiedNodes, rule: Rule, *, num_samples: int, seed: int
+    nodes: VerifiedNodes, verifier: Verifier, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Distribution with several drafts, by Monte Carlo over the noise, judged by the method's own rule.
+    """Distribution with several drafts, by Monte Carlo over the noise, verified by the method's own verifier.
 
     What is averaged is the emitted token less the target's, which differ in substitutions only: the estimated TV lies
     above the true one by noise, and never above the share of substitutions. `error` as for sampled siblings.
@@ -167,7 +167,7 @@ def distribution_of_coupled_siblings(
         best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
         drawn = best.indices.masked_fill(best.values.isneginf(), -1)
         children = torch.where(is_copied, nodes.children, drawn)
-        choice = rule.judge(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
+        choice = verifier.verify_nodes(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
         sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.own, -one)
         num_accepted += (children == choice.chosen).any(1)
     counts = (num_samples - num_samples // 2, num_samples // 2)

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from lantern.acceptance.base import Rule
+from lantern.acceptance.base import Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenShannonBound, RelaxedSets, WithinBound
 from lantern.codebook import with_line_end
@@ -82,7 +82,7 @@ class TotalVariationStudy:
                 row |= tv_row(*measured, spec.delta, self.options)
             if not decoder.sampling.is_greedy:
                 row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
-            if spec.tree is not None and decoder.rule.draws_target_tokens:
+            if spec.tree is not None and decoder.verifier.draws_target_tokens:
                 row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
         return pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -112,11 +112,11 @@ class TotalVariationStudy:
             return "none", None
         if spec.tree is None:
             return "enumeration", measure_missing_context(*arguments, **self._wanted)
-        if not spec.drafter.is_exact:  # drafts do not follow the distributions that are recorded
+        if not spec.drafts_row.is_exact:  # drafts do not follow the distributions that are recorded
             return "none", None
-        if not spec.drafter.is_coupled:
+        if not spec.drafts_row.is_coupled:
             nodes = record_nodes(*arguments, **self._wanted)
-            kind, found = distribution_of_method(nodes, spec, decoder.rule, num_samples, seed)
+            kind, found = distribution_of_method(nodes, spec, decoder.verifier, num_samples, seed)
             return kind, (nodes, found)
         if spec.is_exact or not knows_drafts(spec):
             return "coupling", None
@@ -134,16 +134,16 @@ def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> Generation
 
 
 def distribution_of_method(
-    nodes: VerifiedNodes, spec: MethodSpec, rule: Rule, num_samples: int, seed: int
+    nodes: VerifiedNodes, spec: MethodSpec, verifier: Verifier, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
     """Output distribution of a method at its own nodes, and its kind: "enumeration" or "monte_carlo".
 
-    `rule` is the method's own above temperature 0; where several children are sampled, the distribution is a mean over
+    `verifier` is the method's above temperature 0. If several children are sampled, the distribution is a mean over
     `num_samples` draws of `seed`.
     """
-    if isinstance(rule, WithinBound):
-        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, rule.sets)
-    rejection = rule.rejection.at(nodes.depths) if isinstance(rule, ByRejection) else Rejection()
+    if isinstance(verifier, WithinBound):
+        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
+    rejection = verifier.rejection.at(nodes.depths) if isinstance(verifier, ByRejection) else Rejection()
     if spec.drafts == "top":
         return "enumeration", distribution_given_children(nodes.target_probs, None, nodes.children, rejection)
     if nodes.children.shape[1] == 1:
