@@ -61,6 +61,8 @@ class Decoder:
         runner: of the steps.
         drafter: proposes trees.
         verifier: decides which drafts are accepted.
+        on_forward: None, or a function that `generate` calls when the prefill begins and again before every step. Steps
+            that are captured stay so.
         observer: None, or what a measurement wants to be called with at every step's `Outcome`.
         timer: makes the context in which a part of a step runs, by the part's name: "draft", "target", "score",
             "verify" and "commit", all of them within "step"; does nothing unless a measurement sets it.
@@ -99,6 +101,7 @@ class Decoder:
         self._reach = num_nodes  # slots that a step may fill, from the root's on
         self._steps = torch.arange(self.max_depth + 1, device=self.device)
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
+        self.on_forward: Callable[[], None] | None = None
         self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
         self.runner = StepRunner(stepping, self.device, spec.name)
@@ -156,6 +159,8 @@ class Decoder:
         Raises:
             FloatingPointError: the model's logits are not finite; names the prompt and the step.
         """
+        if self.on_forward is not None:
+            self.on_forward()
         state = self.runner.borrow(self.allocate, len(fields))
         self.fill(state, range(len(fields)), features, mask, fields)
         self.run(state, len(fields))
@@ -247,6 +252,8 @@ class Decoder:
                 state.cache.limit(min(used, self.num_slots))
                 most = min(most, 1 + (used - needed) // tokens_per_step)
             for _ in range(min(most, -(-missing // tokens_per_step))):
+                if self.on_forward is not None:
+                    self.on_forward()
                 with self.timer("step"):
                     step(state)
 
