@@ -134,6 +134,13 @@ class Decoder:
         other.runner = StepRunner(stepping, self.device, self.spec.name)
         return other
 
+    def with_draft_probs(self) -> Decoder:
+        """Return this decoder, run eagerly, with a drafter whose proposals state what drafts were sampled from."""
+        other = self.stepped("eager")
+        other.drafter = copy(self.drafter)
+        other.drafter.keeps_probs = True
+        return other
+
     @property
     def noise_streams(self) -> tuple[str, ...]:
         """The noise that this method reads."""

@@ -46,8 +46,8 @@ class Proposal:
         tokens: int64, (batch, nodes), root included; -1 where there is no draft: the filters left fewer codes than the
             node has children.
         tree: its structure.
-        draft_probs: what each node's children were drawn from, (batch, inner, vocab); None unless they were sampled, or
-            where a measurement asks for it.
+        draft_probs: distributions that the children of inner nodes were sampled from, (batch, inner, vocab). None
+            unless the verifier or a measurement needs them. All 0 at a node whose children were not sampled.
     """
 
     tokens: torch.Tensor

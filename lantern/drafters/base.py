@@ -27,12 +27,15 @@ class Drafter:
         max_depth: tokens that a step may emit, but one: most drafts on a path; 0 for a drafter that proposes the root
             alone.
         noise_streams: the noise that it reads, besides the target's.
+        keeps_probs: whether proposals state what their drafts were sampled from, even if the verifier does not need it.
+            A measurement asks for it, see `Decoder.with_draft_probs`; a drafter that cannot tell ignores it.
         verifier: decides about its drafts, unless the method's acceptance makes one.
     """
 
     tree: StaticTree | DynamicTreeOptions
     max_depth: int
     noise_streams: tuple[str, ...] = ()
+    keeps_probs: bool = False
     verifier: ClassVar[Verifier | None] = None
 
     @classmethod

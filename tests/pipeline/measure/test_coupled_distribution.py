@@ -126,7 +126,7 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
     assert kind == ("enumeration" if tree == "chain9" else "monte_carlo")
     assert len(nodes) == len(found.probs) and set(nodes.image.tolist()) == set(range(5))
     assert float(found.tv_from(nodes.target_probs).mean()) > 0.01
-    assert decoder.observer is None and not getattr(decoder.drafter, "keeps_probs", False)
+    assert decoder.observer is None and not decoder.drafter.keeps_probs
 
 
 def test_siblings_move_more_and_are_given_where_they_are_copied(table):

@@ -11,7 +11,7 @@ Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +19,12 @@ import torch
 from lantern.acceptance.base import Verifier
 from lantern.acceptance.relaxed_sets import RelaxedSets
 from lantern.decoding import Decoder
-from lantern.drafters.base import best_codes
-from lantern.drafters.jacobi import NUM_KEPT
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
-from lantern.step import Outcome
 from lantern.text_encoders.base import TextEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.measure.output_distribution import (
     PAIRS_AT_ONCE,
-    NodeRecorder,
     OutputDistribution,
     VerifiedNodes,
     record_nodes,
@@ -48,12 +44,7 @@ def measure_coupled_drafts(
     """Nodes of a relaxed method of `knows_drafts`, their output distribution, and its kind: "enumeration", or with
     siblings "monte_carlo"; `options` are those of `record_nodes`.
     """
-    if decoder.spec.drafts == "jacobi":
-        nodes = record_nodes(decoder, prompts, encoder, **options, recorder_class=GuessRecorder)
-    else:
-        decoder.drafter.keeps_probs = True
-        nodes = record_nodes(decoder, prompts, encoder, **options)
-        decoder.drafter.keeps_probs = False
+    nodes = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options)
     if nodes.children.shape[1] == 1:
         return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.verifier.sets)
     seed = options["run_seed"]
@@ -62,39 +53,6 @@ def measure_coupled_drafts(
         "monte_carlo",
         distribution_of_coupled_siblings(nodes, decoder.verifier, num_samples=num_samples, seed=seed),
     )
-
-
-class GuessRecorder(NodeRecorder):
-    """Keeps nodes of Jacobi drafts, for images of one batch; draft_probs are what a guess was drawn from: the target's
-    distribution in the row of the pool that guesses, see `JacobiDrafter`. All 0 where there was none: such a guess is
-    a copy of another one.
-    """
-
-    left: torch.Tensor | None = None  # (batch, places, kept): tokens that the rows saw at their left, newest row first
-
-    def __call__(self, outcome: Outcome) -> None:
-        """Receives one step, as `Decoder.observer`."""
-        tree, tokens, positions = outcome.proposal.tree, outcome.proposal.tokens, outcome.positions
-        probs = outcome.scores.weights.softmax(-1)
-        best = best_codes(outcome.scores.keys, int(tree.ranks.max()) + 1)
-        if self.left is None:
-            shape = (len(probs), self.num_tokens + tree.max_depth + 1)
-            self.left = tokens.new_full((*shape, NUM_KEPT), -2)
-            self.seen = probs.new_zeros(*shape, NUM_KEPT, probs.shape[-1])  # the rows' distributions
-            self.newest = tokens.new_zeros(*shape, best.shape[-1])  # the newest row's codes
-        inner = slice(None) if tree.parent_nodes is None else tree.parent_nodes
-        rows = torch.arange(len(probs), device=probs.device)[:, None]
-        parents = torch.cat([tokens[:, :1], self.newest[rows, positions - 1, tree.ranks][:, 1:]], dim=1)
-        is_other = self.left[rows, positions] != parents[..., None]
-        row = (torch.arange(NUM_KEPT, device=probs.device) + NUM_KEPT * is_other).argmin(-1)
-        laws = self.seen[rows, positions[:, inner], row[:, inner]]
-        super().__call__(replace(outcome, proposal=replace(outcome.proposal, draft_probs=laws)))
-        for depth in range(tree.max_depth + 1):
-            nodes = (tree.depths[0] == depth).nonzero().squeeze(1)
-            place = rows, positions[:, nodes[:1]]
-            self.newest[place] = best[:, nodes[:1]]
-            for pool, new in ((self.left, tokens), (self.seen, probs)):
-                pool[place] = torch.cat([new[:, None, nodes], pool[place]], dim=2)[:, :, :NUM_KEPT]
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -111,15 +111,14 @@ def record_nodes(
     run_seed: int,
     max_nodes: int,
     batch_size: int,
-    recorder_class: type[NodeRecorder] | None = None,
 ) -> VerifiedNodes:
     """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
-    depends on the seed, not on the batch size. Every batch has a recorder of its own, of `recorder_class`.
+    depends on the seed, not on the batch size. Every batch has its own recorder.
     """
     parts: list[VerifiedNodes] = []
     try:
         for begin in range(0, len(prompts), batch_size):
-            recorder = (recorder_class or NodeRecorder)(len(prompts), decoder.target.config, max_nodes, run_seed)
+            recorder = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed)
             recorder.first_image, recorder.parts, decoder.observer = begin, parts, recorder
             decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
     finally:
