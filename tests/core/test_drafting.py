@@ -149,9 +149,7 @@ def test_jacobi_drafts_are_drawn_from_the_distributions_that_are_asked_for_in_ro
                 drawn = keys.topk(proposal.children.shape[-1], dim=-1).indices
                 fits = (drawn == proposal.children) | (proposal.children < 0)
                 assert fits.all(-1)[is_known].all() and (outcome is seen[first] or is_known.any())
-    assert (
-        not decoder.drafter.keeps_probs and make_decoder(models, decoder.spec, decoder.sampling).runner.mode == "eager"
-    )
+    assert not decoder.drafter.keeps_probs
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -49,7 +49,7 @@ def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(fo
     assert torch.equal(own, ours[0] & ours[1])
     assert own.any() and not torch.equal(own, ours[0]) and not torch.equal(own, ours[1])
     nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5)
-    kind, found = distribution_of_method(nodes, spec, verifier, 10, 0)
+    kind, found = distribution_of_method(nodes, verifier, 10, 0)
     assert kind == "enumeration" and 0 < found.tv_from(target).mean() < 1
     assert label_method(spec.to_dict()) == "capped (chain3, sampled, capped:Capped) k 4, λ 3, cap 0.2"
     with pytest.raises(ValueError, match=r"cap of capped must be in \[0, 1\], got 2"):

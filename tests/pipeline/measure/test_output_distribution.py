@@ -104,6 +104,26 @@ def test_exact_rules_have_the_distribution_of_the_target():
 def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
     """Every token y that the target may draw goes through the decoder's own verifier, weighted by its probability."""
     nodes, sets = random_nodes(30), kind(table, k=8, **bound)
+    expected, accepted = through_the_verifier(nodes, WithinBound(sets))
+    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, sets)
+    torch.testing.assert_close(found.probs, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.acceptance, accepted, atol=1e-12, rtol=0)
+
+
+def test_proximity_of_top_drafts_has_the_distribution_of_the_decoder(table):
+    """Its relaxed sets have no bound, so that nothing is known of the verifier but what it decides."""
+    nodes = replace(random_nodes(30), draft_probs=None)
+    spec = MethodSpec.of("m", tree="chain3", drafts="top", acceptance="proximity", k=4)
+    verifier = make_verifier(spec, SamplingConfig(), table)
+    kind, found = distribution_of_method(nodes, verifier, 20_000, seed=0)
+    expected, accepted = through_the_verifier(nodes, verifier)
+    assert kind == "monte_carlo" and (found.error > 0).any()
+    assert (found.probs - expected).abs().max() < 0.02 and (found.acceptance - accepted).abs().max() < 0.02
+    assert found.tv_from(nodes.target_probs).mean() > 0.1
+
+
+def through_the_verifier(nodes: VerifiedNodes, verifier) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distribution of the emitted token, and the probability that a draft is accepted."""
     expected = torch.zeros_like(nodes.target_probs)
     accepted = torch.zeros(30, dtype=torch.float64)
     padded = torch.nn.functional.pad(nodes.children, (0, 1))
@@ -111,16 +131,14 @@ def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
         drawn = torch.full((30,), y)
         keys = torch.nn.functional.one_hot(drawn, 24).double()[None]
         scores = SimpleNamespace(weights=nodes.target_probs.log()[None], keys=keys)
-        chosen = WithinBound(sets).verify_nodes(scores, nodes.children[None], None).chosen[0]
+        chosen = verifier.verify_nodes(scores, nodes.children[None], None).chosen[0]
         is_child = nodes.children == chosen[:, None]
         rank = torch.where(is_child.any(1), is_child.long().argmax(1), 3)
         emitted = torch.where(rank < 3, padded.gather(1, rank[:, None]).squeeze(1), drawn)
         weight = nodes.target_probs[:, y]
         expected.scatter_add_(1, emitted[:, None], weight[:, None])
         accepted += weight * (rank < 3)
-    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, sets)
-    torch.testing.assert_close(found.probs, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(found.acceptance, accepted, atol=1e-12, rtol=0)
+    return expected, accepted
 
 
 def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_not(table):
@@ -144,21 +162,19 @@ def test_siblings_by_monte_carlo_state_their_error(table):
     relaxed = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
     spec = MethodSpec.of(name="lantern", tree="chain3", drafts="sampled", **relaxed)
     verifier = make_verifier(spec, SamplingConfig(), table)
-    (kind, few), (_, many) = (distribution_of_method(nodes, spec, verifier, number, seed=1) for number in (50, 4000))
+    (kind, few), (_, many) = (distribution_of_method(nodes, verifier, number, seed=1) for number in (50, 4000))
     assert kind == "monte_carlo"
     assert (few.error > 0).all() and (many.error < few.error).all()
     noise = few.tv_from(many.probs).mean()
     assert few.error.mean() / 2 < noise < 2 * few.error.mean()  # of the size stated
-    assert distribution_of_method(random_nodes(1), spec, verifier, 50, seed=1)[1].error > 0
+    assert distribution_of_method(random_nodes(1), verifier, 50, seed=1)[1].error > 0
     torch.testing.assert_close(few.probs.sum(-1), torch.ones(20, dtype=torch.float64))
 
 
 def test_an_exact_rule_has_no_noise_of_drawn_siblings():
     nodes = random_nodes(20)
     spec = MethodSpec.of(name="eagle1", tree="chain3", drafts="sampled")
-    kind, found = distribution_of_method(
-        nodes, spec, make_verifier(spec, SamplingConfig(), None), num_samples=2, seed=1
-    )
+    kind, found = distribution_of_method(nodes, make_verifier(spec, SamplingConfig(), None), num_samples=2, seed=1)
     assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
 
 
@@ -176,7 +192,7 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
     }[name]
     spec = MethodSpec.of(name=name, tree="chain3", drafts="sampled", **parts)
     verifier = make_verifier(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
-    kind, found = distribution_of_method(nodes, spec, verifier, num_samples=1, seed=0)
+    kind, found = distribution_of_method(nodes, verifier, num_samples=1, seed=0)
     assert kind == "enumeration"
     expected, rejection = torch.zeros_like(nodes.target_probs), verifier.rejection.at(nodes.depths)
     for code in range(24):
