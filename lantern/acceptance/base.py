@@ -140,8 +140,8 @@ class Choice:
 class Verifier:
     """The base class of all verifiers: decides which drafts are accepted, and which token follows.
 
-    Siblings that hold the same token are accepted together; the longest path wins. A subclass defines `verify_nodes`,
-    or `verify_all`.
+    Siblings that hold the same token are accepted together; the longest path wins. A subclass defines `verify_nodes`.
+    One that needs all nodes at once defines `verify_all` instead.
 
     Attributes:
         noise_streams: what is read of the noise besides the target's own, at temperatures above 0.

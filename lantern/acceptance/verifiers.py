@@ -44,5 +44,6 @@ def make_verifier(
         verifier = acceptance.make_verifier(spec, sampling)
     if is_custom:
         vars(verifier)["verify"] = named(verifier.verify, spec.acceptance, spec)
-    verifier.follows_path = not (sampling.is_greedy or spec.drafts_row.has_twins)
+    has_verify_nodes = type(verifier).verify_nodes is not Verifier.verify_nodes
+    verifier.follows_path = has_verify_nodes and not (sampling.is_greedy or spec.drafts_row.has_twins)
     return verifier

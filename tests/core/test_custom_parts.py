@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from wrong_parts import Additive, Guesses, Sets, Wide
+from wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVerifier, Sets, Wide
 
 from conftest import generate
+from lantern.acceptance import base
 from lantern.acceptance.base import Exact
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
@@ -169,6 +170,18 @@ def test_a_bound_of_ones_own_is_asked_even_if_delta_is_0(models):
         ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance=name, k=4, **{parameter: value})
         assert type(make_verifier(ours, SamplingConfig(), table).rejection.acceptance) is Exact
     assert decode_with(models, "Additive").codes.shape == decode_with(models, "Sets").codes.shape == (2, 16)
+
+
+@pytest.mark.parametrize("kind", [NodeByNode, AllAtOnce])
+def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nodes(models, monkeypatch, kind):
+    monkeypatch.setattr(OwnVerifier, "kind", kind)
+    monkeypatch.setattr(base, "MANY_LOGITS", 0)
+    tree = {"tree": "wide", "tree_shape": [(i,) for i in range(5)]}  # many more nodes than levels
+    spec = MethodSpec.of("mine", **tree, drafts="top", acceptance="wrong_parts:OwnVerifier")
+    assert make_verifier(spec, SamplingConfig()).follows_path == (kind is NodeByNode)
+    found = generate(models, spec, rows=range(2))
+    expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
+    assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
 
 
 @pytest.mark.parametrize(

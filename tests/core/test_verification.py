@@ -141,7 +141,7 @@ def verifier_of(name: str, sampling: SamplingConfig):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_judging_the_path_alone_finds_what_judging_all_nodes_finds(name, monkeypatch):
+def test_verifying_the_path_only_finds_what_verifying_all_nodes_finds(name, monkeypatch):
     sampling = SamplingConfig(top_k=7)
     verifier, is_dynamic = verifier_of(name, sampling)
     assert verifier.follows_path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lantern.acceptance.base import Acceptance, Exact
+from lantern.acceptance.base import Acceptance, ByEquality, Exact, Verifier
 from lantern.acceptance.relaxed_sets import AdditiveBound, RelaxedSets
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
@@ -74,6 +74,30 @@ class Mixed(Acceptance):
 
     def relaxed_prob(self, probs, draft_probs, tokens):
         return (probs.gather(-1, tokens) + draft_probs.gather(-1, tokens)) / 2
+
+
+class AllAtOnce(Verifier):
+    """Exact, and nothing is said of single nodes."""
+
+    def verify_all(self, scores, proposal):
+        return ByEquality().verify_all(scores, proposal)
+
+
+class NodeByNode(Verifier):
+    """Exact."""
+
+    def verify_nodes(self, scores, children, draft_probs):
+        return ByEquality().verify_nodes(scores, children, draft_probs)
+
+
+class OwnVerifier(Acceptance):
+    """Makes a verifier that a test chooses."""
+
+    drafts = ("top",)
+    kind = NodeByNode
+
+    def make_verifier(self, spec, sampling):
+        return type(self).kind()
 
 
 class MixedFromExact(Exact):
