@@ -129,6 +129,18 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
     assert decoder.observer is None and not decoder.drafter.keeps_probs
 
 
+def test_a_bound_of_0_moves_nothing():
+    """Such a method decodes exactly, though it names relaxed sets."""
+    models = make_models()
+    spec = MethodSpec.of("mine", tree="chain3", drafts="coupled", acceptance="additive", k=3, delta=0)
+    encoder = WordEmbeddingEncoder(VOCABULARY, models.target.config.caption_dim, models.target.config.num_text_tokens)
+    options = {"run_seed": 3, "max_nodes": 40, "batch_size": 2, "num_samples": 4}
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    nodes, kind, found = measure_coupled_drafts(decoder, [Prompt("a", "grass")], encoder, **options)
+    assert kind == "monte_carlo" and (found.acceptance > 0).any()
+    assert torch.equal(found.probs, nodes.target_probs)
+
+
 def test_siblings_move_more_and_are_given_where_they_are_copied(table):
     nodes, verifier = make_nodes(children=2), verifier_of("proximity", table)
     found = distribution_of_coupled_siblings(nodes, verifier, num_samples=4000, seed=0)

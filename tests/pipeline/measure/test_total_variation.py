@@ -36,6 +36,7 @@ METHODS = {
         "coupling",
         True,
     ),
+    "coupled_at_0": (MethodSpec.of("m", tree="chain3", drafts="coupled", **NEAR | {"delta": 0}), "coupling", True),
     "coupled_near": (MethodSpec.of("m", tree="chain3", drafts="coupled", **NEAR), "enumeration", True),
     "jacobi_near": (MethodSpec.of("m", tree="chain3", drafts="jacobi", **NEAR), "enumeration", True),
     "hybrid_near": (MethodSpec.of("m", tree="chain2+chain2", drafts="hybrid", **NEAR), "coupling", True),
@@ -77,7 +78,7 @@ def test_a_total_variation_is_computed_where_the_drafts_distribution_is_known(na
     has_bound = is_measured and name not in ("lines", "top_near")
     assert (row["tv_share_above_delta"] >= 0) == has_bound
     if draws_tokens:
-        assert (row["substitution_rate"] > 0) == (name != "coupled")
+        assert (row["substitution_rate"] > 0) == (name not in ("coupled", "coupled_at_0"))
 
 
 def test_relaxed_top_drafts_have_no_total_variation_at_temperature_0():

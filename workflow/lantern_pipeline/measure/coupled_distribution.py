@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lantern.acceptance.base import Verifier
-from lantern.acceptance.relaxed_sets import RelaxedSets
+from lantern.acceptance.relaxed_sets import ByLookAlike, RelaxedSets, WithinBound
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
@@ -41,18 +41,23 @@ def knows_drafts(spec: MethodSpec) -> bool:
 def measure_coupled_drafts(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
-    """Nodes of a relaxed method of `knows_drafts`, their output distribution, and its kind: "enumeration", or with
-    siblings "monte_carlo"; `options` are those of `record_nodes`.
+    """Measure the output distribution of a method for which `knows_drafts` is true.
+
+    Args:
+        decoder: of the method.
+        prompts: whose images are decoded.
+        encoder: of the prompts.
+        num_samples: draws of the noise, unless the distribution is enumerated.
+        options: as `record_nodes` takes them.
+
+    Returns:
+        (nodes; "enumeration" for relaxed sets and one draft per node, else "monte_carlo"; output distribution).
     """
-    nodes = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options)
-    if nodes.children.shape[1] == 1:
-        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.verifier.sets)
-    seed = options["run_seed"]
-    return (
-        nodes,
-        "monte_carlo",
-        distribution_of_coupled_siblings(nodes, decoder.verifier, num_samples=num_samples, seed=seed),
-    )
+    nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
+    if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByLookAlike):
+        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, verifier.sets)
+    found = distribution_of_coupled_siblings(nodes, verifier, num_samples=num_samples, seed=options["run_seed"])
+    return nodes, "monte_carlo", found
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

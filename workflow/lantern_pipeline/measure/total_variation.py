@@ -124,7 +124,7 @@ class TotalVariationStudy:
             nodes = record_nodes(*arguments, **self._wanted)
             kind, found = distribution_of_method(nodes, decoder.verifier, num_samples, seed)
             return kind, (nodes, found)
-        if spec.is_exact or not knows_drafts(spec):
+        if isinstance(decoder.verifier, ByEquality) or not knows_drafts(spec):
             return "coupling", None
         nodes, kind, found = measure_coupled_drafts(*arguments, **self._wanted, num_samples=num_samples)
         return kind, (nodes, found)
