@@ -40,8 +40,12 @@ class Merged:
 
 
 class Readings(NamedTuple):
-    """What an acceptance may read: the sampling, nearest codes, whole numbers (vocab, columns), and the target's
-    embedding of its codes, (vocab, dim).
+    """Inputs from which an acceptance is made.
+
+    Attributes:
+        sampling: temperature and filters.
+        nearest_codes: integer table (vocab, columns), or None.
+        embedding: the target's code embeddings, (vocab, dim), or None.
     """
 
     sampling: SamplingConfig
