@@ -12,6 +12,17 @@ from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal
 
+_ACCEPTANCE_FUNCTIONS = (
+    "relaxed_prob",
+    "relaxed_prob_of_all",
+    "codes_of",
+    "merge",
+    "at",
+    "of_next_sibling",
+    "make_verifier",
+    "admits",
+)
+
 
 class CustomPartError(ValueError):
     """What a user's own class raised or returned."""
@@ -44,7 +55,7 @@ def watch_drafter(drafter: Any, spec: MethodSpec, sampling: SamplingConfig, voca
     if isinstance(tree, DraftTree):
         depth = f"a drafter whose max_depth is its tree's, {tree.max_depth}"
         _require(drafter.max_depth == tree.max_depth, drafter, "make", spec, depth, drafter.max_depth)
-    is_sampled = spec.drafter.is_sampled and not sampling.is_greedy
+    is_sampled = spec.drafts_row.is_sampled and not sampling.is_greedy
     propose = drafter.propose
 
     def checked(state: Any, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
@@ -60,16 +71,16 @@ def watch_drafter(drafter: Any, spec: MethodSpec, sampling: SamplingConfig, voca
 
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
     """Check what a user's acceptance returns, in place: its functions raise a `CustomPartError`."""
-    surrogate, admits = acceptance.surrogate, getattr(acceptance, "admits", None)
+    relaxed_prob, admits = acceptance.relaxed_prob, getattr(acceptance, "admits", None)
 
-    def checked_surrogate(probs: Any, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        found = surrogate(probs, draft_probs, tokens)
-        _check_tensor(found, tokens.shape, acceptance, "surrogate", spec)
+    def checked_relaxed_prob(probs: Any, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+        found = relaxed_prob(probs, draft_probs, tokens)
+        _check_tensor(found, tokens.shape, acceptance, "relaxed_prob", spec)
         if _is_readable(found):
             is_wrong = ~(found.isfinite() & (found >= 0))
             if draft_probs is not None:  # nothing is left to draw at some nodes
                 is_wrong = is_wrong & draft_probs.isfinite().all(-1, keepdim=True)
-            _require(not is_wrong.any(), acceptance, "surrogate", spec, "finite numbers >= 0", found[is_wrong])
+            _require(not is_wrong.any(), acceptance, "relaxed_prob", spec, "finite numbers >= 0", found[is_wrong])
         return found
 
     def checked_admits(mass: torch.Tensor, token_probs: torch.Tensor, spent: Any) -> torch.Tensor:
@@ -80,11 +91,11 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
             _require(is_prefix, acceptance, "admits", spec, "a prefix: False ever after the first False", "a gap")
         return found
 
-    checked_surrogate.__name__, checked_admits.__name__ = "surrogate", "admits"
-    vars(acceptance)["surrogate"] = checked_surrogate
+    checked_relaxed_prob.__name__, checked_admits.__name__ = "relaxed_prob", "admits"
+    vars(acceptance)["relaxed_prob"] = checked_relaxed_prob
     if admits is not None:
         vars(acceptance)["admits"] = checked_admits
-    for name in ("surrogate", "surrogate_of_all", "codes_of", "merge", "at", "of_next_sibling", "make_rule", "admits"):
+    for name in _ACCEPTANCE_FUNCTIONS:
         if hasattr(acceptance, name):
             vars(acceptance)[name] = named(getattr(acceptance, name), spec.acceptance, spec)
 

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.attention_mask import window_table
 from lantern.codebook import with_line_end
 from lantern.custom_parts import named, watch_drafter
@@ -42,7 +42,7 @@ def make_decoder(
     stepping: str = "auto",
 ) -> Decoder:
     """The decoder of a method, see `Decoder`; drafts may have a loop of their own."""
-    loop = load_class(spec.drafter.loop)
+    loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
 
 
@@ -60,7 +60,9 @@ class Decoder:
         noise_window: positions of noise held at a time; None for as many as memory suggests.
         runner: of the steps.
         drafter: proposes trees.
-        rule: decides which drafts are accepted.
+        verifier: decides which drafts are accepted.
+        on_forward: None, or a function that `generate` calls when the prefill begins and again before every step. Steps
+            that are captured stay so.
         observer: None, or what a measurement wants to be called with at every step's `Outcome`.
         timer: makes the context in which a part of a step runs, by the part's name: "draft", "target", "score",
             "verify" and "commit", all of them within "step"; does nothing unless a measurement sets it.
@@ -89,7 +91,7 @@ class Decoder:
         self.device, self.dtype = self.target.device, self.target.dtype
         self.drafter = self._make_drafter(models, spec, sampling)
         embedding = self.target.token_embedding.weight
-        self.rule = self.drafter.rule or make_rule(spec, sampling, models.nearest_codes, embedding)
+        self.verifier = self.drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
         tree, self.max_depth = self.drafter.tree, self.drafter.max_depth
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes + (not is_static)
@@ -99,6 +101,7 @@ class Decoder:
         self._reach = num_nodes  # slots that a step may fill, from the root's on
         self._steps = torch.arange(self.max_depth + 1, device=self.device)
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
+        self.on_forward: Callable[[], None] | None = None
         self.observer: Callable[[Outcome], None] | None = None
         self.timer: Callable[[str], AbstractContextManager] = nullcontext
         self.runner = StepRunner(stepping, self.device, spec.name)
@@ -112,7 +115,7 @@ class Decoder:
             )
         if spec.needs_draft_model and models.draft is None:
             raise ValueError(f"method {spec.method_id or spec.name} needs a draft model; got none")
-        make = load_class(spec.drafter.path).make
+        make = load_class(spec.drafts_row.path).make
         if is_custom := ":" in (spec.drafts or ""):
             make = named(make, spec.drafts, spec)
         drafter = make(models, spec, sampling)
@@ -131,12 +134,19 @@ class Decoder:
         other.runner = StepRunner(stepping, self.device, self.spec.name)
         return other
 
+    def with_draft_probs(self) -> Decoder:
+        """Return this decoder, run eagerly, with a drafter whose proposals state what drafts were sampled from."""
+        other = self.stepped("eager")
+        other.drafter = copy(self.drafter)
+        other.drafter.keeps_probs = True
+        return other
+
     @property
     def noise_streams(self) -> tuple[str, ...]:
         """The noise that this method reads."""
         if self.sampling.is_greedy:
             return ()
-        return ("target", *self.drafter.noise_streams, *self.rule.noise_streams)
+        return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
         """The noise of one image as `generate` wants it; on the CPU, in whatever thread."""
@@ -156,6 +166,8 @@ class Decoder:
         Raises:
             FloatingPointError: the model's logits are not finite; names the prompt and the step.
         """
+        if self.on_forward is not None:
+            self.on_forward()
         state = self.runner.borrow(self.allocate, len(fields))
         self.fill(state, range(len(fields)), features, mask, fields)
         self.run(state, len(fields))
@@ -247,6 +259,8 @@ class Decoder:
                 state.cache.limit(min(used, self.num_slots))
                 most = min(most, 1 + (used - needed) // tokens_per_step)
             for _ in range(min(most, -(-missing // tokens_per_step))):
+                if self.on_forward is not None:
+                    self.on_forward()
                 with self.timer("step"):
                     step(state)
 
@@ -262,7 +276,7 @@ class Decoder:
             positions = state.lengths[:, None] + proposal.tree.depths
             scores = self._score(state, hidden, positions)
         with self.timer("verify"):
-            outcome = self.rule.verify(scores, proposal)
+            outcome = self.verifier.verify(scores, proposal)
         if self.observer is not None:
             self.observer(outcome)
         with self.timer("commit"):

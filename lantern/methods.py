@@ -1,4 +1,4 @@
-"""The methods, start here: a method is a drafter and a rule of acceptance, each with parameters of its own.
+"""The methods, start here: a method is a drafter and an acceptance, each with its parameters.
 
 DRAFTS and ACCEPTANCE declare every part once: its class, its parameters with their bounds, its paper, and whether it is
 exact; PRESETS names combinations as they are published. Errors, the config's schema, labels and tables are read from
@@ -113,8 +113,8 @@ def _of(*names: str) -> dict[str, Parameter]:
 
 
 @dataclass(frozen=True)
-class Drafts:
-    """A drafter, as the table knows it.
+class DraftsRow:
+    """The row of a drafter in the table DRAFTS.
 
     Attributes:
         path: its class, "module:Class".
@@ -123,7 +123,7 @@ class Drafts:
         parameters: by name.
         needs_draft_model: whether a draft model makes the drafts, or some of them.
         is_sampled: whether drafts are drawn from a known distribution with noise of their own; above temperature 0
-            they are then judged by rejection.
+            they are then verified by rejection.
         is_coupled: whether the target's own noise picks the drafts.
         has_twins: whether siblings may carry the same token.
         is_exact: whether exact acceptance leaves the target's distribution, and what is measured at a node holds.
@@ -145,36 +145,36 @@ class Drafts:
 
 _FIXED_NOISE = "noise first, then a fixed point: Wiggers and Hoogeboom 2020, arXiv 2002.09928"
 _EAGLE = "EAGLE, arXiv 2401.15077"
-NO_DRAFTS = Drafts("lantern.drafters.base:NoDrafter", trees=())
+NO_DRAFTS = DraftsRow("lantern.drafters.base:NoDrafter", trees=())
 DRAFTS = {
-    "sampled": Drafts(
+    "sampled": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
         ("static", "tuned"),
         needs_draft_model=True,
         is_sampled=True,
         paper=_EAGLE,
     ),
-    "top": Drafts(
+    "top": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
         ("static", "dynamic", "tuned"),
         needs_draft_model=True,
         paper="EAGLE-2, arXiv 2406.16858",
     ),
-    "coupled": Drafts(
+    "coupled": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
         ("static", "dynamic", "tuned"),
         needs_draft_model=True,
         is_coupled=True,
         paper=f"{_FIXED_NOISE}; the coupling: Daliri et al. 2024, arXiv 2408.07978",
     ),
-    "jacobi": Drafts(
+    "jacobi": DraftsRow(
         "lantern.drafters.jacobi:JacobiDrafter",
         ("static", "tuned"),
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
     ),
-    "hybrid": Drafts(
+    "hybrid": DraftsRow(
         "lantern.drafters.jacobi:HybridDrafter",
         ("joint", "tuned"),
         needs_draft_model=True,
@@ -182,20 +182,20 @@ DRAFTS = {
         has_twins=True,
         paper="ours",
     ),
-    "sjd": Drafts(
+    "sjd": DraftsRow(
         "lantern.drafters.sjd:SpeculativeJacobiDrafter",
         parameters=_of("coupling", "labels"),
         is_sampled=True,
         paper="SJD, arXiv 2410.01699; coupled: SCD, arXiv 2510.24211; trees: SJD-PAC, arXiv 2603.18599",
     ),
-    "sjd_pp": Drafts(
+    "sjd_pp": DraftsRow(
         "lantern.drafters.sjd:SpeculativeJacobiDrafter",
         parameters=_of("threshold"),
         is_sampled=True,
         is_exact=False,
         paper="SJD++, arXiv 2512.07503",
     ),
-    "path_relax": Drafts(
+    "path_relax": DraftsRow(
         "lantern.drafters.path_relax:ParallelChainsDrafter",
         ("chains",),
         _of("delta"),
@@ -203,7 +203,7 @@ DRAFTS = {
         is_exact=False,
         paper="PathRelax, arXiv 2606.10492",
     ),
-    "zipar": Drafts(
+    "zipar": DraftsRow(
         "lantern.drafters.base:NoDrafter",
         (),
         _of("window"),
@@ -215,8 +215,8 @@ DRAFTS = {
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """A rule of acceptance, as the table knows it.
+class AcceptanceRow:
+    """The row of an acceptance in the table ACCEPTANCE.
 
     Attributes:
         path: its class, "module:Class".
@@ -246,29 +246,29 @@ class Acceptance:
 _LANTERN = "LANTERN, arXiv 2410.03355"
 _REJECTED = tuple(name for name, drafts in DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
 ACCEPTANCE = {
-    "exact": Acceptance("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
-    "additive": Acceptance(
+    "exact": AcceptanceRow("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
+    "additive": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:AdditiveBound",
         _of("k", "delta"),
         exact_at={"delta": 0},
         has_official=True,
         paper=_LANTERN,
     ),
-    "jensen_shannon": Acceptance(
+    "jensen_shannon": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:JensenShannonBound",
         _of("k", "delta"),
         exact_at={"delta": 0},
         has_official=True,
         paper=_LANTERN,
     ),
-    "multiplicative": Acceptance(
+    "multiplicative": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:MultiplicativeBound",
         _of("k", "lambda_"),
         exact_at={"lambda_": 1},
         has_official=True,
         paper="LANTERN++, arXiv 2502.06352",
     ),
-    "bounded": Acceptance(
+    "bounded": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:BudgetBound",
         _of("k", "delta"),
         ("top",),
@@ -276,10 +276,10 @@ ACCEPTANCE = {
         exact_at={"delta": 0},
         paper="ours",
     ),
-    "proximity": Acceptance(
+    "proximity": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:Proximity", _of("k"), ("coupled", "top", "jacobi", "hybrid"), paper="ours"
     ),
-    "weighted": Acceptance(
+    "weighted": AcceptanceRow(
         "lantern.acceptance.weights:DraftWeights",
         _of("omega", "fall"),
         _REJECTED,
@@ -287,16 +287,16 @@ ACCEPTANCE = {
         needs_chain=True,
         paper="COOL-SD, arXiv 2601.09212",
     ),
-    "group": Acceptance(
+    "group": AcceptanceRow(
         "lantern.acceptance.groups:ProbabilityGroups",
         _of("h", "p_max", "d_max"),
         _REJECTED,
         paper="GSD, arXiv 2508.07747",
     ),
-    "ensemble": Acceptance(
+    "ensemble": AcceptanceRow(
         "lantern.acceptance.mixtures:Ensemble", _of("weight"), _REJECTED, paper="DIVERSED, arXiv 2604.07622"
     ),
-    "mixing": Acceptance(
+    "mixing": AcceptanceRow(
         "lantern.acceptance.mixtures:Mixing", _of("budget"), _REJECTED, paper="its aim: arXiv 2609.30474"
     ),
 }
@@ -359,18 +359,21 @@ def load_class(path: str) -> type:
     return found
 
 
-def drafts_of(name: str | None) -> Drafts:
-    """The declaration of drafts by their name, None or a table's nan for none; a user's own says it itself.
+def drafts_of(name: str | None) -> DraftsRow:
+    """Return the row of a kind of drafts.
+
+    Args:
+        name: key of DRAFTS, "module:Class" of a custom drafter, which declares its row itself, None or nan (no drafts).
 
     Raises:
         ValueError: unknown; lists the known ones.
     """
-    return NO_DRAFTS if name is None or name != name else _declared(name, "drafts", DRAFTS, Drafts)
+    return NO_DRAFTS if name is None or name != name else _declared(name, "drafts", DRAFTS, DraftsRow)
 
 
-def acceptance_of(name: str) -> Acceptance:
-    """The declaration of a rule of acceptance, as `drafts_of`."""
-    return _declared(name, "acceptance", ACCEPTANCE, Acceptance)
+def acceptance_of(name: str) -> AcceptanceRow:
+    """Return the row of an acceptance, as `drafts_of` does."""
+    return _declared(name, "acceptance", ACCEPTANCE, AcceptanceRow)
 
 
 def _declared(name: str, what: str, table: Mapping[str, Any], row: type) -> Any:
@@ -378,9 +381,24 @@ def _declared(name: str, what: str, table: Mapping[str, Any], row: type) -> Any:
         return table[name]
     if not isinstance(name, str) or ":" not in name:
         raise ValueError(f"{what} must be one of {', '.join(table)}, or my_module:MyClass, got {name!r}")
-    own = load_class(name)
-    given = {key: getattr(own, key) for key in row.__dataclass_fields__ if key != "path" and hasattr(own, key)}
+    custom = load_class(name)
+    for old, remedy in _REPLACED[what].items():
+        if hasattr(custom, old):
+            raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")
+    given = {key: getattr(custom, key) for key in row.__dataclass_fields__ if key != "path" and hasattr(custom, key)}
     return row(name, **given)
+
+
+# Names that custom classes defined for earlier versions, and what to define now.
+_REPLACED = {
+    "acceptance": {
+        "surrogate": "rename it to relaxed_prob",
+        "surrogate_of_all": "rename it to relaxed_prob_of_all",
+        "make_rule": "rename it to make_verifier",
+        "bounds_mass": "derive the class from Proximity if A(x) does not depend on its probability",
+    },
+    "drafts": {"rule": "rename it to verifier"},
+}
 
 
 @dataclass(frozen=True)
@@ -433,7 +451,9 @@ class MethodSpec:
                 f"{self.tree_shape!r}"
             ) from error
         object.__setattr__(self, "code", _code_of(self))
-        if self.rule.needs_chain and (not isinstance(self.tree_shape, tuple) or any(map(any, self.tree_shape))):
+        if self.acceptance_row.needs_chain and (
+            not isinstance(self.tree_shape, tuple) or any(map(any, self.tree_shape))
+        ):
             raise ValueError(
                 f"acceptance {self.acceptance} needs a chain, got tree {self.tree} for {self.name}; it has no weights "
                 "for siblings"
@@ -460,29 +480,29 @@ class MethodSpec:
         return cls(name, parameters=parameters, **fields)
 
     @property
-    def drafter(self) -> Drafts:
-        """The declaration of its drafts."""
+    def drafts_row(self) -> DraftsRow:
+        """The row of its drafts."""
         return drafts_of(self.drafts)
 
     @property
-    def rule(self) -> Acceptance:
-        """The declaration of its acceptance."""
+    def acceptance_row(self) -> AcceptanceRow:
+        """The row of its acceptance."""
         return acceptance_of(self.acceptance)
 
     @property
     def is_exact(self) -> bool:
         """Whether the output distribution is the target's."""
-        return self.rule.is_exact and self.drafter.is_exact
+        return self.acceptance_row.is_exact and self.drafts_row.is_exact
 
     @property
     def needs_draft_model(self) -> bool:
         """Whether a draft model makes the drafts, or some of them."""
-        return self.drafter.needs_draft_model
+        return self.drafts_row.needs_draft_model
 
     @property
     def needs_nearest_codes(self) -> bool:
         """Whether its acceptance reads the table of nearest codes."""
-        return "k" in self.rule.parameters
+        return "k" in self.acceptance_row.parameters
 
     def to_dict(self) -> dict[str, Any]:
         """What records and tables keep of a method, as JSON values: parts, parameters side by side, `is_exact`."""
@@ -541,10 +561,10 @@ def keeps_tokens(method: Mapping[str, Any], temperature: float) -> bool:
 
 
 def _check_parts(spec: MethodSpec) -> None:
-    drafter, rule = spec.drafter, spec.rule
+    drafts, acceptance = spec.drafts_row, spec.acceptance_row
     if spec.residual not in RESIDUALS:
         raise ValueError(f"residual of {spec.name} must be one of {', '.join(RESIDUALS)}, got {spec.residual!r}")
-    if not drafter.trees:
+    if not drafts.trees:
         if spec.tree is not None:
             raise ValueError(f"method {spec.name} has a tree and no drafts to fill it, got tree {spec.tree}; remove it")
         if spec.acceptance != "exact":
@@ -553,20 +573,20 @@ def _check_parts(spec: MethodSpec) -> None:
     if spec.tree is None:
         raise ValueError(f"drafts {spec.drafts} of {spec.name} need a tree, got none; name one, as in chain3")
     kind = _kind_of(spec.tree)
-    if kind not in drafter.trees and not (kind == "chains" and "static" in drafter.trees):
+    if kind not in drafts.trees and not (kind == "chains" and "static" in drafts.trees):
         raise ValueError(
-            f"{spec.drafts} drafts need a tree that is {' or '.join(drafter.trees)}, got {spec.tree} for {spec.name}; "
-            f"{_TREES_FOR.get(drafter.trees[0], 'name a static tree, as in chain9, or choose other drafts')}"
+            f"{spec.drafts} drafts need a tree that is {' or '.join(drafts.trees)}, got {spec.tree} for {spec.name}; "
+            f"{_TREES_FOR.get(drafts.trees[0], 'name a static tree, as in chain9, or choose other drafts')}"
         )
-    if not drafter.is_exact and spec.acceptance != "exact":
+    if not drafts.is_exact and spec.acceptance != "exact":
         raise ValueError(
-            f"{spec.drafts} drafts are judged in a way of their own, got acceptance {spec.acceptance} for {spec.name}; "
-            "use exact, or other drafts"
+            f"{spec.drafts} drafts are verified in a way of their own, got acceptance {spec.acceptance} for "
+            f"{spec.name}; use exact, or other drafts"
         )
-    if rule.drafts is not None and spec.drafts not in rule.drafts:
+    if acceptance.drafts is not None and spec.drafts not in acceptance.drafts:
         raise ValueError(
-            f"acceptance {spec.acceptance} needs drafts {' or '.join(rule.drafts)}, got {spec.drafts} for {spec.name}"
-            f"{rule.reason}"
+            f"acceptance {spec.acceptance} needs drafts {' or '.join(acceptance.drafts)}, got {spec.drafts} for "
+            f"{spec.name}{acceptance.reason}"
         )
     _check_residual(spec)
 
@@ -586,17 +606,18 @@ def _kind_of(tree: str) -> str:
 
 
 def _check_residual(spec: MethodSpec) -> None:
-    if spec.residual not in spec.rule.residuals:
+    residuals = spec.acceptance_row.residuals
+    if spec.residual not in residuals:
         raise ValueError(
-            f"acceptance {spec.acceptance} needs residual {' or '.join(spec.rule.residuals)}, got {spec.residual} for "
+            f"acceptance {spec.acceptance} needs residual {' or '.join(residuals)}, got {spec.residual} for "
             f"{spec.name}: with another one, a weight below 1 would emit some codes too rarely"
         )
-    if spec.residual == "matched" and not spec.drafter.is_sampled:
+    if spec.residual == "matched" and not spec.drafts_row.is_sampled:
         raise ValueError(
             f"residual matched needs drafts {' or '.join(_REJECTED)}, got {spec.drafts} for {spec.name}; where a draft "
             "is known before the target draws, residual paper leaves the least total variation already"
         )
-    is_authors = spec.drafts in ("sampled", "top") and spec.rule.has_official
+    is_authors = spec.drafts in ("sampled", "top") and spec.acceptance_row.has_official
     if spec.residual in OFFICIAL_RESIDUALS and not is_authors:
         raise ValueError(
             f"residual {spec.residual} is the authors' code, which has no such method as {spec.name}; use paper"
@@ -604,7 +625,7 @@ def _check_residual(spec: MethodSpec) -> None:
 
 
 def _check_parameters(spec: MethodSpec) -> None:
-    wanted = {**spec.drafter.parameters, **spec.rule.parameters}
+    wanted = {**spec.drafts_row.parameters, **spec.acceptance_row.parameters}
     for name, value in spec.parameters.items():
         if name not in wanted and value is not None:
             raise ValueError(

@@ -46,8 +46,8 @@ class Proposal:
         tokens: int64, (batch, nodes), root included; -1 where there is no draft: the filters left fewer codes than the
             node has children.
         tree: its structure.
-        draft_probs: what each node's children were drawn from, (batch, inner, vocab); None unless they were sampled, or
-            where a measurement asks for it.
+        draft_probs: distributions that the children of inner nodes were sampled from, (batch, inner, vocab). None
+            unless the verifier or a measurement needs them. All 0 at a node whose children were not sampled.
     """
 
     tokens: torch.Tensor
@@ -105,8 +105,8 @@ class Outcome:
     Attributes:
         proposal: what was verified.
         scores: by what.
-        is_accepted: bool, (batch, nodes): accepted by its parent. Nodes behind one that is not may never be judged and
-            are False then.
+        is_accepted: bool, (batch, nodes): accepted by its parent. False for nodes that were not verified, since no
+            accepted path leads to them.
         path: int64, (batch, max_depth + 1): the nodes that are taken, root first, padded with the last.
         num_accepted: int64, (batch,): drafts on the path.
         emitted: int64, (batch, max_depth + 1): the accepted drafts, then the token behind them; the rest has no

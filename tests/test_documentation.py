@@ -14,6 +14,7 @@ EXAMPLES = {
     "experiments/mine.yaml",  # a user's file
     "reference/metric_weights.json",  # a result
     "capped.py",
+    "halved.py",
 }
 
 

@@ -1,1 +1,1 @@
-"""Rules of acceptance: what a method makes of drafts."""
+"""Acceptances and verifiers: which drafts a method accepts."""

@@ -1,10 +1,12 @@
-"""How a method's drafts are verified: which are accepted, and what is emitted behind them.
+"""Verification of drafts: which are accepted, and which token follows.
 
-Two ideas meet here. An *acceptance* (`Exact` and its subclasses) says how much target mass s(x) a draft x stands for.
-A *rule* (`Rule` and its subclasses) turns that into decisions: by comparing drafts with a token that the target draws,
-or by rejection. A rule judges nodes, each by itself. All nodes are judged at once; or, on a CPU and a tree with many
-more nodes than levels, those of the path alone that is taken, level after level until it ends, so that filters, noise
-and relaxed sets are worked out for few rows. Elsewhere shapes are fixed, and nothing is read back to the host.
+An *acceptance* (`Acceptance` and its subclasses) gives the relaxed probability s(x) of a draft x. A *verifier*
+(`Verifier` and its subclasses) decides with it: it compares drafts with the token that the target samples, or tests
+them by rejection.
+
+A verifier decides each node without the others. Usually it verifies all nodes at once. On a CPU, if a tree has many
+more nodes than levels, it verifies only the nodes of the accepted path, level after level, so that filters, noise and
+relaxed sets are computed for few rows. Elsewhere shapes are fixed, and nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -15,30 +17,35 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lantern.draft_tree import StaticTree, first_leaf, inner_places, longest_path, of_all_nodes
+from lantern.draft_tree import DraftTree, StaticTree, inner_places, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
-MANY_LOGITS = 2**16  # of a step on a CPU: with more, the nodes of the path alone are judged
+MANY_LOGITS = 2**16  # of a step on a CPU: with more, only the nodes of the path are verified
 
 
 @dataclass
 class Merged:
-    """The target mass that some drafts x stand for.
+    """Relaxed probability s(x) of drafts x, and the codes that add to it.
 
     Attributes:
-        taken: int64, (..., n): the codes whose mass it is, x last; x stands in for those that are not.
-        surrogate: (..., 1): s(x).
+        taken: int64, (..., n): the codes whose probabilities add up to s(x), x last. x replaces those that do not
+            count.
+        relaxed_prob: (..., 1): s(x).
     """
 
     taken: torch.Tensor
-    surrogate: torch.Tensor
+    relaxed_prob: torch.Tensor
 
 
 class Readings(NamedTuple):
-    """What an acceptance may read: the sampling, nearest codes, whole numbers (vocab, columns), and the target's
-    embedding of its codes, (vocab, dim).
+    """Inputs from which an acceptance is made.
+
+    Attributes:
+        sampling: temperature and filters.
+        nearest_codes: integer table (vocab, columns), or None.
+        embedding: the target's code embeddings, (vocab, dim), or None.
     """
 
     sampling: SamplingConfig
@@ -46,15 +53,15 @@ class Readings(NamedTuple):
     embedding: torch.Tensor | None
 
 
-class Exact:
-    """Exact decoding, and the base of all that relaxes it: a draft x stands for its own target mass, s(x) = t(x).
+class Acceptance:
+    """The base class of all acceptances: what gives the relaxed probability s(x) of a draft x.
 
-    A class of a user's own may declare `parameters`, `drafts` and `paper` as `lantern.methods.Acceptance` has them; its
-    parameters become attributes of the object.
+    A custom class defines `relaxed_prob`. It may declare `parameters`, `drafts` and `paper` as
+    `lantern.methods.AcceptanceRow` has them. Its parameters become attributes of the object.
 
     Attributes:
-        moves_mass: whether other codes' mass goes to x, so that what a rejection leaves depends on x.
-        needs_rejection: whether it changes the test of rejection alone; elsewhere decoding is exact.
+        moves_mass: whether other codes' mass goes to x, so that the residual distribution depends on x.
+        needs_rejection: whether it applies to rejection sampling only. Elsewhere decoding is exact.
     """
 
     moves_mass: ClassVar[bool] = False
@@ -64,49 +71,64 @@ class Exact:
         vars(self).update(parameters)
 
     @classmethod
-    def make(cls, spec: MethodSpec, read: Readings) -> Exact:
-        """The acceptance of a method, from its parameters and from what it reads."""
+    def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
+        """Make the acceptance of a method, from its parameters and from what it reads."""
         return cls(**spec.parameters)
 
-    def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """s(x), (..., n).
+    def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+        """Return s(x), (..., n).
 
         Args:
             probs: target distribution t, (..., vocab).
-            draft_probs: distribution p that x was drawn from, (..., vocab); None for deterministic drafts.
-            tokens: int64, (..., n): drafts x.
+            draft_probs: distribution p that x was sampled from, (..., vocab); None for deterministic drafts.
+            tokens: drafts x, int64 (..., n).
         """
-        return probs.gather(-1, tokens)
+        raise NotImplementedError
 
-    def surrogate_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """s(x) of every code x, (..., vocab)."""
+    def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
+        """Return s(x) of every code x, (..., vocab)."""
         tokens = torch.arange(probs.shape[-1], device=probs.device).expand_as(probs)
-        return self.surrogate(probs, draft_probs, tokens)
+        return self.relaxed_prob(probs, draft_probs, tokens)
 
     def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The codes whose mass matters for drafts int64 (...), the draft last: int64 (..., n)."""
+        """Return the codes whose probabilities determine s(x).
+
+        Args:
+            tokens: drafts x, int64 (...).
+
+        Returns:
+            int64 (..., n), x last.
+        """
         return tokens[..., None]
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> Merged:
-        """s(x) of one draft per node, from what `codes_of` gives."""
-        return Merged(codes, self.surrogate(probs, draft_probs, codes))
+        """Return s(x) of one draft per node, from the codes that `codes_of` returns."""
+        return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
-    def at(self, depths: torch.Tensor) -> Exact:
-        """The acceptance at nodes of these depths, int64 (nodes,)."""
+    def at(self, depths: torch.Tensor) -> Acceptance:
+        """Return the acceptance at nodes of these depths, int64 (nodes,)."""
         return self
 
-    def of_next_sibling(self) -> Exact:
-        """The acceptance of what follows a rejected draft."""
+    def of_next_sibling(self) -> Acceptance:
+        """Return the acceptance of the sibling that follows a rejected draft."""
         return self
 
-    def make_rule(self, spec: MethodSpec, sampling: SamplingConfig) -> Rule:
-        """The rule where drafts are compared with what the target draws."""
+    def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
+        """Make the verifier that compares drafts with the token that the target samples."""
         return ByEquality()
+
+
+class Exact(Acceptance):
+    """Exact decoding: s(x) = t(x)."""
+
+    def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+        """Return t(x)."""
+        return probs.gather(-1, tokens)
 
 
 @dataclass
 class Choice:
-    """What a rule makes of some nodes.
+    """The decisions of a verifier at some nodes.
 
     Attributes:
         chosen: int64, (batch, n): children with this token are accepted.
@@ -119,28 +141,30 @@ class Choice:
     best: torch.Tensor
 
 
-class Rule:
-    """What all rules share: the way through the tree.
+class Verifier:
+    """The base class of all verifiers: decides which drafts are accepted, and which token follows.
 
-    Siblings that carry the same token are accepted together; the longest path wins.
+    Siblings that hold the same token are accepted together; the longest path wins. A subclass defines `verify_nodes`.
+    One that needs all nodes at once defines `verify_all` instead.
 
     Attributes:
         noise_streams: what is read of the noise besides the target's own, at temperatures above 0.
         draws_target_tokens: whether the target draws a token of its own at every node, so that a substitution is
             defined.
-        judges_by_node: whether a node can be judged without those beside it.
-        follows_path: whether nodes of the path alone may be judged.
-        takes_first_leaf: whether the first leaf decides between paths of one length, not the first node.
+        follows_path: whether only the nodes of the path may be verified: no two siblings hold the same token.
     """
 
     noise_streams: ClassVar[tuple[str, ...]] = ()
     draws_target_tokens: ClassVar[bool] = True
-    judges_by_node: ClassVar[bool] = True
     follows_path: bool = False
-    takes_first_leaf: bool = False
 
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Finds the path that is taken and the tokens that are emitted; scores are the target's view of all nodes."""
+        """Find the accepted path and the emitted tokens.
+
+        Args:
+            scores: the target's scores of all nodes.
+            proposal: the drafts.
+        """
         tree = proposal.tree
         if tree.max_depth == 0:
             best, own = scores.keys.max(-1)
@@ -149,10 +173,9 @@ class Rule:
         # On a GPU a few wide operations take less time than many narrow ones.
         is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
         if self.follows_path and is_costly and tree.num_nodes > 2 * (tree.max_depth + 1):
-            return self._judge_path(scores, proposal)
-        is_accepted, own, best = self.judge_all(scores, proposal)
-        order = first_leaf(tree) if self.takes_first_leaf else None
-        path, num_accepted = longest_path(tree, is_accepted, order)
+            return self._verify_path(scores, proposal)
+        is_accepted, own, best = self.verify_all(scores, proposal)
+        path, num_accepted = longest_path(tree, is_accepted, self.order_of_nodes(tree))
         own = own.gather(1, path)
         drafted = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
         steps = torch.arange(path.shape[1], device=path.device)
@@ -161,21 +184,29 @@ class Rule:
         is_finite = best.gather(1, path[:, -1:])[:, 0].isfinite()
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
-    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Judges all nodes at once: (accepted by its parent, bool (batch, nodes); own and best of `Choice`)."""
+    def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Verify all nodes at once: (accepted by its parent, bool (batch, nodes); own and best of `Choice`)."""
         tree = proposal.tree
-        choice = self.judge(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
+        choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
         chosen = choice.chosen.gather(1, tree.parents.expand(proposal.tokens.shape))
         return chosen == proposal.tokens, choice.own, choice.best
 
-    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Judges each of some nodes by its scores: children int64 (batch, n, m) are drafted tokens, -1 where there is
-        none; draft_probs, (batch, n, vocab), what they were drawn from, None unless they were sampled.
+    def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+        """Verify the children of some nodes.
+
+        Args:
+            scores: the target's scores of the nodes.
+            children: drafted tokens, int64 (batch, n, m); -1 marks a missing draft.
+            draft_probs: distributions that they were sampled from, (batch, n, vocab), or None.
         """
         raise NotImplementedError
 
-    def _judge_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Judges the root, then the child that it accepts, and so on; no two siblings carry the same token here."""
+    def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
+        """Return which of several paths of one length comes first, as `longest_path` takes it. None: by node number."""
+        return None
+
+    def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
+        """Verify the root, then the child that it accepts, and so on; no two siblings may hold the same token."""
         tree, tokens, drawn_from = proposal.tree, proposal.tokens, proposal.draft_probs
         children = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)
         drafts = of_all_nodes(proposal.children, tree, -1)  # (batch, nodes, m)
@@ -187,7 +218,7 @@ class Rule:
         for width in [*widths, 0]:
             drafted = pick_rows(drafts, node)[..., :width]  # (batch, 1, width)
             draft_probs = None if drawn_from is None else pick_rows(drawn_from, places[node])
-            choice = self.judge(scores.at(node), drafted, draft_probs)
+            choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
             own, best = torch.where(is_reached, choice.own, own), torch.where(is_reached, choice.best, best)
             if width == 0:
                 break
@@ -214,15 +245,15 @@ class Rule:
         )
 
 
-class ByEquality(Rule):
-    """Exact decoding: a draft is accepted if it is the token that the target draws."""
+class ByEquality(Verifier):
+    """Exact decoding: a draft is accepted if it is the token that the target samples."""
 
-    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The children need not be known."""
         best, own = scores.keys.max(-1)
         return own.gather(1, proposal.tree.parents.expand(own.shape)) == proposal.tokens, own, best
 
-    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+    def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """The target's token, whatever was drafted."""
         best, own = scores.keys.max(-1)
         return Choice(own, own, best)

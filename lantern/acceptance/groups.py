@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from lantern.acceptance.base import Exact, Readings
+from lantern.acceptance.base import Acceptance, Readings
 from lantern.methods import MethodSpec
 
 CODES_AT_ONCE = 1024  # whose distances to all others are held at once
 
 
-class ProbabilityGroups(Exact):
+class ProbabilityGroups(Acceptance):
     """The draft x is accepted with probability min(1, t(G) / p(G)), G being codes about as probable as x that the
     target embeds near x.
 
@@ -53,7 +53,7 @@ class ProbabilityGroups(Exact):
             raise ValueError(f"method {spec.method_id or spec.name} needs the target's token embedding, got none")
         return cls(read.embedding, h=spec.h, p_max=spec.p_max, d_max=spec.d_max)
 
-    def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """s(x) = p(x) t(G) / p(G), so that the test of rejection, s(x) / p(x), is that of groups."""
         order = probs.argsort(dim=-1, stable=True)  # least probable first
         numbers = torch.arange(probs.shape[-1], device=probs.device)

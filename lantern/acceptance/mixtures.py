@@ -1,8 +1,8 @@
 """Verification against a mixture s of the target's distribution t and the drafts' p: the emitted token has the
 distribution s, on chains and on trees.
 
-A rejection leaves max(0, s - p), renormalised: for every mixture the same as max(0, t - p). Later siblings are judged
-exactly against it, so that all of them together emit s. The test accepts 1 - TV(s, p) of the first drafts; no rule
+A rejection leaves max(0, s - p), renormalised: for every mixture the same as max(0, t - p). Later siblings are verified
+exactly against it, so that all of them together emit s. The test accepts 1 - TV(s, p) of the first drafts; no method
 whose output is as near to t accepts more, since TV(t, p) <= TV(t, s) + TV(s, p), with equality on this line.
 """
 
@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import torch
 
-from lantern.acceptance.base import Exact
+from lantern.acceptance.base import Acceptance, Exact
 
 
-class Ensemble(Exact):
+class Ensemble(Acceptance):
     """s = w t + (1 - w) p, whose distance from t is TV = (1 - w) TV(t, p).
 
     Source: the static ensemble of DIVERSED (arXiv 2604.07622), `_speculative_sampling` of transformers 5.23. There
@@ -28,13 +28,13 @@ class Ensemble(Exact):
         """Weight of t in s, a number or (..., 1)."""
         return self.weight
 
-    def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """s(x)."""
         share = self.share(probs, draft_probs)
         return share * probs.gather(-1, tokens) + (1 - share) * draft_probs.gather(-1, tokens)
 
-    def of_next_sibling(self) -> Exact:
-        """What a rejection leaves is what s wants: nothing more is mixed in."""
+    def of_next_sibling(self) -> Acceptance:
+        """Return exact acceptance: the residual already yields s."""
         return Exact()
 
 

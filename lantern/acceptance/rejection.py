@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lantern.acceptance.base import Choice, Exact, Merged, Rule, token_of
+from lantern.acceptance.base import Acceptance, Choice, Exact, Merged, Verifier, token_of
 from lantern.acceptance.official import official_residual
 from lantern.draft_tree import of_all_nodes
 from lantern.methods import OFFICIAL_RESIDUALS
@@ -30,13 +30,13 @@ class Tried(NamedTuple):
     """One sibling's turn at some nodes.
 
     Attributes:
-        surrogate: (..., 1): s(x).
+        relaxed_prob: (..., 1): s(x).
         token_draft: (..., 1): p(x) among the codes not drawn yet; 1 for a deterministic draft.
         is_tried: bool, (..., 1): whether there is a draft.
         residual: (..., vocab): the target distribution once x is rejected.
     """
 
-    surrogate: torch.Tensor
+    relaxed_prob: torch.Tensor
     token_draft: torch.Tensor
     is_tried: torch.Tensor
     residual: torch.Tensor
@@ -54,7 +54,7 @@ class Rejection:
             from t that f allows, and one residual for all x.
     """
 
-    acceptance: Exact = field(default_factory=Exact)
+    acceptance: Acceptance = field(default_factory=Exact)
     residual: str = "paper"
 
     @property
@@ -68,7 +68,7 @@ class Rejection:
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
         """p(x) f(x) of every code x: the probability that x is drafted and accepted; all (..., vocab)."""
-        return torch.minimum(draft_probs, self.acceptance.surrogate_of_all(probs, draft_probs))
+        return torch.minimum(draft_probs, self.acceptance.relaxed_prob_of_all(probs, draft_probs))
 
     def residual_probs(
         self,
@@ -97,7 +97,7 @@ class Rejection:
             left = (probs - draft_probs).clamp_(min=0)
         else:
             moved = probs.scatter(-1, merged.taken, 0.0)
-            moved.scatter_(-1, merged.taken[..., -1:], merged.surrogate)
+            moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
             left = moved.sub_(draft_probs).clamp_(min=0)
         total = left.sum(-1, keepdim=True)
         # Nothing left means that the rejection had probability 0: rounding. Stay inside the filtered support.
@@ -116,13 +116,13 @@ class Rejection:
             merged = acceptance.merge(probs, draft_probs, codes)
             token, is_tried = codes[..., -1:], is_drafted[..., rank : rank + 1]
             if draft_probs is None:
-                token_draft = torch.ones_like(merged.surrogate)
+                token_draft = torch.ones_like(merged.relaxed_prob)
             else:
                 token_draft = draft_probs.gather(-1, token)
                 # A token drawn although its probability is 0 (fewer survivors of the filters than children) is none.
                 is_tried = is_tried & (token_draft > 0)
             probs, acceptance = self.residual_probs(probs, merged, draft_probs, is_tried), acceptance.of_next_sibling()
-            yield Tried(merged.surrogate, token_draft, is_tried, probs)
+            yield Tried(merged.relaxed_prob, token_draft, is_tried, probs)
             if draft_probs is not None:
                 draft_probs.scatter_(-1, token, token_draft * ~is_drafted[..., rank : rank + 1])
                 draft_probs /= draft_probs.sum(-1, keepdim=True)  # 0 / 0 where all is drawn: nan is not > 0 either
@@ -140,17 +140,24 @@ class Rejection:
         tried = list(self.try_siblings(probs, children, draft_probs))
         if not tried:
             return children.sum(-1), probs
-        surrogate, token_draft, is_tried = (torch.cat(part, dim=-1) for part in list(zip(*tried, strict=True))[:3])
-        fits = is_tried & (uniforms * token_draft <= surrogate) & (surrogate > 0)
+        relaxed_prob, token_draft, is_tried = (torch.cat(part, dim=-1) for part in list(zip(*tried, strict=True))[:3])
+        fits = is_tried & (uniforms * token_draft <= relaxed_prob) & (relaxed_prob > 0)
         return F.pad(fits, (0, 1), value=True).byte().argmax(-1), tried[-1].residual
 
 
 def accept_chain(
     probs: Sequence[torch.Tensor], tokens: Sequence[int], draft_probs: Sequence[torch.Tensor], uniforms: Sequence[float]
 ) -> tuple[int, torch.Tensor]:
-    """The rule for one chain of drafts x, as a reader would write it; tests compare the batched one with it. Of the
-    target distributions, (vocab,), there is one more than drafts: behind the root and behind each. Returns (number of
-    accepted drafts, distribution of the token behind them, (vocab,)).
+    """Verify one chain in plain Python, as a test oracle.
+
+    Args:
+        probs: target distributions, (vocab,), one more than drafts: after the root and after each draft.
+        tokens: the drafts x.
+        draft_probs: distributions that they were sampled from, (vocab,).
+        uniforms: a uniform number per draft.
+
+    Returns:
+        (number of accepted drafts, distribution of the token that follows them, (vocab,)).
     """
     for place, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
         if u * p[x] > t[x] or t[x] == 0:
@@ -159,7 +166,7 @@ def accept_chain(
     return len(tokens), probs[len(tokens)]
 
 
-class ByRejection(Rule):
+class ByRejection(Verifier):
     """Children are accepted one after the other, see `Rejection`."""
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
@@ -168,11 +175,11 @@ class ByRejection(Rule):
     def __init__(self, rejection: Rejection) -> None:
         self.rejection = rejection
 
-    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tries nothing at nodes that have no children."""
         tree, inner = proposal.tree, proposal.tree.parent_nodes
         if inner is None:
-            return super().judge_all(scores, proposal)
+            return super().verify_all(scores, proposal)
         weights, positions = scores.weights.index_select(1, inner), scores.positions.index_select(1, inner)
         choice = self._try(weights, positions, scores.noise, proposal.children, proposal.draft_probs)
         best, own = scores.keys.max(-1)
@@ -180,7 +187,7 @@ class ByRejection(Rule):
         chosen = of_all_nodes(choice.chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(own.shape))
         return chosen == proposal.tokens, own, best
 
-    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+    def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """The first accepted draft, or a token of the residual."""
         return self._try(scores.weights, scores.positions, scores.noise, children, draft_probs)
 

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from lantern.acceptance.base import Choice, Exact, Readings, Rule, token_of
+from lantern.acceptance.base import Acceptance, Choice, Readings, Verifier, token_of
+from lantern.draft_tree import DraftTree, first_leaf
 from lantern.methods import OFFICIAL_RESIDUALS, MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
@@ -50,12 +51,12 @@ class MergedSet:
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)
 
     @cached_property
-    def surrogate(self) -> torch.Tensor:
+    def relaxed_prob(self) -> torch.Tensor:
         """s(x), the target mass of {x} and A(x), (..., 1)."""
         return self.token_probs + self.mass
 
 
-class RelaxedSets(Exact):
+class RelaxedSets(Acceptance):
     """How many of a draft's nearest codes may stand in for it: the base of all bounds.
 
     Args:
@@ -66,14 +67,12 @@ class RelaxedSets(Exact):
     Attributes:
         renormalises: whether the target's mass is rescaled to 1 after a rejection, before the next sibling's bound
             applies.
-        bounds_mass: whether A(x) depends on its mass; one that does not needs no distribution to be verified.
-        leaves_filters: whether a draft that the target's filters took away may be accepted for what its nearest codes
-            hold; so it is in the papers, not in the rules of ours.
+        leaves_filters: whether a draft that top-k or top-p removed may be accepted if its nearest codes have
+            probability. True for the papers' acceptances.
     """
 
     moves_mass: ClassVar[bool] = True
     renormalises: ClassVar[bool] = True
-    bounds_mass: ClassVar[bool] = True
     leaves_filters: ClassVar[bool] = True
 
     def __init__(self, table: torch.Tensor, **parameters: Any) -> None:
@@ -129,20 +128,20 @@ class RelaxedSets(Exact):
         """A(x) of one draft per node."""
         return self.grow(codes, probs.gather(-1, codes))
 
-    def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+    def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
         """s(x), the target mass of {x} and A(x)."""
         codes = self.nearest(tokens)
         masses = probs.gather(-1, codes.flatten(-2)).view_as(codes)
-        return self.grow(codes, masses).surrogate.squeeze(-1)
+        return self.grow(codes, masses).relaxed_prob.squeeze(-1)
 
-    def surrogate_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
+    def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
         """s(x) of every code; reads vocab (k + 1) masses a node."""
         rows, parts = probs.reshape(-1, probs.shape[-1]), []
         codes_at_once = max(1, MASSES_AT_ONCE // (len(rows) * (self.k + 1)))
         for tokens in torch.arange(probs.shape[-1], device=probs.device).split(codes_at_once):
             codes = self.nearest(tokens)
             masses = rows.index_select(1, codes.flatten()).view(-1, *codes.shape)
-            parts.append(self.grow(codes, masses).surrogate.squeeze(-1))
+            parts.append(self.grow(codes, masses).relaxed_prob.squeeze(-1))
         return torch.cat(parts, dim=-1).view_as(probs)
 
     def walk(
@@ -173,10 +172,8 @@ class RelaxedSets(Exact):
             if not self.renormalises:
                 spent = spent + merged.mass
 
-    def make_rule(self, spec: MethodSpec, sampling: SamplingConfig) -> Rule:
-        """At temperature 0 the authors' rule, above it that of the set which holds the target's token."""
-        if not self.bounds_mass:
-            return ByLookAlike(self)
+    def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
+        """Make the authors' verifier at temperature 0, above it the one that looks for the target's token in A(x)."""
         if sampling.is_greedy:
             return GreedyWithinBound(self, spec.residual != "paper" and spec.tree == "dynamic")
         return WithinBound(self)
@@ -252,15 +249,18 @@ class Proximity(RelaxedSets):
     """
 
     renormalises = False
-    bounds_mass = False
     leaves_filters = False
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Any mass."""
         return torch.ones_like(mass, dtype=torch.bool)
 
+    def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
+        """Make the verifier that compares nearest codes with the target's token, whatever their probabilities."""
+        return ByLookAlike(self)
 
-class ByLookAlike(Rule):
+
+class ByLookAlike(Verifier):
     """Proximity verification: a draft is also accepted if the token y that the target draws is one of its nearest
     codes; one equal to y is preferred to its look-alikes. What the target's filters took away is not accepted.
     """
@@ -268,7 +268,7 @@ class ByLookAlike(Rule):
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
-    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+    def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """The target's token or its first look-alike."""
         best, own = scores.keys.max(-1)
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
@@ -279,7 +279,7 @@ class ByLookAlike(Rule):
         return Choice(token_of(fits.argmax(-1), children, own), own, best)
 
 
-class WithinBound(Rule):
+class WithinBound(Verifier):
     """Relaxed decoding of deterministic drafts: a draft is accepted if the token y that the target draws is in its
     relaxed set.
 
@@ -290,7 +290,7 @@ class WithinBound(Rule):
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
 
-    def judge(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
+    def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         """The first draft whose set holds the target's token, or that token."""
         best, own = scores.keys.max(-1)
         probs = scores.weights.softmax(-1)
@@ -303,12 +303,16 @@ class WithinBound(Rule):
         return Choice(token_of(rank, children, own), own, best)
 
 
-class GreedyWithinBound(Rule):
+class GreedyWithinBound(Verifier):
     """Relaxed decoding at temperature 0, as the authors' code does it: x is accepted if s(x) makes it the most probable
     token.
 
     s(x) is taken from the softmax of the raw guided logits (temperature and filters ignored); ties go to the lower
     code. Whether A(x) keeps its mass makes no difference: if it holds the top token, s(x) exceeds it anyway.
+
+    Args:
+        sets: gives s(x).
+        takes_first_leaf: whether the first leaf decides between paths of one length, not the first node.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
@@ -316,7 +320,11 @@ class GreedyWithinBound(Rule):
     def __init__(self, sets: RelaxedSets, takes_first_leaf: bool = False) -> None:
         self.sets, self.takes_first_leaf = sets, takes_first_leaf
 
-    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
+        """Return the first leaf below each node, if the authors' code orders paths so."""
+        return first_leaf(tree) if self.takes_first_leaf else None
+
+    def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Several children of one node may be accepted, whatever their tokens."""
         best, own = scores.logits.max(-1)
         tokens, index = proposal.tokens, proposal.tree.parents.expand(proposal.tokens.shape)
@@ -326,6 +334,6 @@ class GreedyWithinBound(Rule):
         codes = self.sets.nearest(tokens.clamp(min=0))
         # Of each node's parent at these codes, without a copy of the parent's row per node.
         masses = probs.flatten(1).gather(1, (index[..., None] * probs.shape[-1] + codes).flatten(1)).view(codes.shape)
-        surrogate = self.sets.grow(codes, masses).surrogate.squeeze(-1)
-        fits = (tokens == top) | (surrogate > top_probs) | ((surrogate == top_probs) & (tokens < top))
+        relaxed_prob = self.sets.grow(codes, masses).relaxed_prob.squeeze(-1)
+        fits = (tokens == top) | (relaxed_prob > top_probs) | ((relaxed_prob == top_probs) & (tokens < top))
         return fits & (tokens >= 0), own, best

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from lantern.acceptance.base import Exact, Readings
+from lantern.acceptance.base import Acceptance, Readings
 from lantern.methods import MethodSpec
 
 
-class DraftWeights(Exact):
+class DraftWeights(Acceptance):
     """The draft x at place i of a chain is accepted with probability min(1, omega_i t(x) / p(x)).
 
     With this probability as f(x), the output distribution departs from the target's by TV = sum max(0, p f - t) at a
@@ -37,11 +37,11 @@ class DraftWeights(Exact):
         weights = [spec.omega * length * value / sum(values) for value in values]
         return cls(torch.tensor(weights, device=None if read.embedding is None else read.embedding.device))
 
-    def surrogate(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+    def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
         """omega_i t(x); nodes are those of the chain in their order, (..., nodes, n), or those of `at`."""
         return self.weights[:, None] * probs.gather(-1, tokens)
 
-    def surrogate_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
+    def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
         """omega_i t(x), (..., nodes, vocab)."""
         return self.weights[:, None] * probs
 

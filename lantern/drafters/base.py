@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lantern.acceptance.base import Rule
+from lantern.acceptance.base import Verifier
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_structure
 from lantern.methods import MethodSpec
@@ -20,21 +20,23 @@ class Drafter:
     """Fills a tree of drafts in every step. What belongs to a batch of images is in a state of its own, whose tensors
     stay where they are and are changed in place.
 
-    A class of a user's own may declare `trees`, `parameters`, `is_sampled` and the like as `lantern.methods.Drafts` has
-    them.
+    A custom class may declare `trees`, `parameters`, `is_sampled` and the like as `lantern.methods.DraftsRow` has them.
 
     Attributes:
         tree: the static tree, or options of the dynamic one.
         max_depth: tokens that a step may emit, but one: most drafts on a path; 0 for a drafter that proposes the root
             alone.
         noise_streams: the noise that it reads, besides the target's.
-        rule: how its drafts are judged, where that is not the method's acceptance.
+        keeps_probs: whether proposals state what their drafts were sampled from, even if the verifier does not need it.
+            A measurement asks for it, see `Decoder.with_draft_probs`; a drafter that cannot tell ignores it.
+        verifier: decides about its drafts, unless the method's acceptance makes one.
     """
 
     tree: StaticTree | DynamicTreeOptions
     max_depth: int
     noise_streams: tuple[str, ...] = ()
-    rule: ClassVar[Rule | None] = None
+    keeps_probs: bool = False
+    verifier: ClassVar[Verifier | None] = None
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:

@@ -56,12 +56,7 @@ class EagleDrafter(Drafter):
         tree: the static tree, or options of the dynamic one.
         sampling: the target's temperature, filters and guidance, which the draft model shares.
         most_pending: tokens that a step may emit; by default those of the deepest path and the one behind it.
-
-    Attributes:
-        keeps_probs: whether proposals of static trees hold draft_probs of coupled drafts too, for a measurement.
     """
-
-    keeps_probs = False
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
-from lantern.step import Outcome, Prefill, Proposal
+from lantern.step import Outcome, Prefill, Proposal, pick_rows
 
 NUM_KEPT = 6  # rows that the pool keeps of a position
 
@@ -43,9 +43,12 @@ class JacobiState:
         pool: int64, (batch, 1 + siblings, tokens + window, kept): the last rows evaluated at every position, newest
             first: the token at the left, then the best codes, best first; -1 for none. Where no row is, the left is -2,
             which matches no token, and the codes are a first guess. Positions already emitted are not read.
+        probs: the target's distributions in these rows, (batch, tokens + window, kept, vocab), all 0 where no row is.
+            None unless the drafter keeps them.
     """
 
     pool: torch.Tensor
+    probs: torch.Tensor | None = None
 
 
 class JacobiDrafter(Drafter):
@@ -70,6 +73,7 @@ class JacobiDrafter(Drafter):
         self._ages, self._ages_of_others = torch.arange(2 * num_kept, device=device).chunk(2)
         self._parents = tree.parents[0, 1:]
         self._line_end = torch.where(ranks == 0, config.num_codes, -1)
+        self._first_children = tree.children[0, :, 0] - 1  # of the inner nodes, among the drafts
 
     @classmethod
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiDrafter:
@@ -78,13 +82,19 @@ class JacobiDrafter(Drafter):
 
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiState:
         """See `Drafter`."""
-        return JacobiState(torch.zeros(num_rows, *self._shape, dtype=torch.int64, device=self.tree.parents.device))
+        device, (_, *slots) = self.tree.parents.device, self._shape
+        pool = torch.zeros(num_rows, *self._shape, dtype=torch.int64, device=device)
+        if not self.keeps_probs:
+            return JacobiState(pool)
+        return JacobiState(pool, torch.zeros(num_rows, *slots, self.config.vocab_size, device=device))
 
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
         """Guesses image token 0 everywhere."""
         pool = prefill.first[..., None, None].repeat(1, *self._shape)
         pool[:, 0] = -2
         state.pool.index_copy_(0, rows, pool)
+        if state.probs is not None:
+            state.probs.index_fill_(0, rows, 0.0)
 
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         """The guesses of the positions behind the root; one comparison finds the rows of all."""
@@ -92,11 +102,22 @@ class JacobiDrafter(Drafter):
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
         parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)
         ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)  # no two are equal
-        guesses = drafts.gather(2, ages.argmin(-1, keepdim=True)).squeeze(2)
+        newest = ages.argmin(-1, keepdim=True)
+        guesses = drafts.gather(2, newest).squeeze(2)
         if self.config.line_end is not None:  # one token is possible at the end of a line
             is_end = self.config.ends_line(lengths[:, None] + self.tree.depths[:, 1:] - 1)
             guesses = torch.where(is_end, self._line_end, guesses)
-        return Proposal(torch.cat([root, guesses], dim=1), self.tree)
+        draft_probs = None if state.probs is None else self._draft_probs(state.probs, newest, lengths)
+        return Proposal(torch.cat([root, guesses], dim=1), self.tree, draft_probs)
+
+    def _draft_probs(self, probs: torch.Tensor, newest: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Return the distributions in the rows that give the children of inner nodes, (batch, inner, vocab).
+
+        Siblings come from one row.
+        """
+        ahead = self.tree.depths[:, 1:].index_select(1, self._first_children) - 1
+        rows = newest.squeeze(2).index_select(1, self._first_children)
+        return pick_rows(probs.flatten(1, 2), (lengths[:, None] + ahead) * self.num_kept + rows)
 
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         """Puts the rows of all nodes into the pool; the last one's codes are the first guesses behind the window."""
@@ -107,6 +128,15 @@ class JacobiDrafter(Drafter):
         old = pool.gather(1, written).view(*rows.shape[:2], -1)
         rows = torch.cat([rows, old], dim=2)
         pool.scatter_(1, written, rows.flatten(1).index_select(1, self._renewed))
+        if state.probs is not None:
+            self._keep_probs(state.probs, outcome.scores.weights[:, :nodes].softmax(-1), written)
+
+    def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
+        """Move distributions as `observe` moves the tokens at the left: both are one per row of the pool."""
+        num_written = (2 * self.max_depth + 1) * self.num_kept
+        kept, written = kept.flatten(1, 2), written[:, :num_written]
+        rows = torch.cat([probs, pick_rows(kept, written)], dim=1).index_select(1, self._renewed[:num_written])
+        kept.scatter_(1, written[..., None].expand_as(rows), rows)
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int) -> torch.Tensor:

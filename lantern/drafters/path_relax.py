@@ -9,7 +9,6 @@ Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -68,7 +67,7 @@ class ParallelChainsDrafter(Drafter):
     """
 
     def __init__(self, tree: StaticTree, chain: SpeculativeJacobiDrafter, delta: float) -> None:
-        self.tree, self.chain, self.max_depth, self.rule = tree, chain, tree.max_depth, LongestChain(delta)
+        self.tree, self.chain, self.max_depth, self.verifier = tree, chain, tree.max_depth, LongestChain(delta)
         self.num_chains, self.noise_streams = (tree.num_nodes - 1) // tree.max_depth, chain.noise_streams
         if self.num_chains * (self.max_depth + 1) > MAX_SIBLINGS:
             raise ValueError(
@@ -118,7 +117,7 @@ class ParallelChainsDrafter(Drafter):
 
 
 class LongestChain(ByRejection):
-    """Every chain is judged by itself, and the longest is taken, the first of several.
+    """Every chain is verified by itself, and the longest is taken, the first of several.
 
     Draft x of a chain is accepted with probability min(1, (t(x) + m) / p(x)): m is `delta` times the mean of what t
     gives to the tokens that the other chains hold at that place. A rejection leaves normalise(max(0, t - p)).
@@ -131,13 +130,11 @@ class LongestChain(ByRejection):
     Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
     """
 
-    judges_by_node: ClassVar[bool] = False
-
     def __init__(self, delta: float) -> None:
         super().__init__(Rejection())
         self.delta = delta
 
-    def judge_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Accepted, and the tokens behind; behind the root, that of the first chain's rejection."""
         tree, tokens, labels = proposal.tree, proposal.tokens, proposal.draft_probs
         batch, window = len(tokens), tree.max_depth

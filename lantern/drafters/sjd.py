@@ -1,10 +1,10 @@
-"""Speculative Jacobi drafts: drawn from the target's distributions of the step before, and judged by rejection.
+"""Speculative Jacobi drafts: drawn from the target's distributions of the step before, and verified by rejection.
 
 Every position ahead holds a draft and its *label*, the distribution that it was drawn from: the target's at that
-position in the last step, behind the drafts of that step. By the label the draft is judged as a draft model's would be,
-so that the rule of sampled drafts serves. What a draft is drawn with belongs to its position and to the step, and what
-it is judged with to its position alone: then a draft has the distribution of its label, given all that the target's
-depends on, and the emitted tokens have the target's distribution.
+position in the last step, behind the drafts of that step. With the label the draft is verified as a draft model's would
+be, by the same rejection. What a draft is drawn with belongs to its position and to the step, and what it is verified
+with to its position alone: then a draft has the distribution of its label, given all that the target's depends on, and
+the emitted tokens have the target's distribution.
 
 Sources: speculative Jacobi decoding, SJD (arXiv 2410.01699; tyshiwo1/Accelerating-T2I-AR-with-SJD@b389cfb); speculative
 coupled decoding, SCD or MC-SJD (arXiv 2510.24211; junhyukso/SCD@7322379); SJD++ (arXiv 2512.07503), as in

@@ -53,7 +53,7 @@ class Plan:
 
 def take(images: Images, rows: torch.Tensor, plan: Plan) -> Images:
     """Some branches, with what is planned for them."""
-    other = Images(images.world, images.drafter, images.rule, plan, images.tokens[rows, :1], images.num_tokens)
+    other = Images(images.world, images.drafter, images.verifier, plan, images.tokens[rows, :1], images.num_tokens)
     other.tokens, other.lengths = images.tokens[rows], images.lengths[rows]
     own = {field.name: getattr(images.state, field.name) for field in fields(images.state)}
     other.state = replace(images.state, **{name: value[rows] for name, value in own.items() if name != "noise"})
@@ -90,8 +90,8 @@ def endings(
                 break
             token = tokens[:, [child]].clamp(min=0)
             at_label = label.gather(1, token) * (tokens[:, [child]] >= 0)
-            surrogate = rejection.acceptance.surrogate(left, label, token)
-            accept = torch.where(at_label > 0, surrogate / at_label, 0.0).clamp(max=1)[:, 0]
+            relaxed_prob = rejection.acceptance.relaxed_prob(left, label, token)
+            accept = torch.where(at_label > 0, relaxed_prob / at_label, 0.0).clamp(max=1)[:, 0]
             for below, chance, law, count in endings(child, rejection, tree, tokens, probs, labels):
                 yield {**tests, (place.index(node), rank): 0.0, **below}, passed * accept * chance, law, count + 1
             rest = (left - label).clamp(min=0)
@@ -113,7 +113,7 @@ def branch(images: Images) -> Images:
     accept = (probs[:, drafter._chain[:-1]].gather(2, drafts) / own.gather(2, drafts)).squeeze(2).clamp(max=1)
     is_maximal, draws = drafter.coupling == "maximal", [(0, code) for code in range(vocab_size)]
     found = []
-    for tests, passed, left, stop in endings(0, images.rule.rejection, tree, tokens, probs, labels):
+    for tests, passed, left, stop in endings(0, images.verifier.rejection, tree, tokens, probs, labels):
         is_last = images.lengths + stop + 1 >= images.num_tokens
         options = [[(1, -1)] * is_maximal + draws] * (window - stop - 1) + [draws] * (stop < window)
         uniforms = torch.ones(tree.children.shape[1:])
@@ -146,11 +146,11 @@ def merge(images: Images, weight: torch.Tensor) -> tuple[Images, torch.Tensor]:
     return take(images, rows, images.noise), torch.zeros(len(unique)).double().index_add_(0, place, weight)
 
 
-def law_of_images(world: TableWorld, drafter, rule, num_tokens: int) -> torch.Tensor:
+def law_of_images(world: TableWorld, drafter, verifier, num_tokens: int) -> torch.Tensor:
     """Probability of each of the vocab^num_tokens images, token 0 first; filters and tokens in float64."""
     vocab_size = world.vocab_size
     first = torch.arange(vocab_size)[:, None]
-    images = Images(world, drafter, rule, None, first, num_tokens)
+    images = Images(world, drafter, verifier, None, first, num_tokens)
     weight = world.logits(images.tokens[:1, None], torch.zeros(1, 1, dtype=torch.int64)).softmax(-1)[0, 0]
     law = torch.zeros(vocab_size**num_tokens, dtype=torch.float64)
     digits = vocab_size ** torch.arange(num_tokens - 1, -1, -1)

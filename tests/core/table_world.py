@@ -1,4 +1,4 @@
-"""A target whose logits are sums of table rows, and the steps of a drafter and a rule on it.
+"""A target whose logits are sums of table rows, and the steps of a drafter and a verifier on it.
 
 The stub of the fixtures of peer methods (tests/data/peers): small enough that laws of whole images are known.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lantern.acceptance.base import Rule
+from lantern.acceptance.base import Verifier
 from lantern.drafters.base import Drafter
 from lantern.noise import GUMBEL_STREAMS, NoiseField
 from lantern.sampling import SamplingConfig
@@ -56,7 +56,7 @@ class Images:
     Args:
         world: the target.
         drafter: proposes.
-        rule: judges.
+        verifier: verifies.
         noise: a `NoiseField`, or what stands in for one.
         first: int64, (batch, 1): their token 0.
         num_tokens: of an image.
@@ -66,12 +66,18 @@ class Images:
         self,
         world: TableWorld,
         drafter: Drafter,
-        rule: Rule,
+        verifier: Verifier,
         noise: object,
         first: torch.Tensor,
         num_tokens: int,
     ) -> None:
-        self.world, self.drafter, self.rule, self.noise, self.num_tokens = world, drafter, rule, noise, num_tokens
+        self.world, self.drafter, self.verifier, self.noise, self.num_tokens = (
+            world,
+            drafter,
+            verifier,
+            noise,
+            num_tokens,
+        )
         self.tokens = torch.cat([first, first.new_zeros(len(first), num_tokens + drafter.max_depth)], dim=1)
         self.lengths = torch.ones(len(first), dtype=torch.int64)
         self.state = drafter.allocate(len(first), noise)
@@ -94,7 +100,7 @@ class Images:
     def step(self) -> Outcome:
         """As a step of `Decoder`."""
         proposal, scores = self.propose()
-        outcome = self.rule.verify(scores, proposal)
+        outcome = self.verifier.verify(scores, proposal)
         self.drafter.observe(self.state, outcome, self.lengths)
         self.tokens.scatter_(1, self.lengths[:, None] + torch.arange(outcome.emitted.shape[1]), outcome.emitted)
         self.lengths = (self.lengths + outcome.num_accepted + 1).clamp(max=self.num_tokens)
@@ -107,9 +113,11 @@ class Images:
         return self.tokens[:, : self.num_tokens]
 
 
-def count_images(world: TableWorld, drafter: Drafter, rule: Rule, num_images: int, num_tokens: int) -> torch.Tensor:
+def count_images(
+    world: TableWorld, drafter: Drafter, verifier: Verifier, num_images: int, num_tokens: int
+) -> torch.Tensor:
     """How often each of the vocab^num_tokens images is drawn, token 0 first; noise is keyed as that of images."""
-    streams, vocab_size = ("target", *drafter.noise_streams, *rule.noise_streams), world.vocab_size
+    streams, vocab_size = ("target", *drafter.noise_streams, *verifier.noise_streams), world.vocab_size
     noise = NoiseField(num_images, num_tokens, vocab_size, streams)
     generator = torch.Generator().manual_seed(1)
     for stream, values in noise._values.items():
@@ -118,6 +126,6 @@ def count_images(world: TableWorld, drafter: Drafter, rule: Rule, num_images: in
         noise._values[stream] = -(-drawn.log()).log() if stream in GUMBEL_STREAMS else drawn
     start = world.logits(torch.zeros(1, 1, num_tokens).long(), torch.zeros(1, 1).long())[:, 0]
     first = start + noise.gumbel("target", torch.zeros(num_images, 1).long())[:, 0]
-    images = Images(world, drafter, rule, noise, first.argmax(-1, keepdim=True), num_tokens)
+    images = Images(world, drafter, verifier, noise, first.argmax(-1, keepdim=True), num_tokens)
     digits = vocab_size ** torch.arange(num_tokens - 1, -1, -1)
     return (images.draw() * digits).sum(1).bincount(minlength=vocab_size**num_tokens)

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from wrong_parts import Additive, Guesses, Sets, Wide
+from wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVerifier, Sets, Wide
 
 from conftest import generate
+from lantern.acceptance import base
 from lantern.acceptance.base import Exact
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.methods import MethodSpec, load_class
 from lantern.sampling import SamplingConfig
@@ -110,7 +111,7 @@ def gap(found):
     return found
 
 
-def judge(models, acceptance: str, tree: str = "chain3", **options):
+def decode_with(models, acceptance: str, tree: str = "chain3", **options):
     table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
     models = replace(models, nearest_codes=table)
     parts = {"k": 4, "delta": 0.0} if acceptance in ("Sets", "Additive") else {}
@@ -124,11 +125,11 @@ def judge(models, acceptance: str, tree: str = "chain3", **options):
         (
             Wide,
             lambda found: found[..., 0],
-            "surrogate of wrong_parts:Wide in method mine must return a tensor of a ",
+            "relaxed_prob of wrong_parts:Wide in method mine must return a tensor of a ",
         ),
-        (Wide, lambda found: found * torch.nan, "surrogate of .* must return finite numbers >= 0, got .nan"),
-        (Wide, lambda found: -found - 1, "surrogate of .* must return finite numbers >= 0, got .-1"),
-        (Wide, lambda found: found / 0 + "a", "surrogate of wrong_parts:Wide in method mine failed: TypeError: "),
+        (Wide, lambda found: found * torch.nan, "relaxed_prob of .* must return finite numbers >= 0, got .nan"),
+        (Wide, lambda found: -found - 1, "relaxed_prob of .* must return finite numbers >= 0, got .-1"),
+        (Wide, lambda found: found / 0 + "a", "relaxed_prob of wrong_parts:Wide in method mine failed: TypeError: "),
         (
             Sets,
             lambda found: found.float(),
@@ -150,25 +151,61 @@ def judge(models, acceptance: str, tree: str = "chain3", **options):
 def test_a_wrong_acceptance_names_class_and_method(models, monkeypatch, kind, change, sentence):
     monkeypatch.setattr(kind, "change", staticmethod(change))
     with pytest.raises(ValueError, match=sentence):
-        judge(models, kind.__name__)
+        decode_with(models, kind.__name__)
 
 
 def test_siblings_that_the_filters_left_none_of_are_no_error(models):
     """Of three children one is left to draw: the drafts' distribution of the others is 0 / 0."""
-    assert judge(models, "Mixed", tree="chain2k3d1", top_k=1).codes.shape == (2, 16)
+    assert decode_with(models, "Mixed", tree="chain2k3d1", top_k=1).codes.shape == (2, 16)
 
 
 def test_a_bound_of_ones_own_is_asked_even_if_delta_is_0(models):
     """At 0 LANTERN's own bound is exact; another class's need not be."""
     spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance="wrong_parts:Additive", k=4, delta=0.0)
     table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
-    assert type(make_rule(spec, SamplingConfig(), table).rejection.acceptance) is Additive
+    assert type(make_verifier(spec, SamplingConfig(), table).rejection.acceptance) is Additive
     ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance="additive", k=4, delta=0.0)
-    assert type(make_rule(ours, SamplingConfig(), table).rejection.acceptance) is Exact
+    assert type(make_verifier(ours, SamplingConfig(), table).rejection.acceptance) is Exact
     for name, parameter, value in (("multiplicative", "lambda_", 1), ("jensen_shannon", "delta", 0)):
         ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance=name, k=4, **{parameter: value})
-        assert type(make_rule(ours, SamplingConfig(), table).rejection.acceptance) is Exact
-    assert judge(models, "Additive").codes.shape == judge(models, "Sets").codes.shape == (2, 16)
+        assert type(make_verifier(ours, SamplingConfig(), table).rejection.acceptance) is Exact
+    assert decode_with(models, "Additive").codes.shape == decode_with(models, "Sets").codes.shape == (2, 16)
+
+
+@pytest.mark.parametrize("kind", [NodeByNode, AllAtOnce])
+def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nodes(models, monkeypatch, kind):
+    monkeypatch.setattr(OwnVerifier, "kind", kind)
+    monkeypatch.setattr(base, "MANY_LOGITS", 0)
+    tree = {"tree": "wide", "tree_shape": [(i,) for i in range(5)]}  # many more nodes than levels
+    spec = MethodSpec.of("mine", **tree, drafts="top", acceptance="wrong_parts:OwnVerifier")
+    assert make_verifier(spec, SamplingConfig()).follows_path == (kind is NodeByNode)
+    found = generate(models, spec, rows=range(2))
+    expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
+    assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "remedy"),
+    [
+        ("acceptance", "surrogate", "rename it to relaxed_prob"),
+        ("acceptance", "surrogate_of_all", "rename it to relaxed_prob_of_all"),
+        ("acceptance", "make_rule", "rename it to make_verifier"),
+        ("acceptance", "bounds_mass", "derive the class from Proximity"),
+        ("drafts", "rule", "rename it to verifier"),
+    ],
+)
+def test_a_class_for_an_earlier_version_is_told_the_new_name(monkeypatch, part, old, remedy):
+    kind = {"acceptance": Wide, "drafts": Guesses}[part]
+    parts = {"drafts": "sampled", part: f"wrong_parts:{kind.__name__}"}
+    monkeypatch.setattr(kind, old, True, raising=False)
+    with pytest.raises(ValueError, match=f"^wrong_parts:{kind.__name__} must not define {old}, .*; {remedy}"):
+        MethodSpec.of("mine", tree="chain3", **parts)
+
+
+def test_a_relaxation_that_derives_from_exact_or_acceptance_decodes_alike(models):
+    """Classes for earlier versions derive from Exact."""
+    found = [decode_with(models, name).codes for name in ("Mixed", "MixedFromExact")]
+    assert torch.equal(*found) and not torch.equal(found[0], decode_with(models, "Plain").codes)
 
 
 @pytest.mark.parametrize(

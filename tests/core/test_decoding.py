@@ -156,8 +156,8 @@ class AcceptsByDepth(ByEquality):
 
     depths: int
 
-    def judge_all(self, scores, proposal):
-        _, own, best = super().judge_all(scores, proposal)
+    def verify_all(self, scores, proposal):
+        _, own, best = super().verify_all(scores, proposal)
         return (proposal.tree.depths <= self.depths).expand(proposal.tokens.shape), own, best
 
 
@@ -165,8 +165,8 @@ class AcceptsByDepth(ByEquality):
 def test_number_of_forwards_when_never_sometimes_always_accepting(models, depths, forwards):
     """16 tokens on a chain of 3: the prefill emits one, each step one more than it accepts."""
     decoder = make_decoder(models, method("coupled", "chain3"), SamplingConfig(cfg_scale=2.0))
-    decoder.rule = AcceptsByDepth()
-    decoder.rule.depths = depths
+    decoder.verifier = AcceptsByDepth()
+    decoder.verifier.depths = depths
     generation = decoder.generate(*make_prompts(models, 2), [decoder.make_noise(0, i) for i in "ab"])
     assert generation.target_forwards.tolist() == [forwards, forwards]
     assert generation.step_lengths.sum(1).tolist() == [16, 16]

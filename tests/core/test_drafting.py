@@ -128,6 +128,30 @@ def first_steps(models: DecodingModels, spec: MethodSpec, num_steps: int, **samp
     return seen
 
 
+def test_jacobi_drafts_are_drawn_from_the_distributions_that_are_asked_for_in_rows_that_are_used_again(models):
+    """A row's next prompt has no distributions of the one before; what is decoded is the same without them."""
+    decoder = make_decoder(models, make_method("jacobi", tree="chain4k2d1"), SamplingConfig(cfg_scale=2.0))
+    asked, seen = decoder.with_draft_probs(), []
+    asked.observer = seen.append
+    with torch.inference_mode():
+        state = asked.allocate(2)
+        for round_ in range(2):
+            batch = (*make_prompts(models, 2), [asked.make_noise(round_, i) for i in "ab"])
+            asked.fill(state, range(2), *batch)
+            first = len(seen)
+            asked.run(state, 2)
+            assert not seen[first].proposal.draft_probs.any() and len(seen) > first + 3
+            assert torch.equal(state.collect(range(2)).codes, decoder.generate(*batch).codes)
+            for outcome in seen[first:]:
+                inner, proposal = outcome.proposal.tree.parent_nodes, outcome.proposal
+                is_known = (proposal.draft_probs.sum(-1) > 0) & (outcome.positions[:, inner] < decoder.num_tokens)
+                keys = proposal.draft_probs.log() + outcome.scores.noise.gumbel("target", outcome.positions[:, inner])
+                drawn = keys.topk(proposal.children.shape[-1], dim=-1).indices
+                fits = (drawn == proposal.children) | (proposal.children < 0)
+                assert fits.all(-1)[is_known].all() and (outcome is seen[first] or is_known.any())
+    assert not decoder.drafter.keeps_probs
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", ["chain4", "chain5k3d2", "chain3+chain2"])
 def test_guesses_are_of_the_newest_row_that_saw_the_newest_guess_at_their_left(models, tree, temperature):

@@ -1,6 +1,6 @@
 """Every preset in every setting, drawn once: what must hold of all of them.
 
-Settings are a temperature and the number of logits above which large trees are judged along the path alone.
+Settings are a temperature and the number of logits above which large trees are verified along the path alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example of docs/extending.md: a user's own rule in a file beside an overlay, with no edit of ours."""
+"""The example of docs/extending.md: a user's own verifier in a file beside an overlay, with no edit of ours."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import torch
 
 from conftest import ROOT, generate
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
@@ -36,16 +36,20 @@ def folder(tmp_path, monkeypatch):
 def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(folder):
     spec = MethodSpec.of("capped", **PARTS)
     table = nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
-    rule = make_rule(spec, SamplingConfig(), table)
+    verifier = make_verifier(spec, SamplingConfig(), table)
     logits = 1.5 * torch.randn(2, 20, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
     children = draft.topk(1).indices
-    sets = (rule.rejection.acceptance, AdditiveBound(table, k=4, delta=0.2), MultiplicativeBound(table, k=4, lambda_=3))
+    sets = (
+        verifier.rejection.acceptance,
+        AdditiveBound(table, k=4, delta=0.2),
+        MultiplicativeBound(table, k=4, lambda_=3),
+    )
     own, *ours = (part.merge(target, None, part.codes_of(children[:, 0])).is_member for part in sets)
     assert torch.equal(own, ours[0] & ours[1])
     assert own.any() and not torch.equal(own, ours[0]) and not torch.equal(own, ours[1])
     nodes = VerifiedNodes(target, draft, children, torch.arange(20) % 5)
-    kind, found = distribution_of_method(nodes, spec, rule, 10, 0)
+    kind, found = distribution_of_method(nodes, verifier, 10, 0)
     assert kind == "enumeration" and 0 < found.tv_from(target).mean() < 1
     assert label_method(spec.to_dict()) == "capped (chain3, sampled, capped:Capped) k 4, λ 3, cap 0.2"
     with pytest.raises(ValueError, match=r"cap of capped must be in \[0, 1\], got 2"):

@@ -101,7 +101,7 @@ CONFLICTS = [
     ("sjd", {"tree": "tuned"}, "sjd drafts need a tree that is static, got tuned for sjd; name a static tree"),
     ("sjd", {"tree": "dynamic"}, "sjd drafts need a tree that is static, got dynamic for sjd"),
     ("sjd_pp", {"threshold": -1.0}, "threshold of sjd_pp must be >= 0, got -1.0; 0 keeps all"),
-    ("sjd_pp", {"acceptance": "additive"}, "sjd_pp drafts are judged in a way of their own, got acceptance additive"),
+    ("sjd_pp", {"acceptance": "additive"}, "sjd_pp drafts are verified in a way of their own, got acceptance additive"),
     ("path_relax", {"tree": "chain15"}, "that is chains, got chain15 for path_relax; name one like chain11x2"),
     ("cool", {}, "cool with drafts sampled and acceptance weighted needs omega, > 0: mean weight"),
     ("cool", {"omega": 0.0}, "omega of cool must be > 0, got 0.0; 1 is exact where fall is 0"),
@@ -119,7 +119,7 @@ CONFLICTS = [
     ("eagle1", {"drafts": "guessed"}, "drafts must be one of sampled, .*zipar, or my_module:MyClass, got 'guessed'"),
     (
         "eagle1",
-        {"acceptance": "no_such_module:Rule"},
+        {"acceptance": "no_such_module:Mine"},
         "must name a class as module:Class, of a file beside the overlay",
     ),
     ("autoregressive", {"tree": "chain3"}, "has a tree and no drafts to fill it, got tree chain3; remove it"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_every_method import METHODS, spec_of
 
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.io import DamagedFileError, load_tensors, save_tensors
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 from lantern.sampling import SamplingConfig
@@ -78,11 +78,11 @@ def test_some_images_in_the_order_asked_for():
 def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its_own(name, temperature):
     """As verification tells; without relaxation the authors' residual is the exact one."""
     method, table = spec_of(name), torch.zeros(4, 5, dtype=torch.int64)
-    rule = make_rule(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
+    verifier = make_verifier(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a", "b"])
     records.is_substituted[1, :3] = True
     records.metadata = {"method": method.to_dict(), "temperature": temperature}
-    is_told = rule.draws_target_tokens or method.drafts is None
-    is_told &= method.drafts != "path_relax" or temperature == 0  # which has a rule of its own
+    is_told = verifier.draws_target_tokens or method.drafts is None
+    is_told &= method.drafts != "path_relax" or temperature == 0  # which has a verifier of its own
     found, expected = records.substitutions, [0.0, 3.0] if is_told else [torch.nan] * 2
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)

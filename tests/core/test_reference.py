@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from conftest import DATA, assert_distribution
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import fill_draft, read_draft
 from lantern.checkpoints.target import read_target
@@ -276,13 +276,15 @@ def test_posterior(case):
     run = f"lantern_k{case['k']}_d{case['delta']}" if case["delta"] > 0 else "eagle"
     spec = method_of(f"{run}_{case['kind'].split(':')[0]}")
     if sampling.is_greedy:
-        outcome = make_rule(spec, sampling, table).verify(Scores(None, logits, tree.depths, None, sampling), proposal)
+        outcome = make_verifier(spec, sampling, table).verify(
+            Scores(None, logits, tree.depths, None, sampling), proposal
+        )
         assert int(outcome.num_accepted) == case["accept"]
         found, expected = (part[: case["accept"] + 1] for part in (outcome.path[0], candidates[case["best"]]))
         assert torch.equal(tokens[0, found], expected)
         assert int(outcome.emitted[0, case["accept"]]) == int(stored[f"case{case['case']}.out"].argmax())
         return
-    acceptance = load_class(spec.rule.path)(table, **spec.parameters) if case["delta"] > 0 else Exact()
+    acceptance = load_class(spec.acceptance_row.path)(table, **spec.parameters) if case["delta"] > 0 else Exact()
     rejection = Rejection(acceptance, spec.residual)
     accepted, left = follow_recorded(case["uniforms"], rejection, filter_logits(logits, sampling), proposal)
     assert accepted == case["accept"]

@@ -21,7 +21,7 @@ from lantern.acceptance.base import Exact
 from lantern.acceptance.groups import ProbabilityGroups
 from lantern.acceptance.rejection import Rejection, accept_chain
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.acceptance.weights import DraftWeights
 from lantern.codebook import nearest_codes
 from lantern.methods import make_method
@@ -37,22 +37,24 @@ EMBEDDING = torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(3))
 TABLE = nearest_codes(EMBEDDING, 20)
 
 
-def distribution_of(rule: Rejection, target: torch.Tensor, draft: torch.Tensor, num_drafts: int = 1) -> torch.Tensor:
+def distribution_of(
+    rejection: Rejection, target: torch.Tensor, draft: torch.Tensor, num_drafts: int = 1
+) -> torch.Tensor:
     """Exact distribution of the token emitted at one node, (vocab,): every sequence of drafts drawn without
     replacement, every accept or reject, weighted.
     """
     sequences = torch.tensor(list(itertools.permutations(range(len(target)), num_drafts)))
-    return distribution_given(rule, target, draft.expand(len(sequences), -1), sequences)
+    return distribution_given(rejection, target, draft.expand(len(sequences), -1), sequences)
 
 
-def distribution_given(rule: Rejection, target, draft, sequences: torch.Tensor) -> torch.Tensor:
+def distribution_given(rejection: Rejection, target, draft, sequences: torch.Tensor) -> torch.Tensor:
     """The same of some sequences, (n, drafts), by the functions that decode."""
-    tried = list(rule.try_siblings(target.expand(len(sequences), -1), sequences, draft))
+    tried = list(rejection.try_siblings(target.expand(len(sequences), -1), sequences, draft))
     weight, emitted = torch.ones(len(sequences), dtype=target.dtype), torch.zeros_like(target)
     for turn in tried:
         weight = weight * turn.token_draft[:, 0]
     for token, turn in zip(sequences.T, tried, strict=True):
-        accept = (turn.surrogate / turn.token_draft)[:, 0].clamp(max=1)
+        accept = (turn.relaxed_prob / turn.token_draft)[:, 0].clamp(max=1)
         emitted.index_add_(0, token, weight * accept)
         weight = weight * (1 - accept)
     return emitted + (weight[:, None] * tried[-1].residual).sum(0)
@@ -72,13 +74,13 @@ def weighted(*weights: float) -> Rejection:
 def grouped(residual: str, embedding: torch.Tensor = EMBEDDING, **parts) -> Rejection:
     """GSD's."""
     spec = make_method("gsd", **{"h": 3, "p_max": 0.2, "d_max": 6.0, "residual": residual, **parts})
-    return make_rule(spec, SamplingConfig(), None, embedding).rejection
+    return make_verifier(spec, SamplingConfig(), None, embedding).rejection
 
 
 def mixture(name: str, value: float, residual: str = "paper") -> Rejection:
     """Of the target's distribution and the drafts'."""
     parameter = {"ensemble": "weight", "mixing": "budget"}[name]
-    return make_rule(make_method(name, residual=residual, **{parameter: value}), SamplingConfig()).rejection
+    return make_verifier(make_method(name, residual=residual, **{parameter: value}), SamplingConfig()).rejection
 
 
 def acceptance_of(case: dict) -> Exact:
@@ -95,24 +97,24 @@ def acceptance_of(case: dict) -> Exact:
 def test_the_distribution_is_the_references(case):
     target, draft, expected = (torch.tensor(case[name], dtype=torch.float64) for name in ("q", "p", "law"))
     residual = {"paper": "paper", "static_lumina": "official_lumina"}.get(case["rule"], "official")
-    rule = Rejection(acceptance_of(case), residual)
+    rejection = Rejection(acceptance_of(case), residual)
     if case["deterministic_draft"]:
-        found = distribution_given(rule, target, None, draft.topk(case["siblings"]).indices[None])
+        found = distribution_given(rejection, target, None, draft.topk(case["siblings"]).indices[None])
     else:
-        found = distribution_of(rule, target, draft, case["siblings"])
+        found = distribution_of(rejection, target, draft, case["siblings"])
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
-@pytest.mark.parametrize("rule", [Rejection(), Rejection(residual="matched"), weighted(0.4), weighted(1.0)])
-def test_siblings_of_exact_rules_keep_the_targets_distribution(rule, num_drafts):
+@pytest.mark.parametrize("rejection", [Rejection(), Rejection(residual="matched"), weighted(0.4), weighted(1.0)])
+def test_siblings_of_exact_rejections_keep_the_targets_distribution(rejection, num_drafts):
     target, draft = (probs[0] for probs in random_probs())
-    torch.testing.assert_close(distribution_of(rule, target, draft, num_drafts), target)
+    torch.testing.assert_close(distribution_of(rejection, target, draft, num_drafts), target)
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 4])
-def test_a_chain_is_judged_as_a_reader_would_write_it(drafts):
-    """The rule for one chain, in a loop over its drafts, beside the batched one."""
+def test_a_chain_is_verified_as_a_reader_would_write_it(drafts):
+    """Verification of one chain, in a loop over its drafts, beside the batched one."""
     generator = torch.Generator().manual_seed(drafts)
     rejected = 0
     for _ in range(200):
@@ -121,17 +123,17 @@ def test_a_chain_is_judged_as_a_reader_would_write_it(drafts):
         tokens = [int(torch.multinomial(row, 1, generator=generator)) for row in draft_probs]
         uniforms = torch.rand(drafts, generator=generator, dtype=torch.float64)
         expected, left = accept_chain(probs, tokens, draft_probs, uniforms.tolist())
-        accepted, found = judge(Rejection(), probs, draft_probs, tokens, uniforms)
+        accepted, found = accept_batched(Rejection(), probs, draft_probs, tokens, uniforms)
         assert accepted == expected
         rejected += accepted < drafts
         torch.testing.assert_close(found, left)
     assert (rejected > 20) == (drafts > 0)
 
 
-def judge(rule: Rejection, probs, draft_probs, tokens: list[int], uniforms) -> tuple[int, torch.Tensor]:
+def accept_batched(rejection: Rejection, probs, draft_probs, tokens: list[int], uniforms) -> tuple[int, torch.Tensor]:
     """(number of accepted drafts, distribution behind them) of a chain."""
     count, children = len(tokens), torch.tensor(tokens, dtype=torch.int64).view(1, -1, 1)
-    rank, residual = rule.accept(probs[None, :count], children, draft_probs[None, :count], uniforms.view(1, -1, 1))
+    rank, residual = rejection.accept(probs[None, :count], children, draft_probs[None, :count], uniforms.view(1, -1, 1))
     accepted = int((rank[0] == 0).long().cumprod(0).sum())
     return accepted, residual[0, accepted] if accepted < count else probs[count]
 
@@ -161,21 +163,21 @@ def test_a_missing_sibling_takes_nothing_from_what_the_next_one_was_drawn_from()
 @pytest.mark.parametrize("bound", [AdditiveBound(TABLE, k=8, delta=0.1), MultiplicativeBound(TABLE, k=8, lambda_=3.0)])
 def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound, monkeypatch):
     target, draft = random_probs()
-    rule = Rejection(bound, "matched")
-    accepted = rule.accepted_mass(target, draft)
-    surrogates = [bound.surrogate(target, draft, torch.full((20, 1), code)) for code in range(VOCAB)]
-    torch.testing.assert_close(accepted, torch.minimum(draft, torch.cat(surrogates, dim=-1)))
+    rejection = Rejection(bound, "matched")
+    accepted = rejection.accepted_mass(target, draft)
+    relaxed_probs = [bound.relaxed_prob(target, draft, torch.full((20, 1), code)) for code in range(VOCAB)]
+    torch.testing.assert_close(accepted, torch.minimum(draft, torch.cat(relaxed_probs, dim=-1)))
     monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 20 * 9 * 5)  # however many are held
-    torch.testing.assert_close(rule.accepted_mass(target, draft), accepted)
+    torch.testing.assert_close(rejection.accepted_mass(target, draft), accepted)
     for t, p, least in zip(target, draft, (accepted - target).clamp(min=0).sum(-1), strict=True):
-        tv, other = (float((distribution_of(r, t, p) - t).abs().sum()) / 2 for r in (rule, Rejection(bound)))
+        tv, other = (float((distribution_of(r, t, p) - t).abs().sum()) / 2 for r in (rejection, Rejection(bound)))
         assert tv == pytest.approx(float(least)) and 0 < tv < other + 1e-9
 
 
 @pytest.mark.parametrize("case", COOL["weights"], ids=str)
 def test_the_weights_of_cool_are_the_references(case):
     spec = make_method("cool", tree=f"chain{case['length']}", fall=0.7 if case["nu"] else 0.0, omega=case["delta"])
-    weights = make_rule(spec, SamplingConfig()).rejection.acceptance
+    weights = make_verifier(spec, SamplingConfig()).rejection.acceptance
     assert weights.weights.tolist() == pytest.approx(case["omega"])
     assert weights.at(torch.tensor([1, 1])).weights.tolist() == pytest.approx([case["omega"][1]] * 2)
 
@@ -185,12 +187,12 @@ def test_one_position_has_the_distribution_of_cool(case):
     name, omega = f"one.{case['case']}", case["omega"]
     target, draft = COOL_TENSORS[f"{name}.target"], COOL_TENSORS[f"{name}.draft"]
     name += f".{(0.3, 0.8, 1, 1.1, 2, 5).index(omega)}"
-    rule = weighted(omega)
-    assert float(rule.accepted_mass(target, draft).sum()) == pytest.approx(case["acceptance"])
+    rejection = weighted(omega)
+    assert float(rejection.accepted_mass(target, draft).sum()) == pytest.approx(case["acceptance"])
     if case["acceptance"] < 1 - 1e-9:
-        residual = rule.residual_probs(target, None, draft)
+        residual = rejection.residual_probs(target, None, draft)
         torch.testing.assert_close(residual.view(-1), COOL_TENSORS[f"{name}.residual"], atol=1e-9, rtol=0)
-    found = distribution_of(rule, target, draft)
+    found = distribution_of(rejection, target, draft)
     torch.testing.assert_close(found, COOL_TENSORS[f"{name}.law"], atol=1e-9, rtol=0)
     tv = float((found - target).abs().sum()) / 2
     assert tv == pytest.approx(case["tv"], abs=1e-9) and tv <= max(0.0, 1 - 1 / omega) + 1e-9
@@ -213,7 +215,7 @@ def test_whole_images_of_cool_are_the_references_token_by_token(number):
         for kind in ("target", "draft")
     )
     spec = make_method("cool", tree=f"chain{case['length']}", omega=case["delta"])
-    rejection, tokens = make_rule(spec, SamplingConfig(), None).rejection, []
+    rejection, tokens = make_verifier(spec, SamplingConfig(), None).rejection, []
     for number_of_step, step in enumerate(case["steps"]):
         noise = {kind: stored[f"noise.{kind}"][number_of_step] for kind in ("draft", "accept", "target")}
         length, drafts = min(case["length"], case["N"] - len(tokens) - 1), []
@@ -222,8 +224,8 @@ def test_whole_images_of_cool_are_the_references_token_by_token(number):
         assert drafts == step["drafts"]
         contexts = [(*tokens, *drafts[:place]) for place in range(length + 1)]
         probs, draft_probs = (torch.stack([probs_of(world, c) for c in contexts]) for world in (target, draft))
-        rule = rejection.at(torch.arange(length))
-        accepted, left = judge(rule, probs, draft_probs, drafts, noise["accept"][:length])
+        on_chain = rejection.at(torch.arange(length))
+        accepted, left = accept_batched(on_chain, probs, draft_probs, drafts, noise["accept"][:length])
         assert accepted == step["accepted"]
         tokens = [*tokens, *drafts[:accepted], int((left.log() + noise["target"][accepted]).argmax())]
     assert tokens == case["tokens"]
@@ -260,15 +262,15 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
         name, omega = row["schedule"].split()
         fall = {"annealed": 0.7, "uniform": 0.0, "reversed": -0.7}[name]
         spec = make_method("cool", tree="chain3", fall=fall, omega=float(omega))
-        weights = make_rule(spec, SamplingConfig()).rejection.acceptance.weights.tolist()
-    rules = [weighted(weight) for weight in weights]
+        weights = make_verifier(spec, SamplingConfig()).rejection.acceptance.weights.tolist()
+    rejections = [weighted(weight) for weight in weights]
 
     @cache
     def masses(tokens: tuple[int, ...], place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(target probabilities, probability that a code is drafted and accepted, that it is emitted otherwise)."""
         probs, draft_probs = probs_of(target, tokens), probs_of(draft, tokens)
-        accepted = rules[place].accepted_mass(probs, draft_probs).view(-1)
-        residual = rules[place].residual_probs(probs, None, draft_probs).view(-1)
+        accepted = rejections[place].accepted_mass(probs, draft_probs).view(-1)
+        residual = rejections[place].residual_probs(probs, None, draft_probs).view(-1)
         return probs, accepted, (1 - accepted.sum()) * residual
 
     @cache
@@ -303,14 +305,14 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
 @pytest.mark.parametrize(("name", "value"), [("ensemble", 0.8), ("ensemble", 0.1), ("mixing", 0.1), ("mixing", 0.9)])
 def test_a_mixture_is_emitted_as_it_stands_however_many_drafts_are_tried(name, value, num_drafts, residual):
-    rule = mixture(name, value, residual)
+    rejection = mixture(name, value, residual)
     for t, p in zip(*random_probs(3), strict=True):
         distance = float((t - p).abs().sum()) / 2
         expected = (1 - value) * distance if name == "ensemble" else min(value, distance)
         mixed = t + (p - t) * expected / distance
         assert 0.1 < distance < 0.9
-        torch.testing.assert_close(distribution_of(rule, t, p, num_drafts), mixed)
-        assert float(rule.accepted_mass(t, p).sum()) == pytest.approx(1 - distance + expected)
+        torch.testing.assert_close(distribution_of(rejection, t, p, num_drafts), mixed)
+        assert float(rejection.accepted_mass(t, p).sum()) == pytest.approx(1 - distance + expected)
 
 
 @pytest.mark.parametrize(("name", "value"), [("ensemble", 1.0), ("mixing", 0.0)])
@@ -323,7 +325,7 @@ def test_a_mixture_of_the_target_alone_is_exact(name, value, models):
 
 
 @pytest.mark.parametrize(
-    "rule",
+    "rejection",
     [
         *(Rejection(MultiplicativeBound(TABLE, k=8, lambda_=3.0), residual) for residual in ("paper", "matched")),
         *(Rejection(AdditiveBound(TABLE, k=8, delta=0.1), residual) for residual in ("paper", "matched")),
@@ -331,12 +333,12 @@ def test_a_mixture_of_the_target_alone_is_exact(name, value, models):
         weighted(2.0),
     ],
 )
-def test_no_rule_accepts_more_of_one_draft_than_mixing_at_its_total_variation(rule):
+def test_no_rejection_accepts_more_of_one_draft_than_mixing_at_its_total_variation(rejection):
     for t, p in zip(*random_probs(), strict=True):
-        tv = float((distribution_of(rule, t, p) - t).abs().sum()) / 2
-        accepted, most = (float(r.accepted_mass(t, p).sum()) for r in (rule, mixture("mixing", tv)))
+        tv = float((distribution_of(rejection, t, p) - t).abs().sum()) / 2
+        accepted, most = (float(r.accepted_mass(t, p).sum()) for r in (rejection, mixture("mixing", tv)))
         assert accepted <= most + 1e-9
-        if rule.residual == "matched" and (rule.acceptance.surrogate_of_all(t, p) >= t).all():
+        if rejection.residual == "matched" and (rejection.acceptance.relaxed_prob_of_all(t, p) >= t).all():
             assert accepted == pytest.approx(most)
 
 
@@ -351,7 +353,7 @@ def test_the_ensemble_decides_as_transformers_does(weight, monkeypatch):
         monkeypatch.setattr(torch, "rand_like", lambda ratio, drawn=uniforms: drawn.view_as(ratio))
         _, expected = _speculative_sampling(tokens, draft[:, :4], 4, target, assistant_ensemble_weight=weight)
         probs, draft_probs = target[0].softmax(-1), draft[0, :4].softmax(-1)
-        accepted, left = judge(mixture("ensemble", weight), probs, draft_probs, tokens[0].tolist(), uniforms)
+        accepted, left = accept_batched(mixture("ensemble", weight), probs, draft_probs, tokens[0].tolist(), uniforms)
         assert accepted == int(expected)
         torch.testing.assert_close(left, seen[-1].view(-1))
         counts.add(accepted)
@@ -363,13 +365,13 @@ def test_groups_of_gsd_decide_as_the_authors_code_does(number):
     """Acceptance of each draft, how many are accepted, and the token drawn from what is left."""
     case, names = GSD[number], ("target", "label", "embedding", "uniform", "residual")
     target, label, embedding, uniform, noise = (GSD_TENSORS[f"{number}.{name}"].double() for name in names)
-    rule = make_rule(make_method("gsd"), SamplingConfig(), None, embedding).rejection
+    rejection = make_verifier(make_method("gsd"), SamplingConfig(), None, embedding).rejection
     drafts = torch.tensor(case["drafts"])[:, None]
     probs, draft_probs = target[: len(drafts)], label[1 : len(drafts) + 1]
-    surrogate = rule.acceptance.surrogate(probs, draft_probs, drafts)
-    acceptance = (surrogate / draft_probs.gather(-1, drafts)).clamp(max=1)[:, 0]
+    relaxed_prob = rejection.acceptance.relaxed_prob(probs, draft_probs, drafts)
+    acceptance = (relaxed_prob / draft_probs.gather(-1, drafts)).clamp(max=1)[:, 0]
     assert acceptance.tolist() == pytest.approx(case["acceptance"], rel=1e-5, abs=1e-9)
-    accepted, left = judge(rule, target, draft_probs, case["drafts"], uniform[1 : len(drafts) + 1])
+    accepted, left = accept_batched(rejection, target, draft_probs, case["drafts"], uniform[1 : len(drafts) + 1])
     assert accepted == case["accepted"]
     if accepted < len(drafts):
         assert int((left.log() + noise[accepted + 1]).argmax()) == case["emitted"]
@@ -388,17 +390,17 @@ def test_a_group_holds_codes_as_probable_as_the_draft_and_near_it():
             if rank >= 3:
                 near = [other for other in order[rank - 3 : rank + 3] if is_near[code, other]]
                 group = [other for other in near if abs(t[other] - t[code]) < 0.2]
-            found = acceptance.surrogate(t, p, torch.tensor([code])) / p[code]
+            found = acceptance.relaxed_prob(t, p, torch.tensor([code])) / p[code]
             assert float(found) == pytest.approx(float(t[group].sum() / p[group].sum()))
 
 
 @pytest.mark.parametrize("residual", ["paper", "matched"])
 def test_either_residual_is_the_least_where_groups_accept_more_than_single_codes(residual):
     target, draft = random_probs()
-    rule = grouped(residual)
-    mass = rule.accepted_mass(target, draft)
+    rejection = grouped(residual)
+    mass = rejection.accepted_mass(target, draft)
     assert (mass.sum(-1) >= torch.minimum(target, draft).sum(-1)).all()
-    found = torch.stack([distribution_of(rule, t, p) for t, p in zip(target, draft, strict=True)])
+    found = torch.stack([distribution_of(rejection, t, p) for t, p in zip(target, draft, strict=True)])
     tv = (found - target).abs().sum(-1) / 2
     torch.testing.assert_close(tv, (mass - target).clamp(min=0).sum(-1))
     assert tv.mean() > 0.01
@@ -408,15 +410,17 @@ def test_either_residual_is_the_least_where_groups_accept_more_than_single_codes
 def test_where_groups_accept_less_the_matched_residual_is_exact_and_the_plain_one_is_not(residual, expected):
     """Code 1 stands in a group with code 0, which is drafted far too often."""
     target, draft = (torch.tensor(row, dtype=torch.float64) for row in ([0.1, 0.3, 0.6], [0.6, 0.1, 0.3]))
-    rule = grouped(residual, torch.zeros(3, 2), h=1, p_max=1.0)
-    assert rule.accepted_mass(target, draft).tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
-    assert distribution_of(rule, target, draft).tolist() == pytest.approx(expected, abs=1e-4)
+    rejection = grouped(residual, torch.zeros(3, 2), h=1, p_max=1.0)
+    assert rejection.accepted_mass(target, draft).tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
+    assert distribution_of(rejection, target, draft).tolist() == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(("p_max", "is_in"), [(0.25, False), (0.26, True)])
 def test_a_group_leaves_out_a_code_whose_probability_differs_by_p_max(p_max, is_in):
     target, draft = torch.tensor([0.125, 0.375, 0.5]), torch.tensor([0.5, 0.25, 0.25])
-    found = grouped("paper", torch.zeros(3, 2), h=1, p_max=p_max).acceptance.surrogate(target, draft, torch.tensor([1]))
+    found = grouped("paper", torch.zeros(3, 2), h=1, p_max=p_max).acceptance.relaxed_prob(
+        target, draft, torch.tensor([1])
+    )
     assert float(found) == pytest.approx(0.25 * 0.5 / 0.75 if is_in else 0.375)  # with code 0, or code 1 alone
 
 

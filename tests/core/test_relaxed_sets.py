@@ -1,4 +1,4 @@
-"""Relaxed sets checkable by eye, against a slow loop, and what rules make of them."""
+"""Relaxed sets checkable by eye, against a slow loop, and what verifiers make of them."""
 
 from __future__ import annotations
 
@@ -127,16 +127,16 @@ def test_siblings_get_what_earlier_ones_left(sets, children, expected):
 
 
 class Judged:
-    """What a rule reads of `Scores`: nodes with these probabilities, at which the target draws this token."""
+    """What a verifier reads of `Scores`: nodes with these probabilities, at which the target draws this token."""
 
     def __init__(self, probs: torch.Tensor, drawn: int) -> None:
         self.weights = self.logits = probs.log()
         self.keys = torch.nn.functional.one_hot(torch.full(probs.shape[:-1], drawn), probs.shape[-1]).double()
 
 
-def chosen(rule, drawn: int, children: list[int]) -> int | None:
+def chosen(verifier, drawn: int, children: list[int]) -> int | None:
     """Rank of the child that is accepted at a node of PROBS, None for none."""
-    found = rule.judge(Judged(PROBS.expand(1, 1, -1), drawn), torch.tensor([[children]]), None)
+    found = verifier.verify_nodes(Judged(PROBS.expand(1, 1, -1), drawn), torch.tensor([[children]]), None)
     assert found.own.item() == drawn
     return children.index(int(found.chosen)) if int(found.chosen) in children else None
 
@@ -188,7 +188,7 @@ def accepted_greedily(sets, probs: torch.Tensor, tokens: list[int], choices: lis
     """Which nodes but the root are accepted at temperature 0."""
     scores = Judged(probs.expand(1, len(tokens), -1), 0)
     proposal = Proposal(torch.tensor([tokens]), static_tree(choices))
-    return GreedyWithinBound(sets).judge_all(scores, proposal)[0][0, 1:].tolist()
+    return GreedyWithinBound(sets).verify_all(scores, proposal)[0][0, 1:].tolist()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from table_world import Images, TableWorld, count_images
 
 from conftest import DATA, generate
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
@@ -26,10 +26,10 @@ FOLDER = DATA / "peers"
 
 
 def make_parts(world: TableWorld, name: str, embedding: torch.Tensor | None = None, **parts):
-    """Drafter and rule of a preset on a table world, whose target has this embedding of its codes."""
+    """Drafter and verifier of a preset on a table world, whose target has this embedding of its codes."""
     spec = make_method(name, **parts)
     config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
-    return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_rule(
+    return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_verifier(
         spec, world.sampling, None, embedding
     )
 
@@ -47,7 +47,7 @@ class RecordedNoise:
         return positions - self.length
 
     def residual(self) -> torch.Tensor:
-        """Of the rows: the residual noise of the draft that each judges, of the last the noise of its own draw."""
+        """Of the rows: the residual noise of the draft that each verifies, of the last the noise of its own draw."""
         last = self.noise["draw"][self.step, -1:]
         return torch.cat([self.noise["residual"][self.step, 1:], last])
 
@@ -91,17 +91,17 @@ RUNS = {
     ("run", "number"), [(run, number) for run in RUNS for number in (0, 1) if (run, number) != ("gsd", 0)]
 )
 def test_the_public_functions_tokens_and_drafts(number, run):
-    """Their windows end with the image, so that its last token is drawn there, and judged here: it is left out."""
+    """Their windows end with the image, so that its last token is drawn there, and verified here: it is left out."""
     reference = json.loads((FOLDER / f"jacobi_{number}.json").read_text())
     model, expected = reference["model"], reference["runs"][run]
     tables = load_file(FOLDER / f"jacobi_{number}_model.safetensors")
     noise = load_file(FOLDER / f"jacobi_{number}_noise.safetensors")
     world = TableWorld(tables, model["width"], SamplingConfig(cfg_scale=model["cfg_scale"], top_k=model["top_k"]))
     name, parts = RUNS[run]
-    drafter, rule = make_parts(world, name, tables.get("embedding"), tree=f"chain{model['window'] - 1}", **parts)
+    drafter, verifier = make_parts(world, name, tables.get("embedding"), tree=f"chain{model['window'] - 1}", **parts)
     recorded = RecordedNoise(noise, drafter.coupling)
     first = torch.tensor([[expected["tokens"][0]]])
-    images = Images(world, drafter, rule, recorded, first, model["N"])
+    images = Images(world, drafter, verifier, recorded, first, model["N"])
     for step in expected["steps"]:
         recorded.advance(int(images.lengths))
         assert images.lengths == step["committed_before"]
@@ -153,11 +153,11 @@ def test_a_threshold_leaves_the_targets_law_as_far_as_is_stated():
 
 
 def test_groups_leave_the_targets_law_as_far_as_is_stated():
-    """Of images without their last token, which is judged here alone; distances are given without an embedding."""
+    """Of images without their last token, which is verified here alone; distances are given without an embedding."""
     world = law_world("0", torch.float64)
-    drafter, rule = make_parts(world, "gsd", torch.zeros(3, 1), tree="chain2", h=1)
-    rule.rejection.acceptance.is_near = TENSORS["0.gsd_distance"] < 0.5
-    law = law_of_images(world, drafter, rule, 6).view(-1, 3).sum(1)
+    drafter, verifier = make_parts(world, "gsd", torch.zeros(3, 1), tree="chain2", h=1)
+    verifier.rejection.acceptance.is_near = TENSORS["0.gsd_distance"] < 0.5
+    law = law_of_images(world, drafter, verifier, 6).view(-1, 3).sum(1)
     expected, target = (TENSORS[f"0.{name}"].view(-1, 3).sum(1) for name in ("gsd_half1", "autoregressive"))
     assert float((law - expected).abs().sum()) / 2 < 1e-6
     assert float((law - target).abs().sum()) / 2 == pytest.approx(CASES["0"]["tv"]["gsd_half1"], abs=1e-6)
@@ -180,8 +180,8 @@ def test_groups_leave_the_targets_law_as_far_as_is_stated():
 def test_many_images_have_the_targets_distribution(name, parts, is_exact):
     """A chi-square test with 80 degrees of freedom, mean 80 and deviation 13; the noise is keyed as that of images."""
     world, num_images = law_world("small", torch.float32), 2**15
-    drafter, rule = make_parts(world, name, **{"tree": "chain3", **parts})
-    counts = count_images(world, drafter, rule, num_images, 4)
+    drafter, verifier = make_parts(world, name, **{"tree": "chain3", **parts})
+    counts = count_images(world, drafter, verifier, num_images, 4)
     expected = num_images * TENSORS["small.autoregressive"]
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert (chi_square < 130) if is_exact else (chi_square > 150)
@@ -215,7 +215,7 @@ def make_chains(world: TableWorld, num_chains: int, length: int, delta: float):
     config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
     chain = SpeculativeJacobiDrafter(static_tree(tree_choices(f"chain{length}")), spec, config)
     drafter = ParallelChainsDrafter(static_tree(spec.tree_shape), chain, delta)
-    return drafter, drafter.rule
+    return drafter, drafter.verifier
 
 
 class NoiseOfChains:
@@ -256,9 +256,9 @@ def test_the_public_functions_tokens_and_drafts_of_path_relax(number):
     tensors = load_file(FOLDER / "paths.safetensors")
     tables = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith(f"{number}.")}
     world = TableWorld(tables, case["width"], SamplingConfig(cfg_scale=case["cfg_scale"], top_k=case["top_k"]))
-    drafter, rule = make_chains(world, case["K"], case["window"] - 1, case["delta"])
+    drafter, verifier = make_chains(world, case["K"], case["window"] - 1, case["delta"])
     noise = NoiseOfChains(tables)
-    images = Images(world, drafter, rule, noise, torch.tensor([[case["tokens"][0]]]), case["N"])
+    images = Images(world, drafter, verifier, noise, torch.tensor([[case["tokens"][0]]]), case["N"])
     for step in case["steps"]:
         noise.step, noise.length = noise.step + 1, int(images.lengths)
         left = case["N"] - 1 - noise.length  # drafts in the public window

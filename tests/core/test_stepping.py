@@ -107,6 +107,16 @@ def test_watched_steps_are_run_eagerly(models, tapes):  # noqa: F811
     assert tapes[0].num_replays > 0
 
 
+def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):  # noqa: F811
+    plain = decoder_of(models, "eagle1")
+    for decoder in (plain, captured(plain)):
+        (batch, *_), calls = make_batches(decoder, models), []
+        decoder.on_forward = lambda calls=calls: calls.append(len(calls))
+        found = decoder.generate(*batch)
+        assert len(calls) == found.target_forwards.max() > 1
+    assert tapes[0].num_replays == found.target_forwards.max() - 1
+
+
 def test_ways_to_step_are_checked(models):
     with pytest.raises(ValueError, match="stepping must be one of auto, eager, graph, got 'lazy'"):
         decoder_of(models, "eagle1", stepping="lazy")

@@ -11,7 +11,7 @@ from conftest import assert_distribution
 from lantern.acceptance import base
 from lantern.acceptance.base import ByEquality, Exact
 from lantern.acceptance.relaxed_sets import AdditiveBound, WithinBound
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.draft_tree import reached_nodes, static_tree, tree_from_parents
 from lantern.methods import MethodSpec, make_method
@@ -51,7 +51,7 @@ def test_what_is_emitted_behind_drafts_follows_the_residual(noise, children, par
     tokens = torch.tensor([[0, *children]]).expand(COUNT, -1)
     proposal = Proposal(tokens, static_tree(choices), DRAFT.expand(COUNT, 1, -1))
     scores = Scores(None, TARGET.log().expand(*tokens.shape, -1), torch.zeros_like(tokens), noise, SamplingConfig())
-    emitted = make_rule(spec, SamplingConfig(), TABLE).verify(scores, proposal).emitted[:, 0]
+    emitted = make_verifier(spec, SamplingConfig(), TABLE).verify(scores, proposal).emitted[:, 0]
     assert_distribution(emitted.bincount(minlength=5), torch.tensor(weights))
 
 
@@ -67,8 +67,8 @@ def test_what_is_emitted_behind_drafts_follows_the_residual(noise, children, par
 def test_bounds_of_nothing_are_exact_decoding_and_need_no_table(bound):
     spec = MethodSpec.of("exact", **{"tree": "chain3", "drafts": "sampled", "neighbours": "l2", "k": 3, **bound})
     for temperature in (0.0, 1.0):
-        rule = make_rule(spec, SamplingConfig(temperature), None)
-        assert isinstance(rule, ByEquality) or type(rule.rejection.acceptance) is Exact
+        verifier = make_verifier(spec, SamplingConfig(temperature), None)
+        assert isinstance(verifier, ByEquality) or type(verifier.rejection.acceptance) is Exact
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_bounds_of_nothing_are_exact_decoding_and_need_no_table(bound):
 def test_any_other_bound_needs_its_table(parts, table, words):
     spec = MethodSpec.of("near", tree="dynamic", drafts="top", neighbours="l2", k=3, **parts)
     with pytest.raises(ValueError, match=words):
-        make_rule(spec, SamplingConfig(), table)
+        make_verifier(spec, SamplingConfig(), table)
 
 
 def test_groups_need_the_targets_embedding_where_they_reject():
     with pytest.raises(ValueError, match="method gsd needs the target's token embedding, got none"):
-        make_rule(make_method("gsd"), SamplingConfig(), None)
-    make_rule(make_method("gsd"), SamplingConfig(temperature=0.0), None)
+        make_verifier(make_method("gsd"), SamplingConfig(), None)
+    make_verifier(make_method("gsd"), SamplingConfig(temperature=0.0), None)
 
 
 NEAR = {"neighbours": "l2", "k": 6}
@@ -134,25 +134,27 @@ def make_step(drafts: str, sampling: SamplingConfig, is_dynamic: bool = False, s
     return Scores(None, logits, positions, noise, sampling), proposal
 
 
-def rule_of(name: str, sampling: SamplingConfig):
+def verifier_of(name: str, sampling: SamplingConfig):
     is_dynamic = METHODS[name].get("residual") == "official"
     tree = {"tree": "dynamic"} if is_dynamic else {"tree": "mine", "tree_shape": CHOICES}
-    return make_rule(MethodSpec.of(name="mine", **tree, **METHODS[name]), sampling, NEAREST), is_dynamic
+    return make_verifier(MethodSpec.of(name="mine", **tree, **METHODS[name]), sampling, NEAREST), is_dynamic
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_judging_the_path_alone_finds_what_judging_all_nodes_finds(name, monkeypatch):
+def test_verifying_the_path_only_finds_what_verifying_all_nodes_finds(name, monkeypatch):
     sampling = SamplingConfig(top_k=7)
-    rule, is_dynamic = rule_of(name, sampling)
-    assert rule.follows_path
+    verifier, is_dynamic = verifier_of(name, sampling)
+    assert verifier.follows_path
     scores, proposal = make_step(METHODS[name]["drafts"], sampling, is_dynamic)
-    outcomes, judged, judge_path = [], [], type(rule)._judge_path
-    monkeypatch.setattr(type(rule), "_judge_path", lambda *args: judged.append(len(outcomes)) or judge_path(*args))
+    outcomes, verified, verify_path = [], [], type(verifier)._verify_path
+    monkeypatch.setattr(
+        type(verifier), "_verify_path", lambda *args: verified.append(len(outcomes)) or verify_path(*args)
+    )
     for most in (0, scores.logits.numel()):
         monkeypatch.setattr(base, "MANY_LOGITS", most)
-        outcomes.append(rule.verify(replace(scores), proposal))
+        outcomes.append(verifier.verify(replace(scores), proposal))
     path, whole = outcomes
-    assert judged == [0]  # the first alone
+    assert verified == [0]  # the first alone
     assert torch.equal(path.num_accepted, whole.num_accepted) and torch.equal(path.path, whole.path)
     assert set(path.num_accepted.tolist()) == {0, 1, 2, 3}
     counts = torch.arange(4) <= path.num_accepted[:, None]
@@ -171,11 +173,11 @@ def test_a_missing_draft_is_never_accepted(name, temperature, most, monkeypatch)
     """Code 11, the last of the table, would stand in for a draft of -1: all tokens here are it or among its nearest."""
     monkeypatch.setattr(base, "MANY_LOGITS", most)
     sampling = SamplingConfig(temperature=temperature)
-    rule, is_dynamic = rule_of(name, sampling)
+    verifier, is_dynamic = verifier_of(name, sampling)
     scores, proposal = make_step(METHODS[name]["drafts"], sampling, is_dynamic)
     scores.logits[..., 11] += 20
     proposal.tokens[:, 1:] = -1
-    outcome = rule.verify(scores, proposal)
+    outcome = verifier.verify(scores, proposal)
     assert not outcome.is_accepted[:, 1:].any() and (outcome.num_accepted == 0).all()
     assert (outcome.emitted[:, 0] == 11).all()
 
@@ -183,10 +185,10 @@ def test_a_missing_draft_is_never_accepted(name, temperature, most, monkeypatch)
 @pytest.mark.parametrize(("name", "leaves"), [("proximity", False), ("bounded", False), ("additive", True)])
 def test_only_the_papers_rules_emit_what_the_target_filtered(name, leaves):
     sampling, is_outside = SamplingConfig(top_k=2), False
-    rule, _ = rule_of(name, sampling)
+    verifier, _ = verifier_of(name, sampling)
     for seed in range(3):
         scores, proposal = make_step(METHODS[name]["drafts"], sampling, seed=seed)
-        outcome = rule.verify(scores, proposal)
+        outcome = verifier.verify(scores, proposal)
         weights = outcome.scores.weights.gather(1, outcome.path[..., None].expand(-1, -1, VOCAB))
         is_kept = weights.gather(-1, outcome.emitted[..., None]).squeeze(-1) > -torch.inf
         counts = torch.arange(4) <= outcome.num_accepted[:, None]
@@ -205,8 +207,8 @@ def test_siblings_of_one_token_are_accepted_together_and_the_longer_path_is_take
     sampling, noise = SamplingConfig(), NoiseField(1, 4, VOCAB, ["target"])
     for name in ("exact", "proximity", "additive", "bounded"):
         spec = MethodSpec.of(name="mine", tree="mine", tree_shape=CHOICES, **METHODS[name])
-        rule = make_rule(spec, sampling, NEAREST)
-        outcome = rule.verify(Scores(None, logits, tree.depths, noise, sampling), proposal)
+        verifier = make_verifier(spec, sampling, NEAREST)
+        outcome = verifier.verify(Scores(None, logits, tree.depths, noise, sampling), proposal)
         assert outcome.is_accepted[0].tolist()[1:] == [True, True, False, True]
         assert outcome.path.tolist() == [[0, 2, 4]] and outcome.emitted.tolist() == [[3, 5, 7]]
 
@@ -217,7 +219,7 @@ def test_a_root_alone_emits_the_targets_token_and_tells_bad_logits(temperature):
     scores, _ = make_step("coupled", sampling)
     alone = scores.at(torch.zeros(BATCH, 1, dtype=torch.int64))
     alone.logits[3, 0, 2] = torch.nan
-    outcome = make_rule(MethodSpec.of("autoregressive"), sampling, None).verify(
+    outcome = make_verifier(MethodSpec.of("autoregressive"), sampling, None).verify(
         alone, Proposal(torch.zeros(BATCH, 1, dtype=torch.int64), tree_from_parents(torch.zeros(1, 1).long(), 0, 0))
     )
     assert outcome.emitted.shape == (BATCH, 1) and torch.equal(outcome.emitted, alone.keys.argmax(-1))
@@ -226,10 +228,10 @@ def test_a_root_alone_emits_the_targets_token_and_tells_bad_logits(temperature):
 
 
 def test_the_twin_of_a_draft_takes_no_mass_of_its_own():
-    rule, taken = WithinBound(AdditiveBound(NEAREST, k=8, delta=0.1)), []
+    verifier, taken = WithinBound(AdditiveBound(NEAREST, k=8, delta=0.1)), []
     scores, _ = make_step("top", SamplingConfig())
     root = scores.at(torch.zeros(BATCH, 1, dtype=torch.int64))
     for second in (3, -1):
         children = torch.tensor([[[3, second]]]).expand(BATCH, -1, -1)
-        taken.append(rule.judge(root, children, None).chosen)
+        taken.append(verifier.verify_nodes(root, children, None).chosen)
     assert torch.equal(*taken) and (taken[0] == 3).any()

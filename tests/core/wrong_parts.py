@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lantern.acceptance.base import Exact
+from lantern.acceptance.base import Acceptance, ByEquality, Exact, Verifier
 from lantern.acceptance.relaxed_sets import AdditiveBound, RelaxedSets
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
@@ -50,8 +50,8 @@ class Wide(Exact):
     drafts = ("sampled",)
     change = staticmethod(lambda found: found)
 
-    def surrogate(self, probs, draft_probs, tokens):
-        return type(self).change(super().surrogate(probs, draft_probs, tokens))
+    def relaxed_prob(self, probs, draft_probs, tokens):
+        return type(self).change(super().relaxed_prob(probs, draft_probs, tokens))
 
 
 class Sets(RelaxedSets):
@@ -69,8 +69,43 @@ class Additive(AdditiveBound):
         return mass <= 0.4 + self.delta
 
 
-class Mixed(Exact):
+class Mixed(Acceptance):
     drafts = ("sampled",)
 
-    def surrogate(self, probs, draft_probs, tokens):
+    def relaxed_prob(self, probs, draft_probs, tokens):
         return (probs.gather(-1, tokens) + draft_probs.gather(-1, tokens)) / 2
+
+
+class AllAtOnce(Verifier):
+    """Exact, and nothing is said of single nodes."""
+
+    def verify_all(self, scores, proposal):
+        return ByEquality().verify_all(scores, proposal)
+
+
+class NodeByNode(Verifier):
+    """Exact."""
+
+    def verify_nodes(self, scores, children, draft_probs):
+        return ByEquality().verify_nodes(scores, children, draft_probs)
+
+
+class OwnVerifier(Acceptance):
+    """Makes a verifier that a test chooses."""
+
+    drafts = ("top",)
+    kind = NodeByNode
+
+    def make_verifier(self, spec, sampling):
+        return type(self).kind()
+
+
+class MixedFromExact(Exact):
+    drafts = ("sampled",)
+    relaxed_prob = Mixed.relaxed_prob
+
+
+class Plain(Exact):
+    """Exact, and a user's."""
+
+    drafts = ("sampled",)

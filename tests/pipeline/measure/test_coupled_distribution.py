@@ -7,7 +7,7 @@ import torch
 
 from conftest import make_models
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.draft_tree import reached_nodes
@@ -48,9 +48,9 @@ def table() -> torch.Tensor:
     return nearest_codes(torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(3)), K + 1)
 
 
-def rule_of(name: str, table: torch.Tensor):
+def verifier_of(name: str, table: torch.Tensor):
     spec = MethodSpec.of("mine", tree="chain2", drafts="coupled", acceptance=name, neighbours="l2", **BOUNDS[name][1])
-    return make_rule(spec, SamplingConfig(temperature=1.0), table)
+    return make_verifier(spec, SamplingConfig(temperature=1.0), table)
 
 
 def test_the_joint_distribution_has_both_marginals():
@@ -83,7 +83,7 @@ def test_one_draft_is_as_its_rule_draws_it(name, table):
     kind, parameters = BOUNDS[name]
     found = distribution_of_one_coupled_draft(nodes, kind(table, **parameters))
     torch.testing.assert_close(found.probs.sum(1), torch.ones(4, dtype=torch.float64))
-    drawn = distribution_of_coupled_siblings(nodes, rule_of(name, table), num_samples=20_000, seed=0)
+    drawn = distribution_of_coupled_siblings(nodes, verifier_of(name, table), num_samples=20_000, seed=0)
     assert (found.probs - drawn.probs).abs().max() < 0.015 and (found.acceptance - drawn.acceptance).abs().max() < 0.015
     tv = found.tv_from(nodes.target_probs)
     assert (tv > 0.01).sum() >= 3 and (tv - drawn.tv_from(nodes.target_probs)).abs().max() < 0.015
@@ -126,12 +126,24 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
     assert kind == ("enumeration" if tree == "chain9" else "monte_carlo")
     assert len(nodes) == len(found.probs) and set(nodes.image.tolist()) == set(range(5))
     assert float(found.tv_from(nodes.target_probs).mean()) > 0.01
-    assert decoder.observer is None and not getattr(decoder.drafter, "keeps_probs", False)
+    assert decoder.observer is None and not decoder.drafter.keeps_probs
+
+
+def test_a_bound_of_0_moves_nothing():
+    """Such a method decodes exactly, though it names relaxed sets."""
+    models = make_models()
+    spec = MethodSpec.of("mine", tree="chain3", drafts="coupled", acceptance="additive", k=3, delta=0)
+    encoder = WordEmbeddingEncoder(VOCABULARY, models.target.config.caption_dim, models.target.config.num_text_tokens)
+    options = {"run_seed": 3, "max_nodes": 40, "batch_size": 2, "num_samples": 4}
+    decoder = make_decoder(models, spec, SamplingConfig(cfg_scale=2.0))
+    nodes, kind, found = measure_coupled_drafts(decoder, [Prompt("a", "grass")], encoder, **options)
+    assert kind == "monte_carlo" and (found.acceptance > 0).any()
+    assert torch.equal(found.probs, nodes.target_probs)
 
 
 def test_siblings_move_more_and_are_given_where_they_are_copied(table):
-    nodes, rule = make_nodes(children=2), rule_of("proximity", table)
-    found = distribution_of_coupled_siblings(nodes, rule, num_samples=4000, seed=0)
+    nodes, verifier = make_nodes(children=2), verifier_of("proximity", table)
+    found = distribution_of_coupled_siblings(nodes, verifier, num_samples=4000, seed=0)
     one = distribution_of_one_coupled_draft(make_nodes(), Proximity(table, k=K))
     assert (found.acceptance[:3] > one.acceptance[:3]).all() and (found.error > 0).all()
     target, near = nodes.target_probs[-1], set(table[3, :K].tolist()) | set(table[4, :K].tolist()) | {3, 4}
@@ -144,6 +156,6 @@ def test_a_sibling_that_the_draft_model_cannot_draw_is_none(table):
     draft = torch.nn.functional.one_hot(torch.full((200,), 4), VOCAB).float()
     nodes = VerifiedNodes(target, draft, torch.tensor([[4, 5]]).expand(200, -1), torch.arange(200))
     spec = MethodSpec.of("exact", tree="bushy", tree_shape=[(0,), (1,)], drafts="coupled")
-    rule = make_rule(spec, SamplingConfig(), table)
-    found = distribution_of_coupled_siblings(nodes, rule, num_samples=20, seed=0)
+    verifier = make_verifier(spec, SamplingConfig(), table)
+    found = distribution_of_coupled_siblings(nodes, verifier, num_samples=20, seed=0)
     assert float(found.acceptance.mean()) == pytest.approx(1 / VOCAB, abs=0.02)

@@ -46,7 +46,7 @@ def make_decoders(temperature: float = 1.0) -> list[Decoder]:
 
 def is_as_made(decoder: Decoder) -> bool:
     """Whether no clock is left on the decoder."""
-    return not {"borrow", "step"} & set(vars(decoder.runner))
+    return decoder.on_forward is None
 
 
 @pytest.mark.parametrize("place", ["step", "_score", "_run_target"])
@@ -78,12 +78,11 @@ def test_methods_take_turns_in_every_round_and_the_warm_up_does_not_count(monkey
 
     def decode(decoder, prompts, encoder, run_seed):
         order.append((decoder.spec.method_id, prompts[0].id, run_seed))
-        decoder.runner.borrow(None, 1)
+        decoder.on_forward()
         return SimpleNamespace(target_forwards=torch.tensor([4])), next(seconds)
 
     monkeypatch.setattr(latency, "decode_timed", decode)
     monkeypatch.setattr(latency, "_core_seconds", lambda: next(cores) * np.array([1.0, 3.0]))
-    monkeypatch.setattr(stepping.StepRunner, "borrow", lambda *arguments: None)
     stubs = [
         SimpleNamespace(
             spec=SimpleNamespace(to_dict=lambda name=name: {"method_id": name}, method_id=name),
@@ -134,18 +133,14 @@ def test_a_forward_lasts_until_the_next_begins_and_the_last_one_to_the_end(monke
     take = [5.0, 0.25, 0.5, 1.0]  # prefill and three steps
 
     def decode(decoder, prompts, encoder, run_seed):
-        decoder.runner.borrow(decoder.allocate, 1)
-        for number, seconds in enumerate(take):
-            if number:
-                decoder.runner.step(decoder.step, None)
+        for seconds in take:
+            decoder.on_forward()
             clock.now += seconds
         return SimpleNamespace(target_forwards=torch.tensor([4])), sum(take)
 
     monkeypatch.setattr(latency, "decode_timed", decode)
     monkeypatch.setattr(latency, "time", SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 0.0))
     decoder = make_decoders()[0]
-    for name in ("borrow", "step"):
-        monkeypatch.setattr(stepping.StepRunner, name, lambda *arguments: None)
     _, (image,) = measure_latency([decoder], PROMPTS[:1], ENCODER, run_seed=0, num_warmup=0)
     assert image.step_seconds == take and is_as_made(decoder)
 

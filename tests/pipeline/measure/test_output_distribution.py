@@ -20,7 +20,7 @@ from lantern.acceptance.relaxed_sets import (
     MultiplicativeBound,
     WithinBound,
 )
-from lantern.acceptance.rules import make_rule
+from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed
@@ -69,15 +69,15 @@ def test_the_distribution_equals_the_reference(case):
     table = torch.tensor(case["neighbours"])
     sets = AdditiveBound(table, k=k, delta=delta) if delta <= 1 else MultiplicativeBound(table, k=k, lambda_=delta)
     residual = {"paper": "paper", "static_lumina": "official_lumina"}.get(case["rule"], "official")
-    rule = Rejection(sets if delta > 0 else Exact(), residual)
+    rejection = Rejection(sets if delta > 0 else Exact(), residual)
     tolerance = 1e-9
     if case["deterministic_draft"]:
-        found = distribution_given_children(target, None, draft.topk(case["siblings"]).indices, rule)
+        found = distribution_given_children(target, None, draft.topk(case["siblings"]).indices, rejection)
     elif case["siblings"] == 1:
-        found = distribution_of_one_sampled_draft(target, draft, rule)
+        found = distribution_of_one_sampled_draft(target, draft, rejection)
     else:
         nodes = VerifiedNodes(target, draft, draft.topk(case["siblings"]).indices, torch.zeros(1, dtype=torch.int64))
-        found = distribution_of_sampled_siblings(nodes, rule, num_samples=1000, seed=0)
+        found = distribution_of_sampled_siblings(nodes, rejection, num_samples=1000, seed=0)
         tolerance = 0.03
     expected = torch.tensor([case["law"]], dtype=torch.float64)
     torch.testing.assert_close(found.probs, expected, atol=tolerance, rtol=0)
@@ -102,8 +102,28 @@ def test_exact_rules_have_the_distribution_of_the_target():
     [(AdditiveBound, {"delta": 0.1}), (BudgetBound, {"delta": 0.2}), (MultiplicativeBound, {"lambda_": 3.0})],
 )
 def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
-    """Every token y that the target may draw goes through the decoder's own rule, weighted by its probability."""
+    """Every token y that the target may draw goes through the decoder's own verifier, weighted by its probability."""
     nodes, sets = random_nodes(30), kind(table, k=8, **bound)
+    expected, accepted = through_the_verifier(nodes, WithinBound(sets))
+    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, sets)
+    torch.testing.assert_close(found.probs, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.acceptance, accepted, atol=1e-12, rtol=0)
+
+
+def test_proximity_of_top_drafts_has_the_distribution_of_the_decoder(table):
+    """Its relaxed sets have no bound, so that nothing is known of the verifier but what it decides."""
+    nodes = replace(random_nodes(30), draft_probs=None)
+    spec = MethodSpec.of("m", tree="chain3", drafts="top", acceptance="proximity", k=4)
+    verifier = make_verifier(spec, SamplingConfig(), table)
+    kind, found = distribution_of_method(nodes, verifier, 20_000, seed=0)
+    expected, accepted = through_the_verifier(nodes, verifier)
+    assert kind == "monte_carlo" and (found.error > 0).any()
+    assert (found.probs - expected).abs().max() < 0.02 and (found.acceptance - accepted).abs().max() < 0.02
+    assert found.tv_from(nodes.target_probs).mean() > 0.1
+
+
+def through_the_verifier(nodes: VerifiedNodes, verifier) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distribution of the emitted token, and the probability that a draft is accepted."""
     expected = torch.zeros_like(nodes.target_probs)
     accepted = torch.zeros(30, dtype=torch.float64)
     padded = torch.nn.functional.pad(nodes.children, (0, 1))
@@ -111,16 +131,14 @@ def test_relaxed_sets_have_the_distribution_of_the_decoder(kind, bound, table):
         drawn = torch.full((30,), y)
         keys = torch.nn.functional.one_hot(drawn, 24).double()[None]
         scores = SimpleNamespace(weights=nodes.target_probs.log()[None], keys=keys)
-        chosen = WithinBound(sets).judge(scores, nodes.children[None], None).chosen[0]
+        chosen = verifier.verify_nodes(scores, nodes.children[None], None).chosen[0]
         is_child = nodes.children == chosen[:, None]
         rank = torch.where(is_child.any(1), is_child.long().argmax(1), 3)
         emitted = torch.where(rank < 3, padded.gather(1, rank[:, None]).squeeze(1), drawn)
         weight = nodes.target_probs[:, y]
         expected.scatter_add_(1, emitted[:, None], weight[:, None])
         accepted += weight * (rank < 3)
-    found = distribution_of_relaxed_sets(nodes.target_probs, nodes.children, sets)
-    torch.testing.assert_close(found.probs, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(found.acceptance, accepted, atol=1e-12, rtol=0)
+    return expected, accepted
 
 
 def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_not(table):
@@ -132,8 +150,8 @@ def test_one_child_and_the_budget_keep_their_bound_and_the_published_rules_do_no
         assert largest["bounded", delta] <= delta + 1e-12
         assert largest["top_one_child", delta] <= delta + 1e-12
         assert delta < largest["top_children", delta] <= 1 - (1 - delta) ** 3 + 1e-12
-        for rule in ("top_official", "sampled_paper", "sampled_official", "sampled_official_lumina", "sampled_js"):
-            assert largest[rule, delta] > delta, rule
+        for name in ("top_official", "sampled_paper", "sampled_official", "sampled_official_lumina", "sampled_js"):
+            assert largest[name, delta] > delta, name
     is_bounded = curves["rule"].isin(["bounded", "top_one_child"])
     assert (curves.loc[is_bounded, "tv_share_above_delta"] == 0).all()
     assert (curves.loc[~is_bounded, "tv_share_above_delta"] > 0).all()
@@ -143,20 +161,20 @@ def test_siblings_by_monte_carlo_state_their_error(table):
     nodes = random_nodes(20)
     relaxed = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
     spec = MethodSpec.of(name="lantern", tree="chain3", drafts="sampled", **relaxed)
-    rule = make_rule(spec, SamplingConfig(), table)
-    (kind, few), (_, many) = (distribution_of_method(nodes, spec, rule, number, seed=1) for number in (50, 4000))
+    verifier = make_verifier(spec, SamplingConfig(), table)
+    (kind, few), (_, many) = (distribution_of_method(nodes, verifier, number, seed=1) for number in (50, 4000))
     assert kind == "monte_carlo"
     assert (few.error > 0).all() and (many.error < few.error).all()
     noise = few.tv_from(many.probs).mean()
     assert few.error.mean() / 2 < noise < 2 * few.error.mean()  # of the size stated
-    assert distribution_of_method(random_nodes(1), spec, rule, 50, seed=1)[1].error > 0
+    assert distribution_of_method(random_nodes(1), verifier, 50, seed=1)[1].error > 0
     torch.testing.assert_close(few.probs.sum(-1), torch.ones(20, dtype=torch.float64))
 
 
 def test_an_exact_rule_has_no_noise_of_drawn_siblings():
     nodes = random_nodes(20)
     spec = MethodSpec.of(name="eagle1", tree="chain3", drafts="sampled")
-    kind, found = distribution_of_method(nodes, spec, make_rule(spec, SamplingConfig(), None), num_samples=2, seed=1)
+    kind, found = distribution_of_method(nodes, make_verifier(spec, SamplingConfig(), None), num_samples=2, seed=1)
     assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
 
 
@@ -173,10 +191,10 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
         "mixing": {"acceptance": "mixing", "budget": 0.1},
     }[name]
     spec = MethodSpec.of(name=name, tree="chain3", drafts="sampled", **parts)
-    rule = make_rule(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
-    kind, found = distribution_of_method(nodes, spec, rule, num_samples=1, seed=0)
+    verifier = make_verifier(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
+    kind, found = distribution_of_method(nodes, verifier, num_samples=1, seed=0)
     assert kind == "enumeration"
-    expected, rejection = torch.zeros_like(nodes.target_probs), rule.rejection.at(nodes.depths)
+    expected, rejection = torch.zeros_like(nodes.target_probs), verifier.rejection.at(nodes.depths)
     for code in range(24):
         children = torch.full((30, 1), code)
         given = distribution_given_children(nodes.target_probs, nodes.draft_probs, children, rejection)

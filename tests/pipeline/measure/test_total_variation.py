@@ -20,6 +20,7 @@ ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)
 PAIRS = ((0,), (1,), (0, 0), (1, 0))
 DYNAMIC = DynamicTreeOptions(num_nodes=6, depth=2, top_k=3)
 NEAR = {"acceptance": "additive", "neighbours": "l2", "k": 3, "delta": 0.3}
+CLOSE = {"acceptance": "proximity", "neighbours": "l2", "k": 3}
 # Method -> how its total variation is found; whether the target draws a token of its own at every node.
 METHODS = {
     "autoregressive": (make_method("autoregressive"), "none", False),
@@ -28,12 +29,14 @@ METHODS = {
     "one_sampled": (MethodSpec.of("m", tree="chain3", drafts="sampled", **NEAR), "enumeration", False),
     "siblings": (MethodSpec.of("m", tree="mine", drafts="sampled", tree_shape=PAIRS, **NEAR), "monte_carlo", False),
     "top": (MethodSpec.of("m", tree="mine", drafts="top", tree_shape=PAIRS, **NEAR), "enumeration", True),
+    "top_near": (MethodSpec.of("m", tree="mine", drafts="top", tree_shape=PAIRS, **CLOSE), "monte_carlo", True),
     "coupled": (MethodSpec.of("m", tree="chain3", drafts="coupled"), "coupling", True),
     "coupled_dynamic": (
         MethodSpec.of("m", tree="dynamic", drafts="coupled", tree_shape=DYNAMIC, **NEAR),
         "coupling",
         True,
     ),
+    "coupled_at_0": (MethodSpec.of("m", tree="chain3", drafts="coupled", **NEAR | {"delta": 0}), "coupling", True),
     "coupled_near": (MethodSpec.of("m", tree="chain3", drafts="coupled", **NEAR), "enumeration", True),
     "jacobi_near": (MethodSpec.of("m", tree="chain3", drafts="jacobi", **NEAR), "enumeration", True),
     "hybrid_near": (MethodSpec.of("m", tree="chain2+chain2", drafts="hybrid", **NEAR), "coupling", True),
@@ -72,10 +75,14 @@ def test_a_total_variation_is_computed_where_the_drafts_distribution_is_known(na
     assert (row["monte_carlo_error"] > 0) == (kind == "monte_carlo")
     assert (row["num_images"] == 3) == is_measured and 0 <= row["law_p"] <= 1
     assert (row["substitution_rate"] >= 0) == draws_tokens
-    has_bound = is_measured and name != "lines"
+    has_bound = is_measured and name not in ("lines", "top_near")
     assert (row["tv_share_above_delta"] >= 0) == has_bound
     if draws_tokens:
-        assert (row["substitution_rate"] > 0) == (name != "coupled")
+        assert (row["substitution_rate"] > 0) == (name not in ("coupled", "coupled_at_0"))
+
+
+def test_relaxed_top_drafts_have_no_total_variation_at_temperature_0():
+    assert measure(["top"], temperature=0.0)["top"]["kind"] == "none"
 
 
 def test_greedy_images_have_no_distribution_to_test():

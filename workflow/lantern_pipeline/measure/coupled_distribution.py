@@ -11,24 +11,20 @@ Shapes: nodes = verified nodes, pairs = nodes x possible drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lantern.acceptance.base import Rule
-from lantern.acceptance.relaxed_sets import RelaxedSets
+from lantern.acceptance.base import Verifier
+from lantern.acceptance.relaxed_sets import ByLookAlike, RelaxedSets, WithinBound
 from lantern.decoding import Decoder
-from lantern.drafters.base import best_codes
-from lantern.drafters.jacobi import NUM_KEPT
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
-from lantern.step import Outcome
 from lantern.text_encoders.base import TextEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.measure.output_distribution import (
     PAIRS_AT_ONCE,
-    NodeRecorder,
     OutputDistribution,
     VerifiedNodes,
     record_nodes,
@@ -45,56 +41,23 @@ def knows_drafts(spec: MethodSpec) -> bool:
 def measure_coupled_drafts(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
-    """Nodes of a relaxed method of `knows_drafts`, their output distribution, and its kind: "enumeration", or with
-    siblings "monte_carlo"; `options` are those of `record_nodes`.
+    """Measure the output distribution of a method for which `knows_drafts` is true.
+
+    Args:
+        decoder: of the method.
+        prompts: whose images are decoded.
+        encoder: of the prompts.
+        num_samples: draws of the noise, unless the distribution is enumerated.
+        options: as `record_nodes` takes them.
+
+    Returns:
+        (nodes; "enumeration" for relaxed sets and one draft per node, else "monte_carlo"; output distribution).
     """
-    if decoder.spec.drafts == "jacobi":
-        nodes = record_nodes(decoder, prompts, encoder, **options, recorder_class=GuessRecorder)
-    else:
-        decoder.drafter.keeps_probs = True
-        nodes = record_nodes(decoder, prompts, encoder, **options)
-        decoder.drafter.keeps_probs = False
-    if nodes.children.shape[1] == 1:
-        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, decoder.rule.sets)
-    seed = options["run_seed"]
-    return (
-        nodes,
-        "monte_carlo",
-        distribution_of_coupled_siblings(nodes, decoder.rule, num_samples=num_samples, seed=seed),
-    )
-
-
-class GuessRecorder(NodeRecorder):
-    """Keeps nodes of Jacobi drafts, for images of one batch; draft_probs are what a guess was drawn from: the target's
-    distribution in the row of the pool that guesses, see `JacobiDrafter`. All 0 where there was none: such a guess is
-    a copy of another one.
-    """
-
-    left: torch.Tensor | None = None  # (batch, places, kept): tokens that the rows saw at their left, newest row first
-
-    def __call__(self, outcome: Outcome) -> None:
-        """Receives one step, as `Decoder.observer`."""
-        tree, tokens, positions = outcome.proposal.tree, outcome.proposal.tokens, outcome.positions
-        probs = outcome.scores.weights.softmax(-1)
-        best = best_codes(outcome.scores.keys, int(tree.ranks.max()) + 1)
-        if self.left is None:
-            shape = (len(probs), self.num_tokens + tree.max_depth + 1)
-            self.left = tokens.new_full((*shape, NUM_KEPT), -2)
-            self.seen = probs.new_zeros(*shape, NUM_KEPT, probs.shape[-1])  # the rows' distributions
-            self.newest = tokens.new_zeros(*shape, best.shape[-1])  # the newest row's codes
-        inner = slice(None) if tree.parent_nodes is None else tree.parent_nodes
-        rows = torch.arange(len(probs), device=probs.device)[:, None]
-        parents = torch.cat([tokens[:, :1], self.newest[rows, positions - 1, tree.ranks][:, 1:]], dim=1)
-        is_other = self.left[rows, positions] != parents[..., None]
-        row = (torch.arange(NUM_KEPT, device=probs.device) + NUM_KEPT * is_other).argmin(-1)
-        laws = self.seen[rows, positions[:, inner], row[:, inner]]
-        super().__call__(replace(outcome, proposal=replace(outcome.proposal, draft_probs=laws)))
-        for depth in range(tree.max_depth + 1):
-            nodes = (tree.depths[0] == depth).nonzero().squeeze(1)
-            place = rows, positions[:, nodes[:1]]
-            self.newest[place] = best[:, nodes[:1]]
-            for pool, new in ((self.left, tokens), (self.seen, probs)):
-                pool[place] = torch.cat([new[:, None, nodes], pool[place]], dim=2)[:, :, :NUM_KEPT]
+    nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
+    if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByLookAlike):
+        return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, verifier.sets)
+    found = distribution_of_coupled_siblings(nodes, verifier, num_samples=num_samples, seed=options["run_seed"])
+    return nodes, "monte_carlo", found
 
 
 def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,15 +83,15 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
 
 
 def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -> OutputDistribution:
-    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability. What the
-    target's filters took away is no look-alike where a set's mass is not bounded.
+    """Exact distribution with one draft: every pair of a draft x and a code y of its A(x), by its probability. A draft
+    that the filters removed from the target is never accepted unless the sets allow it (`leaves_filters`).
     """
     target = nodes.target_probs.double()
     copied = torch.zeros_like(target).scatter(1, nodes.children.clamp(min=0), 1.0)
     draft = torch.where(nodes.draft_probs.sum(1, keepdim=True) > 0, nodes.draft_probs.double(), copied)
     integral, mass = crossings(target, draft)
     emitted, acceptance = target.clone(), torch.where(target > 0, draft / mass, 0.0).sum(1)
-    is_possible = draft > 0 if sets.bounds_mass else (draft > 0) & (target > 0)
+    is_possible = draft > 0 if sets.leaves_filters else (draft > 0) & (target > 0)
     for pairs in is_possible.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
         relaxed = sets.merge(target[node], None, sets.codes_of(token))
@@ -143,16 +106,16 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 @dataclass(frozen=True)
 class _Draw:
-    """What a rule reads of `Scores`, of one draw of the noise: (nodes, 1, vocab)."""
+    """What a verifier reads of `Scores`, of one draw of the noise: (nodes, 1, vocab)."""
 
     weights: torch.Tensor
     keys: torch.Tensor
 
 
 def distribution_of_coupled_siblings(
-    nodes: VerifiedNodes, rule: Rule, *, num_samples: int, seed: int
+    nodes: VerifiedNodes, verifier: Verifier, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Distribution with several drafts, by Monte Carlo over the noise, judged by the method's own rule.
+    """Distribution with several drafts, by Monte Carlo over the noise, verified by the method's own verifier.
 
     What is averaged is the emitted token less the target's, which differ in substitutions only: the estimated TV lies
     above the true one by noise, and never above the share of substitutions. `error` as for sampled siblings.
@@ -167,7 +130,7 @@ def distribution_of_coupled_siblings(
         best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
         drawn = best.indices.masked_fill(best.values.isneginf(), -1)
         children = torch.where(is_copied, nodes.children, drawn)
-        choice = rule.judge(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
+        choice = verifier.verify_nodes(_Draw(weights[:, None], (weights + noise)[:, None]), children[:, None], None)
         sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.own, -one)
         num_accepted += (children == choice.chosen).any(1)
     counts = (num_samples - num_samples // 2, num_samples // 2)

@@ -6,7 +6,7 @@ seconds of each of the target's forwards, for the demo page.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,27 +99,20 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Watches an image being decoded; the decoder is left as it was.
+    """Watch an image being decoded: note when its forwards begin, and the core-seconds from the first on."""
+    watch = _Watch()
 
-    The runner marks its calls, so that steps which are captured stay so.
-    """
-    watch, runner = _Watch(), decoder.runner
+    def mark() -> None:
+        if not watch.marks:
+            watch.core_seconds = -_core_seconds()
+        watch.marks.append(_now(decoder.device))
 
-    def marking(call: Callable) -> Callable:
-        def run(*arguments: Any) -> Any:
-            if not watch.marks:
-                watch.core_seconds = -_core_seconds()
-            watch.marks.append(_now(decoder.device))
-            return call(*arguments)
-
-        return run
-
-    runner.borrow, runner.step = marking(runner.borrow), marking(runner.step)
+    decoder.on_forward = mark
     try:
         yield watch
         watch.core_seconds += _core_seconds()
     finally:
-        del runner.borrow, runner.step  # the class's own are seen again
+        decoder.on_forward = None
 
 
 def _core_seconds() -> np.ndarray:

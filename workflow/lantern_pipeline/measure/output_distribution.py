@@ -40,7 +40,9 @@ class VerifiedNodes:
     draft_probs: torch.Tensor | None
     children: torch.Tensor  # int64, (nodes, m): drafted tokens in drafting order, -1 where there is none
     image: torch.Tensor  # int64, (nodes,): number of the prompt
-    depths: torch.Tensor | None = None  # int64, (nodes,): of each node in its tree; None where no rule asks for it
+    depths: torch.Tensor | None = (
+        None  # int64, (nodes,): of each node in its tree; None unless the acceptance reads them
+    )
 
     def __len__(self) -> int:
         return len(self.target_probs)
@@ -109,15 +111,14 @@ def record_nodes(
     run_seed: int,
     max_nodes: int,
     batch_size: int,
-    recorder_class: type[NodeRecorder] | None = None,
 ) -> VerifiedNodes:
     """Draws images and keeps some of the nodes that were verified on the way, on the decoder's device; which ones
-    depends on the seed, not on the batch size. Every batch has a recorder of its own, of `recorder_class`.
+    depends on the seed, not on the batch size. Every batch has its own recorder.
     """
     parts: list[VerifiedNodes] = []
     try:
         for begin in range(0, len(prompts), batch_size):
-            recorder = (recorder_class or NodeRecorder)(len(prompts), decoder.target.config, max_nodes, run_seed)
+            recorder = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed)
             recorder.first_image, recorder.parts, decoder.observer = begin, parts, recorder
             decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
     finally:
@@ -169,7 +170,7 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
 
 
 def distribution_given_children(
-    target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rule: Rejection
+    target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
     """Distribution after verification by rejection when the children are known: int64, (nodes, m), tried in this order,
     -1 where there is none; all decisions of acceptance weighted. `draft_probs` (nodes, vocab) is what they were drawn
@@ -177,9 +178,9 @@ def distribution_given_children(
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
-    for rank, tried in enumerate(rule.try_siblings(target_probs, children, draft_probs)):
+    for rank, tried in enumerate(rejection.try_siblings(target_probs, children, draft_probs)):
         token = children[:, rank : rank + 1].clamp(min=0)
-        accept = (tried.surrogate / tried.token_draft.clamp(min=tiny)).clamp(max=1)
+        accept = (tried.relaxed_prob / tried.token_draft.clamp(min=tiny)).clamp(max=1)
         accept = accept.where(tried.is_tried, 0.0)  # nan where fewer codes than children were drawn
         emitted.scatter_add_(1, token, weight * accept)
         weight, probs = weight * (1 - accept), tried.residual
@@ -188,21 +189,21 @@ def distribution_given_children(
 
 
 def distribution_of_one_sampled_draft(
-    target_probs: torch.Tensor, draft_probs: torch.Tensor, rule: Rejection
+    target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
     """Exact distribution with one sampled draft: every draft that p, (nodes, vocab), allows, weighted by p; in one
     formula where one residual follows all of them.
     """
-    if rule.has_one_residual:
-        accepted = rule.accepted_mass(target_probs, draft_probs)
+    if rejection.has_one_residual:
+        accepted = rejection.accepted_mass(target_probs, draft_probs)
         acceptance = accepted.sum(-1)
-        residual = rule.residual_probs(target_probs, None, draft_probs)
+        residual = rejection.residual_probs(target_probs, None, draft_probs)
         emitted = accepted + (1 - acceptance)[:, None] * residual
         return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
     emitted, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
     for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
-        given = distribution_given_children(target_probs[node], draft_probs[node], token[:, None], rule)
+        given = distribution_given_children(target_probs[node], draft_probs[node], token[:, None], rejection)
         weight = draft_probs[node, token]
         emitted.index_add_(0, node, weight[:, None] * given.probs)
         acceptance.index_add_(0, node, weight * given.acceptance)
@@ -210,13 +211,13 @@ def distribution_of_one_sampled_draft(
 
 
 def distribution_of_sampled_siblings(
-    nodes: VerifiedNodes, rule: Rejection, *, num_samples: int, seed: int
+    nodes: VerifiedNodes, rejection: Rejection, *, num_samples: int, seed: int
 ) -> OutputDistribution:
     """Distribution with several sampled drafts, by Monte Carlo over the drafts; what follows them is exact.
 
     The number of a node's children is kept, the children are drawn anew, at least twice. What exact rejection makes of
-    the same draws has the target's distribution in the mean, so that only the difference from it is averaged: for an
-    exact rule no noise is left. The `error` is half the TV between the means of the even and the odd draws: what noise
+    the same draws has the target's distribution in the mean, so that only the difference from it is averaged: for exact
+    acceptance no noise is left. The `error` is half the TV between the means of the even and the odd draws: what noise
     alone adds to a TV, which is therefore overestimated by about as much.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
@@ -226,7 +227,7 @@ def distribution_of_sampled_siblings(
         exponential = torch.empty_like(nodes.draft_probs).exponential_(generator=generator)
         keys = nodes.draft_probs / exponential  # the m largest are a draw without replacement
         drawn = keys.topk(nodes.children.shape[1], dim=-1).indices.masked_fill(nodes.children < 0, -1)
-        given = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, rule)
+        given = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, rejection)
         exact = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, Rejection())
         sums[number % 2] += nodes.target_probs + (given.probs - exact.probs)
         acceptance += given.acceptance

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 import torch
 from tqdm import tqdm
 
-from lantern.acceptance.base import Rule
+from lantern.acceptance.base import ByEquality, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenShannonBound, RelaxedSets, WithinBound
 from lantern.codebook import with_line_end
@@ -20,7 +20,11 @@ from lantern.models.target import Target
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.text_encoders.base import TextEncoder
-from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_coupled_drafts
+from lantern_pipeline.measure.coupled_distribution import (
+    distribution_of_coupled_siblings,
+    knows_drafts,
+    measure_coupled_drafts,
+)
 from lantern_pipeline.measure.image_law import ImageTest
 from lantern_pipeline.measure.losslessness import drawn_tokens, substitution_row
 from lantern_pipeline.measure.output_distribution import (
@@ -82,7 +86,7 @@ class TotalVariationStudy:
                 row |= tv_row(*measured, spec.delta, self.options)
             if not decoder.sampling.is_greedy:
                 row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
-            if spec.tree is not None and decoder.rule.draws_target_tokens:
+            if spec.tree is not None and decoder.verifier.draws_target_tokens:
                 row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
         return pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -112,13 +116,15 @@ class TotalVariationStudy:
             return "none", None
         if spec.tree is None:
             return "enumeration", measure_missing_context(*arguments, **self._wanted)
-        if not spec.drafter.is_exact:  # drafts do not follow the distributions that are recorded
+        if not spec.drafts_row.is_exact:  # drafts do not follow the distributions that are recorded
             return "none", None
-        if not spec.drafter.is_coupled:
+        if not spec.drafts_row.is_coupled:
+            if decoder.sampling.is_greedy:
+                return "none", None
             nodes = record_nodes(*arguments, **self._wanted)
-            kind, found = distribution_of_method(nodes, spec, decoder.rule, num_samples, seed)
+            kind, found = distribution_of_method(nodes, decoder.verifier, num_samples, seed)
             return kind, (nodes, found)
-        if spec.is_exact or not knows_drafts(spec):
+        if isinstance(decoder.verifier, ByEquality) or not knows_drafts(spec):
             return "coupling", None
         nodes, kind, found = measure_coupled_drafts(*arguments, **self._wanted, num_samples=num_samples)
         return kind, (nodes, found)
@@ -134,17 +140,22 @@ def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> Generation
 
 
 def distribution_of_method(
-    nodes: VerifiedNodes, spec: MethodSpec, rule: Rule, num_samples: int, seed: int
+    nodes: VerifiedNodes, verifier: Verifier, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
     """Output distribution of a method at its own nodes, and its kind: "enumeration" or "monte_carlo".
 
-    `rule` is the method's own above temperature 0; where several children are sampled, the distribution is a mean over
-    `num_samples` draws of `seed`.
+    `verifier` is the method's above temperature 0. If several children are sampled, the distribution is a mean over
+    `num_samples` draws of `seed`. So it is, over draws of the target's noise, if nothing but `verify_nodes` is known of
+    the verifier.
     """
-    if isinstance(rule, WithinBound):
-        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, rule.sets)
-    rejection = rule.rejection.at(nodes.depths) if isinstance(rule, ByRejection) else Rejection()
-    if spec.drafts == "top":
+    if isinstance(verifier, WithinBound):
+        return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
+    if not isinstance(verifier, ByEquality | ByRejection):
+        given = replace(nodes, draft_probs=torch.zeros_like(nodes.target_probs))  # drafts do not depend on the noise
+        found = distribution_of_coupled_siblings(given, verifier, num_samples=num_samples, seed=seed)
+        return "monte_carlo", found
+    rejection = verifier.rejection.at(nodes.depths) if isinstance(verifier, ByRejection) else Rejection()
+    if nodes.draft_probs is None:
         return "enumeration", distribution_given_children(nodes.target_probs, None, nodes.children, rejection)
     if nodes.children.shape[1] == 1:
         return "enumeration", distribution_of_one_sampled_draft(nodes.target_probs, nodes.draft_probs, rejection)
