@@ -305,6 +305,12 @@ def test_the_pages_lines_for_diffusers_pipeline_of_glm_image_hand_it_a_large_gri
     assert torch.equal(prior[::2, 1::2].flatten(), known["codes"][0, 256:].long())
 
 
+def test_a_prompt_of_one_token_is_enough(emu3):
+    model, _ = emu3
+    found = model.generate(torch.tensor([[7]]), do_sample=False, custom_generate=lantern.custom_generate(grid=4))
+    assert found.shape[1] > 16
+
+
 def test_the_library_pages_lines_for_janus_generate_an_image(monkeypatch):
     (model, _), processor = make_tiny("janus"), make_janus_processor()
     kinds = {"JanusForConditionalGeneration": model, "AutoProcessor": processor}
