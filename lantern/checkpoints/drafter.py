@@ -43,7 +43,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
     if not _is_chameleon(weights):
         config = _llamagen_config(weights, target, sizes)
-        has_bias = bool(weights.settings.get("bias", True))
+        has_bias = bool((weights.settings or {}).get("bias", True))
         return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
     _compare(weights, sizes)
     config = replace(

@@ -45,8 +45,9 @@ def redraw(
         refuse_own_classes(records.metadata, name)
         record = records.select([draw.randrange(len(records))])
         try:
-            method_id, prompt_set, temperature, *seeds = _RECORDS.fullmatch(name).groups()
-            image = f"{method_id} {prompt_set} T{temperature} s{seeds[0]}n{seeds[1]} {record.prompt_ids[0]}"
+            method_id, prompt_set, temperature, seed_of_models, seed_of_noise = _parts_of(name)
+            seeds = f"s{seed_of_models}n{seed_of_noise}"
+            image = f"{method_id} {prompt_set} T{temperature} {seeds} {record.prompt_ids[0]}"
             yield image, _redraw(folder, provenance, name, record, models, device)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             raise ValueError(f"{name} cannot be drawn again ({type(error).__name__}: {error})") from error
@@ -64,6 +65,14 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
     return [turns[place % len(turns)] for place in range(num if turns else 0)]
 
 
+def _parts_of(name: str) -> tuple[str, ...]:
+    """Return method, prompt set, temperature, seed and noise seed from the name of a file of records."""
+    match = _RECORDS.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name} should be a file of records, generation/<method>/<set>/T<temperature>/s<n>n<n>/...")
+    return match.groups()
+
+
 def _redraw(
     folder: Path,
     provenance: Mapping[str, Any],
@@ -73,7 +82,7 @@ def _redraw(
     device: torch.device | str,
 ) -> torch.Tensor:
     config = provenance["config"]
-    method_id, prompt_set, temperature, seed, noise_seed = _RECORDS.fullmatch(name).groups()
+    method_id, prompt_set, temperature, seed, noise_seed = _parts_of(name)
     specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
     if (spec := specs.get((method_id, temperature))) is None:
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")

@@ -37,7 +37,7 @@ def load_decoders(
     decoders = []
     for method, temperature in runs:
         spec = resolve_tree(MethodSpec(**method), temperature, trees)
-        models = replace(shared, nearest_codes=tables.get(spec.neighbours))
+        models = replace(shared, nearest_codes=tables.get(spec.neighbours or ""))
         options = SamplingConfig(temperature=temperature, **sampling)
         decoders.append(make_decoder(models, spec, options, stepping=stepping))
     return decoders

@@ -198,6 +198,8 @@ def training_captions(
     `seed`, is held out.
     """
     if data["source"] == "captions":
+        if path is None:
+            raise ValueError("data.source captions needs a prompt file, got none; pass that of data.captions")
         train, held_out = hold_out(load_prompt_set(path, data["captions"], seed), seed)
         return {"train": train, "val": held_out[:num_val]}
     source = make_source(data, seed)

@@ -25,7 +25,10 @@ def make_run_card(
         target: the run's target, whose file states all of its sizes.
         files: paths of the card's files, relative to the card.
     """
-    prompts, found = scene_prompts(text, data_source), read_metadata(target)["config"]
+    prompts, metadata = scene_prompts(text, data_source), read_metadata(target)
+    if metadata is None:
+        raise ValueError(f"{target} should hold a target in Lantern's layout, found another; run the workflow again")
+    found = metadata["config"]
     elsewhere = {"vocab_size", "grid", "null_ids", "null_filler", *prompts.sizes()}
     names = [field.name for field in fields(TargetConfig) if field.name in found and field.name not in elsewhere]
     kept = [name for name in names if name in COMPARED_SIZES or found[name] != getattr(TargetConfig(), name)]

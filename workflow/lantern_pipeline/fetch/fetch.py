@@ -58,7 +58,7 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
     What the first fetch found, hashes and the repository's commit, is recorded in .record.json and holds from then on.
     """
     if resource.path is not None:
-        return _use_own_copy(resource)
+        return _use_own_copy(resource, resource.path)
     recorded, commit = _read_record(resource)
     resource = replace(resource, revision=resource.revision or commit)
     expected = {file: sha256 or recorded.get(file, {}).get("sha256") for file, sha256 in resource.files.items()}
@@ -104,18 +104,18 @@ def _network_allowed() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = offline
 
 
-def _use_own_copy(resource: Resource) -> dict[str, Any]:
+def _use_own_copy(resource: Resource, path: Path) -> dict[str, Any]:
     """Hashes what the user has, where it is; a hash in the config must fit."""
-    described = describe_path(resource.path)
+    described = describe_path(path)
     is_alone = len(resource.files) == len(described) == 1  # and may have another name
     for file, expected in resource.files.items():
         found = next(iter(described.values())) if is_alone else described.get(file)
         if expected is not None and found is not None and found["sha256"] != expected:
             raise ValueError(
-                f"config key resources.{resource.name}.files.{file}: {resource.path} has another content: expected "
+                f"config key resources.{resource.name}.files.{file}: {path} has another content: expected "
                 f"sha256 {expected}, found {found['sha256']}; set it to null if your copy is meant"
             )
-    return make_manifest(resource.name, resource.path, "the user's own copy", described)
+    return make_manifest(resource.name, path, "the user's own copy", described)
 
 
 def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> dict[str, Any]:
@@ -136,14 +136,15 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
     """Gives an entry of the hub without a commit the newest one; `file` is the first that is wanted."""
-    if resource.repo is None or resource.revision is not None:
+    repo = resource.repo
+    if repo is None or resource.revision is not None:
         return resource
     with _one_sentence(resource, file):
-        newest = _ask(lambda: HfApi(endpoint=hub_endpoint()).repo_info(resource.repo, timeout=_patience()).sha)
+        newest = _ask(lambda: HfApi(endpoint=hub_endpoint()).repo_info(repo, timeout=_patience()).sha)
     log.warning(
         "config key resources.%s.revision is null: the newest commit of %s, %s, is fetched and kept from now on; "
         "write it into the config, so that everyone gets the same files",
-        *(resource.name, resource.repo, newest),
+        *(resource.name, repo, newest),
     )
     return replace(resource, revision=newest)
 
@@ -161,7 +162,7 @@ def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
 
 
 def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
-    url = hf_hub_url(resource.repo, file, revision=resource.revision, endpoint=hub_endpoint())
+    url = hf_hub_url(resource.repo or "", file, revision=resource.revision, endpoint=hub_endpoint())
     found = get_hf_file_metadata(url, timeout=_patience(), endpoint=hub_endpoint())
     if found.commit_hash != resource.revision:
         raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
@@ -192,7 +193,8 @@ def _ask(question: Callable[[], T]) -> T:
     return question()
 
 
-def _patience() -> httpx2.Timeout:
+def _patience() -> Any:
+    """An httpx2.Timeout, where huggingface_hub declares a float and hands on what it gets."""
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
 
@@ -233,7 +235,9 @@ def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
         raise kind(f"{who}: {fault}") from error
 
 
-def _explain(error: Exception, resource: Resource, file: str) -> tuple[type[OSError], str]:
+def _explain(
+    error: HfHubHTTPError | httpx2.HTTPError | OSError, resource: Resource, file: str
+) -> tuple[type[OSError], str]:
     """The exception to raise for an error of a transfer: what is wrong and what to do."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
@@ -256,12 +260,13 @@ def _explain(error: Exception, resource: Resource, file: str) -> tuple[type[OSEr
             return ConnectionError, f"the connection broke off ({error}); {goes_on}"
         case OSError(errno=None):  # huggingface_hub's complaint about the size
             return ConnectionError, f"it was cut off in the middle; {goes_on}"
-    return OSError, f"{error.strerror}; see to the folder {resource.folder} and run again"
+        case OSError():
+            return OSError, f"{error.strerror}; see to the folder {resource.folder} and run again"
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
     """The same for an answer of status 4xx or 5xx."""
-    status, repo, log_in = error.response.status_code, resource.repo, "log in with `hf auth login`"
+    status, repo, log_in = error.response.status_code, resource.repo or "", "log in with `hf auth login`"
     match error:
         case GatedRepoError():
             return PermissionError, f"accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}"

@@ -5,7 +5,7 @@ without.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,10 @@ from lantern_pipeline.tables.summary import select_headline
 
 HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
-FILLS = {True: ("trained draft model", "full"), False: ("no draft model", "none")}  # of markers
+FILLS: dict[bool, tuple[str, Literal["full", "none"]]] = {
+    True: ("trained draft model", "full"),
+    False: ("no draft model", "none"),
+}  # of markers
 
 
 def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
@@ -56,8 +59,10 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
             axes.set_title(title, loc="left", fontsize=8)
         panels[0, 0].set_ylabel("total variation from the target, per token")
         handles, _ = panels[0, 1].get_legend_handles_labels()
-        mark = {"color": style.GREY, "marker": "o", "linestyle": "none"}
-        handles += [Line2D([], [], fillstyle=fill, label=name, **mark) for name, fill in fills]
+        handles += [
+            Line2D([], [], fillstyle=fill, label=name, color=style.GREY, marker="o", linestyle="none")
+            for name, fill in fills
+        ]
         options = {"loc": "outside lower center", "ncols": num_columns, "handlelength": 2.4}
         figure.legend(handles=handles, **options)
         return figure

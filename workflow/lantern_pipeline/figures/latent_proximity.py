@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import nn
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import drop_line_ends
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -25,7 +25,7 @@ SMALLEST_ERROR = 1e-10  # mean squared, so that equal images have a finite PSNR
 def draw_latent_proximity(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
+    tokenizer: ImageModel,
     nearest_codes: torch.Tensor,
     settings: Mapping[str, Any],
     seed: int,
@@ -38,7 +38,7 @@ def draw_latent_proximity(
 def select_proximity(
     codes: torch.Tensor,
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
+    tokenizer: ImageModel,
     nearest_codes: torch.Tensor,
     *,
     num_rows: int,

@@ -34,9 +34,9 @@ def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published
     each other are shifted up and down. Autoregressive decoding, 1 by definition, is the dashed line; nothing joins the
     panels. `published` is the table of `read_published` by default.
     """
-    published = read_published() if published is None else published
-    is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
-    theirs = published[published["speedup"].notna() & (published["method"] != BASELINE) & ~is_other_model]
+    table = read_published() if published is None else published
+    is_other_model = table["note"].str.startswith(OWN_MODEL, na=False)
+    theirs = table[table["speedup"].notna() & (table["method"] != BASELINE) & ~is_other_model]
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])
     shifts = theirs.groupby("setting")["speedup"].transform(_shifts)
     headline = select_headline(summary, settings)
@@ -45,7 +45,7 @@ def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 0.95 + ROW_HEIGHT * max(2 * len(lines), len(ours)))
         left, right = figure.subplots(1, 2)
-        figure.get_layout_engine().set(wspace=0.15)
+        figure.set_layout_engine("constrained", wspace=0.15)
         for method, dots in theirs.groupby("method", sort=False):
             places = shifts[dots.index] + [lines.index(setting) for setting in dots["setting"]]
             look = {**style.method_look(str(method)), **MARKER, "label": method_name(str(method))}

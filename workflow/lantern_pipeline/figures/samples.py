@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch import nn
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
@@ -19,7 +19,7 @@ from lantern_pipeline.figures.style import column_titles, first_of_each_preset
 def draw_samples(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
+    tokenizer: ImageModel,
     settings: Mapping[str, Any],
 ) -> Figure:
     """Draws the images that `select_samples` chooses."""
@@ -29,7 +29,7 @@ def draw_samples(
 def select_samples(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
+    tokenizer: ImageModel,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Decodes the first prompts' images of some methods, with tokens per target forward: what `draw_pictures` takes.

@@ -47,7 +47,7 @@ def draw_total_variation(
     lower_height = 0.85 + 0.17 * len(relaxed)  # inches
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, UPPER_HEIGHT + lower_height)
-        upper, lower = figure.subfigures(2, 1, height_ratios=(UPPER_HEIGHT, lower_height))
+        (upper,), (lower,) = figure.subfigures(2, 1, squeeze=False, height_ratios=(UPPER_HEIGHT, lower_height))
         panels = upper.subplots(1, 2, sharex=True, sharey=True)
         is_sampled = positive["rule"].str.startswith("sampled")
         for axes, title, is_here in zip(panels, PANELS, (is_sampled, ~is_sampled), strict=True):
@@ -113,12 +113,13 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
 
 def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
     """Legend of the marks that some method has."""
-    marks = {"marker": "o", "linestyle": "none", "color": style.GREY}
-    bar = {"marker": "|", "linestyle": "none", "color": style.BLACK, "markersize": 9, "markeredgewidth": 1.6}
     is_coupling = methods["kind"] == "coupling"
-    known = [
-        (~is_coupling, Line2D([], [], label="measured TV", **marks)),
-        (is_coupling, Line2D([], [], label="share of substituted tokens, which TV is at most", mfc="white", **marks)),
-        (methods["delta"].notna(), Line2D([], [], label="bound δ asked for", **bar)),
-    ]
+    measured, bound, delta = (
+        Line2D([], [], marker=marker, linestyle="none", color=colour)
+        for marker, colour in (("o", style.GREY), ("o", style.GREY), ("|", style.BLACK))
+    )
+    measured.set_label("measured TV")
+    bound.set(label="share of substituted tokens, which TV is at most", markerfacecolor="white")
+    delta.set(label="bound δ asked for", markersize=9, markeredgewidth=1.6)
+    known = [(~is_coupling, measured), (is_coupling, bound), (methods["delta"].notna(), delta)]
     return [line for is_drawn, line in known if is_drawn.any()]

@@ -30,7 +30,7 @@ def describe_front(claims: Mapping[str, Any]) -> dict[str, Any]:
     tiles = [_length_tile("Exact", exact, kept), _length_tile("Relaxed", relaxed, "similar tokens are allowed")]
     return {
         "setting": f"{setting['num_methods']} methods generate the same images. {describe_run(setting)}",
-        "tiles": tiles if relaxed is None else [*tiles, _price_tile(relaxed, baseline)],
+        "tiles": tiles if relaxed is None or baseline is None else [*tiles, _price_tile(relaxed, baseline)],
         "methods": {
             row["method_id"]: f"{row['label']}: {row['mean_accepted_length']:.2f} tokens per forward"
             for row in (baseline, exact, relaxed)

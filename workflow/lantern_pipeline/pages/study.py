@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
@@ -42,7 +43,7 @@ class Trial(NamedTuple):
 def select_trials(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
+    tokenizer: ImageModel,
     settings: Mapping[str, Any],
 ) -> tuple[list[Trial], list[dict[str, Any]]]:
     """Chooses and decodes the pairs of a study whose images differ, then the attention checks: (trials, methods).
@@ -121,7 +122,7 @@ def build_page(
 
 
 def _make_trials(
-    tokenizer: nn.Module, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
+    tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
     """Trials of codes (pairs, 2, tokens), decoded."""
     if not len(codes):

@@ -24,7 +24,7 @@ KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answer
 PAIR, CHECK = "pair", "check"  # of trials
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _object(**properties: Mapping[str, object]) -> dict[str, object]:
     """JSON schema of an object that has all properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
@@ -81,7 +81,7 @@ def analyse_answers(
         "num_readers": len(counted),
         "min_checks": min_checks,
         "num_checks": len(checks),
-        "left": (float(is_left.mean()), *map(float, share_interval(is_left.sum(), is_left.size))),
+        "left": (float(is_left.mean()), *map(float, share_interval(is_left.sum(), np.asarray(is_left.size)))),
         "seconds": median(reader.seconds for reader in counted),
     }
     return pd.DataFrame([_measure(method, key, counted) for method in key["methods"]]), about
@@ -91,7 +91,7 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
     """The 95 % interval of a share of choices (readers, prompts) bool, for other readers and prompts: 1.96 standard
     errors either way, but never narrower than the exact one of as many independent choices.
     """
-    low, high = map(float, share_interval(chosen.sum(), chosen.size))
+    low, high = map(float, share_interval(chosen.sum(), np.asarray(chosen.size)))
     if min(chosen.shape) > 1:
         ends = normal_interval(chosen.mean(), _standard_error(chosen), SHARE)
         low, high = min(low, ends[0]), max(high, ends[1])
@@ -153,7 +153,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
 
 
-def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, Any]) -> None:
+def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object]) -> None:
     unknown = sorted(set(answered) - set(known))
     twice = [name for name, times in Counter(answered).items() if times > 1]
     if unknown or twice:

@@ -175,7 +175,7 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, Any]:
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
     must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
-    counts = {
+    counts: dict[str, float] = {
         "num_rows": len(must),
         "num_equal": int((must["tokens_equal_autoregressive"] == 1).sum()),
         "num_near_ties": int(must["num_near_ties"].sum()),
@@ -261,17 +261,19 @@ def _compare_acceptance(
     is_same = (rows[["drafts", "tree"]] == asked[["drafts", "tree"]].iloc[0]).all(axis=1)
     rows = rows[is_same & rows["acceptance"].isin((first, *others))]
     curves = dict(list(images.merge(rows[["method_id", "acceptance"]], on="method_id").groupby("acceptance")))
-    found = {
-        other: compare_at_equal_length(curves[first], curves[other], **options) for other in others if other in curves
-    }
+    found: dict[str, dict[str, float | None] | None] = {}
     known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
-    for other, numbers in found.items():
+    for other in [other for other in others if other in curves]:
+        numbers = compare_at_equal_length(curves[first], curves[other], **options)
+        found[other] = None if numbers is None else {**numbers}
         if numbers:
             lengths = np.linspace(numbers["shortest"], numbers["longest"], NUM_LENGTHS)
+            tvs: dict[str, float | None] = {}
             for name, kind in (("tv_first", first), ("tv_second", other)):
                 curve = known[known["acceptance"] == kind]
                 tv = np.interp(lengths, curve["mean_accepted_length"], curve["tv_mean"]) if len(curve) else [np.nan]
-                numbers[name] = None if np.isnan(tv).any() else float(np.mean(tv))
+                tvs[name] = None if np.isnan(tv).any() else float(np.mean(tv))
+            found[other] = {**numbers, **tvs}
     return {first: found} if found else {}
 
 

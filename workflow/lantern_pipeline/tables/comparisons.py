@@ -71,10 +71,11 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
                 values = values - stack_prompts(groups[BASELINE, *key[1:]], name)
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
             if values.size:
-                interval = (float(values.mean()), *bootstrap_interval(mean_statistic, values, **options))
+                ends = bootstrap_interval(mean_statistic, values, **options)
                 # Never negative: one image that differs is a difference, whatever the interval holds.
-                judged = 2 * (float(values.max()),) if metric.is_distance else interval[1:]
-                yield _row(key, metric, values.shape, interval, judged)
+                largest = float(values.max())
+                judged = (largest, largest) if metric.is_distance else ends
+                yield _row(key, metric, values.shape, (float(values.mean()), *ends), judged)
 
 
 def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -90,7 +91,7 @@ def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator
 
 
 def _row(
-    key: tuple[str, ...],
+    key: tuple[str | float, ...],
     metric: Metric,
     counts: tuple[int, int],
     interval: tuple[float, float, float],

@@ -129,7 +129,7 @@ def claim_cells(claims: Mapping[str, Any]) -> Cells:
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
     """Writes a value and its interval as "value [low, high]"; the value alone where there is no interval."""
     ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
-    texts = [EMPTY if pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
+    texts = [EMPTY if end is None or pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
     return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 

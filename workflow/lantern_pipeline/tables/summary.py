@@ -145,7 +145,8 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _combine(rows: pd.DataFrame, name: str, limits: tuple[float, float]) -> dict[str, float]:
     columns = with_ends(name)
-    return dict(zip(columns, combine_repeats(*(rows[column] for column in columns), limits), strict=True))
+    values, lows, highs = (rows[column] for column in columns)
+    return dict(zip(columns, combine_repeats(values, lows, highs, limits), strict=True))
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:

@@ -30,7 +30,7 @@ RECIPE = {
 }
 
 
-class ClipTrainer(Trainer):
+class ClipTrainer(Trainer[ClipModel]):
     """Contrastive training on captioned images with settings RECIPE and num_steps; the seed is that of their order."""
 
     def __init__(self, model: ClipModel, source: ImageSource, settings: dict[str, Any], seed: int) -> None:
