@@ -49,7 +49,7 @@ def custom_generate(
     family: str | None = None,
     grid: int | tuple[int, int] | None = None,
     seed: int | None = None,
-    **parts: Any,
+    **parts: object,
 ) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Make the `custom_generate` of a model of transformers, which draws by a method without a draft model.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings
+from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings, SamplingSettings
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
 
@@ -161,7 +161,7 @@ def _of_family(
     prompt_tokens: int,
     images: ImageSettings,
     target: Mapping[str, object],
-    sampling: Mapping[str, object],
+    sampling: SamplingSettings,
     files: dict[str, HubFiles],
     licence: str,
     *,

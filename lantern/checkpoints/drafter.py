@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -132,7 +131,7 @@ def _compare(weights: WeightFile, expected: Mapping[str, int]) -> None:
         _check(weights, key, value, weights.setting(key))
 
 
-def _check(weights: WeightFile, key: str, expected: Any, found: Any) -> None:
+def _check(weights: WeightFile, key: str, expected: object, found: object) -> None:
     if expected != found:
         raise ValueError(
             f"{weights.settings_path}: {key} should be {expected} to draft for this target, found {found}; "

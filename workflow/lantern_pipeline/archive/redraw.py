@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lantern.generation import decode_timed
 from lantern.records import GenerationRecords, load_records
 from lantern_pipeline.archive.archive import refuse_own_classes
+from lantern_pipeline.archive.provenance import Provenance
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
@@ -28,7 +28,7 @@ _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.
 
 def redraw(
     folder: Path,
-    provenance: Mapping[str, Any],
+    provenance: Provenance,
     num_images: int,
     *,
     seed: int = 0,
@@ -75,7 +75,7 @@ def _parts_of(name: str) -> tuple[str, ...]:
 
 def _redraw(
     folder: Path,
-    provenance: Mapping[str, Any],
+    provenance: Provenance,
     name: str,
     record: GenerationRecords,
     models: Path | None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from lantern.cards.card import ModelCard, card_from
 from lantern.checkpoints.native import read_metadata
@@ -14,7 +13,7 @@ from lantern_pipeline.data.text_encoders import scene_prompts
 
 
 def make_run_card(
-    planned: Mapping[str, Any], text: Mapping[str, Any], data_source: str, target: Path, files: Mapping[str, str]
+    planned: Mapping[str, object], text: Mapping[str, object], data_source: str, target: Path, files: Mapping[str, str]
 ) -> ModelCard:
     """Complete the card that a run was planned with.
 

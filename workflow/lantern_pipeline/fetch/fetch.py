@@ -29,7 +29,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_st
 
 from lantern.io import read_json, write_json
 from lantern_pipeline.fetch.entries import Resource, check_file, how_to_find_commit, hub_endpoint
-from lantern_pipeline.fetch.manifest import describe_file, describe_path, make_manifest
+from lantern_pipeline.fetch.manifest import FileDescription, Manifest, describe_file, describe_path, make_manifest
 
 # Whoever has no network shall learn so within 10 seconds; patience is for a transfer that has begun.
 REACH_S = 3  # seconds in which each address of a server must accept a connection
@@ -52,7 +52,7 @@ class RemoteFile(NamedTuple):
     sha256: str | None = None  # what the hub says that the content's hash is
 
 
-def fetch_resource(resource: Resource) -> dict[str, Any]:
+def fetch_resource(resource: Resource) -> Manifest:
     """Makes a resource be there (the user's own copy, files that lie in place already, or a download); its manifest.
 
     What the first fetch found, hashes and the repository's commit, is recorded in .record.json and holds from then on.
@@ -61,7 +61,8 @@ def fetch_resource(resource: Resource) -> dict[str, Any]:
         return _use_own_copy(resource, resource.path)
     recorded, commit = _read_record(resource)
     resource = replace(resource, revision=resource.revision or commit)
-    expected = {file: sha256 or recorded.get(file, {}).get("sha256") for file, sha256 in resource.files.items()}
+    known = {file: description["sha256"] for file, description in recorded.items()}
+    expected = {file: sha256 or known.get(file) for file, sha256 in resource.files.items()}
     places = {file: resource.folder / file for file in resource.files}
     described = {
         file: _check_content(resource, file, place, expected[file]) for file, place in places.items() if place.is_file()
@@ -104,7 +105,7 @@ def _network_allowed() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = offline
 
 
-def _use_own_copy(resource: Resource, path: Path) -> dict[str, Any]:
+def _use_own_copy(resource: Resource, path: Path) -> Manifest:
     """Hashes what the user has, where it is; a hash in the config must fit."""
     described = describe_path(path)
     is_alone = len(resource.files) == len(described) == 1  # and may have another name
@@ -118,7 +119,7 @@ def _use_own_copy(resource: Resource, path: Path) -> dict[str, Any]:
     return make_manifest(resource.name, path, "the user's own copy", described)
 
 
-def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> dict[str, Any]:
+def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> FileDescription:
     """Describes a file, which lies `where`; moves it aside where its content is wrong."""
     described = describe_file(where)
     if expected in (None, described["sha256"]):
@@ -198,7 +199,7 @@ def _patience() -> Any:
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
 
-def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> dict[str, Any]:
+def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> FileDescription:
     """Downloads to <file>.part, goes on where an earlier run stopped, checks, renames."""
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
@@ -285,7 +286,7 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
     return ConnectionError, f"the server is in trouble (status {status}); run again later, or {by_hand}"
 
 
-def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | None]:
+def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:
     """What an earlier run recorded: file -> description, and the commit, where it is known."""
     path = resource.folder / RECORD
     if not path.is_file():
@@ -304,7 +305,7 @@ def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | N
     return record["files"], None if differs else was["revision"]
 
 
-def _write_record(resource: Resource, described: Mapping[str, Mapping[str, Any]]) -> None:
+def _write_record(resource: Resource, described: Mapping[str, FileDescription]) -> None:
     write_json(resource.folder / RECORD, {"origin": _origin(resource), "files": dict(described)})
 
 

@@ -7,9 +7,6 @@ decode a model trained anew for them begin with OWN_MODEL; their speed-ups stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -17,7 +14,7 @@ from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import read_published
 from lantern_pipeline.tables.method_labels import method_name
-from lantern_pipeline.tables.summary import select_headline
+from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 OWN_MODEL = "own model"
 ROW_HEIGHT = 0.17  # inches
@@ -26,7 +23,7 @@ OVERLAP = 0.3  # speed-ups that differ by less have markers that hide each other
 SHIFT = 0.27  # between such markers, in lines
 
 
-def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published: pd.DataFrame | None = None) -> Figure:
+def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: pd.DataFrame | None = None) -> Figure:
     """Draws speed-ups as dots: published ones left, one line per paper, model and temperature; this run's right, one
     line per method.
 

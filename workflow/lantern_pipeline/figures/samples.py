@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -12,15 +11,16 @@ from lantern.checkpoints.tokenizers import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.image_grid import Pictures, draw_pictures
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset
+from lantern_pipeline.tables.summary import MetricsSection
 
 
 def draw_samples(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
     tokenizer: ImageModel,
-    settings: Mapping[str, Any],
+    settings: MetricsSection,
 ) -> Figure:
     """Draws the images that `select_samples` chooses."""
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
@@ -30,8 +30,8 @@ def select_samples(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
     tokenizer: ImageModel,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
+    settings: MetricsSection,
+) -> Pictures:
     """Decodes the first prompts' images of some methods, with tokens per target forward: what `draw_pictures` takes.
 
     `records`: method_id -> records of one prompt set and temperature, in the order of `prompts`.

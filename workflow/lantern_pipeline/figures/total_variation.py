@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from lantern_pipeline.figures import style
 from lantern_pipeline.tables.method_labels import method_colour
-from lantern_pipeline.tables.summary import preferred_rows, select_headline
+from lantern_pipeline.tables.summary import MetricsSection, preferred_rows, select_headline
 
 COLOURS = {
     "bounded": style.PURPLE,
@@ -34,7 +32,7 @@ WRAP = 58  # letters in a line of the legend
 
 
 def draw_total_variation(
-    curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]
+    curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection
 ) -> Figure:
     """Draws TV against delta for every rule (top), and the TV of this run's relaxed methods (bottom).
 

@@ -33,7 +33,7 @@ class Trainer(Generic[Model]):
         """Runs optimiser step i; returns what to log."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Model, optimiser and, in subclasses, whatever else the next step depends on."""
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 

@@ -89,7 +89,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         psnr = 10.0 * torch.log10(4.0 / error)
         return {"loss": loss.item(), "psnr_db": psnr.item(), **{name: value.item() for name, value in losses.items()}}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Adds the codebook's moving averages."""
         return super().state_dict() | {"code_use": self.code_use, "code_sums": self.code_sums}
 
