@@ -8,7 +8,7 @@
 #   make readme      write the results into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
 #   make gpu-check   check and time decoding on a GPU (eight minutes; ARGS="--device cpu --tiny" tries it without one)
-#   make lint        ruff, import-linter, snakefmt, snakemake --lint
+#   make lint        ruff, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
 #   make rulegraph   draw docs/rulegraph.svg (needs graphviz)
 #   make resume      go on after a crash or a kill -9
@@ -115,6 +115,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -92,10 +93,10 @@ class Model:
     """
 
     models: DecodingModels
-    tokenizer: torch.nn.Module
+    tokenizer: ImageModel
     encoder: TextEncoder
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    parts: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, object] = field(default_factory=dict)
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
 
     def generate(
@@ -131,20 +132,20 @@ class Model:
         given = {"temperature": temperature, "cfg_scale": cfg_scale}
         sampling = replace(self.sampling, **{name: value for name, value in given.items() if value is not None})
         spec = self._method(method, parts)
-        models = replace(self.models, nearest_codes=None if spec.k is None else self._table(spec))
+        models = replace(self.models, nearest_codes=self._table(spec))
         with _threads.limited(models.target.config):
             decoder = make_decoder(models, spec, sampling)
             todo = [Prompt(str(index), text) for index, text in enumerate(texts)]
             records, pixels = generate_images(decoder, todo, self.encoder, self.tokenizer.decode, seed, batch_size)
         return Images(pixels.numpy(), records)
 
-    def draw(self, *_: Any, **__: Any) -> Images:
+    def draw(self, *_: object, **__: object) -> Images:
         """Raise an error that names `generate`, as this function is called since version 0.6."""
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
 
-    def _method(self, name: str, parts: Mapping[str, Any]) -> MethodSpec:
+    def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:
         """A method with this model's trees and neighbours."""
-        known = dict(parts)
+        known: dict[str, Any] = dict(parts)
         if "name" in known:
             raise ValueError(f"method {name} takes no name, got {known['name']!r}; method_id names it")
         tree = known.get("tree", preset_of(name).get("tree"))
@@ -156,8 +157,10 @@ class Model:
             known.setdefault("neighbours", self.parts["neighbours"])
         return make_method(name, **known)
 
-    def _table(self, spec: MethodSpec) -> torch.Tensor:
-        """The nearest codes that a method reads: one more than k, which the authors' residuals take."""
+    def _table(self, spec: MethodSpec) -> torch.Tensor | None:
+        """The nearest codes that a method reads, None without any: one more than k, as the authors' residuals take."""
+        if spec.k is None or spec.neighbours is None:
+            return None
         codebook = self.tokenizer.codebook.detach()
         columns = min(spec.k + 1, len(codebook) - 1)
         if spec.k > columns:

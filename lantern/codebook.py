@@ -84,7 +84,7 @@ def co_varying_codes(batches: Iterable[torch.Tensor], k: int) -> torch.Tensor:
     Raises:
         ValueError: k out of range, or fewer than two contexts.
     """
-    count, total, products = 0, 0.0, 0.0
+    count, total, products = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for probs in batches:
         probs = probs.double()
         count, total, products = count + len(probs), total + probs.sum(0), products + probs.T @ probs

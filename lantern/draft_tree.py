@@ -133,8 +133,9 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
     """
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
-    tree = static_structure([0] + [number[path[:-1]] for path in ordered], device)
-    max_depth, inner = tree.max_depth, tree.parent_nodes.tolist()
+    parents = [0] + [number[path[:-1]] for path in ordered]
+    tree = static_structure(parents, device)
+    max_depth, inner = tree.max_depth, sorted(set(parents))
     by_level = [[n for n in inner if int(tree.depths[0, n]) == depth] for depth in range(max_depth)]
     place = {node: i for i, node in enumerate(inner)}  # among the nodes with children
     level_children, drafted = [], []
@@ -144,7 +145,7 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
         table = table[:, : level_children[-1]].flatten()
         drafted.append(torch.nonzero(table >= 0).flatten()[table[table >= 0].argsort()])
     ordinal = torch.zeros(tree.num_nodes, dtype=torch.int64, device=device)
-    ordinal[tree.parent_nodes[1:]] = torch.arange(len(inner) - 1, device=device)
+    ordinal[torch.tensor(inner[1:], dtype=torch.int64)] = torch.arange(len(inner) - 1, device=device)
     return StaticTree(
         **vars(tree),
         levels=[torch.tensor(nodes, device=device) for nodes in by_level],

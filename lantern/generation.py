@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 def load_decoding_models(
-    target: Path,
-    draft: Path | None = None,
-    table: Path | None = None,
+    target: Path | str,
+    draft: Path | str | None = None,
+    table: Path | str | None = None,
     device: torch.device | str = "cpu",
     dtype: str = "float32",
 ) -> DecodingModels:
@@ -59,7 +59,7 @@ def load_decoding_models(
     return models
 
 
-def load_nearest_codes(path: Path, device: torch.device | str = "cpu") -> torch.Tensor:
+def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
     """Reads a table of nearest codes, (vocab, columns), in the whole numbers of `code_dtype`; a ValueError where the
     file holds none.
     """
@@ -141,14 +141,14 @@ def _draw(
         while True:
             idle = [row for row in range(num_rows) if row not in running]
             taken = list(islice(coming, len(idle)))
-            captions = encoder.encode([prompt.text for prompt, _ in taken]) if taken else ()
+            captions = encoder.encode([prompt.text for prompt, _ in taken]) if taken else None
             synchronise(decoder.device)
             begun = time.perf_counter()
             for row, (prompt, _) in zip(idle, taken, strict=False):
                 running[row], seconds[row] = prompt, 0.0
             if not running:
                 return
-            if taken:
+            if captions is not None:
                 decoder.fill(state, idle[: len(taken)], *captions, [field for _, field in taken])
             num_left -= len(taken)
             del taken  # with the noise, which the state holds now
@@ -164,7 +164,7 @@ def _draw(
 
 def _with_noise(
     decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
-) -> Iterator[tuple[Prompt, ImageNoise]]:
+) -> Generator[tuple[Prompt, ImageNoise], None, None]:
     """Prompts with their noise; threads make that of the next `num_ahead` before it is asked for."""
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()

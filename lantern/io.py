@@ -66,7 +66,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
     """Number and words of what the system refused; safetensors has both in its message only."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno, error.strerror
+        return error.errno, error.strerror or str(error)
     found = re.search(r"\(os error (\d+)\)", str(error))
     return (int(found[1]), os.strerror(int(found[1]))) if found else (errno.EIO, str(error))
 
@@ -77,7 +77,9 @@ def write_text(path: Path | str, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def save_tensors(path: Path | str, tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None = None) -> None:
+def save_tensors(
+    path: Path | str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, object] | None = None
+) -> None:
     """Writes tensors by name and JSON values about them into one safetensors file, atomically, with a checksum of both.
 
     Raises:
@@ -134,11 +136,11 @@ def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def check_finite(path: Path | str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Makes sure that weights by name, read from `path`, are numbers.
 
     Raises:
@@ -165,7 +167,7 @@ def read_json(path: Path | str) -> Any:
         raise DamagedFileError(path, f"is not valid JSON ({error})") from error
 
 
-def write_json(path: Path | str, value: Any) -> None:
+def write_json(path: Path | str, value: object) -> None:
     """Writes a JSON file in insertion order, atomically; a ValueError where the value holds NaN or is no JSON."""
     write_text(path, _to_json(path, value, indent=1) + "\n")
 
@@ -181,7 +183,7 @@ def check_last_line(path: Path | str) -> None:
                 raise DamagedFileError(path, "is truncated: its last line has no end")
 
 
-def _to_json(path: Path | str, value: Any, indent: int | None = None) -> str:
+def _to_json(path: Path | str, value: object, indent: int | None = None) -> str:
     try:
         return json.dumps(value, allow_nan=False, indent=indent, ensure_ascii=False)
     except (TypeError, ValueError) as error:

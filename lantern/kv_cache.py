@@ -31,7 +31,7 @@ class LayerCache:
     vectors: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
-    used: tuple[torch.Tensor, torch.Tensor] = ()
+    used: tuple[torch.Tensor, torch.Tensor]
 
     def write(self, places: torch.Tensor, new: torch.Tensor) -> None:
         """Takes the keys and values of nodes, (rows * nodes, 2 * heads, head_dim), keys first, at the places that
@@ -68,15 +68,17 @@ class KVCache:
         num_heads, head_dim = head_shape
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
         self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
-        self.layers = [LayerCache(part.flatten(0, -2), *part.flatten(1, 2)) for part in self.entries]
+        self.layers = []
+        for part in self.entries:
+            keys, values = part.flatten(1, 2)
+            self.layers.append(LayerCache(part.flatten(0, -2), keys, values, (keys, values)))
         # Where the slots of a row, (captions, batch, 1, 1), and of a key or value of a head, (2 * heads,), begin.
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
         places = torch.arange(1, num_slots + 1, device=visible.device)  # column of a window of nodes that begin at 0
         is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
         self._places = torch.where(is_seen, places, HIDDEN)[:, :, None]
-        self.num_used = 0
-        self.limit(num_slots)
+        self.num_used = num_slots
 
     def limit(self, num_used: int) -> None:
         """Has passes read the first slots alone."""

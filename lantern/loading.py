@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,8 +26,12 @@ from lantern.methods import Parameter
 from lantern.models.adapter import adapt
 from lantern.models.families import FAMILIES, family_named, family_of
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.base import TextEncoder
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+    from lantern.text_encoders.tokens import TokenPromptEncoder
 
 DTYPES = ("float32", "bfloat16")
 MAX_TOKENS = 128  # of a prompt of a transformers model, unless the caller says otherwise
@@ -87,7 +91,12 @@ def load(
 
 
 def from_transformers(
-    model: Any, processor: Any, *, family: str | None = None, grid: int | None = None, max_tokens: int = MAX_TOKENS
+    model: PreTrainedModel,
+    processor: Any,
+    *,
+    family: str | None = None,
+    grid: int | None = None,
+    max_tokens: int = MAX_TOKENS,
 ) -> Model:
     """Let a model of transformers generate by any method; Jacobi decoding needs no other model and keeps every token.
 
@@ -116,16 +125,18 @@ def from_transformers(
     grid = grid or published_grid(family)
     form = fill_form(row.prompt, names, large=grid, small=row.small_grid)
     words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())  # a copy
-    state = {f"model.vqmodel.{name}": value for name, value in model.model.vqmodel.state_dict().items()}
+    state = {
+        f"model.vqmodel.{name}": value for name, value in model.get_submodule("model.vqmodel").state_dict().items()
+    }
     if adapted := next((name for name in state if ".base_layer." in name), None):
         raise ValueError(f"an adapter on {adapted} cannot be read; merge it (merge_and_unload), or leave vqmodel out")
     if any(value.is_meta for value in state.values()):
         raise ValueError("model.vqmodel must lie on one device, got meta (offloaded); load with device_map={'': 0}")
-    images = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=grid)
-    return _adopt(model, family, TokenPromptEncoder(form, words, max_tokens), images)
+    image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=grid)
+    return _adopt(model, family, TokenPromptEncoder(form, words, max_tokens), image_tokenizer)
 
 
-def sampling_of(known: Any) -> SamplingConfig:
+def sampling_of(known: GenerationConfig) -> SamplingConfig:
     """Return temperature, filters and guidance of a `GenerationConfig`; top_k is 50 if it is not set, as in `generate`.
 
     Raises:
@@ -250,7 +261,8 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
         )
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
-    model = open_pretrained(weights, read_config(weights), dtype).to(device)
+    model = open_pretrained(weights, read_config(weights), dtype)
+    model.to(device)  # pyright: ignore[reportArgumentType]  transformers' wrapper of `to` loses its parameters
     family = family_of(type(model).__name__)
     grid = published_grid(family)
     sides = {"large": grid, "small": FAMILIES[family].small_grid}
@@ -263,7 +275,7 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
     return made
 
 
-def _adopt(model: Any, family: str, encoder: TextEncoder, images: ImageModel) -> Model:
+def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel) -> Model:
     """Build a model of a loaded model of transformers.
 
     It is sampled as its generation settings say or, if they do not, as the card of its family does.

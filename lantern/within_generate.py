@@ -6,8 +6,8 @@ Everything that `generate` was asked for is either done or refused by its name b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,19 @@ from lantern.methods import MethodSpec, Parameter, make_method
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.families import FAMILIES, family_named
 from lantern.sampling import SamplingConfig
+
+if TYPE_CHECKING:
+    from transformers import (
+        GenerationConfig,
+        LogitsProcessor,
+        PrefixConstrainedLogitsProcessor,
+        PreTrainedModel,
+        StoppingCriteria,
+        UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    )
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+T = TypeVar("T")
 
 _GUIDANCE, _PREFIX = "UnbatchedClassifierFreeGuidanceLogitsProcessor", "PrefixConstrainedLogitsProcessor"
 # The logits processors that are done, in the order in which they must stand.
@@ -36,8 +49,8 @@ def custom_generate(
     family: str | None = None,
     grid: int | tuple[int, int] | None = None,
     seed: int | None = None,
-    **parts: Any,
-) -> Callable[..., Any]:
+    **parts: object,
+) -> Callable[..., torch.Tensor | GenerateDecoderOnlyOutput]:
     """Make the `custom_generate` of a model of transformers, which draws by a method without a draft model.
 
     It returns what `generate` returns: the prompt's ids, then the ids of the image's tokens, ends of lines among them,
@@ -59,16 +72,16 @@ def custom_generate(
     spec, given = make_method(method, **parts), None if grid is None else _check_grid(grid)
 
     def draw(
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,
-        logits_processor: Sequence[Any],
-        stopping_criteria: Sequence[Any],
-        generation_config: Any,
+        logits_processor: Sequence[LogitsProcessor],
+        stopping_criteria: Sequence[StoppingCriteria],
+        generation_config: GenerationConfig,
         **model_kwargs: Any,  # naming one of them here would hide it from transformers
-    ) -> Any:
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         _refuse_what_is_not_done(generation_config, logits_processor, stopping_criteria, model_kwargs)
         row = family_named(family, type(model).__name__)
-        processors = {type(part).__name__: part for part in logits_processor}
+        processors: dict[str, Any] = {type(part).__name__: part for part in logits_processor}
         sampling = _sampling_of(processors, generation_config.do_sample)
         ids, mask, negative = _prompts_of(input_ids, model_kwargs.get("attention_mask"), processors.get(_GUIDANCE))
         if FAMILIES[row].turns_by_grid:
@@ -78,7 +91,9 @@ def custom_generate(
         target = adapt(model, row, num_text_tokens=ids.shape[1], **sizes)
         if target.ids is None:
             raise ValueError(f"the codes of {type(model).__name__} are no words: use lantern.from_transformers")
-        target.negative = None if negative is None else tuple(part.to(target.device) for part in negative)
+        if negative is not None:
+            null_ids, null_mask = negative
+            target.negative = null_ids.to(target.device), null_mask.to(target.device)
         words = target.ids.to(input_ids.device)
         ends = words.new_tensor(_ends_within(target, generation_config.max_new_tokens))
         if _PREFIX in processors:
@@ -94,7 +109,10 @@ def custom_generate(
 
 
 def _refuse_what_is_not_done(
-    config: Any, processors: Sequence[Any], stopping: Sequence[Any], model_kwargs: Mapping[str, Any]
+    config: GenerationConfig,
+    processors: Sequence[LogitsProcessor],
+    stopping: Sequence[StoppingCriteria],
+    model_kwargs: Mapping[str, Any],
 ) -> None:
     mode = config.get_generation_mode().value
     if config.num_beams not in (None, 1) or mode not in ("greedy_search", "sample"):
@@ -128,10 +146,10 @@ def _refuse_what_is_not_done(
         raise ValueError("past_key_values must be empty to draw by lantern.custom_generate; leave them out")
 
 
-def _sampling_of(processors: Mapping[str, Any], do_sample: bool) -> SamplingConfig:
+def _sampling_of(processors: Mapping[str, LogitsProcessor], do_sample: bool) -> SamplingConfig:
     """Read guidance and filters from the logits processors, where a user's own stand beside the config's."""
 
-    def read(kind: str, name: str, otherwise: float) -> float:
+    def read(kind: str, name: str, otherwise: T) -> T:
         return getattr(processors[kind], name) if kind in processors else otherwise
 
     return SamplingConfig(
@@ -143,10 +161,10 @@ def _sampling_of(processors: Mapping[str, Any], do_sample: bool) -> SamplingConf
 
 
 def _grids_of(
-    model: Any,
+    model: PreTrainedModel,
     ids: torch.Tensor,
     model_kwargs: Mapping[str, Any],
-    config: Any,
+    config: GenerationConfig,
     sampling: SamplingConfig,
     given: dict[str, int] | None,
 ) -> dict[str, int]:
@@ -181,7 +199,7 @@ def _check_grid(grid: int | tuple[int, int]) -> dict[str, int]:
     return dict(zip(("grid", "columns"), sides, strict=True))
 
 
-def _shape_of(model: Any, family: str, ids: torch.Tensor, grid: dict[str, int] | None) -> dict[str, int]:
+def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: dict[str, int] | None) -> dict[str, int]:
     """Find height and width of the image, in codes: `grid`, what Emu3's prompts say as in "90*90", or as published."""
     if grid is not None:
         return grid
@@ -189,8 +207,9 @@ def _shape_of(model: Any, family: str, ids: torch.Tensor, grid: dict[str, int] |
         return {"grid": published_grid(family)}
     wanted = ("*", "<|image start|>", "<|image token|>")
     words = {id: name for name, id in model.config.vocabulary_map.items() if name.isdigit() or name in wanted}
-    found = {_size_in("".join(words.get(id, " ") for id in row)) for row in ids.tolist()}
-    if None in found:
+    sizes = {_size_in("".join(words.get(id, " ") for id in row)) for row in ids.tolist()}
+    found = [size for size in sizes if size is not None]
+    if len(found) < len(sizes):
         raise ValueError("the prompts do not say the image's size: pass lantern.custom_generate(grid=(height, width))")
     if len(found) > 1:
         raise ValueError(
@@ -207,7 +226,7 @@ def _size_in(prompt: str) -> tuple[int, int] | None:
 
 
 def _prompts_of(
-    ids: torch.Tensor, mask: torch.Tensor | None, guidance: Any
+    ids: torch.Tensor, mask: torch.Tensor | None, guidance: UnbatchedClassifierFreeGuidanceLogitsProcessor | None
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
     """Pad prompts and negative prompts on the left to one length: (ids, mask, (negative ids, mask) or None)."""
     if ids.shape[1] == 0:
@@ -249,7 +268,11 @@ def _ends_within(target: TransformersTarget, max_new_tokens: int | None) -> tupl
 
 
 def _check_prefix(
-    processor: Any, target: TransformersTarget, words: torch.Tensor, ids: torch.Tensor, ends: torch.Tensor
+    processor: PrefixConstrainedLogitsProcessor,
+    target: TransformersTarget,
+    words: torch.Tensor,
+    ids: torch.Tensor,
+    ends: torch.Tensor,
 ) -> None:
     """Compare the tokens that a `prefix_allowed_tokens_fn` allows at each position with those that are drawn there.
 
@@ -277,7 +300,7 @@ def _check_prefix(
                 )
 
 
-def _words_in(allowed: Any) -> set[int]:
+def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
     """Collect the ids in what a `prefix_allowed_tokens_fn` returns: numbers, or tensors of them."""
     found: set[int] = set()
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
@@ -285,16 +308,16 @@ def _words_in(allowed: Any) -> set[int]:
     return found
 
 
-def _table_of(model: Any, spec: MethodSpec, target: TransformersTarget) -> torch.Tensor | None:
-    if spec.k is None:
+def _table_of(model: PreTrainedModel, spec: MethodSpec, target: TransformersTarget) -> torch.Tensor | None:
+    if spec.k is None or spec.neighbours is None:
         return None
-    codebook = model.model.vqmodel.quantize.embedding.weight.detach().float().cpu()
+    codebook = model.get_parameter("model.vqmodel.quantize.embedding.weight").detach().float().cpu()
     return nearest_codes(codebook, min(spec.k + 1, len(codebook) - 1), spec.neighbours).to(target.device)
 
 
-def _as_generate_does(sequences: torch.Tensor, config: Any) -> Any:
+def _as_generate_does(sequences: torch.Tensor, config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:
     if not config.return_dict_in_generate:
         return sequences
-    from transformers.generation import GenerateDecoderOnlyOutput  # an optional part of the package
+    from transformers.generation.utils import GenerateDecoderOnlyOutput  # an optional part of the package
 
-    return GenerateDecoderOnlyOutput(sequences=sequences)
+    return GenerateDecoderOnlyOutput(sequences=sequences)  # pyright: ignore[reportArgumentType]  LongTensor is no class

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lantern.io import read_json
 from lantern.models.config import TargetConfig
@@ -45,6 +45,15 @@ class PromptSettings:
         if self.encoder == "word_ids":
             return {**sizes, "num_prompt_ids": NUM_WORD_IDS, "null_ids": (NUM_WORD_IDS - 1,)}
         return {**sizes, "caption_dim": self.caption_dim} if self.caption_dim else sizes
+
+
+class SamplingSettings(TypedDict, total=False):
+    """Fields of a `SamplingConfig` that a card may set."""
+
+    top_k: int
+    top_p: float
+    filter_order: str
+    cfg_scale: float
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,8 @@ class ModelCard:
     prompts: PromptSettings
     images: ImageSettings
     target: Mapping[str, Any]
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    trees: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    trees: Mapping[str, object] = field(default_factory=dict)
     neighbours: str = "l2_normalised"
     files: Mapping[str, str | HubFiles] = field(default_factory=dict)
     licence: str = ""
@@ -114,7 +123,7 @@ class ModelCard:
         has_line_end = self.target.get("line_end") is not None
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the card as JSON values; `card_from` reads them back."""
         return asdict(self)
 

@@ -6,9 +6,9 @@ no torch.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings
+from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings, SamplingSettings
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
 
@@ -160,12 +160,12 @@ def _of_family(
     name: str,
     prompt_tokens: int,
     images: ImageSettings,
-    target: dict[str, int],
-    sampling: dict[str, Any],
+    target: Mapping[str, object],
+    sampling: SamplingSettings,
     files: dict[str, HubFiles],
     licence: str,
     *,
-    trees: dict[str, Any] | None = None,
+    trees: Mapping[str, object] | None = None,
     neighbours: str = "l2",
 ) -> ModelCard:
     """Return the card of a model of transformers, whose family says the rest of its target."""

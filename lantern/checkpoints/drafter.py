@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -43,7 +42,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
     if not _is_chameleon(weights):
         config = _llamagen_config(weights, target, sizes)
-        has_bias = bool(weights.settings.get("bias", True))
+        has_bias = bool((weights.settings or {}).get("bias", True))
         return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
     _compare(weights, sizes)
     config = replace(
@@ -132,7 +131,7 @@ def _compare(weights: WeightFile, expected: Mapping[str, int]) -> None:
         _check(weights, key, value, weights.setting(key))
 
 
-def _check(weights: WeightFile, key: str, expected: Any, found: Any) -> None:
+def _check(weights: WeightFile, key: str, expected: object, found: object) -> None:
     if expected != found:
         raise ValueError(
             f"{weights.settings_path}: {key} should be {expected} to draft for this target, found {found}; "

@@ -12,11 +12,13 @@ import zipfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lantern.io import check_finite, open_tensors, read_json
+
+T = TypeVar("T", int, float, str)
 
 _TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # plain or DDP training, DeepSpeed, everything else
 _NAMES = [f"{stem}{ending}" for stem in ("model.safetensors", "pytorch_model.bin") for ending in ("", ".index.json")]
@@ -58,7 +60,7 @@ class WeightFile:
         """Where config.json is, or should be."""
         return self.path.parent / "config.json"
 
-    def setting(self, key: str, kind: type = int, default: Any = None) -> Any:
+    def setting(self, key: str, kind: type[T] = int, default: T | None = None) -> T:
         """A value of config.json: text, or a number above 0 of `kind`; a ValueError where it holds something else, or
         lacks the key and there is no default, a FileNotFoundError where there is no config.json.
         """
@@ -72,7 +74,7 @@ class WeightFile:
         if value is None:
             raise ValueError(f"{self.settings_path} lacks the key {key}; fetch it from the checkpoint's repository")
         is_right = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
-        if not is_right or (kind is not str and value <= 0):
+        if not is_right or (not isinstance(value, str) and value <= 0):
             wanted = "text" if kind is str else "a number above 0" if kind is float else "a whole number above 0"
             raise ValueError(f"{self.settings_path}: {key} should be {wanted}, found {value!r}")
         return kind(value)
@@ -132,7 +134,7 @@ def find_weights(path: Path) -> Path:
     raise ValueError(f"{path} should hold one weight file, found {names}; name the file instead of the folder")
 
 
-def check_equal(path: Path, key: str, expected: Any, found: Any, name: str) -> None:
+def check_equal(path: Path, key: str, expected: object, found: object, name: str) -> None:
     """Compare what a file states under `key` with what the model has, which is called `name` in the message.
 
     Raises:
@@ -175,13 +177,13 @@ def load_pickle(path: Path) -> Any:
 class _Inert:
     """In place of a value that nothing here needs: takes any arguments and any state, and keeps none."""
 
-    def __new__(cls, *arguments: Any) -> _Inert:
+    def __new__(cls, *arguments: object) -> _Inert:
         return super().__new__(cls)
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: object) -> None:
         pass
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 
@@ -245,7 +247,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return _unwrap(path, load_pickle(path))
 
 
-def _unwrap(path: Path, value: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Finds the weights in what a pickle holds: they are all of it, or lie under one of _TOP_LEVEL_KEYS."""
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
+from lantern.models.transformer import Layer
+
 FIRST_CODE = 4  # id of code 0 in Chameleon's vocabulary
 # The parts of a layer: our name, and the published ones that ours holds below each other.
 ORIGINAL_LAYER = {
@@ -75,7 +77,7 @@ def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dic
     return found
 
 
-def layer_places(layer: torch.nn.Module, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
+def layer_places(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
     """Where each tensor of a published layer goes, by published name; `names` as in LLAMA_LAYER."""
     places: dict[str, torch.Tensor] = {}
     for name, weight in layer.state_dict().items():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,21 +15,27 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, save_tensors
+from lantern.models.stored import StoredModel
 
-Model = TypeVar("Model", bound=torch.nn.Module)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Model = TypeVar("Model", bound=nn.Module)
+Stored = TypeVar("Stored", bound=StoredModel)
+T = TypeVar("T")
 
 _OTHER = "it belongs to another model or to other sizes than expected"
 
 
-def save_model(path: Path | str, model: torch.nn.Module, metadata: dict[str, Any] | None = None) -> None:
+def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, object] | None = None) -> None:
     """Writes a model's weights, its `config`, its class's `kind` and further JSON values into one file, atomically."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
 
 def load_model(
-    path: Path | str, cls: type[Model], dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
-) -> Model:
+    path: Path | str, cls: type[Stored], dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
+) -> Stored:
     """Reads a model of class `cls` that `save_model` wrote, in evaluation mode, tensor by tensor: memory holds it once,
     in its final number format, `dtype` but for `cls.wide`; None for the file's.
 
@@ -47,26 +53,40 @@ def load_model(
     return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), formats, device), state, path)
 
 
+def _drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    """Return a parameter without storage, in place of one that a module registers."""
+    return None if parameter is None else nn.Parameter(parameter.to("meta"))
+
+
 class _NoInitialisation(TorchFunctionMode):
     """Leaves out the functions of torch.nn.init: on parameters without storage they do nothing, but import PyTorch's
     compiler first: 1.3 s and 150 MB.
     """
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Callable[..., T],
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> T | None:
         if getattr(function, "__module__", "") == "torch.nn.init":
             return None
         return function(*args, **(kwargs or {}))
 
 
 def empty_model(
-    cls: type[Model], config: Any, dtype: torch.dtype | Mapping[str, torch.dtype], device: torch.device | str = "cpu"
-) -> Model:
+    cls: type[Stored],
+    config: DataclassInstance,
+    dtype: torch.dtype | Mapping[str, torch.dtype],
+    device: torch.device | str = "cpu",
+) -> Stored:
     """A model whose parameters are still to be written, of one number format or of one by name (float32 where a name is
-    missing); those whose names begin with one of `cls.wide`, where it has some, are float32.
+    missing); those whose names begin with one of `cls.wide` are float32.
     """
     # At first without storage and random numbers, which are gigabytes and seconds of a large model.
     without_storage = register_module_parameter_registration_hook(
-        lambda module, name, parameter: None if parameter is None else nn.Parameter(parameter.to("meta"))
+        _drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
     )
     try:
         with _NoInitialisation():
@@ -75,7 +95,7 @@ def empty_model(
         without_storage.remove()
     for name, parameter in list(model.named_parameters()):
         wanted = dtype if isinstance(dtype, torch.dtype) else dtype.get(name, torch.float32)
-        wanted = torch.float32 if name.startswith(getattr(cls, "wide", ())) else wanted
+        wanted = torch.float32 if name.startswith(cls.wide) else wanted
         module, _, last = name.rpartition(".")
         empty = torch.empty(parameter.shape, dtype=wanted, device=device)
         setattr(model.get_submodule(module), last, nn.Parameter(empty))

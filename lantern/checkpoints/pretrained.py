@@ -7,7 +7,7 @@ older files and number formats are transformers' affair. No code of a repository
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +15,9 @@ from lantern.checkpoints.files import WeightFile
 from lantern.checkpoints.names import FIRST_CODE, META_CHAMELEON, expand_norms, rename
 from lantern.models.config import TargetConfig
 from lantern.models.families import family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 META_NORM = "layers.0.attention.q_normalization.weight"  # tells Meta's files
 _LETTERS = "ABCDEFGHIJ"
@@ -33,18 +36,20 @@ def is_pretrained(weights: WeightFile) -> bool:
     transformers' than LlamaGen's Hugging Face layout.
     """
     name = class_of(weights)
-    if name is None or weights.settings.get("input_type"):  # the LANTERN authors' LlamaGen
+    if name is None or (weights.settings or {}).get("input_type"):  # the LANTERN authors' LlamaGen
         return False
     family_of(name)
     return True
 
 
-def read_config(weights: WeightFile) -> Any:
+def read_config(weights: WeightFile) -> PreTrainedConfig:
     """Make transformers' config of config.json; Chameleon's without a vocabulary gets the published ids of codes.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
+        ValueError: config.json names no class.
     """
+    name, settings = _named_class(weights), dict(weights.settings or {})
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -52,14 +57,13 @@ def read_config(weights: WeightFile) -> Any:
             f"{weights.path} is a model of transformers; install it from a clone: pip install '.[transformers]'",
             name=error.name,
         ) from error
-    name = class_of(weights)
-    config = getattr(transformers, name).config_class.from_dict(dict(weights.settings))
+    config = getattr(transformers, name).config_class.from_dict(settings)
     if name == _CHAMELEON and not config.vocabulary_map:
         config.vocabulary_map = _code_words(config.vq_config.num_embeddings)
     return config
 
 
-def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any:
+def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model of some weights and of their `read_config`, in evaluation mode, with its generation settings.
 
     Raises:
@@ -77,7 +81,7 @@ def open_pretrained(weights: WeightFile, config: Any, dtype: torch.dtype) -> Any
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        model, report = getattr(transformers, class_of(weights)).from_pretrained(
+        model, report = getattr(transformers, _named_class(weights)).from_pretrained(
             None,
             config=config,
             state_dict=tensors,
@@ -140,6 +144,14 @@ def _code_words(num_codes: int) -> dict[str, int]:
 
 def _draws(name: str) -> bool:
     return not name.startswith(_UNUSED)
+
+
+def _named_class(weights: WeightFile) -> str:
+    """Return the class of transformers that reads the weights; a ValueError if config.json names none."""
+    name = class_of(weights)
+    if name is None:
+        raise ValueError(f"{weights.settings_path} should name a class of transformers (architectures), found none")
+    return name
 
 
 def class_of(weights: WeightFile) -> str | None:

@@ -15,7 +15,7 @@ import torch
 
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
 from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, layer_places
-from lantern.checkpoints.native import Model, copy_tensors, empty_model, load_model, read_metadata
+from lantern.checkpoints.native import Stored, copy_tensors, empty_model, load_model, read_metadata
 from lantern.checkpoints.pretrained import (
     META_NORM,
     class_of,
@@ -39,7 +39,7 @@ _JSON_NAMES = {
 }
 _CLASSES = "cls_embedding.embedding_table.weight"  # of a target that reads classes, the null class behind the others
 _NULL_CAPTION_ROWS = 120  # of LlamaGen's, whatever the model's number of caption rows
-_KINDS = {TransformersTarget.kind: TransformersTarget}
+_KINDS: dict[str, type[TransformersTarget] | type[TargetModel]] = {TransformersTarget.kind: TransformersTarget}
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
     """
     file = find_weights(path)
     if (found := read_metadata(file)) is not None:
-        return load_own(file, _KINDS.get(found.get("kind"), TargetModel), expected, dtype)
+        return load_own(file, _KINDS.get(found.get("kind", ""), TargetModel), expected, dtype)
     weights = read_weights(file)
     if META_NORM in weights.tensors:
         weights = complete_meta(weights, expected)
@@ -72,7 +72,7 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 
 def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Target:
     """Reads a target in our own layout, of either class; see `load_model`."""
-    kind = (read_metadata(path) or {}).get("kind")
+    kind = (read_metadata(path) or {}).get("kind", "")
     return load_model(path, _KINDS.get(kind, TargetModel), dtype, device)
 
 
@@ -95,7 +95,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     return target.eval()
 
 
-def load_own(file: Path, cls: type[Model], target: TargetConfig, dtype: torch.dtype) -> Model:
+def load_own(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
     """Reads a target or a drafter in our own layout; a ValueError where its sizes are not the target's."""
     model = load_model(file, cls, dtype)
     for name in (*COMPARED_SIZES, "num_prompt_ids"):

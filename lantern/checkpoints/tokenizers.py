@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from lantern.cards.card import ImageSettings
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
@@ -19,10 +19,21 @@ ImageModel = ImageTokenizer | VQ16 | Emu3Tokenizer | CodeColours
 _PREFIXES = ("model.vqmodel.", "vqmodel.")  # inside models of transformers
 
 
+class _Sizes(TypedDict):
+    """Fields that the configs of both convolutional tokenizers share."""
+
+    grid: int
+    codebook_size: int
+    code_dim: int
+    channels: int
+    channel_multipliers: tuple[int, ...]
+    num_blocks: int
+
+
 def load_tokenizer(path: Path | str) -> ImageModel:
     """Read an image tokenizer of any class in our own layout, in evaluation mode."""
     kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
-    return load_model(path, kinds.get((read_metadata(path) or {}).get("kind"), ImageTokenizer))
+    return load_model(path, kinds.get((read_metadata(path) or {}).get("kind", ""), ImageTokenizer))
 
 
 def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
@@ -68,7 +79,7 @@ def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, gri
     weights = WeightFile(weights.path, tensors)
     if "decoder.conv_in.weight" not in tensors and prefix:
         codebook = tensors["quantize.embedding.weight"]
-        side = grid or image_size // CodeColours.pixels
+        side = _side_of(image_size, grid, CodeColours.pixels)
         colours = CodeColours(CodeColoursConfig(side, len(codebook), codebook.shape[1]))
         return load_weights(colours, {"codebook": codebook}, weights.path)
     if "encoder.time_conv.0.conv.conv.weight" in tensors:  # of image tokenizers Emu3's alone has time
@@ -80,10 +91,10 @@ def make_image_tokenizer(weights: WeightFile, image_size: int | None = None, gri
     sizes = _sizes(weights, "encoder.conv_blocks.{}.res.", image_size, grid)
     weights.require("encoder.conv_out.weight")
     latent_channels = len(weights.tensors["encoder.conv_out.weight"])
-    kind = {"has_attention": not is_chameleon, "is_normalised": not is_chameleon}
-    return load_weights(
-        VQ16(VQ16Config(**sizes, **kind, latent_channels=latent_channels)), weights.tensors, weights.path
+    config = VQ16Config(
+        **sizes, latent_channels=latent_channels, has_attention=not is_chameleon, is_normalised=not is_chameleon
     )
+    return load_weights(VQ16(config), weights.tensors, weights.path)
 
 
 def _make_emu3(weights: WeightFile, image_size: int | None, grid: int | None) -> Emu3Tokenizer:
@@ -95,7 +106,16 @@ def _make_emu3(weights: WeightFile, image_size: int | None, grid: int | None) ->
     return load_weights(Emu3Tokenizer(Emu3TokenizerConfig(**sizes, attention_levels=attention)), own, weights.path)
 
 
-def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int | None) -> dict[str, Any]:
+def _side_of(image_size: int | None, grid: int | None, pixels: int) -> int:
+    """Return an image's side in codes: `grid` if it is given, else the side in pixels over the pixels of a code."""
+    if grid:
+        return grid
+    if image_size is None:
+        raise ValueError("an image tokenizer needs image_size or grid, got neither; pass one of them")
+    return image_size // pixels
+
+
+def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int | None) -> _Sizes:
     """Sizes that both classes have, read off the tensors; `blocks` are the encoder's of a level."""
     pattern = blocks.replace(".", r"\.").replace("{}", r"(\d+)") + r"(\d+)\.conv1\.weight"
     found = [match for name in weights.tensors if (match := re.fullmatch(pattern, name))]
@@ -107,7 +127,7 @@ def _sizes(weights: WeightFile, blocks: str, image_size: int | None, grid: int |
     if image_size is not None and image_size % factor:
         raise ValueError(f"{weights.path}: the image size should be a multiple of {factor}, got {image_size}")
     return {
-        "grid": grid or image_size // factor,
+        "grid": _side_of(image_size, grid, factor),
         "codebook_size": len(codebook),
         "code_dim": codebook.shape[1],
         "channels": channels,

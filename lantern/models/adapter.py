@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from lantern.kv_cache import KVCache
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.families import FAMILIES, Parts
 from lantern.models.target import Target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class AdapterConfig(TargetConfig):
     """
 
     layers_class: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     head_width: int = 0
     turns_by_grid: bool = False
 
@@ -43,16 +47,21 @@ class TransformersTarget(Target):
             in place of the config's `null_ids`.
     """
 
-    kind = "transformers_target"  # of its checkpoints
+    kind = "transformers_target"
     config_class = AdapterConfig
-    wide = ("head.",)  # weights that stay float32: guidance, filters and acceptance start from such logits
+    wide = ("head.",)  # guidance, filters and acceptance start from float32 logits
+    config: AdapterConfig
+    layers: PreTrainedModel
+    head: nn.Module
+    positions: torch.Tensor | None
 
     def __init__(self, config: AdapterConfig, parts: Parts | None = None) -> None:
         super().__init__(config)
         parts = _empty_parts(config) if parts is None else parts
         self.layers, self.head, self.ids, self.ends = parts.layers, deepcopy(parts.head).float(), parts.ids, parts.ends
         self.negative: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.token_embedding = nn.Embedding(*parts.tokens.shape, _weight=parts.tokens.detach(), _freeze=True)
+        num_tokens, dim = parts.tokens.shape
+        self.token_embedding = nn.Embedding(num_tokens, dim, _weight=parts.tokens.detach(), _freeze=True)
         self.register_buffer("positions", grid_positions(config) if config.turns_by_grid else None, persistent=False)
 
     @property
@@ -98,7 +107,7 @@ class TransformersTarget(Target):
         return self.layers(**known, past_key_values=past, use_cache=past is not None).last_hidden_state
 
 
-def adapt(model: Any, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:
+def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> TransformersTarget:
     """Make a target of a loaded model of transformers.
 
     Args:
@@ -130,7 +139,7 @@ def adapt(model: Any, family: str, *, grid: int, **sizes: Any) -> TransformersTa
         "rope_base": rope.get("rope_theta", 10000.0),
         "rope": "1d",
         "vocab_size": len(parts.tokens),
-        "num_prompt_ids": len(model.get_input_embeddings().weight),
+        "num_prompt_ids": len(model.get_input_embeddings().get_parameter("weight")),
         "line_end": line_end,
         "layers_class": type(parts.layers).__name__,
         "settings": _settings(parts.layers.config),
@@ -172,7 +181,7 @@ def grid_positions(config: TargetConfig) -> torch.Tensor:
     return torch.cat([*parts, torch.full((3, OVERSHOOT), begin)], dim=1)
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: PreTrainedConfig) -> dict[str, object]:
     """A config of transformers without the names of all its words, which are megabytes and needed no more."""
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 
@@ -185,7 +194,7 @@ def _empty_parts(config: AdapterConfig) -> Parts:
     layers = layers_class(layers_class.config_class.from_dict(dict(config.settings)))
     if hasattr(layers, "vqmodel"):
         del layers.vqmodel  # Chameleon's layers hold its image tokenizer
-    head = nn.Linear(config.dim, config.vocab_size, bias=False)
+    head: nn.Module = nn.Linear(config.dim, config.vocab_size, bias=False)
     if width := config.head_width:
         head = nn.Sequential(nn.Linear(config.dim, width), nn.GELU(), nn.Linear(width, config.vocab_size))
     return Parts(layers.eval(), torch.empty(config.vocab_size, config.dim), head)
@@ -200,7 +209,7 @@ class _Slots:
         self._layers, self._places = cache.layers, cache.places(slots)
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes those of the new nodes, (rows, heads, nodes, head_dim), and gives those of the slots that are read."""
         past = self._layers[layer_idx]
@@ -208,6 +217,6 @@ class _Slots:
         past.write(self._places, both.flatten(0, 1))
         return past.used
 
-    def get_seq_length(self, *_: Any) -> int:
+    def get_seq_length(self, *_: object) -> int:
         """Positions are given."""
         return 0

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from lantern.models.stored import StoredModel
 from lantern.models.vq16 import check_codes
 
 
@@ -25,13 +26,14 @@ class CodeColoursConfig:
         return self.grid * CodeColours.pixels
 
 
-class CodeColours(nn.Module):
+class CodeColours(StoredModel):
     """A codebook under the interface of VQ-16. What it draws is no picture of the scene: red, green and blue are the
     codebook's three main directions, so that codes that lie close look alike.
     """
 
-    kind = "code_colours"  # of its checkpoints
+    kind = "code_colours"
     config_class = CodeColoursConfig
+    config: CodeColoursConfig
     pixels = 32  # of a code's side, as GLM-Image has
 
     def __init__(self, config: CodeColoursConfig) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import torch
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 # Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. Released for text to image: XL. B to XXXL
 # were made for classes, 1B to 7B for text.
@@ -25,7 +30,7 @@ OVERSHOOT = 32  # rows of zeros behind the image in the rotary table: drafts may
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
 
-def pick(cls: type[T], settings: dict[str, Any], **more: Any) -> T:
+def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
     """Builds a settings dataclass from settings that may hold keys of other dataclasses as well, and from `more`."""
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
@@ -74,7 +79,11 @@ class CommonSizes:
         """Tokens of an image."""
         return self.small_grid * (self.small_columns or self.small_grid) + self.grid * self.line_width
 
-    def ends_line(self, positions: Any) -> Any:
+    @overload
+    def ends_line(self, positions: int) -> bool: ...
+    @overload
+    def ends_line(self, positions: torch.Tensor) -> torch.Tensor: ...
+    def ends_line(self, positions: int | torch.Tensor) -> bool | torch.Tensor:
         """Whether the tokens at these positions of the image, numbers or tensors of them, end a line."""
         return positions % self.line_width == (self.columns or self.grid)
 

@@ -12,19 +12,22 @@ from torch import nn
 
 from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
+from lantern.models.stored import StoredModel
 from lantern.models.target import Target
 from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, prepare_layers, rotary_table
 
 
-class DraftModel(nn.Module):
+class DraftModel(StoredModel):
     """fc(cat(token embedding, target hidden)) -> one decoder layer without input norm; the target's head reads the
     result. The fc layer is kept in two, `from_token` (with the bias) and `from_hidden`.
 
     Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py.
     """
 
-    kind = "draft_model"  # of its checkpoints
+    kind = "draft_model"
     config_class = DraftConfig
+    config: DraftConfig
+    rotary: torch.Tensor
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()

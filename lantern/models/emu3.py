@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lantern.models.stored import StoredModel
 from lantern.models.vq16 import check_codes
 
 
@@ -31,27 +32,34 @@ class Emu3TokenizerConfig:
         return self.grid * 2 ** (len(self.channel_multipliers) - 1)
 
 
-class Emu3Tokenizer(nn.Module):
+class Emu3Tokenizer(StoredModel):
     """A tokenizer of videos: an image is four equal pictures, of which the first is decoded. Codes are the rows of the
     codebook as they are stored.
 
     Source: baaivision/Emu3@f6ea9aa, emu3/tokenizer; transformers' Emu3VQVAE.
     """
 
-    kind = "emu3_tokenizer"  # of its checkpoints
+    kind = "emu3_tokenizer"
     config_class = Emu3TokenizerConfig
+    config: Emu3TokenizerConfig
 
     def __init__(self, config: Emu3TokenizerConfig) -> None:
         # Imported here: transformers takes seconds to import, and only this class needs it.
-        from transformers.models.emu3.modeling_emu3 import Emu3VQVAE, Emu3VQVAEConfig
+        from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
         super().__init__()
         self.config = config
-        sizes = {"codebook_size": config.codebook_size, "num_res_blocks": config.num_blocks}
-        sizes |= dict.fromkeys(("embed_dim", "latent_channels"), config.code_dim)
-        widest = config.channels * config.channel_multipliers[-1]
-        levels = {"channel_multiplier": config.channel_multipliers, "attn_resolutions": config.attention_levels}
-        self.vqvae = Emu3VQVAE(Emu3VQVAEConfig(base_channels=config.channels, hidden_size=widest, **sizes, **levels))
+        settings = Emu3VQVAEConfig(
+            codebook_size=config.codebook_size,
+            embed_dim=config.code_dim,
+            latent_channels=config.code_dim,
+            base_channels=config.channels,
+            channel_multiplier=config.channel_multipliers,
+            num_res_blocks=config.num_blocks,
+            attn_resolutions=config.attention_levels,
+            hidden_size=config.channels * config.channel_multipliers[-1],
+        )
+        self.vqvae = Emu3VQVAE(settings)
 
     @property
     def codebook(self) -> Tensor:
@@ -67,7 +75,8 @@ class Emu3Tokenizer(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """Codes of images, (images, 3, size, size) in [-1, 1] -> (images, grid * grid) int64."""
         sizes = torch.tensor([images.shape[2:]] * len(images))
-        return torch.stack(self.vqvae.encode(images, sizes).image_tokens).flatten(1)
+        codes = self.vqvae.encode(images, sizes).image_tokens
+        return torch.stack(codes).flatten(1)  # pyright: ignore[reportArgumentType]  transformers returns a list
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:

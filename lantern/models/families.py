@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from transformers import (
+        ChameleonForConditionalGeneration,
+        Emu3ForConditionalGeneration,
+        GlmImageForConditionalGeneration,
+        JanusForConditionalGeneration,
+        PreTrainedModel,
+    )
 
 
 @dataclass(frozen=True)
@@ -40,9 +47,9 @@ class Parts:
     model they are, int64 (vocab,), or None where they are none, and which words follow an image.
     """
 
-    layers: nn.Module
+    layers: PreTrainedModel
     tokens: torch.Tensor
-    head: nn.Module
+    head: nn.Linear | nn.Sequential
     ids: torch.Tensor | None = None
     ends: tuple[int, ...] = ()
 
@@ -96,7 +103,7 @@ def family_named(name: str | None, model_class: str) -> str:
     return name
 
 
-def weight_of(model: Any, name: str) -> torch.Tensor:
+def weight_of(model: nn.Module, name: str) -> torch.Tensor:
     """Return the weight of a layer of `model`.
 
     Raises:
@@ -107,26 +114,27 @@ def weight_of(model: Any, name: str) -> torch.Tensor:
 
     layer = model.get_submodule(name)
     kind = type(layer)
-    if kind not in (nn.Linear, nn.Embedding):
-        raise ValueError(
-            f"{name} must be a plain nn.Linear or nn.Embedding to draw images, got "
-            f"{kind.__module__}.{kind.__name__}; merge an adapter into it (merge_and_unload), or leave this layer "
-            "unquantised"
-        )
-    return layer.weight.detach()
+    if type(layer) is nn.Linear or type(layer) is nn.Embedding:
+        return layer.weight.detach()
+    raise ValueError(
+        f"{name} must be a plain nn.Linear or nn.Embedding to draw images, got {kind.__module__}.{kind.__name__}; "
+        "merge an adapter into it (merge_and_unload), or leave this layer unquantised"
+    )
 
 
-def _words(model: Any, layers: str, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
-    """Take the rows of the words `ids` from a language model whose words are codes; `layers` is their module's name."""
+def _words(
+    model: PreTrainedModel, layers: PreTrainedModel, name: str, ids: torch.Tensor, ends: tuple[int, ...] = ()
+) -> Parts:
+    """Take the rows of the words `ids` from a language model whose words are codes; `layers` is its part `name`."""
     from torch import nn
 
     weight = weight_of(model, "lm_head")[ids]
     head = nn.Linear(weight.shape[1], len(ids), bias=False, device="meta")
     head.weight = nn.Parameter(weight)
-    return Parts(model.get_submodule(layers), weight_of(model, f"{layers}.embed_tokens")[ids], head, ids, ends)
+    return Parts(layers, weight_of(model, f"{name}.embed_tokens")[ids], head, ids, ends)
 
 
-def _janus(model: Any, _: int | None) -> Parts:
+def _janus(model: JanusForConditionalGeneration, _: int | None) -> Parts:
     import torch
     from torch import nn
 
@@ -138,27 +146,30 @@ def _janus(model: Any, _: int | None) -> Parts:
     return Parts(inner.language_model, tokens, nn.Sequential(head.proj_out, nn.GELU(), head.vision_head))
 
 
-def _emu3(model: Any, _: int | None) -> Parts:
+def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
     import torch
 
     mapping = model.model.vocabulary_mapping
     ids = torch.cat([mapping.img2bpe_mapping_tensor.long(), torch.tensor([mapping.eol_token_id])])
-    ends = [mapping.vocab_map.get(name) for name in ("<|extra_201|>", "<|image end|>", "<|extra_204|>")]
-    return _words(model, "model.text_model", ids, () if None in ends else tuple(ends))
+    words, names = mapping.vocab_map or {}, ("<|extra_201|>", "<|image end|>", "<|extra_204|>")
+    ends = tuple(words[name] for name in names) if all(name in words for name in names) else ()
+    return _words(model, model.model.text_model, "model.text_model", ids, ends)
 
 
-def _glm_image(model: Any, _: int | None) -> Parts:
+def _glm_image(model: GlmImageForConditionalGeneration, _: int | None) -> Parts:
     import torch
 
-    return _words(model, "model.language_model", torch.arange(model.config.image_start_token_id))
+    return _words(
+        model, model.model.language_model, "model.language_model", torch.arange(model.config.image_start_token_id)
+    )
 
 
-def _chameleon(model: Any, line_end: int | None) -> Parts:
+def _chameleon(model: ChameleonForConditionalGeneration, line_end: int | None) -> Parts:
     import torch
 
     ids = model.model.vocabulary_mapping.img2bpe_mapping_tensor.long()
     end = [] if line_end is None else [line_end]
-    return _words(model, "model", torch.cat([ids, torch.tensor(end, dtype=torch.int64)]))
+    return _words(model, model.model, "model", torch.cat([ids, torch.tensor(end, dtype=torch.int64)]))
 
 
 _CHAMELEON = {

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lantern.models.stored import StoredModel
 from lantern.models.vq16 import check_codes, check_images
 
 _BATCH = 32  # images; larger batches leave the cache
@@ -27,13 +28,15 @@ class TokenizerConfig:
     decoder_blocks: int = 2  # residual blocks of the decoder at each of the two resolutions
 
 
-class ImageTokenizer(nn.Module):
+class ImageTokenizer(StoredModel):
     """Images to the nearest rows of the l2-normalised codebook and back, normalised as in LlamaGen's vq_model.py
     (FoundationVision/LlamaGen@ce98ec4); patches of image_size / (2 * grid) pixels, blocks at 2 * grid and at grid.
     """
 
-    kind = "image_tokenizer"  # of its checkpoints
+    kind = "image_tokenizer"
     config_class = TokenizerConfig
+    config: TokenizerConfig
+    embedding: Tensor
 
     def __init__(self, config: TokenizerConfig) -> None:
         super().__init__()
@@ -109,8 +112,8 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm2 = nn.GroupNorm(_GROUPS, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)
+        for parameter in self.conv2.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (images, channels, height, width) to the same shape."""

@@ -56,7 +56,7 @@ class PreparedLinear(nn.Module):
             (x -> x W^T for x (num_rows, inputs); (total, x) -> total + x W^T, in place in `total`).
         """
         columns, packed = self.columns, self.packed
-        if not self.is_packed(num_rows):
+        if columns is not None and not self.is_packed(num_rows):
             return lambda x: torch.mm(x, columns), lambda total, x: total.addmm_(x, columns)
 
         def product(x: torch.Tensor) -> torch.Tensor:

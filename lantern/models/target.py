@@ -4,6 +4,8 @@ raster order. The hidden state of row `num_text_tokens - 1 + i` predicts image t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,10 +13,11 @@ from torch import nn
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.models.config import TargetConfig
+from lantern.models.stored import StoredModel
 from lantern.models.transformer import DecodingLayer, Layer, RMSNorm, gather_rotary, prepare_layers, rotary_table
 
 
-class Target(nn.Module):
+class Target(StoredModel):
     """What decoders, draft models and measurements ask of a target, whatever its layers are.
 
     A class of it has a `config`, a `token_embedding` of what it draws, the `cache_shape` of its layers and whether its
@@ -22,7 +25,10 @@ class Target(nn.Module):
     whole images without (`forward`).
     """
 
+    config: TargetConfig
     token_embedding: nn.Embedding
+    forbidden: torch.Tensor
+    null_caption: torch.Tensor
 
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
@@ -136,8 +142,8 @@ class Target(nn.Module):
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
         """An empty cache for this model."""
-        num_layers, *head_shape = self.cache_shape
-        return KVCache(visible, num_layers, num_slots, tuple(head_shape), self.dtype)
+        num_layers, num_kv_heads, head_dim = self.cache_shape
+        return KVCache(visible, num_layers, num_slots, (num_kv_heads, head_dim), self.dtype)
 
     def extend(
         self, cache: KVCache, tokens: torch.Tensor, slots: torch.Tensor, rotary_rows: torch.Tensor, mask: torch.Tensor
@@ -161,9 +167,11 @@ class TargetModel(Target):
     Source: LlamaGen autoregressive/models/gpt.py; options of `TargetConfig` make it a language model.
     """
 
-    kind = "target_model"  # of its checkpoints
+    kind = "target_model"
     config_class = TargetConfig
-    wide = ("head.", "head_in.")  # weights that stay float32: guidance, filters and acceptance start from such logits
+    wide = ("head.", "head_in.")  # guidance, filters and acceptance start from float32 logits
+    layers: Sequence[Layer]
+    rotary: torch.Tensor
 
     def __init__(self, config: TargetConfig) -> None:
         super().__init__(config)
@@ -176,7 +184,8 @@ class TargetModel(Target):
                 torch.randn(config.num_text_tokens, config.caption_dim) / config.caption_dim**0.5
             )
         self.token_embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        blocks = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = blocks  # pyright: ignore[reportAttributeAccessIssue]  torch's ModuleList states no item type
         self.final_norm = RMSNorm(config.dim, config.norm_eps)
         self.head_in = nn.Linear(config.dim, config.dim) if config.has_mlp_head else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=config.has_mlp_head)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from torch import nn
 from lantern.kv_cache import LayerCache
 from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
 from lantern.models.linear import PreparedLinear, prepare_linears
+
+Model = TypeVar("Model", bound=nn.Module)
 
 MANY_ROWS = 16  # of a cache
 
@@ -51,6 +54,9 @@ class RMSNorm(nn.Module):
     None once `fold_into` has moved it.
     """
 
+    weight: nn.Parameter | None
+    floor: torch.Tensor
+
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.dim, self.eps = dim, eps
@@ -68,7 +74,9 @@ class RMSNorm(nn.Module):
         return self.forward if self.weight is not None else partial(divide_by_norm, floor=self.floor)
 
     def fold_into(self, linear: nn.Linear) -> None:
-        """Moves this norm's weight into the columns of the linear map that reads its output, in place."""
+        """Moves this norm's weight into the columns of the linear map that reads its output, in place; once only."""
+        if self.weight is None:
+            raise ValueError("a norm can be folded once only, got one without a weight; load the model again")
         linear.weight.data = linear.weight.data * (self.weight.data * self.dim**0.5)
         self.weight = None
 
@@ -228,7 +236,7 @@ def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLa
     return [DecodingLayer(layer) for layer in layers]
 
 
-def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast_weights(module: Model, dtype: torch.dtype) -> Model:
     """Casts parameters and real buffers in place, all but those whose names begin with one of `module.wide`, where it
     has some; the rotary table is complex and stays, which `Module.to` would not let it.
     """

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lantern.models.stored import StoredModel
+
 _GROUPS = 32
 _PIXELS = 8 * 256 * 256  # of the images that run together; more would need gigabytes for activations
 
@@ -46,15 +48,24 @@ class VQ16Config:
         return self.grid * 2 ** (len(self.channel_multipliers) - 1)
 
 
-class VQ16(nn.Module):
+class _Codes(nn.Module):
+    """The codebook under the name of LlamaGen's file."""
+
+    def __init__(self, config: VQ16Config) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.codebook_size, config.code_dim)
+
+
+class VQ16(StoredModel):
     """Images to codes and back.
 
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py: architecture and what is
     normalised where; facebookresearch/chameleon, chameleon/inference/vqgan.py, for Chameleon's.
     """
 
-    kind = "vq16"  # of its checkpoints
+    kind = "vq16"
     config_class = VQ16Config
+    config: VQ16Config
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -63,12 +74,12 @@ class VQ16(nn.Module):
         self.decoder = Decoder(config)
         self.quant_conv = nn.Conv2d(config.latent_channels, config.code_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.code_dim, config.latent_channels, 1)
-        self.quantize = nn.ModuleDict({"embedding": nn.Embedding(config.codebook_size, config.code_dim)})
+        self.quantize = _Codes(config)
 
     @property
     def codebook(self) -> Tensor:
         """The codes as stored, (codebook_size, code_dim), of which the LANTERN authors make their nearest codes."""
-        return self.quantize["embedding"].weight
+        return self.quantize.embedding.weight
 
     @property
     def decoded_codebook(self) -> Tensor:

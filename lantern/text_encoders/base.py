@@ -21,6 +21,7 @@ class TextEncoder(Protocol):
             features (texts, max_tokens, caption_dim) float32, zero at pads, or ids (texts, max_tokens) int64; and a
             mask (texts, max_tokens) bool, True at tokens and False at pads.
         """
+        ...
 
 
 def split_words(text: str) -> list[str]:

@@ -45,26 +45,27 @@ def make_text_encoder(
         words = prompts.class_words
         return ClassEncoder(prompts.num_classes) if words is None else WordClassEncoder(words)
     if name == "word_ids":
-        return WordIdEncoder(prompts.vocabulary, prompts.max_tokens)
+        return WordIdEncoder(prompts.vocabulary or (), prompts.max_tokens)
+    if name not in (*FAMILIES, "t5"):
+        return WordEmbeddingEncoder(prompts.vocabulary, prompts.caption_dim, prompts.max_tokens, **WORD_FEATURES)
+    if file is None:
+        raise ValueError(f"the text encoder {name} is read from a file, got none; pass the path of its file or folder")
     try:
         if name in FAMILIES:
             from lantern.text_encoders.tokens import TokenPromptEncoder
 
             return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, large=large, small=small)
-        if name == "t5":
-            from lantern.text_encoders.t5 import T5TextEncoder
+        from lantern.text_encoders.t5 import T5TextEncoder
 
-            sizes = {"caption_dim": prompts.caption_dim, "max_tokens": prompts.max_tokens}
-            return T5TextEncoder(file, **sizes, device=device)
+        return T5TextEncoder(file, caption_dim=prompts.caption_dim, max_tokens=prompts.max_tokens, device=device)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"the text encoder {name} needs {error.name}; install it from a clone: pip install '.[transformers]'",
             name=error.name,
         ) from error
-    return WordEmbeddingEncoder(prompts.vocabulary, prompts.caption_dim, prompts.max_tokens, **WORD_FEATURES)
 
 
-def describe_features(encoder: str) -> dict[str, Any]:
+def describe_features(encoder: str) -> dict[str, str | int]:
     """Return what decides a prompt's features, for the report of a target."""
     return {"encoder": encoder, **(WORD_FEATURES if encoder == "words" else {})}
 

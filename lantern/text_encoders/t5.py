@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from lantern.io import check_finite, read_json
 from lantern.text_encoders.caption_cleaning import clean_caption
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAX_TOKENS = 120
 
@@ -90,7 +93,7 @@ def _read_config(folder: Path, caption_dim: int | None) -> dict[str, Any]:
     return config
 
 
-def _load_tokenizer(folder: Path, max_tokens: int) -> Any:
+def _load_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     """The tokenizer as tokenizer.json has it; transformers 5 would build one of its own from the file's vocabulary."""
     from tokenizers import Tokenizer
 
@@ -109,7 +112,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     from transformers import T5EncoderModel
 
     try:
-        model, report = T5EncoderModel.from_pretrained(
+        model, report = T5EncoderModel.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]  a pair here
             str(folder),
             dtype=dtype,
             local_files_only=True,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from tokenizers import Tokenizer
@@ -20,6 +20,13 @@ from lantern.models.families import FAMILIES, PromptForm
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 log = logging.getLogger(__name__)
+
+
+class NullPrompt(TypedDict):
+    """The fields of a `TargetConfig` that state the prompt without a caption."""
+
+    null_ids: tuple[int, ...]
+    null_filler: int | None
 
 
 class TokenPromptEncoder:
@@ -39,8 +46,8 @@ class TokenPromptEncoder:
         self._reported: set[str] = set()
         self._start, self._end = self._ids(self.form.start), self._ids(self.form.end)
         self._before, _, self._behind = self.form.text.partition("{}")
-        form = [*self._start, *self._tokens(self._before), *self._tokens(self._behind), *self._end]
-        needed = max(len(form) + 1, len(self.null_prompt["null_ids"]))
+        fixed = [*self._start, *self._tokens(self._before), *self._tokens(self._behind), *self._end]
+        needed = max(len(fixed) + 1, len(self.null_prompt["null_ids"]))
         if max_tokens < needed:
             raise ValueError(f"max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}")
 
@@ -54,7 +61,7 @@ class TokenPromptEncoder:
         return cls(form, Tokenizer.from_file(str(path)), max_tokens, path)
 
     @property
-    def null_prompt(self) -> dict[str, Any]:
+    def null_prompt(self) -> NullPrompt:
         """The fields of a `TargetConfig` that say the prompt of no caption."""
         filler = self.form.filler
         return {
@@ -99,7 +106,7 @@ class TokenPromptEncoder:
         return [id]
 
 
-def fill_form(form: PromptForm, names: Mapping[str, Any], *, large: int, small: int) -> PromptForm:
+def fill_form(form: PromptForm, names: Mapping[str, object], *, large: int, small: int) -> PromptForm:
     """A form with the sides of the image's grids, and the tokenizer's names of its tokens, in their places."""
     known = {"large": large, "small": small} | {key: value for key, value in names.items() if isinstance(value, str)}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lantern.io import atomic_path, read_json
-from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND
+from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND, Provenance
 from lantern_pipeline.fetch.manifest import SUMS, describe_file
 
 # Of results/<experiment>/ stay out: training data, logs, readers' answers, what is made again, what was set aside.
@@ -36,9 +36,10 @@ def pack_experiment(folder: Path | str, output: Path | str) -> tuple[int, str]:
         raise FileNotFoundError(f"there is no {folder / FILE_NAME}: run `make reproduce` to the end first")
     if output.exists() and not _is_archive(output):
         raise ValueError(f"{output} exists and is no archive of `lantern pack`; choose another --output or remove it")
-    provenance = read_json(folder / FILE_NAME)
-    if not isinstance(provenance, dict) or provenance.get("kind") != KIND:
+    found = read_json(folder / FILE_NAME)
+    if not isinstance(found, dict) or found.get("kind") != KIND:
         raise ValueError(f"{folder / FILE_NAME} is no provenance of a run: run `make reproduce`, which makes it again")
+    provenance = Provenance(**found)
     expected = {f"results/{folder.name}/{name}": sha256 for name, sha256 in _sums_of(provenance).items()}
     files, lines = _files_to_pack(folder, provenance["config"]), []
     if lost := sorted(name for name in expected if not (folder.parent.parent / name).is_file()):
@@ -91,7 +92,7 @@ def unpack(path: Path | str, folder: Path) -> tuple[int, str]:
     return len(found), of_sums
 
 
-def find_experiment(folder: Path, archive: Path | str) -> tuple[Path, dict[str, Any]]:
+def find_experiment(folder: Path, archive: Path | str) -> tuple[Path, Provenance]:
     """results/<experiment> of an unpacked archive, and its provenance, whose sums are compared with the files."""
     found = sorted(folder.glob(f"results/*/{FILE_NAME}"))
     if len(found) != 1:
@@ -123,16 +124,16 @@ def find_experiment(folder: Path, archive: Path | str) -> tuple[Path, dict[str, 
     return found[0].parent, provenance
 
 
-def files_outside(folder: Path, provenance: Mapping[str, Any]) -> list[str]:
+def files_outside(folder: Path, provenance: Provenance) -> list[str]:
     """Return the files of an unpacked archive that its provenance does not name, relative to results/."""
     named = {f"{folder.name}/{name}" for name in _sums_of(provenance)}
     found = (path.relative_to(folder.parent).as_posix() for path in folder.parent.rglob("*") if path.is_file())
     return sorted(set(found) - named - {f"{folder.name}/{FILE_NAME}"})
 
 
-def refuse_own_classes(found: Any, where: str) -> None:
+def refuse_own_classes(found: object, where: str) -> None:
     """Raise a ValueError if JSON values name a class of a user's own: an archive must not choose what is imported."""
-    values = [("", found)]
+    values: list[tuple[str, object]] = [("", found)]
     while values:
         key, value = values.pop()
         if isinstance(value, dict):
@@ -146,7 +147,7 @@ def refuse_own_classes(found: Any, where: str) -> None:
             )
 
 
-def _read_rows(path: Path, name: str) -> list[dict[str, Any]]:
+def _read_rows(path: Path, name: str) -> list[dict[str, str]]:
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
@@ -163,7 +164,7 @@ def _copy_hashed(source: IO[bytes], copy: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _sums_of(provenance: Mapping[str, Any]) -> dict[str, str]:
+def _sums_of(provenance: Provenance) -> dict[str, str]:
     return {name: entry["sha256"] for part in FILE_PARTS for name, entry in provenance[part].items()}
 
 

@@ -12,19 +12,19 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, Final, TypedDict
 from urllib.parse import urlsplit, urlunsplit
 
 from lantern import __version__
-from lantern_pipeline.fetch.manifest import describe_path, read_manifest
+from lantern_pipeline.fetch.manifest import FileDescription, describe_path, read_manifest
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
-from lantern_pipeline.runtime.machine import describe_machine, name_machine
+from lantern_pipeline.runtime.machine import Machine, describe_machine, name_machine
 
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"
 ROOT = Path(__file__).resolve().parents[3]
 # Sections that hold the run's own files: name relative to results/<experiment>/ -> sha256 and bytes.
-FILE_PARTS = ("models", "prompts", "records", "tables", "figures")
+FILE_PARTS: Final = ("models", "prompts", "records", "tables", "figures")
 # Section -> keys that say how jobs run and change no result; "" holds keys of the config itself.
 HOW_JOBS_RUN = {
     "": {"device"},
@@ -40,21 +40,65 @@ PACKAGES = (
 )
 
 
-def publishable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+class Code(TypedDict):
+    """What `describe_code` finds."""
+
+    version: str
+    commit: str | None
+    is_modified: bool | None
+    fingerprints: dict[str, str]
+
+
+class Environment(TypedDict):
+    """What `describe_environment` finds."""
+
+    python: str
+    system: str
+    packages: dict[str, str | None]
+
+
+class Digest(TypedDict):
+    """A file's checksum and size."""
+
+    sha256: str
+    bytes: int
+
+
+class Provenance(TypedDict):
+    """What made the results of an experiment; the parts of FILE_PARTS have digests by file name."""
+
+    kind: str
+    experiment: str
+    code: Code
+    environment: Environment
+    machine: Machine
+    decoding: list[dict[str, object]]
+    seeds: dict[str, object]
+    models: dict[str, Digest]
+    prompts: dict[str, Digest]
+    records: dict[str, Digest]
+    tables: dict[str, Digest]
+    figures: dict[str, Digest]
+    resources: dict[str, dict[str, Digest]]
+    config: dict[str, Any]
+
+
+def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
     """The config without what belongs to one machine: folders outside the run's, names and passwords in addresses."""
     return {key: _publishable(value) for key, value in config.items()}
 
 
-def results_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def results_config(config: Mapping[str, object]) -> dict[str, object]:
     """Return the publishable config without HOW_JOBS_RUN: what makes the results others when it changes."""
     found = {key: value for key, value in publishable_config(config).items() if key not in HOW_JOBS_RUN[""]}
     for section, keys in HOW_JOBS_RUN.items():
-        if section:
-            found[section] = {key: value for key, value in found[section].items() if key not in keys}
+        inner = found.get(section)
+        if isinstance(inner, Mapping):
+            found[section] = {key: value for key, value in inner.items() if key not in keys}
     return found
 
 
-def describe_code(root: Path = ROOT) -> dict[str, Any]:
+def describe_code(root: Path = ROOT) -> Code:
     """Names the code: version, fingerprint of each script, commit and `is_modified` (None where there is no git)."""
     commit, is_modified = None, None
     top = _git(root, "rev-parse", "--show-toplevel")
@@ -83,7 +127,7 @@ def describe_maker() -> str:
     return f"Lantern {code['version']}, {commit}, on {name_machine(describe_machine())}"
 
 
-def compare_code(provenance: Mapping[str, Any], script: str) -> str:
+def compare_code(provenance: Provenance, script: str) -> str:
     """Says in words whether this code runs a script as the code behind a provenance did."""
     theirs, ours = provenance["code"], describe_code()
     commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
@@ -94,7 +138,7 @@ def compare_code(provenance: Mapping[str, Any], script: str) -> str:
     return f"what {script} runs is not the same as behind the archive ({commit}): check that commit out to compare"
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment() -> Environment:
     """Names Python, the operating system and the installed versions of PACKAGES (None where one is missing)."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
@@ -107,7 +151,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, dict[str, Any]]:
+def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, Digest]:
     """Name below `folder` -> sha256 and bytes of each file, in the order of the names."""
     return {
         name: _digest_and_size(describe_path(Path(folder, name))[Path(name).name])
@@ -115,16 +159,17 @@ def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, dic
     }
 
 
-def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Any]]:
+def describe_resources(inputs: Sequence[Path | str]) -> dict[str, dict[str, Digest]]:
     """Describes files from elsewhere, of manifests or the user's own: name -> file name -> sha256 and bytes."""
     found = {}
     for path in sorted({Path(given) for given in inputs}):
-        manifest = read_manifest(path) or {"name": path.name, "files": describe_path(path)}
-        found[manifest["name"]] = {name: _digest_and_size(file) for name, file in sorted(manifest["files"].items())}
+        manifest = read_manifest(path)
+        name, files = (path.name, describe_path(path)) if manifest is None else (manifest["name"], manifest["files"])
+        found[name] = {file: _digest_and_size(files[file]) for file in sorted(files)}
     return dict(sorted(found.items()))
 
 
-def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, Any]]:
+def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, object]]:
     """Lists on what images were decoded: the distinct devices, GPUs, number formats, threads and versions of torch."""
     from lantern.records import load_records
 
@@ -133,11 +178,11 @@ def describe_decoding(records: Iterable[Path | str]) -> list[dict[str, Any]]:
     return [dict(zip(keys, values, strict=True)) for values in sorted(found, key=str)]
 
 
-def render_page(provenance: Mapping[str, Any]) -> str:
+def render_page(provenance: Provenance) -> str:
     """The report's page of what made the results, as HTML that needs nothing else."""
     from lantern_pipeline.tables.markdown import html_page
 
-    code, environment, machine = (provenance[part] for part in ("code", "environment", "machine"))
+    code, environment, machine = provenance["code"], provenance["environment"], provenance["machine"]
     commit = code["commit"] or "unknown (no git repository)"
     packages = environment["packages"]
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
@@ -158,7 +203,7 @@ def render_page(provenance: Mapping[str, Any]) -> str:
     return html_page("What made these results", *(f"{name}: {text}" for name, text in facts.items()))
 
 
-def _publishable(value: Any) -> Any:
+def _publishable(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _publishable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -176,7 +221,7 @@ def _publishable(value: Any) -> Any:
     return text
 
 
-def _digest_and_size(described: Mapping[str, Any]) -> dict[str, Any]:
+def _digest_and_size(described: FileDescription) -> Digest:
     return {"sha256": described["sha256"], "bytes": described["size"]}
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lantern.generation import decode_timed
 from lantern.records import GenerationRecords, load_records
 from lantern_pipeline.archive.archive import refuse_own_classes
+from lantern_pipeline.archive.provenance import Provenance
 from lantern_pipeline.config.methods import expand_methods, table_file
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
@@ -28,7 +28,7 @@ _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.
 
 def redraw(
     folder: Path,
-    provenance: Mapping[str, Any],
+    provenance: Provenance,
     num_images: int,
     *,
     seed: int = 0,
@@ -45,8 +45,9 @@ def redraw(
         refuse_own_classes(records.metadata, name)
         record = records.select([draw.randrange(len(records))])
         try:
-            method_id, prompt_set, temperature, *seeds = _RECORDS.fullmatch(name).groups()
-            image = f"{method_id} {prompt_set} T{temperature} s{seeds[0]}n{seeds[1]} {record.prompt_ids[0]}"
+            method_id, prompt_set, temperature, seed_of_models, seed_of_noise = _parts_of(name)
+            seeds = f"s{seed_of_models}n{seed_of_noise}"
+            image = f"{method_id} {prompt_set} T{temperature} {seeds} {record.prompt_ids[0]}"
             yield image, _redraw(folder, provenance, name, record, models, device)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             raise ValueError(f"{name} cannot be drawn again ({type(error).__name__}: {error})") from error
@@ -64,16 +65,24 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
     return [turns[place % len(turns)] for place in range(num if turns else 0)]
 
 
+def _parts_of(name: str) -> tuple[str, ...]:
+    """Return method, prompt set, temperature, seed and noise seed from the name of a file of records."""
+    match = _RECORDS.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name} should be a file of records, generation/<method>/<set>/T<temperature>/s<n>n<n>/...")
+    return match.groups()
+
+
 def _redraw(
     folder: Path,
-    provenance: Mapping[str, Any],
+    provenance: Provenance,
     name: str,
     record: GenerationRecords,
     models: Path | None,
     device: torch.device | str,
 ) -> torch.Tensor:
     config = provenance["config"]
-    method_id, prompt_set, temperature, seed, noise_seed = _RECORDS.fullmatch(name).groups()
+    method_id, prompt_set, temperature, seed, noise_seed = _parts_of(name)
     specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
     if (spec := specs.get((method_id, temperature))) is None:
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")

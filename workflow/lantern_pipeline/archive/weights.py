@@ -15,7 +15,7 @@ from lantern_pipeline.runtime.machine import describe_machine
 SECTIONS = ("data", "text", "tokenizer", "target", "drafter", "attribute_classifier", "clip", "sampling")
 
 
-def round_model(source: Path | str, destination: Path | str, more: Mapping[str, Any]) -> None:
+def round_model(source: Path | str, destination: Path | str, more: Mapping[str, object]) -> None:
     """Writes a model in our own layout with every number of its weights in bfloat16; `more` joins its report."""
     tensors, metadata = load_tensors(source)
     rounded = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
@@ -24,7 +24,7 @@ def round_model(source: Path | str, destination: Path | str, more: Mapping[str, 
 
 def describe_training(
     config: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]], files: Mapping[str, Path]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Says as JSON values what made the rounded weights `files`, by the `reports` of training."""
     code = describe_code()
     return {
@@ -37,7 +37,7 @@ def describe_training(
     }
 
 
-def _describe_model(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_model(file: Path, report: Mapping[str, Any]) -> dict[str, object]:
     last = report["history"][-1]
     return {
         "file": file.name,

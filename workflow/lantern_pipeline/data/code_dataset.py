@@ -18,7 +18,7 @@ class CodeDataset:
     """Tokenised images with one caption each."""
 
     codes: torch.Tensor  # integer, (images, tokens)
-    captions: Sequence[str]
+    captions: list[str]
     encoder: TextEncoder
 
     def __len__(self) -> int:

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
+from lantern.cards.card import SamplingSettings
 from lantern.decoding import Decoder, make_decoder
 from lantern.generation import load_decoding_models, load_nearest_codes
 from lantern.io import read_json
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.runtime.job import resolve_device
+from lantern_pipeline.runtime.job import Job, resolve_device
 
 
 def load_decoders(
     runs: Sequence[tuple[dict[str, Any], float]],
-    sampling: dict[str, Any],
+    sampling: SamplingSettings,
     *,
     target: Path | str,
     drafter: Path | str | None,
@@ -37,13 +38,15 @@ def load_decoders(
     decoders = []
     for method, temperature in runs:
         spec = resolve_tree(MethodSpec(**method), temperature, trees)
-        models = replace(shared, nearest_codes=tables.get(spec.neighbours))
+        models = replace(shared, nearest_codes=tables.get(spec.neighbours or ""))
         options = SamplingConfig(temperature=temperature, **sampling)
         decoders.append(make_decoder(models, spec, options, stepping=stepping))
     return decoders
 
 
-def load_job_decoders(snakemake: Any, runs: Sequence[tuple[dict[str, Any], float]], **options: Any) -> list[Decoder]:
+def load_job_decoders(
+    snakemake: Job, runs: Sequence[tuple[dict[str, Any], float]], stepping: str = "auto"
+) -> list[Decoder]:
     """Make the decoders of a job from its inputs and parameters, as `load_decoders` does, on the config's device."""
     params, files = snakemake.params, snakemake.input
     return load_decoders(
@@ -55,7 +58,7 @@ def load_job_decoders(snakemake: Any, runs: Sequence[tuple[dict[str, Any], float
         device=resolve_device(snakemake.config["device"]),
         dtype=params.dtype,
         trees=files.get("trees") or None,
-        **options,
+        stepping=stepping,
     )
 
 

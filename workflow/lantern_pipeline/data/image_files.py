@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import drop_line_ends
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -81,7 +82,7 @@ class Preprocessing:
     name: str
 
     def __post_init__(self) -> None:
-        if self.name != NONE and self._parts() is None:
+        if self.name != NONE and self._parts is None:
             raise ValueError(
                 f'preprocessing must be "{NONE}" or "centre_<filter>_<pixels>" with one of the filters '
                 f"{', '.join(FILTERS)}, got {self.name!r}; the published numbers are of centre_lanczos_256"
@@ -101,19 +102,22 @@ class Preprocessing:
     @property
     def size(self) -> int | None:
         """Side of the prepared images in pixels; None where images are left alone."""
-        parts = self._parts()
-        return None if parts is None else int(parts[2])
+        return None if self._parts is None else self._parts[1]
 
     def _crop_and_scale(self, image: Image.Image) -> Image.Image:
-        if self.name == NONE:
+        if self._parts is None:
             return image
         side = min(image.size)
         left, top = (round((length - side) / 2.0) for length in image.size)
         square = image.crop((left, top, left + side, top + side))
-        return square.resize((self.size, self.size), FILTERS[self._parts()[1]])
+        kind, size = self._parts
+        return square.resize((size, size), FILTERS[kind])
 
-    def _parts(self) -> re.Match | None:
-        return re.fullmatch(rf"centre_({'|'.join(FILTERS)})_([1-9][0-9]*)", self.name)
+    @property
+    def _parts(self) -> tuple[str, int] | None:
+        """Filter and size; None if images are left alone."""
+        match = re.fullmatch(rf"centre_({'|'.join(FILTERS)})_([1-9][0-9]*)", self.name)
+        return None if match is None else (match[1], int(match[2]))
 
 
 def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
@@ -158,7 +162,7 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
     return image.crop((left, top, left + image_size, top + image_size))
 
 
-def decode_images(tokenizer: nn.Module, codes: Tensor, num_at_once: int | None = None) -> Tensor:
+def decode_images(tokenizer: ImageModel, codes: Tensor, num_at_once: int | None = None) -> Tensor:
     """Draws codes (images, tokens) as (images, 3, S, S) float32 in [-1, 1] on the codes' device; few at once, by
     default, since a decoder's activations are large. Tokens that end lines are left out.
     """

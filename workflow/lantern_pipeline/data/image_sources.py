@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import split_words
 from lantern_pipeline.data.image_files import SUFFIXES, open_image, resize_and_crop, to_tensor
-from lantern_pipeline.data.prompt_files import load_prompt_set
+from lantern_pipeline.data.prompt_files import PromptSection, load_prompt_set
 from lantern_pipeline.world.scenes import VOCABULARY, Scene, caption, render, sample_scene
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,18 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
     return [items[i] for i in sorted(order[num_held_out:])], [items[i] for i in order[:num_held_out]]
 
 
-def make_source(data: Mapping[str, Any], seed: int) -> ImageSource | None:
+class DataSection(TypedDict):
+    """Config section `data`."""
+
+    source: str
+    image_size: int
+    num_train: int
+    folder: str
+    max_words: int
+    captions: PromptSection
+
+
+def make_source(data: DataSection, seed: int) -> ImageSource | None:
     """Builds the source that the config section `data` names; None where a run has no images of its own."""
     if data["source"] == "scenes":
         return SceneSource(seed, data["image_size"], data["num_train"])
@@ -189,7 +200,7 @@ def make_source(data: Mapping[str, Any], seed: int) -> ImageSource | None:
 
 
 def training_captions(
-    data: Mapping[str, Any], num_val: int, seed: int, path: str | Path | None = None
+    data: DataSection, num_val: int, seed: int, path: str | Path | None = None
 ) -> dict[str, list[Prompt]]:
     """Captions of the images that models learn from, in the order of the source's images: "train", all of them, and
     "val", the first `num_val` held-out ones, or all that there are.
@@ -198,6 +209,8 @@ def training_captions(
     `seed`, is held out.
     """
     if data["source"] == "captions":
+        if path is None:
+            raise ValueError("data.source captions needs a prompt file, got none; pass that of data.captions")
         train, held_out = hold_out(load_prompt_set(path, data["captions"], seed), seed)
         return {"train": train, "val": held_out[:num_val]}
     source = make_source(data, seed)

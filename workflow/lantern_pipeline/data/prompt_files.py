@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -25,7 +25,18 @@ ID_KEYS = ("id", "image_id")
 MAX_MEMBER_BYTES = 1 << 30  # unpacked, of a prompt file in an archive; the largest of COCO's has 0.45 GB
 
 # A row is its number in the file (line or entry, from 1) and its value: a text, or an object with a text.
-Rows = Iterable[tuple[int, Any]]
+
+
+class PromptSection(TypedDict, total=False):
+    """An entry of config section `prompts`."""
+
+    num: int | None
+    draw: bool
+    copies: int
+    member: str | None
+
+
+Rows = Iterable[tuple[int, object]]
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
@@ -42,7 +53,7 @@ def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
     write_text(path, "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts))
 
 
-def load_prompt_set(path: str | Path, settings: Mapping[str, Any], seed: int) -> list[Prompt]:
+def load_prompt_set(path: str | Path, settings: PromptSection, seed: int) -> list[Prompt]:
     """Reads the prompt set that an entry of config section `prompts` describes: num (prompts, None for all), draw (True
     draws them by `seed`, False takes the first), copies (images of each, the later ones with "-r1" and so on behind
     their ids) and member as in `load_prompts`. A smaller drawn set is part of a larger one; both keep the file's order.
@@ -94,7 +105,7 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
     return list(kept.values())
 
 
-def _make_prompt(path: Path, number: int, row: Any, default_id: str) -> Prompt | None:
+def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Prompt | None:
     """None for a row without a text; names of keys and columns may be of any case."""
     values = {"text": row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     cells = {str(name).strip().lower(): cell for name, cell in values.items()}
@@ -201,7 +212,7 @@ def _read_json(path: Path, text: str) -> Rows:
     return enumerate(values, start=1)
 
 
-def _parse_json(path: Path, number: int, text: str) -> Any:
+def _parse_json(path: Path, number: int, text: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

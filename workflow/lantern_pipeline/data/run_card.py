@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from lantern.cards.card import ModelCard, card_from
 from lantern.checkpoints.native import read_metadata
@@ -14,7 +13,7 @@ from lantern_pipeline.data.text_encoders import scene_prompts
 
 
 def make_run_card(
-    planned: Mapping[str, Any], text: Mapping[str, Any], data_source: str, target: Path, files: Mapping[str, str]
+    planned: Mapping[str, object], text: Mapping[str, object], data_source: str, target: Path, files: Mapping[str, str]
 ) -> ModelCard:
     """Complete the card that a run was planned with.
 
@@ -25,7 +24,10 @@ def make_run_card(
         target: the run's target, whose file states all of its sizes.
         files: paths of the card's files, relative to the card.
     """
-    prompts, found = scene_prompts(text, data_source), read_metadata(target)["config"]
+    prompts, metadata = scene_prompts(text, data_source), read_metadata(target)
+    if metadata is None:
+        raise ValueError(f"{target} should hold a target in Lantern's layout, found another; run the workflow again")
+    found = metadata["config"]
     elsewhere = {"vocab_size", "grid", "null_ids", "null_filler", *prompts.sizes()}
     names = [field.name for field in fields(TargetConfig) if field.name in found and field.name not in elsewhere]
     kept = [name for name in names if name in COMPARED_SIZES or found[name] != getattr(TargetConfig(), name)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -67,6 +66,6 @@ def check_sum(path: Path | str) -> None:
         raise DamagedFileError(Path(path), "was changed after the job that wrote it")
 
 
-def method_columns(method: Mapping[str, Any]) -> dict[str, Any]:
+def method_columns(method: Mapping[str, object]) -> dict[str, object]:
     """Turns a method's parts (`MethodSpec.to_dict`) into columns of a table: its `name` is the column `method`."""
     return {("method" if name == "name" else name): value for name, value in method.items()}

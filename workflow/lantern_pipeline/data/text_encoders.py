@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from lantern.cards.card import PromptSettings
 from lantern.models.families import FAMILIES
@@ -21,13 +21,21 @@ from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, VOCABULA
 CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))  # a scene's class: background, first object
 
 
+class TextSection(TypedDict):
+    """Keys of config section `text`; `grids` are the sides of the image and of the smaller one, or 0."""
+
+    encoder: str
+    checkpoint: str
+    grids: tuple[int, int]
+
+
 def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
     """Words of some texts that none of a target's captions has, in their order: it has not learnt what they mean."""
     known = {word for caption in captions for word in split_words(caption)}
     return [word for word in dict.fromkeys(word for text in texts for word in split_words(text)) if word not in known]
 
 
-def scene_prompts(text: Mapping[str, Any], data_source: str) -> PromptSettings:
+def scene_prompts(text: Mapping[str, object], data_source: str) -> PromptSettings:
     """Return how a run's model reads prompts, with the words of the shapes dataset if that is its source.
 
     Raises:
@@ -49,7 +57,7 @@ def scene_prompts(text: Mapping[str, Any], data_source: str) -> PromptSettings:
     )
 
 
-def make_text_encoder(text: Mapping[str, Any], data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
+def make_text_encoder(text: TextSection, data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
     """Build the text encoder of config section `text`.
 
     Args:

@@ -11,7 +11,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -34,7 +33,7 @@ def write_text_features(
     path: str | Path,
     prompts: Sequence[Prompt],
     encoder: TextEncoder,
-    description: dict[str, Any] | None = None,
+    description: dict[str, object] | None = None,
     batch_size: int = 16,
 ) -> None:
     """Encodes prompts, `batch_size` together, and stores the features of their valid tokens, atomically; `description`
@@ -69,7 +68,7 @@ class StoredTextEncoder:
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self._places: dict[str, tuple[Path, int, int]] = {}  # by a text's hash: file, first row, row behind the last
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, safe_open] = {}
         for path in map(Path, paths):
             self._read_index(path)
 

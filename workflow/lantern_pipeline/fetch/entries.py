@@ -11,11 +11,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 ROOT = Path("resources")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Entry(TypedDict, total=False):
+    """An entry of the config section `resources`."""
+
+    path: str | None
+    url: str | None
+    repo: str | None
+    revision: str | None
+    files: Mapping[str, str | None] | None
 
 
 @dataclass(frozen=True)
@@ -54,17 +64,17 @@ def hub_endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
-def parse_entries(entries: Mapping[str, Mapping[str, Any] | None] | None) -> dict[str, Resource]:
+def parse_entries(entries: Mapping[str, Entry | None] | None) -> dict[str, Resource]:
     """Checks the whole config section `resources`; an entry that an overlay has set to null is left out."""
     return {name: parse_entry(name, entry) for name, entry in (entries or {}).items() if entry is not None}
 
 
-def parse_entry(name: str, entry: Mapping[str, Any]) -> Resource:
+def parse_entry(name: str, entry: Entry) -> Resource:
     """Reads an entry, whose keys may be missing or None; a ValueError names the first thing that is wrong."""
     key = f"config key resources.{name}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ValueError(f"{key}: a name may hold only letters, digits, '_' and '-'")
-    path, url, repo, revision = (entry.get(part) for part in ("path", "url", "repo", "revision"))
+    path, url, repo, revision = entry.get("path"), entry.get("url"), entry.get("repo"), entry.get("revision")
     files = dict(entry.get("files") or {})
     if path is None and (url is None) == (repo is None):
         given = "url and repo" if url else "none of them"
@@ -80,7 +90,7 @@ def parse_entry(name: str, entry: Mapping[str, Any]) -> Resource:
     return Resource(name, None if path is None else Path(path), url, repo, revision, files)
 
 
-def check_file(key: str, file: str, sha256: Any) -> None:
+def check_file(key: str, file: str, sha256: object) -> None:
     """A ValueError where a file's name leads out of its folder, or what should be its SHA-256 is none."""
     parts = PurePosixPath(file).parts
     is_inside = bool(parts) and not file.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
@@ -95,7 +105,7 @@ def check_file(key: str, file: str, sha256: Any) -> None:
         )
 
 
-def _check_url(key: str, url: str, revision: str | None, files: Mapping[str, Any]) -> None:
+def _check_url(key: str, url: str, revision: str | None, files: Mapping[str, object]) -> None:
     parts = urlsplit(url)
     # Only a server on this very machine may be asked without encryption.
     is_allowed = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
@@ -107,7 +117,7 @@ def _check_url(key: str, url: str, revision: str | None, files: Mapping[str, Any
         raise ValueError(f"{key}.revision belongs to a repo, not to a url; leave it out")
 
 
-def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, Any]) -> None:
+def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, object]) -> None:
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         raise ValueError(f"{key}.repo must be owner/name of a repository on the hub, got {repo!r}")
     if not files:

@@ -29,7 +29,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_st
 
 from lantern.io import read_json, write_json
 from lantern_pipeline.fetch.entries import Resource, check_file, how_to_find_commit, hub_endpoint
-from lantern_pipeline.fetch.manifest import describe_file, describe_path, make_manifest
+from lantern_pipeline.fetch.manifest import FileDescription, Manifest, describe_file, describe_path, make_manifest
 
 # Whoever has no network shall learn so within 10 seconds; patience is for a transfer that has begun.
 REACH_S = 3  # seconds in which each address of a server must accept a connection
@@ -52,16 +52,17 @@ class RemoteFile(NamedTuple):
     sha256: str | None = None  # what the hub says that the content's hash is
 
 
-def fetch_resource(resource: Resource) -> dict[str, Any]:
+def fetch_resource(resource: Resource) -> Manifest:
     """Makes a resource be there (the user's own copy, files that lie in place already, or a download); its manifest.
 
     What the first fetch found, hashes and the repository's commit, is recorded in .record.json and holds from then on.
     """
     if resource.path is not None:
-        return _use_own_copy(resource)
+        return _use_own_copy(resource, resource.path)
     recorded, commit = _read_record(resource)
     resource = replace(resource, revision=resource.revision or commit)
-    expected = {file: sha256 or recorded.get(file, {}).get("sha256") for file, sha256 in resource.files.items()}
+    known = {file: description["sha256"] for file, description in recorded.items()}
+    expected = {file: sha256 or known.get(file) for file, sha256 in resource.files.items()}
     places = {file: resource.folder / file for file in resource.files}
     described = {
         file: _check_content(resource, file, place, expected[file]) for file, place in places.items() if place.is_file()
@@ -104,21 +105,21 @@ def _network_allowed() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = offline
 
 
-def _use_own_copy(resource: Resource) -> dict[str, Any]:
+def _use_own_copy(resource: Resource, path: Path) -> Manifest:
     """Hashes what the user has, where it is; a hash in the config must fit."""
-    described = describe_path(resource.path)
+    described = describe_path(path)
     is_alone = len(resource.files) == len(described) == 1  # and may have another name
     for file, expected in resource.files.items():
         found = next(iter(described.values())) if is_alone else described.get(file)
         if expected is not None and found is not None and found["sha256"] != expected:
             raise ValueError(
-                f"config key resources.{resource.name}.files.{file}: {resource.path} has another content: expected "
+                f"config key resources.{resource.name}.files.{file}: {path} has another content: expected "
                 f"sha256 {expected}, found {found['sha256']}; set it to null if your copy is meant"
             )
-    return make_manifest(resource.name, resource.path, "the user's own copy", described)
+    return make_manifest(resource.name, path, "the user's own copy", described)
 
 
-def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> dict[str, Any]:
+def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> FileDescription:
     """Describes a file, which lies `where`; moves it aside where its content is wrong."""
     described = describe_file(where)
     if expected in (None, described["sha256"]):
@@ -136,14 +137,15 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
     """Gives an entry of the hub without a commit the newest one; `file` is the first that is wanted."""
-    if resource.repo is None or resource.revision is not None:
+    repo = resource.repo
+    if repo is None or resource.revision is not None:
         return resource
     with _one_sentence(resource, file):
-        newest = _ask(lambda: HfApi(endpoint=hub_endpoint()).repo_info(resource.repo, timeout=_patience()).sha)
+        newest = _ask(lambda: HfApi(endpoint=hub_endpoint()).repo_info(repo, timeout=_patience()).sha)
     log.warning(
         "config key resources.%s.revision is null: the newest commit of %s, %s, is fetched and kept from now on; "
         "write it into the config, so that everyone gets the same files",
-        *(resource.name, resource.repo, newest),
+        *(resource.name, repo, newest),
     )
     return replace(resource, revision=newest)
 
@@ -161,7 +163,7 @@ def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
 
 
 def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
-    url = hf_hub_url(resource.repo, file, revision=resource.revision, endpoint=hub_endpoint())
+    url = hf_hub_url(resource.repo or "", file, revision=resource.revision, endpoint=hub_endpoint())
     found = get_hf_file_metadata(url, timeout=_patience(), endpoint=hub_endpoint())
     if found.commit_hash != resource.revision:
         raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
@@ -192,11 +194,12 @@ def _ask(question: Callable[[], T]) -> T:
     return question()
 
 
-def _patience() -> httpx2.Timeout:
+def _patience() -> Any:
+    """An httpx2.Timeout, where huggingface_hub declares a float and hands on what it gets."""
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
 
-def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> dict[str, Any]:
+def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> FileDescription:
     """Downloads to <file>.part, goes on where an earlier run stopped, checks, renames."""
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
@@ -233,7 +236,9 @@ def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
         raise kind(f"{who}: {fault}") from error
 
 
-def _explain(error: Exception, resource: Resource, file: str) -> tuple[type[OSError], str]:
+def _explain(
+    error: HfHubHTTPError | httpx2.HTTPError | OSError, resource: Resource, file: str
+) -> tuple[type[OSError], str]:
     """The exception to raise for an error of a transfer: what is wrong and what to do."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
@@ -256,12 +261,13 @@ def _explain(error: Exception, resource: Resource, file: str) -> tuple[type[OSEr
             return ConnectionError, f"the connection broke off ({error}); {goes_on}"
         case OSError(errno=None):  # huggingface_hub's complaint about the size
             return ConnectionError, f"it was cut off in the middle; {goes_on}"
-    return OSError, f"{error.strerror}; see to the folder {resource.folder} and run again"
+        case OSError():
+            return OSError, f"{error.strerror}; see to the folder {resource.folder} and run again"
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
     """The same for an answer of status 4xx or 5xx."""
-    status, repo, log_in = error.response.status_code, resource.repo, "log in with `hf auth login`"
+    status, repo, log_in = error.response.status_code, resource.repo or "", "log in with `hf auth login`"
     match error:
         case GatedRepoError():
             return PermissionError, f"accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}"
@@ -280,7 +286,7 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
     return ConnectionError, f"the server is in trouble (status {status}); run again later, or {by_hand}"
 
 
-def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | None]:
+def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:
     """What an earlier run recorded: file -> description, and the commit, where it is known."""
     path = resource.folder / RECORD
     if not path.is_file():
@@ -299,7 +305,7 @@ def _read_record(resource: Resource) -> tuple[dict[str, dict[str, Any]], str | N
     return record["files"], None if differs else was["revision"]
 
 
-def _write_record(resource: Resource, described: Mapping[str, Mapping[str, Any]]) -> None:
+def _write_record(resource: Resource, described: Mapping[str, FileDescription]) -> None:
     write_json(resource.folder / RECORD, {"origin": _origin(resource), "files": dict(described)})
 
 

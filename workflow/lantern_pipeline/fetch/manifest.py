@@ -10,20 +10,43 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from lantern.models.stored import StoredModel
 
 KIND = "lantern_resource"
 SUMS = "SHA256SUMS"  # beside weight files, in the form of sha256sum
 
 
-def describe_file(path: Path) -> dict[str, Any]:
+class FileDescription(TypedDict):
+    """What tells a file from every other one."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+class Manifest(TypedDict):
+    """What a manifest holds; `path` is the one file or the folder that holds `files`."""
+
+    kind: str
+    name: str
+    path: str
+    source: str
+    sha256: str
+    files: dict[str, FileDescription]
+
+
+def describe_file(path: Path) -> FileDescription:
     """Reads a whole file and returns its sha256 (hexadecimal), size (bytes) and mtime_ns."""
     with open(path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"sha256": sha256, **_stamp(path)}
+    size, mtime_ns = _stamp(path)
+    return {"sha256": sha256, "size": size, "mtime_ns": mtime_ns}
 
 
-def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileDescription]) -> Manifest:
     """Puts a manifest together: `place` is the one file or the folder that holds `files`, `source` is for people."""
     return {
         "kind": KIND,
@@ -31,7 +54,7 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, Mappi
         "path": place.as_posix(),
         "source": source,
         "sha256": _hash_of_all(files),
-        "files": {file: dict(files[file]) for file in sorted(files)},
+        "files": {file: files[file] for file in sorted(files)},
     }
 
 
@@ -48,7 +71,7 @@ def resource_path(given: Path | str) -> Path:
         path = place / file if place.is_dir() else place
         if not path.is_file():
             raise FileNotFoundError(f"{path} is gone; delete {given} and run again to have it back")
-        if _stamp(path) == {key: expected[key] for key in ("size", "mtime_ns")}:
+        if _stamp(path) == (expected["size"], expected["mtime_ns"]):
             continue
         found = describe_file(path)["sha256"]
         if found != expected["sha256"]:
@@ -65,7 +88,7 @@ def resource_sha256(given: Path | str) -> str:
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
 
-def describe_conversion(given: Path | str, model: Any) -> dict[str, Any]:
+def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
     """Says which file a model was converted from, beside the report of its training if the layout is our own."""
     from lantern.checkpoints.files import find_weights
     from lantern.checkpoints.native import read_report
@@ -77,10 +100,11 @@ def describe_conversion(given: Path | str, model: Any) -> dict[str, Any]:
         "sha256": resource_sha256(given),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-    return {**report, "norm_eps": model.config.norm_eps} if hasattr(model.config, "norm_eps") else report
+    norm_eps = getattr(model.config, "norm_eps", None)
+    return report if norm_eps is None else {**report, "norm_eps": norm_eps}
 
 
-def describe_path(path: Path) -> dict[str, dict[str, Any]]:
+def describe_path(path: Path) -> dict[str, FileDescription]:
     """Describes a file, or every file of a folder (hidden ones left out), by name relative to the folder."""
     if path.is_file():
         return {path.name: describe_file(path)}
@@ -90,7 +114,7 @@ def describe_path(path: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def read_manifest(given: Path | str) -> dict[str, Any] | None:
+def read_manifest(given: Path | str) -> Manifest | None:
     """Reads a manifest; None for a path that is none, such as weights or a JSON file of captions."""
     path = Path(given)
     if path.suffix != ".json" or not path.is_file():
@@ -120,13 +144,14 @@ def _files_below(folder: Path) -> Iterable[str]:
     return sorted(name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts))
 
 
-def _hash_of_all(files: Mapping[str, Mapping[str, Any]]) -> str:
+def _hash_of_all(files: Mapping[str, FileDescription]) -> str:
     if len(files) == 1:
         return next(iter(files.values()))["sha256"]
     lines = "".join(f"{files[file]['sha256']}  {file}\n" for file in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _stamp(path: Path) -> dict[str, int]:
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return the size in bytes and the date of a file."""
     stat = path.stat()
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    return stat.st_size, stat.st_mtime_ns

@@ -4,8 +4,7 @@ without.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -18,14 +17,17 @@ from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import LINES, split_curves
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import place_rows
-from lantern_pipeline.tables.summary import select_headline
+from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 HEIGHT, ROW_HEIGHT = 3.6, 0.17  # inches: of the upper panels, and of a line below or of the legend
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
-FILLS = {True: ("trained draft model", "full"), False: ("no draft model", "none")}  # of markers
+FILLS: dict[bool, tuple[str, Literal["full", "none"]]] = {
+    True: ("trained draft model", "full"),
+    False: ("no draft model", "none"),
+}  # of markers
 
 
-def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     """Draws total variation from the target over speed-up (left) and tokens per forward (right), a line per method over
     its grid; below, at their speed alone, the rows that follow the target's distribution and those where it is not
     known.
@@ -56,8 +58,10 @@ def draw_frontier(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
             axes.set_title(title, loc="left", fontsize=8)
         panels[0, 0].set_ylabel("total variation from the target, per token")
         handles, _ = panels[0, 1].get_legend_handles_labels()
-        mark = {"color": style.GREY, "marker": "o", "linestyle": "none"}
-        handles += [Line2D([], [], fillstyle=fill, label=name, **mark) for name, fill in fills]
+        handles += [
+            Line2D([], [], fillstyle=fill, label=name, color=style.GREY, marker="o", linestyle="none")
+            for name, fill in fills
+        ]
         options = {"loc": "outside lower center", "ncols": num_columns, "handlelength": 2.4}
         figure.legend(handles=handles, **options)
         return figure

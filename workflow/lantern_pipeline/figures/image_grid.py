@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TypedDict
 from unicodedata import category
 
 import numpy as np
@@ -26,6 +27,16 @@ def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str
     words = " ".join(text.split())
     visible = "".join("\N{REPLACEMENT CHARACTER}" if category(letter) == "Cc" else letter for letter in words)
     return "\n".join(textwrap.wrap(visible, width, max_lines=max_lines, placeholder=" …"))
+
+
+class Pictures(TypedDict):
+    """The arguments of `draw_pictures`."""
+
+    images: np.ndarray
+    row_titles: Sequence[str]
+    column_titles: Sequence[str]
+    notes: Sequence[Sequence[str]]
+    note_title: str
 
 
 def draw_pictures(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import nn
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.codebook import drop_line_ends
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.image_grid import Pictures, draw_pictures
 from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.tables.summary import MetricsSection
 
 RANKS = (1, 10, 100)
 MOST_TOKENS = 6144  # of the images that are decoded, five times each: a VQ-16 takes 5 s for 256 tokens on a CPU core
@@ -25,9 +25,9 @@ SMALLEST_ERROR = 1e-10  # mean squared, so that equal images have a finite PSNR
 def draw_latent_proximity(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
+    tokenizer: ImageModel,
     nearest_codes: torch.Tensor,
-    settings: Mapping[str, Any],
+    settings: MetricsSection,
     seed: int,
 ) -> Figure:
     """Draws what `select_proximity` makes of autoregressive images."""
@@ -38,12 +38,12 @@ def draw_latent_proximity(
 def select_proximity(
     codes: torch.Tensor,
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
+    tokenizer: ImageModel,
     nearest_codes: torch.Tensor,
     *,
     num_rows: int,
     seed: int,
-) -> dict[str, Any]:
+) -> Pictures:
     """Replaces every token of autoregressive images and decodes them: what `draw_pictures` takes.
 
     Columns: the original, every token replaced by its 1st, 10th and 100th nearest code (or the last that the table

@@ -7,9 +7,6 @@ decode a model trained anew for them begin with OWN_MODEL; their speed-ups stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -17,7 +14,7 @@ from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import read_published
 from lantern_pipeline.tables.method_labels import method_name
-from lantern_pipeline.tables.summary import select_headline
+from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 OWN_MODEL = "own model"
 ROW_HEIGHT = 0.17  # inches
@@ -26,7 +23,7 @@ OVERLAP = 0.3  # speed-ups that differ by less have markers that hide each other
 SHIFT = 0.27  # between such markers, in lines
 
 
-def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published: pd.DataFrame | None = None) -> Figure:
+def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: pd.DataFrame | None = None) -> Figure:
     """Draws speed-ups as dots: published ones left, one line per paper, model and temperature; this run's right, one
     line per method.
 
@@ -34,9 +31,9 @@ def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published
     each other are shifted up and down. Autoregressive decoding, 1 by definition, is the dashed line; nothing joins the
     panels. `published` is the table of `read_published` by default.
     """
-    published = read_published() if published is None else published
-    is_other_model = published["note"].str.startswith(OWN_MODEL, na=False)
-    theirs = published[published["speedup"].notna() & (published["method"] != BASELINE) & ~is_other_model]
+    table = read_published() if published is None else published
+    is_other_model = table["note"].str.startswith(OWN_MODEL, na=False)
+    theirs = table[table["speedup"].notna() & (table["method"] != BASELINE) & ~is_other_model]
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])
     shifts = theirs.groupby("setting")["speedup"].transform(_shifts)
     headline = select_headline(summary, settings)
@@ -45,7 +42,7 @@ def draw_published(summary: pd.DataFrame, settings: Mapping[str, Any], published
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 0.95 + ROW_HEIGHT * max(2 * len(lines), len(ours)))
         left, right = figure.subplots(1, 2)
-        figure.get_layout_engine().set(wspace=0.15)
+        figure.set_layout_engine("constrained", wspace=0.15)
         for method, dots in theirs.groupby("method", sort=False):
             places = shifts[dots.index] + [lines.index(setting) for setting in dots["setting"]]
             look = {**style.method_look(str(method)), **MARKER, "label": method_name(str(method))}

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch import nn
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.image_grid import Pictures, draw_pictures
 from lantern_pipeline.figures.style import column_titles, first_of_each_preset
+from lantern_pipeline.tables.summary import MetricsSection
 
 
 def draw_samples(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
-    settings: Mapping[str, Any],
+    tokenizer: ImageModel,
+    settings: MetricsSection,
 ) -> Figure:
     """Draws the images that `select_samples` chooses."""
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
@@ -29,9 +29,9 @@ def draw_samples(
 def select_samples(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
+    tokenizer: ImageModel,
+    settings: MetricsSection,
+) -> Pictures:
     """Decodes the first prompts' images of some methods, with tokens per target forward: what `draw_pictures` takes.
 
     `records`: method_id -> records of one prompt set and temperature, in the order of `prompts`.

@@ -68,7 +68,8 @@ _STYLE = {
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Applies the style within a `with` block; the caller's matplotlib settings come back after it."""
-    with mpl.rc_context({**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}):
+    settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
+    with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from lantern_pipeline.figures import style
 from lantern_pipeline.tables.method_labels import method_colour
-from lantern_pipeline.tables.summary import preferred_rows, select_headline
+from lantern_pipeline.tables.summary import MetricsSection, preferred_rows, select_headline
 
 COLOURS = {
     "bounded": style.PURPLE,
@@ -34,7 +32,7 @@ WRAP = 58  # letters in a line of the legend
 
 
 def draw_total_variation(
-    curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any]
+    curves: pd.DataFrame, methods: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection
 ) -> Figure:
     """Draws TV against delta for every rule (top), and the TV of this run's relaxed methods (bottom).
 
@@ -47,7 +45,7 @@ def draw_total_variation(
     lower_height = 0.85 + 0.17 * len(relaxed)  # inches
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, UPPER_HEIGHT + lower_height)
-        upper, lower = figure.subfigures(2, 1, height_ratios=(UPPER_HEIGHT, lower_height))
+        (upper,), (lower,) = figure.subfigures(2, 1, squeeze=False, height_ratios=(UPPER_HEIGHT, lower_height))
         panels = upper.subplots(1, 2, sharex=True, sharey=True)
         is_sampled = positive["rule"].str.startswith("sampled")
         for axes, title, is_here in zip(panels, PANELS, (is_sampled, ~is_sampled), strict=True):
@@ -113,12 +111,13 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
 
 def _method_marks(methods: pd.DataFrame) -> list[Line2D]:
     """Legend of the marks that some method has."""
-    marks = {"marker": "o", "linestyle": "none", "color": style.GREY}
-    bar = {"marker": "|", "linestyle": "none", "color": style.BLACK, "markersize": 9, "markeredgewidth": 1.6}
     is_coupling = methods["kind"] == "coupling"
-    known = [
-        (~is_coupling, Line2D([], [], label="measured TV", **marks)),
-        (is_coupling, Line2D([], [], label="share of substituted tokens, which TV is at most", mfc="white", **marks)),
-        (methods["delta"].notna(), Line2D([], [], label="bound δ asked for", **bar)),
-    ]
+    measured, bound, delta = (
+        Line2D([], [], marker=marker, linestyle="none", color=colour)
+        for marker, colour in (("o", style.GREY), ("o", style.GREY), ("|", style.BLACK))
+    )
+    measured.set_label("measured TV")
+    bound.set(label="share of substituted tokens, which TV is at most", markerfacecolor="white")
+    delta.set(label="bound δ asked for", markersize=9, markeredgewidth=1.6)
+    known = [(~is_coupling, measured), (is_coupling, bound), (methods["delta"].notna(), delta)]
     return [line for is_drawn, line in known if is_drawn.any()]

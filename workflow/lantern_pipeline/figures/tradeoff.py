@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,7 +12,7 @@ from lantern_pipeline.figures import style
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, label_families
-from lantern_pipeline.tables.summary import select_headline
+from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 # measure -> its name, the factor to its unit
 QUALITIES = {
@@ -29,7 +27,7 @@ LINES = ("-", "--", ":", "-.")
 FILLS = ("full", "open", "bottom", "left")  # of the markers of a method's curves
 
 
-def draw_tradeoff(summary: pd.DataFrame, settings: Mapping[str, Any]) -> Figure:
+def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     """Draws 2 x 2 panels: columns are measures of speed, rows measures of quality.
 
     A figure of page width. Bars are 95 % intervals; methods without a grid are single points. `summary`: table of

@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from PIL import Image
@@ -21,7 +21,15 @@ TEMPLATE = Path(__file__).with_suffix(".html")
 TILE = """<div class="tile"><h2>{title}</h2><strong>{number}</strong> {interval}<p>{text}</p></div>"""
 
 
-def describe_front(claims: Mapping[str, Any]) -> dict[str, Any]:
+class Front(TypedDict):
+    """The texts of the first screen; `methods` are the rows of images."""
+
+    setting: str
+    tiles: list[dict[str, str]]
+    methods: dict[str, str]
+
+
+def describe_front(claims: Mapping[str, Any]) -> Front:
     """What the first screen says of `find_claims`, as texts: `setting`, `tiles`, and `methods`, the rows of images."""
     setting = claims["setting"]
     baseline, exact, relaxed = (claims.get(name) for name in ("baseline", "exact", "relaxed"))
@@ -30,7 +38,7 @@ def describe_front(claims: Mapping[str, Any]) -> dict[str, Any]:
     tiles = [_length_tile("Exact", exact, kept), _length_tile("Relaxed", relaxed, "similar tokens are allowed")]
     return {
         "setting": f"{setting['num_methods']} methods generate the same images. {describe_run(setting)}",
-        "tiles": tiles if relaxed is None else [*tiles, _price_tile(relaxed, baseline)],
+        "tiles": tiles if relaxed is None or baseline is None else [*tiles, _price_tile(relaxed, baseline)],
         "methods": {
             row["method_id"]: f"{row['label']}: {row['mean_accepted_length']:.2f} tokens per forward"
             for row in (baseline, exact, relaxed)
@@ -67,7 +75,7 @@ def _price_tile(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str
     return {"title": "Relaxed: its price", "number": bound + number, "interval": interval, "text": f"{text}."}
 
 
-def render_front(front: Mapping[str, Any], pictures: Mapping[str, np.ndarray], texts: Sequence[str]) -> str:
+def render_front(front: Front, pictures: Mapping[str, np.ndarray], texts: Sequence[str]) -> str:
     """Writes what `describe_front` says, and pictures, method_id -> (prompts, S, S, 3) uint8, as a piece of HTML."""
     texts = [html.escape(text) for text in texts]
     heads = "".join(f'<th scope="col"><span class="cut" title="{text}">{text}</span></th>' for text in texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from torch import Tensor
@@ -63,7 +63,16 @@ def build_page(timed: TimedImages, prompts: Sequence[Prompt], draw: Callable[[Te
     return fill_page(TEMPLATE, data)
 
 
-def _describe_methods(timed: TimedImages) -> list[dict[str, Any]]:
+class RaceMethod(TypedDict):
+    """A method of a race; `seconds` are those of all its timed images."""
+
+    id: str
+    label: str
+    kind: str
+    seconds: float
+
+
+def _describe_methods(timed: TimedImages) -> list[RaceMethod]:
     """The methods, autoregressive decoding first, each with the seconds of all its timed images."""
     metadata, seconds = timed.metadata, dict.fromkeys(timed.method_ids, 0.0)
     for method_id, row in zip(timed.method_ids, timed.step_seconds.double().sum(1).tolist(), strict=True):
@@ -79,14 +88,14 @@ def _describe_methods(timed: TimedImages) -> list[dict[str, Any]]:
     ]
 
 
-def _kind(method: Mapping[str, Any], temperature: float) -> str:
+def _kind(method: Mapping[str, object], temperature: float) -> str:
     if method["method_id"] == BASELINE:
         return "baseline"
     kind = "exact" if method["is_exact"] else "relaxed"
     return kind if draws_target_tokens(method, temperature) else f"{kind}_rejection"
 
 
-def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, Any]:
+def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:
     """An image: tokens and milliseconds of each forward, a mark for each token, tokens unlike the baseline's."""
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].tolist()
     milliseconds = (1000 * timed.step_seconds[row][: len(lengths)].double()).tolist()

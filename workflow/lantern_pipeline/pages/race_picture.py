@@ -35,7 +35,9 @@ def draw_race(
     seconds = timed.step_seconds.double().sum(1)
     gains = {text: float(seconds[row[0]] / seconds[row].min()) for text, row in rows.items()}
     text = sorted(gains, key=gains.__getitem__)[(len(gains) - 1) // 2]
-    pixels = [Image.fromarray(image).resize((SIDE, SIDE), Image.NEAREST) for image in draw(timed.codes[rows[text]])]
+    pixels = [
+        Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.NEAREST) for image in draw(timed.codes[rows[text]])
+    ]
     labels = [label_method(timed.metadata["methods"][method]) for method in methods]
     slowest = float(seconds[rows[text]].max())
     frames = []
@@ -88,7 +90,7 @@ def _draw_frame(
         pen.text((left, HEAD - 22), label, INK, font)
         pen.rectangle((left, HEAD, left + SIDE - 1, HEAD + SIDE - 1), EMPTY)
         is_drawn = (np.arange(grid**2) < tokens).reshape(grid, grid)
-        frame.paste(image, (left, HEAD), Image.fromarray(is_drawn).resize((SIDE, SIDE), Image.NEAREST))
+        frame.paste(image, (left, HEAD), Image.fromarray(is_drawn).resize((SIDE, SIDE), Image.Resampling.NEAREST))
         ended = f", done in {seconds:.2f} s" if seconds <= now + 1e-9 else ""
         pen.text((left, HEAD + SIDE + 4), f"{forwards} forwards{ended}", INK, font)
     return frame

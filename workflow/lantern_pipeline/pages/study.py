@@ -11,18 +11,19 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lantern.checkpoints.tokenizers import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.pages.html_page import data_uri, fill_page
-from lantern_pipeline.pages.study_analysis import CHECK, KEY_FORMAT, PAIR, VERSION
+from lantern_pipeline.pages.study_analysis import CHECK, KEY_FORMAT, PAIR, VERSION, KeyTrial, StudyKey, StudyMethod
 from lantern_pipeline.tables.method_labels import label_method
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -39,26 +40,36 @@ class Trial(NamedTuple):
     images: np.ndarray  # (2, S, S, 3) uint8, red, green, blue; first the autoregressive image of the caption
 
 
+class StudySection(TypedDict):
+    """The keys of config section `study` that choose its trials."""
+
+    num_trials: int
+    num_checks: int
+    methods: Sequence[str] | None
+
+
 def select_trials(
     records: Mapping[str, GenerationRecords],
     prompts: Sequence[Prompt],
-    tokenizer: nn.Module,
-    settings: Mapping[str, Any],
-) -> tuple[list[Trial], list[dict[str, Any]]]:
+    tokenizer: ImageModel,
+    settings: StudySection,
+) -> tuple[list[Trial], list[StudyMethod]]:
     """Chooses and decodes the pairs of a study whose images differ, then the attention checks: (trials, methods).
 
     Each method takes the next `num_trials` prompts of the set, so that no autoregressive image comes back while the
     prompts last: an image seen twice would be known as the autoregressive one. Past the end it begins again. Pairs
     whose images are equal in every token, `num_ties`, are not shown. `records`: by method_id, in the prompts' order.
     """
-    for name in ("num_trials", "num_checks"):
-        if settings[name] > len(prompts):
+    count, num_checks = settings["num_trials"], settings["num_checks"]
+    for name, number in (("num_trials", count), ("num_checks", num_checks)):
+        if number > len(prompts):
             raise ValueError(
                 f"config key study.{name} must be at most the {len(prompts)} prompts of metrics.headline_prompt_set, "
-                f"got {settings[name]}"
+                f"got {number}"
             )
-    count, num_checks = settings["num_trials"], settings["num_checks"]
-    trials, methods, used = [], [], set()
+    trials: list[Trial] = []
+    methods: list[StudyMethod] = []
+    used: set[int] = set()
     baseline = records[BASELINE].codes
     for number, method_id in enumerate(_choose_methods(records, settings["methods"])):
         label, first = label_method(records[method_id].metadata["method"]), number * count
@@ -91,8 +102,8 @@ def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[i
 
 
 def build_page(
-    trials: Sequence[Trial], methods: Sequence[Mapping[str, Any]], *, question: str, seed: int
-) -> tuple[str, dict[str, Any]]:
+    trials: Sequence[Trial], methods: Sequence[StudyMethod], *, question: str, seed: int
+) -> tuple[str, StudyKey]:
     """Builds the page and its key: (html, key).
 
     Both carry the study's id, a hash of all that the page shows and of the key, so that answers to one page are never
@@ -105,23 +116,35 @@ def build_page(
             "study.methods is empty; name relaxed methods in study.methods or raise study.num_trials"
         )
     generator = np.random.Generator(np.random.PCG64(seed))
-    shown, hidden = [], {}
+    shown: list[dict[str, object]] = []
+    hidden: dict[str, KeyTrial] = {}
     for number, place in enumerate(generator.permutation(len(trials)).tolist(), start=1):
         trial, baseline, name = trials[place], int(generator.integers(2)), f"t{number:03d}"
         images = [data_uri(pixels) for pixels in trial.images]
         shown.append({"id": name, "caption": trial.caption, "images": images[::-1] if baseline else images})
-        about = {"kind": trial.kind, "method_id": trial.method_id, "prompt_id": trial.prompt_id}
-        hidden[name] = {**about, "baseline": baseline}
+        hidden[name] = {
+            "kind": trial.kind,
+            "method_id": trial.method_id,
+            "prompt_id": trial.prompt_id,
+            "baseline": baseline,
+        }
     side = trials[0].images.shape[1]
     width = side * max(1, round(SHOWN_WIDTH / side))
     data = {"question": question, "side": side, "width": width, "trials": shown}
-    key = {"format": KEY_FORMAT, "version": VERSION, "methods": [dict(method) for method in methods], "trials": hidden}
+    key = {"format": KEY_FORMAT, "version": VERSION, "methods": list(methods), "trials": hidden}
     study = hashlib.sha256(json.dumps([data, key], sort_keys=True).encode()).hexdigest()[:16]
-    return fill_page(TEMPLATE, {"id": study, **data}), {**key, "study": study}
+    whole: StudyKey = {
+        "format": KEY_FORMAT,
+        "version": VERSION,
+        "methods": list(methods),
+        "trials": hidden,
+        "study": study,
+    }
+    return fill_page(TEMPLATE, {"id": study, **data}), whole
 
 
 def _make_trials(
-    tokenizer: nn.Module, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
+    tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
     """Trials of codes (pairs, 2, tokens), decoded."""
     if not len(codes):

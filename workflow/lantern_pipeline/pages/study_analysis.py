@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ KEY_FORMAT, ANSWERS_FORMAT, VERSION = "lantern-study-key", "lantern-study-answer
 PAIR, CHECK = "pair", "check"  # of trials
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _object(**properties: Mapping[str, object]) -> dict[str, object]:
     """JSON schema of an object that has all properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
@@ -45,6 +45,34 @@ _ANSWERS = _object(
 )
 
 
+class KeyTrial(TypedDict):
+    """A trial in the key of a study; `baseline` is the position, 0 or 1, of the autoregressive (or fitting) image."""
+
+    kind: str
+    method_id: str
+    prompt_id: str
+    baseline: int
+
+
+class StudyMethod(TypedDict):
+    """A method that a study compares with autoregressive decoding."""
+
+    method_id: str
+    label: str
+    num_pairs: int
+    num_ties: int
+
+
+class StudyKey(TypedDict):
+    """The key of a study: what its page does not tell."""
+
+    format: str
+    version: int
+    methods: list[StudyMethod]
+    trials: dict[str, KeyTrial]
+    study: str
+
+
 class Reader(NamedTuple):
     """One reader's file."""
 
@@ -57,8 +85,8 @@ class Reader(NamedTuple):
 
 
 def analyse_answers(
-    paths: Sequence[Path | str], key: Mapping[str, Any], min_checks: float
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+    paths: Sequence[Path | str], key: StudyKey, min_checks: float
+) -> tuple[pd.DataFrame, dict[str, object]]:
     """Turns answer files into preference rates: a table with a row per method, and facts about the readers.
 
     Of a reader who saved more than once the last file counts; one who passes a smaller share of the attention checks
@@ -81,7 +109,7 @@ def analyse_answers(
         "num_readers": len(counted),
         "min_checks": min_checks,
         "num_checks": len(checks),
-        "left": (float(is_left.mean()), *map(float, share_interval(is_left.sum(), is_left.size))),
+        "left": (float(is_left.mean()), *map(float, share_interval(is_left.sum(), np.asarray(is_left.size)))),
         "seconds": median(reader.seconds for reader in counted),
     }
     return pd.DataFrame([_measure(method, key, counted) for method in key["methods"]]), about
@@ -91,22 +119,22 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
     """The 95 % interval of a share of choices (readers, prompts) bool, for other readers and prompts: 1.96 standard
     errors either way, but never narrower than the exact one of as many independent choices.
     """
-    low, high = map(float, share_interval(chosen.sum(), chosen.size))
+    low, high = map(float, share_interval(chosen.sum(), np.asarray(chosen.size)))
     if min(chosen.shape) > 1:
         ends = normal_interval(chosen.mean(), _standard_error(chosen), SHARE)
         low, high = min(low, ends[0]), max(high, ends[1])
     return low, high
 
 
-def read_key(path: Path | str) -> dict[str, Any]:
+def read_key(path: Path | str) -> StudyKey:
     """Reads the key of a study."""
     key = read_json(path)
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
         raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
-    return key
+    return StudyKey(**key)
 
 
-def read_answers(path: Path | str, key: Mapping[str, Any]) -> Reader:
+def read_answers(path: Path | str, key: StudyKey) -> Reader:
     """Reads one reader's file with the key of the same study."""
     path = Path(path)
     try:
@@ -153,7 +181,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
 
 
-def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, Any]) -> None:
+def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object]) -> None:
     unknown = sorted(set(answered) - set(known))
     twice = [name for name, times in Counter(answered).items() if times > 1]
     if unknown or twice:
@@ -165,7 +193,7 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, Any]) 
         )
 
 
-def _measure(method: Mapping[str, Any], key: Mapping[str, Any], readers: Sequence[Reader]) -> dict[str, Any]:
+def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> dict[str, object]:
     """One row of the table."""
     ours = {"kind": PAIR, "method_id": method["method_id"]}
     names = [name for name, trial in key["trials"].items() if trial.items() >= ours.items()]

@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from lantern.io import DamagedFileError
 from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu, hold_job
@@ -23,8 +23,21 @@ if TYPE_CHECKING:
 PARTIAL_EVERY_S = float(os.environ.get("LANTERN_PARTIAL_EVERY_S", 30))
 
 
+class Job(Protocol):
+    """The object `snakemake` that a script gets; inputs, outputs and parameters have the names of the rule's."""
+
+    rule: str
+    threads: int
+    log: Sequence[str]
+    config: Mapping[str, Any]
+    resources: Mapping[str, int]
+    input: Any
+    output: Any
+    params: Any
+
+
 @contextmanager
-def job_log(snakemake: Any) -> Iterator[logging.Logger]:
+def job_log(snakemake: Job) -> Iterator[logging.Logger]:
     """Sends output, warnings and log records of a script to its rule's log file and sets the thread count.
 
     Progress bars stay on the terminal where there is one (they write to stderr, which is then left alone), and so do
@@ -94,14 +107,14 @@ def _warnings_for(terminal: TextIO, rule: str) -> logging.Handler:
 
 
 @contextmanager
-def training_checkpoint(snakemake: Any) -> Iterator[Path]:
+def training_checkpoint(snakemake: Job) -> Iterator[Path]:
     """Names the file, beside the output `model`, from which an interrupted training goes on."""
     with _resumable_file(snakemake, Path(snakemake.output.model).parent, "checkpoint", ".pt") as path:
         yield path
 
 
 @contextmanager
-def partial_records(snakemake: Any) -> Iterator[Path]:
+def partial_records(snakemake: Job) -> Iterator[Path]:
     """Names the file, beside the first output, in which a generation job keeps its finished images."""
     output = Path(snakemake.output[0])
     with _resumable_file(snakemake, output.parent, f"partial-{output.stem}", ".safetensors") as path:
@@ -109,7 +122,7 @@ def partial_records(snakemake: Any) -> Iterator[Path]:
 
 
 @contextmanager
-def _resumable_file(snakemake: Any, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
+def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
     """Names a file that an interrupted job leaves for the next one; it is removed once the block has ended well.
 
     The name holds a hash of the rule's parameters (settings and code fingerprint), of the device and of the inputs'

@@ -151,7 +151,7 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
     return None
 
 
-def _wait_until(attempt: Callable[[], T], reason: Callable[[], str], terminal: TextIO) -> T:
+def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], terminal: TextIO) -> T:
     """Tries once a second until it gives something true, which is returned; says once why it has to wait."""
     if not (found := attempt()):
         print(reason(), file=terminal, flush=True)

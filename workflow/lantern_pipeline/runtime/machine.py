@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypedDict
 
 from lantern.methods import CLASS_FOLDERS
 
@@ -30,7 +30,37 @@ JOB_ENVIRONMENT = {
 }
 
 
-def find_own_classes(config: Any, configfiles: Iterable[Path | str]) -> None:
+class Gpu(TypedDict):
+    """A GPU of a machine."""
+
+    name: str
+    memory_gib: float
+
+
+class Machine(TypedDict):
+    """What `describe_machine` finds; None if it is not known."""
+
+    cpu: str
+    architecture: str
+    cores: int | None
+    memory_gib: float | None
+    gpus: list[Gpu]
+    cuda: str | None
+    driver: str | None
+
+
+class Workflow(Protocol):
+    """Snakemake's workflow, as far as it is asked about memory."""
+
+    is_main_process: bool
+    nodes: int | None
+    global_resources: Container[str]
+
+    def register_resource(self, name: str, value: int) -> None:
+        """Let jobs that run at the same time ask for no more than `value` of a resource together."""
+
+
+def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """Let this process and its jobs load classes of a user's own from the folders of config files.
 
     Only if the config names one: a file beside an overlay must not take the place of a library, and is run by nobody
@@ -40,7 +70,7 @@ def find_own_classes(config: Any, configfiles: Iterable[Path | str]) -> None:
         os.environ[CLASS_FOLDERS] = os.pathsep.join(sorted({str(Path(file).resolve().parent) for file in configfiles}))
 
 
-def names_own_class(config: Any) -> bool:
+def names_own_class(config: object) -> bool:
     """Return whether a method of the config has drafts or an acceptance named as module:Class."""
     if isinstance(config, Mapping):
         return any(
@@ -65,7 +95,7 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     return min(limits, default=None)
 
 
-def limit_memory(workflow: Any) -> None:
+def limit_memory(workflow: Workflow) -> None:
     """Lets jobs side by side on this machine ask for no more memory than it has; one that asks for more runs alone.
 
     `workflow` is Snakemake's. Elsewhere (`--jobs`) each job has a machine's; a user's own `mem_mb` stays.
@@ -75,11 +105,12 @@ def limit_memory(workflow: Any) -> None:
         workflow.register_resource("mem_mb", memory // 10**6)
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine() -> Machine:
     """Describes this machine: cpu, architecture, cores, memory_gib, gpus (name and memory_gib), cuda, driver."""
     import torch
 
-    gpus, memory = [], memory_bytes()
+    gpus: list[Gpu] = []
+    memory = memory_bytes()
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         gpus.append({"name": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)})
@@ -94,12 +125,12 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def name_machine(machine: Mapping[str, Any]) -> str:
+def name_machine(machine: Machine) -> str:
     """Names a machine of `describe_machine` in a few words: its CPU, cores and GPUs."""
     return ", ".join([machine["cpu"], f"{machine['cores']} cores", *(gpu["name"] for gpu in machine["gpus"])])
 
 
-def name_processor(machine: Mapping[str, Any], device: str) -> str:
+def name_processor(machine: Machine, device: str) -> str:
     """Name what decodes on `device`, "cpu" or "cuda", of a machine of `describe_machine`: its CPU or its first GPU."""
     return machine["gpus"][0]["name"] if device == "cuda" else machine["cpu"]
 

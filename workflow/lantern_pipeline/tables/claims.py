@@ -17,7 +17,7 @@ from lantern_pipeline.measure.registry import with_ends
 from lantern_pipeline.measure.repeats import POOLED
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_length
-from lantern_pipeline.tables.summary import select_headline
+from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
 IDLE = 0.1  # cores that other work may keep busy on an idle machine
@@ -48,9 +48,9 @@ def find_claims(
     images: pd.DataFrame,
     reports: Mapping[str, Mapping[str, Any]],
     *,
-    settings: Mapping[str, Any],
+    settings: MetricsSection,
     seed: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """All claims of a run as JSON values, of its tables and its models' training `reports`; what
     was not run is left out.
     """
@@ -72,7 +72,7 @@ def find_claims(
     return {name: found for name, found in claims.items() if found}
 
 
-def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
+def claims_of_rows(rows: pd.DataFrame) -> dict[str, object]:
     """Return the claims that need the headline rows only; a relaxed row is ranked if it keeps its prompt accuracy."""
     baseline = rows[rows["method_id"] == BASELINE].iloc[0]
     lossless, is_relaxed = rows[_is_lossless(rows)], ~rows["is_exact"].eq(True)
@@ -89,7 +89,7 @@ def claims_of_rows(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def describe_setting(rows: pd.DataFrame) -> dict[str, Any]:
+def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
     """What the headline rows are of, as texts that captions interpolate."""
     row = rows.set_index("method_id").loc[BASELINE]
     is_timed, num_repeats = not pd.isna(row["speedup"]), int(row["num_repeats"])
@@ -159,23 +159,23 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
     return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
 
 
-def _longest(rows: pd.DataFrame) -> dict[str, Any] | None:
+def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
     """Return the numbers of the row with most tokens per forward, None if there are no rows."""
     return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
 
 
-def _numbers_of_row(row: pd.Series) -> dict[str, Any]:
+def _numbers_of_row(row: pd.Series) -> dict[str, object]:
     """Return OF_A_ROW of a row, None if a cell is empty."""
     cells = ((name, row.get(name, np.nan)) for name in OF_A_ROW)
     return {name: None if pd.isna(cell) else cell if isinstance(cell, str) else float(cell) for name, cell in cells}
 
 
-def _count_equal_rows(summary: pd.DataFrame) -> dict[str, Any]:
+def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
     """Rows of all repeats that must hold the baseline's tokens, and how many do; in bfloat16 the share of images."""
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
     must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
-    counts = {
+    counts: dict[str, float] = {
         "num_rows": len(must),
         "num_equal": int((must["tokens_equal_autoregressive"] == 1).sum()),
         "num_near_ties": int(must["num_near_ties"].sum()),
@@ -185,7 +185,7 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, Any]:
     return counts
 
 
-def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
+def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     """Which rows without relaxation have the target's distribution, as far as a test of whole images, total variation
     at nodes and equal tokens tell; and which relaxed ones that test tells from the target.
     """
@@ -213,7 +213,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _frontier(rows: pd.DataFrame) -> dict[str, Any]:
+def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     """Return the Pareto frontier of tokens per forward and distance from the target, most tokens first: of all methods,
     and of those without a draft model.
     """
@@ -229,7 +229,7 @@ def _frontier(rows: pd.DataFrame) -> dict[str, Any]:
     return {**best, "num_rows": len(known), "not_measured": list(placed.loc[placed["distance"].isna(), "label"])}
 
 
-def _bound(curves: pd.DataFrame) -> dict[str, Any]:
+def _bound(curves: pd.DataFrame) -> dict[str, object]:
     """Whether delta bounds the total variation: of published rules at the delta nearest to 0.1, of ours at all."""
     if curves.empty:  # of a run without a draft model
         return {}
@@ -248,7 +248,7 @@ def _bound(curves: pd.DataFrame) -> dict[str, Any]:
 
 def _compare_acceptance(
     rows: pd.DataFrame, images: pd.DataFrame, first: str, others: tuple[str, ...], options: Mapping[str, int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Compares acceptances of the same drafts on the same tree by likelihood and total variation: first -> other ->
     numbers, None without a common length.
     """
@@ -261,17 +261,19 @@ def _compare_acceptance(
     is_same = (rows[["drafts", "tree"]] == asked[["drafts", "tree"]].iloc[0]).all(axis=1)
     rows = rows[is_same & rows["acceptance"].isin((first, *others))]
     curves = dict(list(images.merge(rows[["method_id", "acceptance"]], on="method_id").groupby("acceptance")))
-    found = {
-        other: compare_at_equal_length(curves[first], curves[other], **options) for other in others if other in curves
-    }
+    found: dict[str, dict[str, float | None] | None] = {}
     known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
-    for other, numbers in found.items():
+    for other in [other for other in others if other in curves]:
+        numbers = compare_at_equal_length(curves[first], curves[other], **options)
+        found[other] = None if numbers is None else {**numbers}
         if numbers:
             lengths = np.linspace(numbers["shortest"], numbers["longest"], NUM_LENGTHS)
+            tvs: dict[str, float | None] = {}
             for name, kind in (("tv_first", first), ("tv_second", other)):
                 curve = known[known["acceptance"] == kind]
                 tv = np.interp(lengths, curve["mean_accepted_length"], curve["tv_mean"]) if len(curve) else [np.nan]
-                numbers[name] = None if np.isnan(tv).any() else float(np.mean(tv))
+                tvs[name] = None if np.isnan(tv).any() else float(np.mean(tv))
+            found[other] = {**numbers, **tvs}
     return {first: found} if found else {}
 
 

@@ -8,9 +8,8 @@ stands for itself: of true zeros, about one in twenty falls outside its 95 % int
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crosse
 from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over, with_ends
 from lantern_pipeline.measure.repeats import KEYS, PLACE, POOLED, repeat_groups, stack_prompts
 from lantern_pipeline.measure.speed import BASELINE, summarise_latency
-from lantern_pipeline.tables.summary import preferred_rows
+from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 
 PUBLISHED_RESULTS = Path(__file__).with_name("published_results.csv")
 INTERVAL = ("difference", "difference_low", "difference_high")
@@ -34,9 +33,7 @@ OF_IMAGES = {metric.column: metric for metric in metrics_over(IMAGES) if not met
 SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 
 
-def build_paired(
-    images: pd.DataFrame, latency: pd.DataFrame, *, settings: Mapping[str, Any], seed: int
-) -> pd.DataFrame:
+def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
     """Compares every method with autoregressive decoding of the same prompts and noise: a row per KEYS x metric.
 
     `difference` is a mean over prompts, but for the speed-up; its interval is over prompts and repeats.
@@ -57,7 +54,7 @@ def judge(low: float, high: float, num_prompts: int, num_repeats: int = 1, *, me
     return f"{word} at n = {num_prompts}" + (f" in {num_repeats} repeats" if num_repeats > 1 else "")
 
 
-def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, object]]:
     decoded = images[images["target_forwards"].notna()]
     groups = dict(repeat_groups(decoded))
     for key, group in groups.items():
@@ -71,13 +68,14 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
                 values = values - stack_prompts(groups[BASELINE, *key[1:]], name)
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts of free text have no accuracy
             if values.size:
-                interval = (float(values.mean()), *bootstrap_interval(mean_statistic, values, **options))
+                ends = bootstrap_interval(mean_statistic, values, **options)
                 # Never negative: one image that differs is a difference, whatever the interval holds.
-                judged = 2 * (float(values.max()),) if metric.is_distance else interval[1:]
-                yield _row(key, metric, values.shape, interval, judged)
+                largest = float(values.max())
+                judged = (largest, largest) if metric.is_distance else ends
+                yield _row(key, metric, values.shape, (float(values.mean()), *ends), judged)
 
 
-def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator[dict[str, object]]:
     repeats = latency.groupby(list(PLACE))["repeat"].nunique()
     for row in summarise_latency(latency, **options).to_dict("records"):
         if row["method_id"] == BASELINE:
@@ -90,12 +88,12 @@ def _compare_latency(latency: pd.DataFrame, options: dict[str, int]) -> Iterator
 
 
 def _row(
-    key: tuple[str, ...],
+    key: tuple[str | float, ...],
     metric: Metric,
     counts: tuple[int, int],
     interval: tuple[float, float, float],
     judged: tuple[float, float],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A row of the table: counts are of repeats and of prompts, `judged` the ends by which it is concluded."""
     num_repeats, num_prompts = counts
     conclusion = judge(*judged, num_prompts, num_repeats, metric=metric)
@@ -151,7 +149,7 @@ def read_published() -> pd.DataFrame:
 
 
 def compare_with_published(
-    published: pd.DataFrame, summary: pd.DataFrame, settings: Mapping[str, Any], model: str | None
+    published: pd.DataFrame, summary: pd.DataFrame, settings: MetricsSection, model: str | None
 ) -> pd.DataFrame:
     """Puts this run's rows of the same method, temperature and, where the source gives them, parameters beside each
     line of published_results.csv; only where `is_same_model` may their numbers be compared.

@@ -5,7 +5,6 @@ and does it grow with their ambiguity?
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from lantern_pipeline.measure.registry import with_ends
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import INTERVAL
 from lantern_pipeline.tables.method_labels import label_method
-from lantern_pipeline.tables.summary import METHOD_PARTS, select_headline
+from lantern_pipeline.tables.summary import METHOD_PARTS, MetricsSection, select_headline
 
 BASE = "base"  # the run's own target, from which the others differ
 MASSES = ("top1", "top10")
@@ -29,7 +28,7 @@ COLUMNS = (
 
 
 def target_rows(
-    summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: Mapping[str, Any], seed: int
+    summary: pd.DataFrame, paired: pd.DataFrame, images: pd.DataFrame, settings: MetricsSection, seed: int
 ) -> pd.DataFrame:
     """The headline's rows of one target's run, with `nll_change` and gains."""
     place = ["method_id", "prompt_set", "temperature", "repeat"]
@@ -39,7 +38,7 @@ def target_rows(
     return rows.join(measure_gains(rows, images, {"num_resamples": settings["bootstrap_resamples"], "seed": seed}))
 
 
-def describe_changes(changes: Mapping[str, Any]) -> str:
+def describe_changes(changes: Mapping[str, Mapping[str, object]]) -> str:
     """What a variant changes in the config, but for files: "tokenizer.grid 12"."""
     return ", ".join(
         f"{section}.{key} {str(value).lower() if isinstance(value, bool) else value}"
@@ -73,13 +72,13 @@ def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str
     return pd.DataFrame(found, columns=[*with_ends("gain"), "gain_over"], index=rows.index)
 
 
-def find_generality_claims(table: pd.DataFrame) -> dict[str, Any]:
+def find_generality_claims(table: pd.DataFrame) -> dict[str, object]:
     """What a table of COLUMNS comes to, by method: numbers over its targets, of the gain, or of tokens per forward."""
     rows = table[table["method_id"] != BASELINE]
     return {str(method_id): _claims_of_method(part) for method_id, part in rows.groupby("method_id", sort=False)}
 
 
-def _claims_of_method(rows: pd.DataFrame) -> dict[str, Any]:
+def _claims_of_method(rows: pd.DataFrame) -> dict[str, object]:
     from scipy.stats import kendalltau  # most of a second
 
     name = "gain" if rows["gain"].notna().any() else LENGTH

@@ -20,7 +20,7 @@ from lantern_pipeline.tables.claims import describe_run, describe_setting, needs
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method, preset_of
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
-from lantern_pipeline.tables.summary import select_ceilings, select_headline
+from lantern_pipeline.tables.summary import MetricsSection, select_ceilings, select_headline
 
 EMPTY = "–"
 # The full table has every metric but these.
@@ -66,7 +66,7 @@ td span {{ white-space: nowrap; color: var(--faint) }} td:first-child {{ min-wid
 Cells = list[list[str]]  # titles, then rows of texts
 
 
-def results_table(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+def results_table(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """The rows that readers are shown: the headline's, then its ceilings."""
     return pd.concat([select_headline(summary, settings), select_ceilings(summary, settings)], ignore_index=True)
 
@@ -121,7 +121,7 @@ def target_cells(table: pd.DataFrame) -> Cells:
     return [["", *targets], *lines]
 
 
-def claim_cells(claims: Mapping[str, Any]) -> Cells:
+def claim_cells(claims: Mapping[str, object]) -> Cells:
     """Claims, nested numbers, one a row: "exact: speedup", its value and interval."""
     return [["claim", "value"], *_flatten(claims, "")]
 
@@ -129,7 +129,7 @@ def claim_cells(claims: Mapping[str, Any]) -> Cells:
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
     """Writes a value and its interval as "value [low, high]"; the value alone where there is no interval."""
     ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
-    texts = [EMPTY if pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
+    texts = [EMPTY if end is None or pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
     return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
@@ -216,7 +216,7 @@ def _predicted_cell(row: pd.Series) -> str:
     return f"{low:.1f} to {high:.1f}"
 
 
-def _flatten(claims: Mapping[str, Any], path: str) -> Iterator[list[str]]:
+def _flatten(claims: Mapping[str, object], path: str) -> Iterator[list[str]]:
     for name, value in claims.items():
         place = f"{path}: {name}" if path else name
         if isinstance(value, Mapping):

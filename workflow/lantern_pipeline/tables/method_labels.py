@@ -7,7 +7,7 @@ departs from that preset, then its parameters, as in "LANTERN (chain9, sjd) k 20
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -87,14 +87,14 @@ def method_marker(method: str) -> str:
     return METHODS[method].marker if method in METHODS else "h"
 
 
-def label_family(method: Mapping[str, Any]) -> str:
+def label_family(method: Mapping[str, object]) -> str:
     """Names a method without its parameters: "LANTERN (chain9, sjd)". `method`: a row of a table."""
     base, usual = _base_of(method)
     parts = [str(method[name]) for name in PARTS if _is_told(method, name, usual)]
     return method_name(base) + (f" ({', '.join(parts)})" if parts else "")
 
 
-def describe_parameters(method: Mapping[str, Any]) -> str:
+def describe_parameters(method: Mapping[str, object]) -> str:
     """Writes a row's parameters, e.g. "k 20, δ 0.1"; an empty text where it has none but its preset's own."""
     usual = _base_of(method)[1]
     symbols = SYMBOLS | own_parameters(pd.DataFrame([dict(method)]))
@@ -110,7 +110,7 @@ def own_parameters(rows: pd.DataFrame) -> dict[str, str]:
     return {name: symbol for name, symbol in own.items() if name not in PARAMETERS}
 
 
-def label_method(method: Mapping[str, Any]) -> str:
+def label_method(method: Mapping[str, object]) -> str:
     """Names a method: "LANTERN k 20, δ 0.1". `method`: a row of a table, or as `MethodSpec.to_dict` has it."""
     method = method if "method" in method else method_columns(method)
     return f"{label_family(method)} {describe_parameters(method)}".strip()
@@ -126,9 +126,9 @@ def label_rows(table: pd.DataFrame) -> pd.Series:
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
-def _base_of(method: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     """The name that a label begins with, and the parts and parameters that go unsaid with it."""
-    base = preset_of(method["method"])
+    base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"
     usual = {"acceptance": "exact", **_USUAL, **(_USUAL_SJD if method.get("drafts") == "sjd" else {})}
@@ -136,5 +136,5 @@ def _base_of(method: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return base, usual | ({"tree": STATIC_TREE} if usual.get("tree") == "static" else {})
 
 
-def _is_told(method: Mapping[str, Any], name: str, usual: Mapping[str, Any]) -> bool:
+def _is_told(method: Mapping[str, object], name: str, usual: Mapping[str, object]) -> bool:
     return name in method and not pd.isna(method[name]) and method[name] != usual.get(name)

@@ -12,11 +12,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lantern.cards.published import CARDS
 from lantern.methods import PRESETS, drafts_of
 from lantern.models.config import target_parameters
+
+T = TypeVar("T")
 
 BASELINE = "autoregressive"
 EAGER, GRAPH = "eager", "graph"
@@ -159,7 +161,7 @@ def _range(bounds: tuple[float, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _look_up(table: Mapping[str, Any], name: str, key: str) -> Any:
+def _look_up(table: Mapping[str, T], name: str, key: str) -> T:
     if key not in table:
         raise ValueError(f"--{name} must be one of {', '.join(table)}, got {key!r}")
     return table[key]

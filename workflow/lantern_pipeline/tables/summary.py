@@ -5,8 +5,8 @@ Where the run was repeated with other seeds, the rows of all repeats together, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -64,6 +64,17 @@ SUMMARY_COLUMNS = (
 )
 
 
+class MetricsSection(TypedDict):
+    """The keys of config section `metrics` that tables and figures read."""
+
+    bootstrap_resamples: int
+    headline_prompt_set: str
+    headline_temperature: float
+    sample_prompts: int
+    sample_methods: Sequence[str] | None
+    proximity_prompts: int
+
+
 def build_summary(
     quality: pd.DataFrame,
     images: pd.DataFrame,
@@ -71,7 +82,7 @@ def build_summary(
     total_variation: pd.DataFrame,
     cross_entropy: Mapping[int, float],
     *,
-    settings: Mapping[str, Any],
+    settings: MetricsSection,
     seed: int,
 ) -> pd.DataFrame:
     """Assembles the table of results, SUMMARY_COLUMNS, pooled rows first; what was not measured has empty cells.
@@ -117,7 +128,7 @@ def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
     return summary[is_pooled | ~has_pooled]
 
 
-def select_headline(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+def select_headline(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """Selects the preferred rows of config keys metrics.headline_*, ceilings left out, with a column `label`."""
     prompt_set, temperature = settings["headline_prompt_set"], settings["headline_temperature"]
     rows = preferred_rows(summary)
@@ -126,14 +137,14 @@ def select_headline(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.Da
     return rows.assign(label=label_rows(rows))
 
 
-def select_ceilings(summary: pd.DataFrame, settings: Mapping[str, Any]) -> pd.DataFrame:
+def select_ceilings(summary: pd.DataFrame, settings: MetricsSection) -> pd.DataFrame:
     """Selects the preferred ceilings of the headline's prompt set, with a column `label`."""
     rows = preferred_rows(summary)
     rows = rows[rows["method"].isin(CEILINGS) & (rows["prompt_set"] == settings["headline_prompt_set"])]
     return rows.assign(label=label_rows(rows)).reset_index(drop=True)
 
 
-def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
+def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
     """The method's parts and its metrics of whole sets of images, over one or more repeats."""
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *own_parameters(rows), *SAMPLING) if name in rows}
@@ -145,14 +156,15 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _combine(rows: pd.DataFrame, name: str, limits: tuple[float, float]) -> dict[str, float]:
     columns = with_ends(name)
-    return dict(zip(columns, combine_repeats(*(rows[column] for column in columns), limits), strict=True))
+    values, lows, highs = (rows[column] for column in columns)
+    return dict(zip(columns, combine_repeats(values, lows, highs, limits), strict=True))
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
     """Total variations over all repeats: means, but the largest of tv_max, and p-values combined by Fisher's method."""
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
-        values: dict[str, Any] = dict(zip(KEYS, key, strict=True))
+        values: dict[str, object] = dict(zip(KEYS, key, strict=True))
         for name in TV_INTERVALS:
             values |= _combine(group, name, SHARE)
         values |= {name: group[name].max() if name == "tv_max" else group[name].mean() for name in TV_VALUES}

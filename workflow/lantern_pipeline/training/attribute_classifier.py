@@ -34,7 +34,7 @@ class AttributeClassifierTraining:
     shape_weight: float = 4.0  # of the two shape losses
 
 
-class AttributeClassifierTrainer(Trainer):
+class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
     """Trains an attribute classifier; the seed is that of weights and data.
 
     A quarter of each batch holds held-out combinations, far from the prompts' indices: the classifier must measure both
@@ -60,7 +60,8 @@ class AttributeClassifierTrainer(Trainer):
         self.model.train()
         logits = self.model(images)
         losses = {name: F.cross_entropy(logits[name], targets[name], ignore_index=-1) for name in logits}
-        loss = sum(value * (settings.shape_weight if "shape" in name else 1.0) for name, value in losses.items())
+        terms = [value * (settings.shape_weight if "shape" in name else 1.0) for name, value in losses.items()]
+        loss = sum(terms, torch.zeros(()))
         self.optimiser.step(loss, cosine_rate(i, settings.num_steps, warmup=max(1, settings.num_steps // 10)))
         hits = sum((logits[name].argmax(-1) == targets[name]).sum() for name in logits)
         asked = sum((targets[name] >= 0).sum() for name in logits)

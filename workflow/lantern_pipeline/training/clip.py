@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -19,8 +19,26 @@ MAX_LOGIT_SCALE = 100.0
 MAX_OPEN_VOCABULARY = 8000
 NUM_CANDIDATES = 32
 WARMUP_SHARE = 0.1
-# What a run adds to config section `clip`.
-RECIPE = {
+
+
+class ClipRecipe(TypedDict):
+    """What a run adds to config section `clip`."""
+
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    width: int
+    embed_dim: int
+    num_eval: int
+
+
+class ClipSettings(ClipRecipe):
+    """A recipe, and the length of the training, config section `clip`."""
+
+    num_steps: int
+
+
+RECIPE: ClipRecipe = {
     "batch_size": 128,  # image-caption pairs a step
     "learning_rate": 0.002,  # of AdamW, at its highest
     "weight_decay": 0.05,
@@ -30,10 +48,10 @@ RECIPE = {
 }
 
 
-class ClipTrainer(Trainer):
+class ClipTrainer(Trainer[ClipModel]):
     """Contrastive training on captioned images with settings RECIPE and num_steps; the seed is that of their order."""
 
-    def __init__(self, model: ClipModel, source: ImageSource, settings: dict[str, Any], seed: int) -> None:
+    def __init__(self, model: ClipModel, source: ImageSource, settings: ClipSettings, seed: int) -> None:
         from open_clip.loss import ClipLoss
 
         self.model, self.source, self.settings, self.seed = model.train(), source, settings, seed
@@ -71,12 +89,12 @@ class ClipTrainer(Trainer):
 
 def train_clip(
     source: ImageSource,
-    settings: dict[str, Any],
+    settings: ClipSettings,
     *,
     seed: int,
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
-) -> tuple[ClipModel, dict[str, Any]]:
+) -> tuple[ClipModel, dict[str, object]]:
     """Trains a small CLIP model with settings RECIPE and num_steps; returns it in evaluation mode and a report with its
     retrieval accuracy on held-out real images as JSON values.
     """
@@ -94,16 +112,18 @@ def train_clip(
     return model.eval(), {**report, **counts, "history": history}
 
 
-def make_config(source: ImageSource, settings: dict[str, Any]) -> ClipConfig:
+def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
     """The model's config: sizes from the settings, words from the source. One without a closed vocabulary lends the
     most frequent words of its training captions; all others share one token.
     """
-    sizes = {"width": settings["width"], "embed_dim": settings["embed_dim"]}
+    width, embed_dim = settings["width"], settings["embed_dim"]
     if source.vocabulary is not None:
-        return ClipConfig(vocabulary=tuple(source.vocabulary), **sizes)
+        return ClipConfig(vocabulary=tuple(source.vocabulary), width=width, embed_dim=embed_dim)
     counts = Counter(word for text in source.captions("train", range(source.num_train)) for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return ClipConfig(vocabulary=tuple(ranked[:MAX_OPEN_VOCABULARY]), is_open_vocabulary=True, **sizes)
+    return ClipConfig(
+        vocabulary=tuple(ranked[:MAX_OPEN_VOCABULARY]), width=width, embed_dim=embed_dim, is_open_vocabulary=True
+    )
 
 
 def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_pairs: int) -> dict[str, float]:

@@ -20,7 +20,7 @@ from lantern_pipeline.training.optimisers import Optimiser, make_adamw, make_muo
 from lantern_pipeline.training.target import drop_prompts
 
 
-class DrafterTrainer(Trainer):
+class DrafterTrainer(Trainer[DraftModel]):
     """Trains a float32 draft model against a target, both on one device, that it freezes and, for bfloat16, casts in
     place. The recipe is resolved (`DrafterTraining.resolve`); the seed is that of order, noise and caption dropout.
     """

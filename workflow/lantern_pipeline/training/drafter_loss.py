@@ -183,9 +183,10 @@ class DrafterValidation:
         codes stand in for drafts that were accepted.
         """
         batches = torch.arange(self.num_images).split(self.loss.recipe.batch_size)
-        means = (sum(len(indices) * self._measure(indices) for indices in batches) / self.num_images).tolist()
+        totals = [len(indices) * self._measure(indices) for indices in batches]
+        means = (sum(totals[1:], totals[0]) / self.num_images).tolist()
         acceptance, greedy = means[1 : 1 + self.depth], means[1 + self.depth :]
-        values = {"val_loss": means[0]}
+        values: dict[str, float] = {"val_loss": means[0]}
         values |= {f"val_acceptance_{d}": value for d, value in enumerate(acceptance, 1)}
         values |= {f"val_greedy_{d}": value for d, value in enumerate(greedy, 1)}
         return values | {"val_expected_length": 1 + sum(accumulate(acceptance, mul))}

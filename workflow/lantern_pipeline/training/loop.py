@@ -5,34 +5,35 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from tqdm import tqdm
 
 from lantern.checkpoints.files import load_pickle
+from lantern.checkpoints.native import Model
 from lantern.io import DamagedFileError, atomic_path
 from lantern_pipeline.training.optimisers import Optimiser
 
 log = logging.getLogger(__name__)
 
 
-class Trainer:
+class Trainer(Generic[Model]):
     """What `run_training` drives. The data of step i must be a pure function of (seed, i): then a resumed run equals an
     undisturbed one.
     """
 
-    model: torch.nn.Module
+    model: Model
     optimiser: Optimiser
 
     def step(self, i: int) -> dict[str, float]:
         """Runs optimiser step i; returns what to log."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Model, optimiser and, in subclasses, whatever else the next step depends on."""
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
@@ -76,7 +77,7 @@ def run_training(
         is_validated = validate is not None and (
             is_last or (pace.validate_every and (i + 1) % pace.validate_every == 0)
         )
-        if is_validated:
+        if validate is not None and is_validated:
             values |= validate()
         _check_finite(values, name, i)
         if is_validated or is_last or i % pace.log_every == 0:
@@ -104,7 +105,7 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list
     return saved["next_step"], saved["elapsed_s"], saved["history"]
 
 
-def _save(trainer: Trainer, checkpoint: Path, state: dict[str, Any]) -> None:
+def _save(trainer: Trainer, checkpoint: Path, state: Mapping[str, object]) -> None:
     with atomic_path(checkpoint) as temporary:
         torch.save({"trainer": trainer.state_dict(), **state}, temporary)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,11 +50,11 @@ class Optimiser:
             part.step()
         return float(norm)
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> list[dict[str, object]]:
         """States of all parts."""
         return [part.state_dict() for part in self.parts]
 
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, states: list[dict[str, object]]) -> None:
         """Restores what `state_dict` gave."""
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)

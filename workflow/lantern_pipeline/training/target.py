@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from lantern.models.target import TargetModel
+from lantern.models.target import Target, TargetModel
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import make_muon
@@ -25,7 +25,7 @@ class TargetTraining:
     warmup: int = 50  # optimiser steps
 
 
-class TargetTrainer(Trainer):
+class TargetTrainer(Trainer[TargetModel]):
     """Trains a target model in place; the seed is that of order and caption dropout."""
 
     def __init__(self, model: TargetModel, dataset: CodeDataset, training: TargetTraining, seed: int) -> None:
@@ -46,7 +46,7 @@ class TargetTrainer(Trainer):
 
 
 def drop_prompts(
-    model: TargetModel, features: torch.Tensor, mask: torch.Tensor, is_dropped: torch.Tensor
+    model: Target, features: torch.Tensor, mask: torch.Tensor, is_dropped: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Puts the null prompt in place of those that are dropped, bool (images,); the rest as in `TargetModel.forward`."""
     null, null_mask = model.null_prompt(mask)

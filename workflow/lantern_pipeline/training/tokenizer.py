@@ -39,7 +39,7 @@ class TokenizerTraining:
     perceptual_weight: float = 0.1  # of the distance of the attribute classifier's activations
 
 
-class TokenizerTrainer(Trainer):
+class TokenizerTrainer(Trainer[ImageTokenizer]):
     """Trains a tokenizer; the seed is that of weights and data. Without an attribute classifier there is no
     perceptual loss.
     """
@@ -81,7 +81,7 @@ class TokenizerTrainer(Trainer):
         # straight through: the decoder sees the code, the encoder gets its gradient
         reconstructions = self.model.reconstruct(latents + (quantised - latents).detach())
         losses = self._losses(images, reconstructions, latents, quantised)
-        loss = sum(losses.values())
+        loss = sum(losses.values(), torch.zeros(()))
         self.optimiser.step(loss, cosine_rate(i, settings.num_steps, warmup=max(1, settings.num_steps // 20)))
         if codes is not None:
             self._update_codebook(i, latents.detach().flatten(0, 1), codes.flatten())
@@ -89,7 +89,7 @@ class TokenizerTrainer(Trainer):
         psnr = 10.0 * torch.log10(4.0 / error)
         return {"loss": loss.item(), "psnr_db": psnr.item(), **{name: value.item() for name, value in losses.items()}}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Adds the codebook's moving averages."""
         return super().state_dict() | {"code_use": self.code_use, "code_sums": self.code_sums}
 
@@ -206,7 +206,7 @@ def evaluate_tokenizer(
     tokenizer: ImageTokenizer,
     attribute_classifier: AttributeClassifier | None,
     images: Tensor,
-    scenes: Sequence[Scene | dict] | None,
+    scenes: Sequence[Scene] | None,
 ) -> dict[str, float]:
     """Measure reconstructions of held-out images (images, 3, size, size) in [-1, 1]: psnr_db (mean over images),
     codes_used_share (of the codebook), perplexity (of the code frequencies, in codes) and, with scenes,

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lantern.models.stored import StoredModel
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES, Scene
 
 LAYOUTS = ("single", "horizontal", "vertical")
@@ -33,14 +34,15 @@ class AttributeClassifierConfig:
     num_features: int = 128  # length of the feature vector
 
 
-class AttributeClassifier(nn.Module):
+class AttributeClassifier(StoredModel):
     """Four convolution stages at 1/2, 1/4, 1/8 and 1/16 of the image, a feature vector, one linear head an attribute.
 
     Heads are canonical: slot 0 is the left or top object. Slot 1 means nothing where the layout is "single".
     """
 
-    kind = "attribute_classifier"  # of its checkpoints
+    kind = "attribute_classifier"
     config_class = AttributeClassifierConfig
+    config: AttributeClassifierConfig
 
     def __init__(self, config: AttributeClassifierConfig) -> None:
         super().__init__()

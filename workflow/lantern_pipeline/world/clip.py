@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from lantern.checkpoints.native import load_model, read_metadata
+from lantern.models.stored import StoredModel
 from lantern.text_encoders.base import split_words
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP, CustomTextCLIP
 
 PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
@@ -68,11 +72,12 @@ class WordTokenizer:
         return [self.ids[word] for word in words]
 
 
-class ClipModel(nn.Module):
+class ClipModel(StoredModel):
     """A small CLIP of open_clip's parts: ModifiedResNet image tower, causal text transformer, learned temperature."""
 
-    kind = "clip"  # of its checkpoints
+    kind = "clip"
     config_class = ClipConfig
+    config: ClipConfig
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
@@ -111,7 +116,7 @@ class ClipModel(nn.Module):
 class ClipScorer:
     """Scores how well images fit texts: the cosine of their embeddings, in [-1, 1]; some papers multiply it by 100."""
 
-    model: nn.Module  # open_clip's
+    model: CLIP | CustomTextCLIP
     tokenizer: Callable[[list[str]], torch.Tensor]  # texts -> token ids
     preprocess: Callable[[torch.Tensor], torch.Tensor]  # images (n, 3, S, S) in [-1, 1] -> the model's input
     name: str

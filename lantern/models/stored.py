@@ -1,0 +1,26 @@
+"""The class of the models that a checkpoint can hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+class StoredModel(nn.Module):
+    """A model that `lantern.checkpoints.native` writes and reads.
+
+    Attributes:
+        kind: name of the class in checkpoints.
+        config_class: dataclass of the sizes.
+        wide: beginnings of the names of weights that stay float32.
+        config: sizes of this model.
+    """
+
+    kind: ClassVar[str]
+    config_class: ClassVar[type]
+    wide: ClassVar[tuple[str, ...]] = ()
+    config: DataclassInstance
