@@ -38,9 +38,9 @@ def test_a_method_without_and_with_a_draft_model():
 @pytest.mark.parametrize(
     ("model", "tokens", "eager_ms", "gigabytes"),
     [
-        ("llamagen-xl", 576, 36 * 0.9, 1.55),
-        ("janus-pro-7b", 576, 30 * 1.33, 14.0),
-        ("glm-image", 1281, 40 * 0.96, 18.0),
+        ("llamagen_stage1", 256, 36 * 0.9, 1.555848),
+        ("janus-pro-7b", 576, 30 * 1.33, 12.445041),
+        ("glm-image", 1280, 40 * 0.96, 16.584942),
     ],
 )
 def test_an_image_takes_a_step_for_each_of_its_tokens(model, tokens, eager_ms, gigabytes):
