@@ -13,8 +13,9 @@ from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
 from lantern_pipeline.config import cross_checks
 from lantern_pipeline.config.cross_checks import measuring_sections, show
-from lantern_pipeline.config.methods import entry_properties
-from lantern_pipeline.config.validate import SCHEMA_PATH, describe_folder, load_yaml, validate_config
+from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
+from lantern_pipeline.config.method_entry import MethodEntry, check_entry
+from lantern_pipeline.config.validate import describe_folder, load_yaml, validate_config
 from lantern_pipeline.data.model_cards import card_of, card_sections
 
 DEFAULT = load_config([ROOT / "config.yaml"])
@@ -257,16 +258,23 @@ def test_no_variants_may_be_written_as_null():
     assert config["variants"] == {}
 
 
-def test_the_schema_of_a_method_is_read_from_the_table_of_methods():
+def test_the_keys_of_a_method_are_read_from_the_table_of_methods():
     """Every preset and part is known, and every parameter with its bounds."""
-    properties = entry_properties([])
+    keys = json_schema(MethodEntry)["properties"]
     for key, names in {"preset": PRESETS, "residual": RESIDUALS, "neighbours": NEIGHBOURS}.items():
-        assert properties[key]["then"]["enum"] == properties[key]["items"]["then"]["enum"] == list(names), key
-    assert set(PARAMETERS) < set(properties)
-    assert (properties["delta"]["minimum"], properties["delta"]["maximum"]) == (0, 1)
-    assert properties["omega"]["exclusiveMinimum"] == 0 and properties["k"]["items"]["type"] == "integer"
-    assert "cap" in entry_properties([{"acceptance": "mine:Capped", "cap": 3}])
-    assert "cap" not in entry_properties([{"acceptance": "additive", "cap": 3}])
+        assert keys[key]["enum"] == keys[key]["items"]["enum"] == list(names), key
+    assert set(PARAMETERS) < set(keys)
+    assert (keys["delta"]["minimum"], keys["delta"]["maximum"]) == (0, 1)
+    assert keys["omega"]["exclusiveMinimum"] == 0 and keys["k"]["items"]["type"] == "integer"
+
+
+def test_parameters_of_a_users_class_are_known_by_that_class():
+    entry = {"name": "mine", "cap": [3.0], "k": 5.0, "acceptance": "mine:Capped"}
+    checked = check_entry(entry)
+    assert repr(checked) == repr({**entry, "k": 5})  # in the order given
+    assert list(checked) == list(entry)
+    sentence = sentence_for(changed("methods.1", {**entry, "acceptance": "additive"}))
+    assert "config key methods[1].cap is unknown; known are name, temperatures, preset" in sentence
 
 
 @pytest.mark.parametrize("path", ["sampling", "sampling.top_p", "metrics.published.reference.name", "resources"])
@@ -327,6 +335,10 @@ def test_every_key_of_the_default_config_has_a_comment():
             assert " # " in line, f"config.yaml, line {number + 1}: {line}"
         if end_of_block is None and text.startswith(described_as_a_whole):
             end_of_block = indent
+
+
+def test_the_schema_of_editors_is_that_of_the_models():
+    assert SCHEMA_PATH.read_text() == schema_text(), "run python -m lantern_pipeline.config.editor_schema"
 
 
 def test_every_section_of_the_schema_is_closed():
@@ -569,8 +581,3 @@ def test_a_list_may_hold_one_value_within_its_bounds(entry, words):
         validate_config(config)
     else:
         assert words in sentence_for(config)
-
-
-def test_parameters_of_a_users_class_may_be_lists_of_one():
-    cap = entry_properties([{"acceptance": "mine:Capped", "cap": [3]}])["cap"]
-    assert list(Draft202012Validator(cap).iter_errors([3])) == [] != list(Draft202012Validator(cap).iter_errors([]))
