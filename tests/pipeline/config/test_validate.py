@@ -69,7 +69,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("tokeniser", {}, ["tokeniser is unknown", "did you mean tokenizer?"]),
         ("methods.0.tempratures", [1], ["methods[0].tempratures", "did you mean temperatures?"]),
         ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
-        ("sampling.top_p", 0, ["sampling.top_p", "greater than 0"]),
+        ("sampling.top_p", 0, ["sampling.top_p must be greater than 0, got 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
         ("sampling.cfg_scale", float("nan"), ["sampling.cfg_scale", "finite"]),
         ("target.num_layers", "six", ["target.num_layers", "whole number", "'six'"]),
@@ -85,6 +85,11 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("codebook.num_neighbours", 1024, ["codebook.num_neighbours", "tokenizer.codebook_size", "1024"]),
         ("methods", [], ["methods", "at least 1"]),
         ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
+        ("methods", 1, ["config key methods must be a list, got 1"]),
+        ("methods", [{}, 1], ["config key methods[1] must be a section of keys, got 1"]),
+        ("methods.0.preset", [{}], ["config key methods[0].preset[0] must be one of autoregressive, eagle1"]),
+        ("trees.small6", [{}], ["config key trees.small6[0] must be a list, got {}"]),
+        ("experiment", "a" * 65, ["config key experiment must hold at most 64 characters, got 'aaa"]),
         ("prompts", {}, ["prompts", "at least 1"]),
         ("prompts", {"seen": None}, ["prompts", "at least one prompt set"]),
         ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
@@ -274,7 +279,7 @@ def test_parameters_of_a_users_class_are_known_by_that_class():
     assert repr(checked) == repr({**entry, "k": 5})  # in the order given
     assert list(checked) == list(entry)
     sentence = sentence_for(changed("methods.1", {**entry, "acceptance": "additive"}))
-    assert "config key methods[1].cap is unknown; known are name, temperatures, preset" in sentence
+    assert "config key methods[1].cap is unknown; known are preset, tree, drafts" in sentence
 
 
 @pytest.mark.parametrize("path", ["sampling", "sampling.top_p", "metrics.published.reference.name", "resources"])

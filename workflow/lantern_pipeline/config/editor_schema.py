@@ -48,7 +48,7 @@ def main() -> None:
 def schema_text() -> str:
     """Return the contents of schema.yaml."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema(RunConfig)}
-    return _HEADER + yaml.dump(schema, Dumper=_Dumper, sort_keys=False, width=200, allow_unicode=True)
+    return _HEADER + yaml.dump(schema, Dumper=_Dumper, sort_keys=False, width=300, allow_unicode=True)
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
-def _to_integer(value: Any) -> Any:
+def to_integer(value: Any) -> Any:
     """Return a float without a fraction as an integer, and any other value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -54,7 +54,7 @@ def value_or_list(kind: Any) -> Any:
     return Annotated[Annotated[kind, Tag(ONE_VALUE)] | values, which]
 
 
-Integer = Annotated[int, BeforeValidator(_to_integer)]
+Integer = Annotated[int, BeforeValidator(to_integer)]
 Number = Annotated[float, WrapValidator(_keep_integer)]
 Count = Annotated[Integer, Field(ge=1)]
 Seed = Annotated[Integer, Field(ge=0, le=2**32 - 1)]

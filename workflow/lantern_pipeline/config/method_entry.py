@@ -25,8 +25,6 @@ def _parameter_type(parameter: Parameter) -> Any:
 
 _Temperature = Annotated[Number, Field(ge=0, le=100)]
 _KEYS = {
-    "name": Name,
-    "temperatures": Annotated[list[_Temperature], Field(min_length=1)],
     "preset": value_or_list(Literal[tuple(PRESETS)]),
     "tree": value_or_list(str),
     "drafts": value_or_list(str),
@@ -34,6 +32,8 @@ _KEYS = {
     "residual": value_or_list(Literal[RESIDUALS]),
     "neighbours": value_or_list(Literal[NEIGHBOURS]),
     **{name: value_or_list(_parameter_type(parameter)) for name, parameter in PARAMETERS.items()},
+    "name": Name,
+    "temperatures": Annotated[list[_Temperature], Field(min_length=1)],
 }
 MethodEntry = create_model(
     "MethodEntry", __base__=Section, __module__=__name__, **{name: (kind, None) for name, kind in _KEYS.items()}

@@ -53,7 +53,7 @@ class Captions(Section):
 
     file: Text = Field(description="path, or name of an entry of resources")
     member: str | None = Field(default=None, description="file inside a zip archive or folder")
-    draw: bool | None = Field(default=None, description="whether `num` captions are chosen at random")
+    draw: bool | None = Field(default=None, description="whether the captions are chosen by seed")
     num: Annotated[Integer, Field(ge=2)] | None = Field(default=None, description="number of captions; null = all")
     copies: Count | None = Field(default=None, description="images of each caption")
 
@@ -75,7 +75,7 @@ class PromptSet(Section):
     split: Literal["seen", "unseen", None] = Field(default=None, description="split of the source")
     file: str | None = Field(default=None, description="path, or name of an entry of resources")
     member: str | None = Field(default=None, description="file inside a zip archive or folder")
-    draw: bool | None = Field(default=None, description="whether `num` prompts are chosen at random")
+    draw: bool | None = Field(default=None, description="whether the prompts are chosen by seed")
     num: Count | None = Field(default=None, description="number of prompts; null = all of a file")
     copies: Count | None = Field(default=None, description="images of each prompt")
 
@@ -83,7 +83,7 @@ class PromptSet(Section):
 class TextEncoding(Section):
     """How prompts are encoded."""
 
-    encoder: str = Field(description="kind of encoder")
+    encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
     num_classes: Count = Field(description="number of classes, if encoder is classes")
     caption_dim: Integer = Field(ge=8, description="channels of a token's feature")
     max_tokens: Count = Field(description="length of the longest prompt in tokens")
@@ -155,7 +155,7 @@ class Drafter(Section):
     max_norm: Number = Field(gt=0, description="norm to which gradients are clipped")
     schedule: Literal["cosine", "linear"] = Field(description="decay of the learning rate")
     warmup_share: Annotated[Number, Field(ge=0, lt=1)] | None = Field(
-        description="share of the steps that warm up; null = a fixed number of steps"
+        description="share of the steps that warm up; null = 50 steps"
     )
     loss: Literal["guided", "published"] = Field(description="training loss")
     passes: Count = Field(description="drafts of a path that the guided loss trains")
@@ -217,9 +217,15 @@ class Generation(Section):
 class GridSampling(Section):
     """Sampling settings of an ablation; a key that is missing is the run's."""
 
-    cfg_scale: value_or_list(Annotated[Number, Field(ge=1)]) = Field(default=None)
-    top_k: value_or_list(Annotated[Integer, Field(ge=0)]) = Field(default=None)
-    top_p: value_or_list(Annotated[Number, Field(gt=0, le=1)]) = Field(default=None)
+    cfg_scale: value_or_list(Annotated[Number, Field(ge=1)]) = Field(
+        default=None, description="value or values of sampling.cfg_scale"
+    )
+    top_k: value_or_list(Annotated[Integer, Field(ge=0)]) = Field(
+        default=None, description="value or values of sampling.top_k"
+    )
+    top_p: value_or_list(Annotated[Number, Field(gt=0, le=1)]) = Field(
+        default=None, description="value or values of sampling.top_p"
+    )
 
 
 class Grid(Section):

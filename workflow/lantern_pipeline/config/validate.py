@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lantern_pipeline.config.cross_checks import check_between_keys, closest, show
-from lantern_pipeline.config.key_types import LIST_OF_VALUES, ONE_VALUE, Section
+from lantern_pipeline.config.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
 from lantern_pipeline.config.method_entry import MethodEntry
 from lantern_pipeline.config.run_config import RunConfig
 
@@ -150,7 +150,7 @@ def check_keys(config: dict[str, Any]) -> RunConfig:
         problems = [{**problem, "loc": _key_path(problem)} for problem in error.errors(include_url=False)]
         # A misspelt key also makes its namesake missing: speak about the misspelling. Of others, the outermost.
         first = min(problems, key=lambda problem: (problem["type"] != "extra_forbidden", len(problem["loc"])))
-        raise ValueError(f"config key {_sentence(first, config)}") from None
+        raise ValueError(f"config key {_sentence(first)}") from None
     _replace_integers(config, checked)
     return checked
 
@@ -205,13 +205,13 @@ def describe_folder(folder: str | None) -> str | None:
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
 
-def _sentence(problem: ErrorDetails, config: dict[str, Any]) -> str:
+def _sentence(problem: ErrorDetails) -> str:
     """Return what is wrong with a key as one sentence."""
     path, context = problem["loc"], problem.get("ctx", {})
     key, value = _dotted(path), show(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
-            return f"{key} is unknown; {closest(path[-1], list(_schema_of(path[:-1], config)['properties']))}"
+            return f"{key} is unknown; {closest(path[-1], list(_schema_of(path[:-1])['properties']))}"
         case "missing":
             return f"{key} is missing"
         case "too_short" | "string_too_short":
@@ -220,8 +220,8 @@ def _sentence(problem: ErrorDetails, config: dict[str, Any]) -> str:
             return f"{key} {problem['msg']}, got {value}"
         case bound if bound in _BOUNDS:
             words, name = _BOUNDS[bound]
-            return f"{key} must be {words} {context[name]}, got {value}"
-    return f"{key} {_bound_of(problem, _schema_of(path, config))}, got {value}{_number_hint(problem)}"
+            return f"{key} must be {words} {to_integer(context[name])}, got {value}"
+    return f"{key} {_bound_of(problem, _schema_of(path))}, got {value}{_number_hint(problem)}"
 
 
 def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
@@ -244,17 +244,18 @@ def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
     return tuple(part for part in path if part not in (ONE_VALUE, LIST_OF_VALUES))
 
 
-def _schema_of(path: tuple[str | int, ...], config: dict[str, Any]) -> dict[str, Any]:
+def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
     """Return the JSON schema of the value at a path."""
     from lantern_pipeline.config.editor_schema import json_schema
 
-    schema, value = json_schema(RunConfig), config
+    schema = json_schema(RunConfig)
     for part in path:
-        value = value[part]
-        if isinstance(part, int):  # sections in a list are entries of methods, which editors do not check
-            schema = json_schema(MethodEntry) if isinstance(value, dict) else schema["items"]
-        else:
+        if isinstance(part, str):
             schema = schema.get("properties", {}).get(part) or schema["additionalProperties"]
+        else:
+            schema = schema["items"]
+            if schema["type"] == "object":  # an entry of methods, which editors do not check
+                schema = json_schema(MethodEntry)
     return schema
 
 
