@@ -12,10 +12,11 @@ from conftest import ROOT, load_config
 from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
 from lantern_pipeline.config import cross_checks
-from lantern_pipeline.config.cross_checks import measuring_sections, show
+from lantern_pipeline.config.cross_checks import measuring_sections
 from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
 from lantern_pipeline.config.method_entry import MethodEntry, check_entry
 from lantern_pipeline.config.validate import describe_folder, load_yaml, validate_config
+from lantern_pipeline.config.wording import show
 from lantern_pipeline.data.model_cards import card_of, card_sections
 
 DEFAULT = load_config([ROOT / "config.yaml"])

@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from lantern_pipeline.config.wording import show
+
 # Parts of an error's location that are no part of the key: whether a value was read as a list of values to try.
 ONE_VALUE, LIST_OF_VALUES = "<value>", "<list>"
 
@@ -40,10 +42,20 @@ def _keep_integer(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     return value
 
 
+def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
+    """Return the error of a section that breaks a rule between its keys.
+
+    Args:
+        words: the sentence after the key.
+        key: the key of the section that the sentence names; None for the section itself.
+    """
+    return PydanticCustomError("rule", "{words}", {"words": words, "key": key})
+
+
 def _check_unique(values: list[Any]) -> list[Any]:
     """Return a list whose values are unique; any other is an error."""
     if any(value in values[:position] for position, value in enumerate(values)):
-        raise PydanticCustomError("not_unique", "must hold unique values")
+        raise broken_rule(f"must hold unique values, got {show(values)}")
     return values
 
 

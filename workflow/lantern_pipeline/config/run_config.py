@@ -1,12 +1,12 @@
 """The configuration of a run as pydantic models: a class per section, with type, bound and meaning of each key.
 
 Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` writes from these models. Rules between
-keys are in `cross_checks`. Read while Snakemake builds the workflow: no torch here.
+sections are in `cross_checks`. Read while Snakemake builds the workflow: no torch here.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from lantern_pipeline.config.key_types import (
     Count,
@@ -22,9 +22,11 @@ from lantern_pipeline.config.key_types import (
     Text,
     Unique,
     UniqueNames,
+    broken_rule,
     value_or_list,
 )
 from lantern_pipeline.config.method_entry import check_entry
+from lantern_pipeline.config.wording import show
 
 # Editors do not check entries: the parameters of a user's class are known by that class only.
 MethodEntries = Annotated[
@@ -68,6 +70,19 @@ class Data(Section):
     image_size: Integer = Field(ge=16, le=1024, description="side of the square images in pixels")
     num_train: Integer = Field(ge=8, description="number of training images")
 
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.source == "folder" and not self.folder:
+            raise broken_rule("must name a folder of name.png and name.txt when data.source is folder", "folder")
+        if (self.source == "captions") != (self.captions is not None):
+            captions = self.captions and self.captions.model_dump(exclude_unset=True)
+            raise broken_rule(
+                f"goes with data.source captions and with nothing else, got {show(captions)} and data.source "
+                f"{self.source}",
+                "captions",
+            )
+        return self
+
 
 class PromptSet(Section):
     """Prompts of a split, or of a file."""
@@ -78,6 +93,18 @@ class PromptSet(Section):
     draw: bool | None = Field(default=None, description="whether the prompts are chosen by seed")
     num: Count | None = Field(default=None, description="number of prompts; null = all of a file")
     copies: Count | None = Field(default=None, description="images of each prompt")
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> Self:
+        given = show(self.model_dump(exclude_unset=True))
+        if (self.split is None) == (self.file is None):
+            raise broken_rule(f"must have either split or file, got {given}")
+        if self.file is None and self.num is None:
+            raise broken_rule("is missing: how many prompts of the split are wanted", "num")
+        for key in ("member", "draw", "copies"):
+            if self.file is None and getattr(self, key) is not None:
+                raise broken_rule(f"goes with a file only, got {given}", key)
+        return self
 
 
 class TextEncoding(Section):
@@ -187,6 +214,15 @@ class DynamicTree(Section):
     num_nodes: Count = Field(description="drafts kept per step")
     depth: Count = Field(description="passes of the draft model after the first")
     top_k: Count = Field(description="children per node of the beam")
+
+    @model_validator(mode="after")
+    def _check_num_nodes(self) -> Self:
+        bound = self.top_k + self.depth * self.top_k**2
+        if self.num_nodes > bound:
+            raise broken_rule(
+                f"must be at most top_k + depth * top_k ** 2 = {bound}, got {self.num_nodes}", "num_nodes"
+            )
+        return self
 
 
 class DraftTree(Section):

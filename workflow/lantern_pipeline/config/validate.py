@@ -16,10 +16,11 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from lantern_pipeline.config.cross_checks import check_between_keys, closest, show
+from lantern_pipeline.config.cross_checks import check_between_keys
 from lantern_pipeline.config.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
 from lantern_pipeline.config.method_entry import MethodEntry
 from lantern_pipeline.config.run_config import RunConfig
+from lantern_pipeline.config.wording import closest, show
 
 # Names of earlier versions -> what to write today: sections, keys of a section, values of a key.
 _GONE = "gone, since it followed public code where that is not exact; remove it"
@@ -216,8 +217,8 @@ def _sentence(problem: ErrorDetails) -> str:
             return f"{key} is missing"
         case "too_short" | "string_too_short":
             return f"{key} must hold at least {context['min_length']} entries, got {len(problem['input'])}"
-        case "not_unique":
-            return f"{key} {problem['msg']}, got {value}"
+        case "rule":
+            return f"{key} {context['words']}"
         case bound if bound in _BOUNDS:
             words, name = _BOUNDS[bound]
             return f"{key} must be {words} {to_integer(context[name])}, got {value}"
@@ -240,7 +241,11 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
     """Return the path of the key that is wrong, or of the section that holds a wrong name."""
-    path = problem["loc"][:-2] if problem["loc"][-1] == _KEY_OF_MAPPING else problem["loc"]
+    path = problem["loc"]
+    if path[-1] == _KEY_OF_MAPPING:
+        path = path[:-2]
+    elif problem["type"] == "rule" and problem["ctx"]["key"] is not None:
+        path = (*path, problem["ctx"]["key"])
     return tuple(part for part in path if part not in (ONE_VALUE, LIST_OF_VALUES))
 
 
