@@ -12,9 +12,11 @@ from conftest import ROOT, load_config
 from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
 from lantern_pipeline.config import cross_checks
-from lantern_pipeline.config.cross_checks import measuring_sections, show
-from lantern_pipeline.config.methods import entry_properties
-from lantern_pipeline.config.validate import SCHEMA_PATH, describe_folder, load_yaml, validate_config
+from lantern_pipeline.config.cross_checks import measuring_sections
+from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
+from lantern_pipeline.config.method_entry import MethodEntry, check_entry
+from lantern_pipeline.config.validate import describe_folder, load_yaml, validate_config
+from lantern_pipeline.config.wording import show
 from lantern_pipeline.data.model_cards import card_of, card_sections
 
 DEFAULT = load_config([ROOT / "config.yaml"])
@@ -68,7 +70,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("tokeniser", {}, ["tokeniser is unknown", "did you mean tokenizer?"]),
         ("methods.0.tempratures", [1], ["methods[0].tempratures", "did you mean temperatures?"]),
         ("sampling.xyzzy", 1, ["sampling.xyzzy", "known are cfg_scale"]),
-        ("sampling.top_p", 0, ["sampling.top_p", "greater than 0"]),
+        ("sampling.top_p", 0, ["sampling.top_p must be greater than 0, got 0"]),
         ("sampling.cfg_scale", 0.5, ["sampling.cfg_scale", "at least 1", "0.5"]),
         ("sampling.cfg_scale", float("nan"), ["sampling.cfg_scale", "finite"]),
         ("target.num_layers", "six", ["target.num_layers", "whole number", "'six'"]),
@@ -84,6 +86,11 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("codebook.num_neighbours", 1024, ["codebook.num_neighbours", "tokenizer.codebook_size", "1024"]),
         ("methods", [], ["methods", "at least 1"]),
         ("methods", [{"preset": "eagle2"}], ["methods", "autoregressive at temperature 1"]),
+        ("methods", 1, ["config key methods must be a list, got 1"]),
+        ("methods", [{}, 1], ["config key methods[1] must be a section of keys, got 1"]),
+        ("methods.0.preset", [{}], ["config key methods[0].preset[0] must be one of autoregressive, eagle1"]),
+        ("trees.small6", [{}], ["config key trees.small6[0] must be a list, got {}"]),
+        ("experiment", "a" * 65, ["config key experiment must hold at most 64 characters, got 'aaa"]),
         ("prompts", {}, ["prompts", "at least 1"]),
         ("prompts", {"seen": None}, ["prompts", "at least one prompt set"]),
         ("prompts.seen", {"num": 5}, ["prompts.seen", "split or file"]),
@@ -257,16 +264,23 @@ def test_no_variants_may_be_written_as_null():
     assert config["variants"] == {}
 
 
-def test_the_schema_of_a_method_is_read_from_the_table_of_methods():
+def test_the_keys_of_a_method_are_read_from_the_table_of_methods():
     """Every preset and part is known, and every parameter with its bounds."""
-    properties = entry_properties([])
+    keys = json_schema(MethodEntry)["properties"]
     for key, names in {"preset": PRESETS, "residual": RESIDUALS, "neighbours": NEIGHBOURS}.items():
-        assert properties[key]["then"]["enum"] == properties[key]["items"]["then"]["enum"] == list(names), key
-    assert set(PARAMETERS) < set(properties)
-    assert (properties["delta"]["minimum"], properties["delta"]["maximum"]) == (0, 1)
-    assert properties["omega"]["exclusiveMinimum"] == 0 and properties["k"]["items"]["type"] == "integer"
-    assert "cap" in entry_properties([{"acceptance": "mine:Capped", "cap": 3}])
-    assert "cap" not in entry_properties([{"acceptance": "additive", "cap": 3}])
+        assert keys[key]["enum"] == keys[key]["items"]["enum"] == list(names), key
+    assert set(PARAMETERS) < set(keys)
+    assert (keys["delta"]["minimum"], keys["delta"]["maximum"]) == (0, 1)
+    assert keys["omega"]["exclusiveMinimum"] == 0 and keys["k"]["items"]["type"] == "integer"
+
+
+def test_parameters_of_a_users_class_are_known_by_that_class():
+    entry = {"name": "mine", "cap": [3.0], "k": 5.0, "acceptance": "mine:Capped"}
+    checked = check_entry(entry)
+    assert repr(checked) == repr({**entry, "k": 5})  # in the order given
+    assert list(checked) == list(entry)
+    sentence = sentence_for(changed("methods.1", {**entry, "acceptance": "additive"}))
+    assert "config key methods[1].cap is unknown; known are preset, tree, drafts" in sentence
 
 
 @pytest.mark.parametrize("path", ["sampling", "sampling.top_p", "metrics.published.reference.name", "resources"])
@@ -327,6 +341,10 @@ def test_every_key_of_the_default_config_has_a_comment():
             assert " # " in line, f"config.yaml, line {number + 1}: {line}"
         if end_of_block is None and text.startswith(described_as_a_whole):
             end_of_block = indent
+
+
+def test_the_schema_of_editors_is_that_of_the_models():
+    assert SCHEMA_PATH.read_text() == schema_text(), "run python -m lantern_pipeline.config.editor_schema"
 
 
 def test_every_section_of_the_schema_is_closed():
@@ -569,8 +587,3 @@ def test_a_list_may_hold_one_value_within_its_bounds(entry, words):
         validate_config(config)
     else:
         assert words in sentence_for(config)
-
-
-def test_parameters_of_a_users_class_may_be_lists_of_one():
-    cap = entry_properties([{"acceptance": "mine:Capped", "cap": [3]}])["cap"]
-    assert list(Draft202012Validator(cap).iter_errors([3])) == [] != list(Draft202012Validator(cap).iter_errors([]))

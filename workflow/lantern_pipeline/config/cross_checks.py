@@ -1,11 +1,10 @@
-"""Rules between the keys of a configuration, which a schema cannot say.
+"""Rules between keys of different sections, and rules that need the table of methods or the resources.
 
 Read while Snakemake builds the workflow: no torch here.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from lantern.models.config import OVERSHOOT
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
+from lantern_pipeline.config.wording import closest
 from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields
 from lantern_pipeline.fetch.entries import check_reference, parse_entries
 from lantern_pipeline.measure.registry import trained_models
@@ -49,14 +49,6 @@ def _prompts(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _prompt_set(name: str, entry: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
-    has_split, has_file = entry.get("split") is not None, entry.get("file") is not None
-    if has_split == has_file:
-        yield f"prompts.{name} must have either split or file, got {show(entry)}"
-    if has_split and entry.get("num") is None:
-        yield f"prompts.{name}.num is missing: how many prompts of the split are wanted"
-    for option in ("member", "draw", "copies"):
-        if entry.get(option) is not None and not has_file:
-            yield f"prompts.{name}.{option} goes with a file only, got {show(entry)}"
     if entry.get("num") is not None:
         num_prompts = entry["num"] * (entry.get("copies") or 1)
         check_prompt_count(name, num_prompts, config["metrics"], config["figures"])
@@ -100,12 +92,7 @@ def measuring_sections(config: dict[str, Any]) -> list[str]:
 
 def _source(config: dict[str, Any]) -> Iterator[str]:
     """What a run may train, and which prompts it has, with the images and captions that it has."""
-    source, captions, encoder = config["data"]["source"], config["data"]["captions"], config["text"]["encoder"]
-    if (source == "captions") != (captions is not None):
-        yield (
-            f"data.captions goes with data.source captions and with nothing else, got {show(captions)} and "
-            f"data.source {source}"
-        )
+    source, encoder = config["data"]["source"], config["text"]["encoder"]
     reads_captions = encoder in ("words", "word_ids") or (encoder == "classes" and source == "scenes")
     if not reads_captions and config["metrics"]["fidelity"] == "attribute_classifier":
         yield (
@@ -141,17 +128,11 @@ def _without_images(config: dict[str, Any], source: str) -> Iterator[str]:
 
 def _sizes(config: dict[str, Any]) -> Iterator[str]:
     source, codebook_size = config["data"]["source"], config["tokenizer"]["codebook_size"]
-    target, dynamic = target_fields(config["target"], config["text"]["encoder"]), config["draft_tree"]["dynamic"]
-    if source == "folder" and not config["data"]["folder"]:
-        yield "data.folder must name a folder of name.png and name.txt when data.source is folder"
+    target = target_fields(config["target"], config["text"]["encoder"])
     upper_bounds = {
         "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
         "total_variation.k": ("codebook.num_neighbours", config["codebook"]["num_neighbours"]),
         "drafter.num_eval": ("target.num_eval", config["target"]["num_eval"]),
-        "draft_tree.dynamic.num_nodes": (
-            "top_k + depth * top_k ** 2",
-            dynamic["top_k"] + dynamic["depth"] * dynamic["top_k"] ** 2,
-        ),
     }
     if source != "none":  # a shard has at least one held-out image
         upper_bounds["data.num_shards"] = ("target.num_eval", config["target"]["num_eval"])
@@ -255,15 +236,3 @@ def _depth(shape: TreeShape | None) -> int:
     if isinstance(shape, DynamicTreeOptions):
         return shape.depth + 1
     return max(map(len, (*shape.jacobi, *shape.drafter) if isinstance(shape, JointTree) else shape))
-
-
-def closest(word: str, known: list[str]) -> str:
-    """Returns the part of a sentence that helps with a misspelt word: the nearest known one, or all of them."""
-    near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-
-
-def show(value: Any) -> str:
-    """Writes a value for an error sentence, shortened."""
-    text = repr(value) if isinstance(value, str) else "nothing" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -6,12 +6,11 @@ Read while Snakemake builds the workflow: no torch here.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, MethodSpec, Parameter, acceptance_of
+from lantern.methods import PARAMETERS, PRESETS, MethodSpec, acceptance_of
 from lantern.tree_shapes import joint_choices, tree_choices
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.registry import CEILINGS
@@ -157,44 +156,6 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
             words.append(f"{name.strip('_')}{value:g}")
     return "-".join([spec.name, *words])
-
-
-def entry_properties(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """JSON schema of the keys of a method's entry, read from the table of methods, each a value or a list to try.
-
-    The parameters of a user's own class, which some of the entries may name, are known by that class alone.
-    """
-
-    def one_of(names: Iterable[str]) -> dict[str, Any]:
-        return {"type": ["string", "array"], "if": {"type": "string"}, "then": {"enum": list(names)}}
-
-    known = {
-        "preset": one_of(PRESETS),
-        "tree": {"type": ["string", "array"]},
-        "drafts": {"type": ["string", "array"]},
-        "acceptance": {"type": ["string", "array"]},
-        "residual": one_of(RESIDUALS),
-        "neighbours": one_of(NEIGHBOURS),
-        **{name: one_of(parameter.choices) for name, parameter in PARAMETERS.items() if parameter.choices},
-        **{name: _number(parameter) for name, parameter in PARAMETERS.items() if not parameter.choices},
-    }
-    about = {"description": "of a class of the user's own", "minItems": 1}
-    own = {key: about for entry in entries if ":" in f"{entry.get('acceptance')}{entry.get('drafts')}" for key in entry}
-    every = own | {
-        name: {**schema, "minItems": 1, "items": {**schema, "type": schema["type"][0]}}
-        for name, schema in known.items()
-    }
-    numbers = {"type": "array", "minItems": 1, "items": {"type": "number", "minimum": 0, "maximum": 100}}
-    name = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]*$"}
-    return every | {"name": name, "temperatures": numbers}
-
-
-def _number(parameter: Parameter) -> dict[str, Any]:
-    low = "exclusiveMinimum" if parameter.is_open else "minimum"
-    bounds = {low: parameter.low, "maximum": parameter.high}
-    bounds = {name: value for name, value in bounds.items() if math.isfinite(value)}
-    kind = "integer" if parameter.is_whole else "number"
-    return {"type": [kind, "array"], **bounds}
 
 
 def table_file(neighbours: str, training_seed: int | str) -> str:

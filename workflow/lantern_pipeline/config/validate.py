@@ -1,4 +1,4 @@
-"""Checks of a run's configuration: whatever is wrong becomes one sentence that names the key, the value and the bound.
+"""Checks of a run's configuration: an error is one sentence that names the key, the bound, the value and the remedy.
 
 Imported while Snakemake reads the workflow, once per job: no torch, no pandas here.
 """
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError, best_match
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from lantern_pipeline.config.cross_checks import check_between_keys, closest, show
-from lantern_pipeline.config.methods import entry_properties
-
-SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
+from lantern_pipeline.config.cross_checks import check_between_keys
+from lantern_pipeline.config.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
+from lantern_pipeline.config.method_entry import MethodEntry
+from lantern_pipeline.config.run_config import RunConfig
+from lantern_pipeline.config.wording import closest, show
 
 # Names of earlier versions -> what to write today: sections, keys of a section, values of a key.
 _GONE = "gone, since it followed public code where that is not exact; remove it"
@@ -62,13 +63,15 @@ _TYPE_NAMES = {
     "object": "a section of keys",
     "null": "empty",
 }
-_BOUND_WORDS = {
-    "minimum": "at least",
-    "maximum": "at most",
-    "exclusiveMinimum": "greater than",
-    "exclusiveMaximum": "less than",
-    "multipleOf": "a multiple of",
+# pydantic's name of an error -> the bound in words, and the name of its value.
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "less_than_equal": ("at most", "le"),
+    "greater_than": ("greater than", "gt"),
+    "less_than": ("less than", "lt"),
 }
+_PATTERN_HINT = "only letters, digits, '_' and '-'"
+_KEY_OF_MAPPING = "[key]"  # last part of the location of an error in a key's name
 
 
 def load_yaml(path: Path | str) -> dict[str, Any]:
@@ -117,15 +120,23 @@ def check_config_files(paths: Iterable[Path | str]) -> None:
             load_yaml(path)
 
 
-def validate_config(config: dict[str, Any]) -> None:
-    """Checks a run's whole configuration; whole numbers written 96.0 become 96 in it."""
-    check_keys(config)
+def validate_config(config: dict[str, Any]) -> RunConfig:
+    """Check the whole configuration of a run.
+
+    Args:
+        config: changed in place: integers written 96.0 become 96, and missing variants an empty section.
+
+    Raises:
+        ValueError: the first key that is wrong, in one sentence.
+    """
+    checked = check_keys(config)
     config["variants"] = config["variants"] or {}
     check_between_keys(config)
+    return checked
 
 
-def check_keys(config: dict[str, Any]) -> None:
-    """Checks keys, types and bounds by the schema; whole numbers written 96.0 or 1.0e+3 become integers in `config`."""
+def check_keys(config: dict[str, Any]) -> RunConfig:
+    """Check each key, without the rules between keys; see `validate_config`."""
     for path, value in _walk(config, ()):
         _check_renamed(path, value)
         names = value if isinstance(value, dict) else ()
@@ -134,26 +145,15 @@ def check_keys(config: dict[str, Any]) -> None:
             raise ValueError(f"config key {where}: the name {odd[0]} must be text; put it into quotes")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"config key {_dotted(path)} must be a finite number, got {value}")
-    schema = load_yaml(SCHEMA_PATH)
-    _add_methods(schema, config)
-    _require_all_keys(schema)
-    errors = list(Draft202012Validator(schema).iter_errors(config))
-    if errors:
-        # A misspelt key also makes its namesake missing: speak about the misspelling.
-        unknown = [error for error in errors if error.validator == "additionalProperties"]
-        raise ValueError(_sentence(best_match(unknown or errors)))
-    _make_whole(config, schema)
-
-
-def _add_methods(schema: dict[str, Any], config: dict[str, Any]) -> None:
-    """Puts the keys of a method's entry, wherever entries stand, into the schema."""
-    grids = (config.get("ablations") or {}).get("grids") or {}
-    lists = [config.get("methods"), *((grid or {}).get("methods") for grid in grids.values())]
-    entries = [entry for entries in lists for entry in entries or () if isinstance(entry, dict)]
-    sections, entry = schema["properties"], {"type": "object", "additionalProperties": False, "optional": "all"}
-    grid = sections["ablations"]["properties"]["grids"]["additionalProperties"]
-    for methods in (sections["methods"], grid["properties"]["methods"]):
-        methods["items"] = {**entry, "properties": entry_properties(entries)}
+    try:
+        checked = RunConfig.model_validate(config)
+    except ValidationError as error:
+        problems = [{**problem, "loc": _key_path(problem)} for problem in error.errors(include_url=False)]
+        # A misspelt key also makes its namesake missing: speak about the misspelling. Of others, the outermost.
+        first = min(problems, key=lambda problem: (problem["type"] != "extra_forbidden", len(problem["loc"])))
+        raise ValueError(f"config key {_sentence(first)}") from None
+    _replace_integers(config, checked)
+    return checked
 
 
 def _check_renamed(path: tuple, value: Any) -> None:
@@ -168,26 +168,16 @@ def _check_renamed(path: tuple, value: Any) -> None:
         raise ValueError(f"config key {_dotted(path)}: {value} is {RENAMED_VALUES[key, value]}")
 
 
-def _require_all_keys(schema: Any) -> None:
-    """Makes every key of a section required but those that it lists as `optional` ("all" for all)."""
-    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _require_all_keys(inner)
-    if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
-        optional = schema.get("optional", ())
-        schema["required"] = [key for key in schema["properties"] if optional != "all" and key not in optional]
-
-
-def _make_whole(value: Any, schema: Any) -> Any:
-    """Replaces floats by integers where the schema wants whole numbers, in sections and lists themselves."""
+def _replace_integers(value: Any, checked: Any) -> Any:
+    """Replace floats by integers wherever the checked value is one, inside sections and lists in place."""
     if isinstance(value, dict):
-        for key, inner in value.items():
-            value[key] = _make_whole(
-                inner, schema.get("properties", {}).get(key) or schema.get("additionalProperties", {})
-            )
+        inside = vars(checked) if isinstance(checked, Section) else checked
+        for key in value:
+            value[key] = _replace_integers(value[key], inside[key])
     elif isinstance(value, list):
-        value[:] = [_make_whole(inner, schema.get("items", {})) for inner in value]
-    elif isinstance(value, float) and "integer" in schema.get("type", ()):
-        return int(value)
+        value[:] = map(_replace_integers, value, checked)
+    elif isinstance(value, float):
+        return checked
     return value
 
 
@@ -216,42 +206,73 @@ def describe_folder(folder: str | None) -> str | None:
     return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
 
-def _sentence(error: ValidationError) -> str:
-    """Turns a schema violation into one sentence."""
-    key, value, rule = _dotted(error.absolute_path), show(error.instance), error.validator_value
-    match error.validator:
-        case "additionalProperties":
-            known = list(error.schema.get("properties", {}))
-            unknown = next(name for name in error.instance if name not in known)
-            place = f"{key}.{unknown}" if key else str(unknown)
-            return f"config key {place} is unknown; {closest(unknown, known)}"
-        case "required":
-            missing = next(name for name in rule if name not in error.instance)
-            return f"config key {f'{key}.{missing}' if key else missing} is missing"
-        case "type":
-            wanted = " or ".join(_TYPE_NAMES[name] for name in ([rule] if isinstance(rule, str) else rule))
-            return f"config key {key} must be {wanted}, got {value}{_number_hint(error)}"
-        case "enum":
-            return f"config key {key} must be one of {', '.join(map(str, rule))}, got {value}"
-        case "minItems" | "minProperties" | "minLength":
-            return f"config key {key} must hold at least {rule} entries, got {len(error.instance)}"
-        case "pattern":
-            hint = error.schema.get("patternHint") or "only letters, digits, '_' and '-'"
-            return f"config key {key} may hold {hint}, got {value}"
-        case bound if bound in _BOUND_WORDS:
-            return f"config key {key} must be {_BOUND_WORDS[bound]} {rule}, got {value}"
-    return f"config key {key}: {error.message}"
+def _sentence(problem: ErrorDetails) -> str:
+    """Return what is wrong with a key as one sentence."""
+    path, context = problem["loc"], problem.get("ctx", {})
+    key, value = _dotted(path), show(problem["input"])
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{key} is unknown; {closest(path[-1], list(_schema_of(path[:-1])['properties']))}"
+        case "missing":
+            return f"{key} is missing"
+        case "too_short" | "string_too_short":
+            return f"{key} must hold at least {context['min_length']} entries, got {len(problem['input'])}"
+        case "rule":
+            return f"{key} {context['words']}"
+        case bound if bound in _BOUNDS:
+            words, name = _BOUNDS[bound]
+            return f"{key} must be {words} {to_integer(context[name])}, got {value}"
+    return f"{key} {_bound_of(problem, _schema_of(path))}, got {value}{_number_hint(problem)}"
 
 
-def _number_hint(error: ValidationError) -> str:
-    """YAML reads 1e-3 as text: say how to write it."""
+def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
+    """Return in words what a value must be, from the JSON schema of its key."""
+    match problem["type"]:
+        case "literal_error":
+            return f"must be one of {', '.join(map(str, schema['enum']))}"
+        case "string_pattern_mismatch":
+            names = schema.get("propertyNames", schema)
+            return f"may hold {names.get('patternHint', _PATTERN_HINT)}"
+        case "string_too_long":
+            return f"must hold at most {schema['maxLength']} characters"
+    kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    return f"must be {' or '.join(_TYPE_NAMES[kind] for kind in kinds)}"
+
+
+def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
+    """Return the path of the key that is wrong, or of the section that holds a wrong name."""
+    path = problem["loc"]
+    if path[-1] == _KEY_OF_MAPPING:
+        path = path[:-2]
+    elif problem["type"] == "rule" and problem["ctx"]["key"] is not None:
+        path = (*path, problem["ctx"]["key"])
+    return tuple(part for part in path if part not in (ONE_VALUE, LIST_OF_VALUES))
+
+
+def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
+    """Return the JSON schema of the value at a path."""
+    from lantern_pipeline.config.editor_schema import json_schema
+
+    schema = json_schema(RunConfig)
+    for part in path:
+        if isinstance(part, str):
+            schema = schema.get("properties", {}).get(part) or schema["additionalProperties"]
+        else:
+            schema = schema["items"]
+            if schema["type"] == "object":  # an entry of methods, which editors do not check
+                schema = json_schema(MethodEntry)
+    return schema
+
+
+def _number_hint(problem: ErrorDetails) -> str:
+    """Return how to write a number that YAML reads as text, such as 1e-3."""
     try:
-        number = float(error.instance) if isinstance(error.instance, str) else math.nan
+        number = float(problem["input"]) if isinstance(problem["input"], str) else math.nan
     except ValueError:
         return ""
-    if "number" in error.validator_value and math.isfinite(number):
+    if problem["type"] == "float_type" and math.isfinite(number):
         return f"; write {number!r} without quotes"
-    if "integer" in error.validator_value and number.is_integer():
+    if problem["type"] == "int_type" and number.is_integer():
         return f"; write {int(number)} without quotes"
     return ""
 

@@ -1,0 +1,95 @@
+"""Write schema.yaml, the JSON schema that editors check config.yaml and overlays with, from the models of run_config.
+
+After a change of the models, run `python -m lantern_pipeline.config.editor_schema` in the folder workflow/ with
+PYTHONPATH=.. set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from lantern_pipeline.config.run_config import RunConfig
+
+SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
+_HEADER = """\
+# Types and bounds of config.yaml's keys, for editors. Made from the models in run_config.py, which check a run;
+# after a change of them, run `PYTHONPATH=.. python -m lantern_pipeline.config.editor_schema` in workflow/.
+"""
+# Bounds of values that a function reads first have pydantic's names.
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+# An overlay gives a few keys of a section only, and config.yaml has the defaults.
+_LEFT_OUT = ("title", "required", "default")
+_FIRST = ("type", "minimum", "exclusiveMinimum")
+_LAST = ("description", "propertyNames", "additionalProperties", "items", "properties")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what holds no mapping in one line, and repeats what stands twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        return super().represent_mapping(tag, mapping, not any(isinstance(value, dict) for value in mapping.values()))
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        return super().represent_sequence(tag, sequence, True)
+
+
+def main() -> None:
+    """Write schema.yaml."""
+    SCHEMA_PATH.write_text(schema_text(), encoding="utf-8")
+
+
+def schema_text() -> str:
+    """Return the contents of schema.yaml."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema(RunConfig)}
+    return _HEADER + yaml.dump(schema, Dumper=_Dumper, sort_keys=False, width=300, allow_unicode=True)
+
+
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a model, with its sections in place and no key required."""
+    schema = model.model_json_schema()
+    return _expand(schema, schema.pop("$defs", {}))
+
+
+def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """Replace references by the sections that they name, and merge alternatives into one schema.
+
+    Alternatives differ in their type, and the bounds of one type say nothing about values of another.
+    """
+    section = sections[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
+    found: dict[str, Any] = {}
+    for key, value in {**section, **schema}.items():
+        if key in ("anyOf", "oneOf"):
+            alternatives = [_expand(inner, sections) for inner in value]
+            for inner in alternatives:
+                found |= inner
+            found["type"] = [inner["type"] for inner in alternatives]
+        elif key == "properties":
+            found[key] = {name: _expand(inner, sections) for name, inner in value.items()}
+        elif key == "patternProperties":
+            for pattern, inner in value.items():
+                found["propertyNames"] = {"pattern": pattern, **schema.get("propertyNames", {})}
+                found["additionalProperties"] = _expand(inner, sections)
+        elif key in ("items", "additionalProperties") and isinstance(value, dict):
+            found[key] = _expand(value, sections)
+        elif key not in (*_LEFT_OUT, "$ref", "propertyNames"):
+            found[_BOUNDS.get(key, key)] = value
+    return dict(sorted(found.items(), key=_rank))
+
+
+def _rank(item: tuple[str, Any]) -> int:
+    """Return the rank of a key of a schema: type and bounds stand first, the keys of a section last."""
+    key = item[0]
+    if key in _FIRST:
+        return _FIRST.index(key)
+    return len(_FIRST) + 1 + _LAST.index(key) if key in _LAST else len(_FIRST)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+"""The configuration of a run as pydantic models: a class per section, with type, bound and meaning of each key.
+
+Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` writes from these models. Rules between
+sections are in `cross_checks`. Read while Snakemake builds the workflow: no torch here.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+
+from lantern_pipeline.config.key_types import (
+    Count,
+    Integer,
+    LearningRate,
+    Name,
+    Names,
+    Number,
+    Section,
+    Seed,
+    Seeds,
+    Share,
+    Text,
+    Unique,
+    UniqueNames,
+    broken_rule,
+    value_or_list,
+)
+from lantern_pipeline.config.method_entry import check_entry
+from lantern_pipeline.config.wording import show
+
+# Editors do not check entries: the parameters of a user's class are known by that class only.
+MethodEntries = Annotated[
+    list[Annotated[dict[str, Any], AfterValidator(check_entry), WithJsonSchema({"type": "object"})]],
+    Field(min_length=1),
+]
+TreeChoices = Annotated[
+    list[Annotated[list[Annotated[Integer, Field(ge=0)]], Field(min_length=1)]],
+    Field(min_length=1),
+]
+VariantName = Annotated[
+    str,
+    Field(pattern="^[A-Za-z][A-Za-z0-9_]*$", json_schema_extra={"patternHint": "only letters, digits and '_'"}),
+]
+
+
+class Repeats(Section):
+    """Seeds: each training seed with each noise seed is a repeat."""
+
+    training_seeds: Seeds = Field(description="seeds of weights and training order")
+    noise_seeds: Seeds = Field(description="seeds of the noise fields from which images are sampled")
+
+
+class Captions(Section):
+    """Captions of the training images that the target generates."""
+
+    file: Text = Field(description="path, or name of an entry of resources")
+    member: str | None = Field(default=None, description="file inside a zip archive or folder")
+    draw: bool | None = Field(default=None, description="whether the captions are chosen by seed")
+    num: Annotated[Integer, Field(ge=2)] | None = Field(default=None, description="number of captions; null = all")
+    copies: Count | None = Field(default=None, description="images of each caption")
+
+
+class Data(Section):
+    """Training images."""
+
+    source: Literal["scenes", "folder", "captions", "none"] = Field(description="where the images come from")
+    folder: str | None = Field(description="folder of images, if source is folder; searched recursively")
+    captions: Captions | None = Field(description="captions, if source is captions")
+    num_shards: Count = Field(description="number of jobs that encode or generate the images")
+    image_size: Integer = Field(ge=16, le=1024, description="side of the square images in pixels")
+    num_train: Integer = Field(ge=8, description="number of training images")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.source == "folder" and not self.folder:
+            raise broken_rule("must name a folder of name.png and name.txt when data.source is folder", "folder")
+        if (self.source == "captions") != (self.captions is not None):
+            captions = self.captions and self.captions.model_dump(exclude_unset=True)
+            raise broken_rule(
+                f"goes with data.source captions and with nothing else, got {show(captions)} and data.source "
+                f"{self.source}",
+                "captions",
+            )
+        return self
+
+
+class PromptSet(Section):
+    """Prompts of a split, or of a file."""
+
+    split: Literal["seen", "unseen", None] = Field(default=None, description="split of the source")
+    file: str | None = Field(default=None, description="path, or name of an entry of resources")
+    member: str | None = Field(default=None, description="file inside a zip archive or folder")
+    draw: bool | None = Field(default=None, description="whether the prompts are chosen by seed")
+    num: Count | None = Field(default=None, description="number of prompts; null = all of a file")
+    copies: Count | None = Field(default=None, description="images of each prompt")
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> Self:
+        given = show(self.model_dump(exclude_unset=True))
+        if (self.split is None) == (self.file is None):
+            raise broken_rule(f"must have either split or file, got {given}")
+        if self.file is None and self.num is None:
+            raise broken_rule("is missing: how many prompts of the split are wanted", "num")
+        for key in ("member", "draw", "copies"):
+            if self.file is None and getattr(self, key) is not None:
+                raise broken_rule(f"goes with a file only, got {given}", key)
+        return self
+
+
+class TextEncoding(Section):
+    """How prompts are encoded."""
+
+    encoder: str = Field(description="words, word_ids, classes, t5, or a family of models that read tokens")
+    num_classes: Count = Field(description="number of classes, if encoder is classes")
+    caption_dim: Integer = Field(ge=8, description="channels of a token's feature")
+    max_tokens: Count = Field(description="length of the longest prompt in tokens")
+    checkpoint: Text | None = Field(description="weights of T5, or a tokenizer.json")
+    num_shards: Count = Field(description="number of jobs per prompt set that store T5's features")
+
+
+class Tokenizer(Section):
+    """Image tokenizer."""
+
+    checkpoint: Text | None = Field(description="finished weights; null trains the model")
+    grid: Integer = Field(ge=2, description="codes along a side of an image")
+    codebook_size: Integer = Field(ge=8, description="number of codes")
+    code_dim: Integer = Field(ge=2, description="channels of a code")
+    num_steps: Count = Field(description="optimiser steps")
+
+
+class MetricModel(Section):
+    """A model that measures images."""
+
+    checkpoint: Text | None = Field(description="finished weights; null trains the model")
+    num_steps: Count = Field(description="optimiser steps")
+
+
+class Target(Section):
+    """Target model."""
+
+    checkpoint: Text | None = Field(description="finished weights; null trains the model")
+    name: str | None = Field(description="name of the model in published tables")
+    size: Literal[None, "B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"] = Field(
+        description="size of LlamaGen, in place of dim, num_layers and num_heads"
+    )
+    dim: Integer = Field(ge=8, description="channels")
+    num_layers: Count = Field(description="transformer layers")
+    num_heads: Count = Field(description="attention heads")
+    num_kv_heads: Integer = Field(ge=0, description="key/value heads; 0 = num_heads")
+    ffn_width: Integer = Field(ge=0, description="channels inside the feed-forward part; 0 = 8/3 of dim")
+    rope: Literal["1d", "2d"] = Field(description="rotary embedding: by position, or by row and column")
+    has_qk_norm: bool = Field(description="whether queries and keys are normalised")
+    has_mlp_head: bool = Field(description="whether the head has a hidden layer")
+    line_end: Annotated[Integer, Field(ge=0)] | None = Field(
+        description="id of the token that ends a line of codes; null = none"
+    )
+    small_grid: Integer = Field(ge=0, description="codes along a side of a smaller image before; 0 = none")
+    num_steps: Count = Field(description="optimiser steps")
+    batch_size: Count = Field(description="images per step")
+    learning_rate: LearningRate = Field(description="learning rate of AdamW")
+    matrix_learning_rate: LearningRate = Field(description="learning rate of Muon")
+    caption_dropout: Share = Field(description="share of captions replaced by the null caption")
+    num_eval: Count = Field(description="number of held-out images")
+
+
+class Drafter(Section):
+    """Draft model."""
+
+    checkpoint: Text | None = Field(description="finished weights; null trains the model")
+    codes: Literal["images", "samples"] = Field(description="what it learns from: data, or images of the target")
+    num_steps: Count = Field(description="optimiser steps")
+    num_epochs: Annotated[Number, Field(gt=0)] | None = Field(
+        description="passes over the training images, in place of num_steps"
+    )
+    batch_size: Count = Field(description="images per batch")
+    accumulation: Count = Field(description="batches per step")
+    precision: Literal["float32", "bfloat16"] = Field(description="dtype of training")
+    optimiser: Literal["muon", "adamw"] = Field(description="optimiser")
+    learning_rate: LearningRate = Field(description="learning rate of AdamW")
+    matrix_learning_rate: LearningRate = Field(description="learning rate of Muon")
+    weight_decay: Number = Field(ge=0, description="decoupled weight decay")
+    max_norm: Number = Field(gt=0, description="norm to which gradients are clipped")
+    schedule: Literal["cosine", "linear"] = Field(description="decay of the learning rate")
+    warmup_share: Annotated[Number, Field(ge=0, lt=1)] | None = Field(
+        description="share of the steps that warm up; null = 50 steps"
+    )
+    loss: Literal["guided", "published"] = Field(description="training loss")
+    passes: Count = Field(description="drafts of a path that the guided loss trains")
+    noise: Number = Field(ge=0, description="width of the uniform noise on the target's hidden states")
+    caption_dropout: Share = Field(description="share of images without their caption, published loss only")
+    num_eval: Count = Field(description="number of held-out images")
+    eval_every: Count = Field(description="optimiser steps between two evaluations")
+
+
+class Codebook(Section):
+    """Tables of nearest codes."""
+
+    neighbours: Literal["l2", "l2_normalised", "random"] = Field(description="distance between codes")
+    num_neighbours: Count = Field(description="nearest codes of each code")
+
+
+class Sampling(Section):
+    """How tokens are sampled."""
+
+    cfg_scale: Number = Field(ge=1, description="scale of classifier-free guidance; 1 = off")
+    top_k: Integer = Field(ge=0, description="most probable tokens kept; 0 = all")
+    top_p: Number = Field(gt=0, le=1, description="probability mass kept; 1 = all")
+    filter_order: Literal["top_k_first", "top_p_first"] = Field(description="order of the two filters")
+
+
+class DynamicTree(Section):
+    """A draft tree that each step chooses."""
+
+    num_nodes: Count = Field(description="drafts kept per step")
+    depth: Count = Field(description="passes of the draft model after the first")
+    top_k: Count = Field(description="children per node of the beam")
+
+    @model_validator(mode="after")
+    def _check_num_nodes(self) -> Self:
+        bound = self.top_k + self.depth * self.top_k**2
+        if self.num_nodes > bound:
+            raise broken_rule(
+                f"must be at most top_k + depth * top_k ** 2 = {bound}, got {self.num_nodes}", "num_nodes"
+            )
+        return self
+
+
+class DraftTree(Section):
+    """Draft trees of the presets."""
+
+    static: str = Field(description="name of a static tree")
+    dynamic: DynamicTree
+
+
+class TreeTuning(Section):
+    """Trees that methods with `tree: tuned` choose from."""
+
+    num_prompts: Count = Field(description="number of captions")
+    jacobi: UniqueNames = Field(description="trees of Jacobi drafts")
+    hybrid: UniqueNames = Field(description="trees of Jacobi drafts beside a draft model's")
+    draft_model: UniqueNames = Field(description="trees of a draft model's drafts")
+
+
+class Generation(Section):
+    """How images are generated."""
+
+    dtype: Literal["float32", "bfloat16"] = Field(description="dtype of the decoding models")
+    stepping: Literal["auto", "eager", "graph"] = Field(description="how a step runs: eagerly, or as a CUDA graph")
+    batch_size: Count = Field(description="images decoded together")
+    num_shards: Count = Field(description="number of jobs per method, prompt set and temperature")
+
+
+class GridSampling(Section):
+    """Sampling settings of an ablation; a key that is missing is the run's."""
+
+    cfg_scale: value_or_list(Annotated[Number, Field(ge=1)]) = Field(
+        default=None, description="value or values of sampling.cfg_scale"
+    )
+    top_k: value_or_list(Annotated[Integer, Field(ge=0)]) = Field(
+        default=None, description="value or values of sampling.top_k"
+    )
+    top_p: value_or_list(Annotated[Number, Field(gt=0, le=1)]) = Field(
+        default=None, description="value or values of sampling.top_p"
+    )
+
+
+class Grid(Section):
+    """An ablation: methods, sampling settings and draft models, each with each."""
+
+    num_prompts: Integer = Field(default=None, ge=2, description="number of prompts; missing = ablations.num_prompts")
+    methods: MethodEntries = Field(description="methods to run")
+    sampling: GridSampling = Field(default=None)
+    drafter_steps: Annotated[list[Count | None], *Unique] = Field(
+        default=None, description="training steps of the draft model; null = the run's"
+    )
+
+
+class Ablations(Section):
+    """Small experiments beside the table."""
+
+    num_prompts: Integer = Field(ge=2, description="number of prompts")
+    grids: dict[Name, Grid | None] = Field(description="ablations by name; null removes one")
+
+
+class TotalVariation(Section):
+    """Distance of the emitted token's distribution from the target's."""
+
+    num_images: Integer = Field(ge=2, description="number of prompts")
+    num_tested: Integer = Field(ge=2, description="number of prompts whose images are tested")
+    max_nodes: Count = Field(description="nodes per method")
+    deltas: Annotated[list[Share], Field(min_length=1)] = Field(description="bounds that are compared")
+    k: Count = Field(description="nearest codes that are compared")
+    num_children: Count = Field(description="drafts per node")
+    num_samples: Integer = Field(ge=2, description="samples of a node's children")
+
+
+class Latency(Section):
+    """How decoding is timed."""
+
+    prompt_sets: Names = Field(description="prompt sets that are timed")
+    num_images: Count = Field(description="images timed per method")
+    num_warmup: Integer = Field(ge=0, description="images per method before timing starts")
+    num_rounds: Count = Field(description="repetitions; the shortest time of each prompt counts")
+    threads: Count = Field(description="CPU threads")
+
+
+class ReferenceImages(Section):
+    """Real images behind FID and KID."""
+
+    name: str | None = Field(description="name of the set")
+    images: str | None = Field(description="folder or zip archive of images")
+    statistics: str | None = Field(description="file of their statistics, in place of the images")
+
+
+class PublishedMetrics(Section):
+    """Models and images of the published metrics: paths, or names of entries of resources."""
+
+    inception: str | None = Field(description="weights of Inception")
+    vgg16: str | None = Field(description="weights of VGG16")
+    vgg16_layer: Literal["fc2_relu", "fc2"] = Field(description="layer behind precision and recall")
+    clip: str | None = Field(description="weights of CLIP")
+    clip_architecture: str = Field(description="open_clip's name, or a JSON file")
+    clip_prefix: str = Field(description="text before every prompt")
+    hps: str | None = Field(description="weights of HPS")
+    hps_architecture: str = Field(description="open_clip's name, or a JSON file")
+    preprocessing: str = Field(
+        pattern="^(none|centre_(lanczos|bicubic|bilinear|box)_[1-9][0-9]*)$",
+        json_schema_extra={"patternHint": "none, or centre_<lanczos|bicubic|bilinear|box>_<pixels>"},
+        description="resizing before Inception, VGG16 and CLIP",
+    )
+    reference: ReferenceImages
+
+
+class Metrics(Section):
+    """What images are measured with."""
+
+    fidelity: Literal["attribute_classifier", "inception", None] = Field(description="features of the distances")
+    clip: Literal["own", "openai", None] = Field(description="model of the CLIP score")
+    prompt_accuracy: bool = Field(description="whether the attribute classifier reads the images")
+    hps: bool = Field(description="whether the Human Preference Score is measured")
+    published: PublishedMetrics
+    num_reference: Integer = Field(ge=8, description="held-out images of the reference")
+    kid_subset_size: Integer = Field(ge=2, description="images of a KID subset")
+    kid_subsets: Count = Field(description="number of KID subsets")
+    prc_neighbours: Count = Field(description="neighbours of precision and recall")
+    bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
+    fidelity_resamples: Integer = Field(ge=2, description="halves of the images behind intervals of distances")
+    batch_size: Count = Field(description="images per forward pass")
+    num_ambiguity: Count = Field(description="held-out images behind the histograms of ambiguity")
+    headline_prompt_set: str = Field(description="prompt set of the headline numbers")
+    headline_temperature: Number = Field(ge=0, description="temperature of the headline numbers")
+
+
+class Figures(Section):
+    """Figures."""
+
+    sample_prompts: Count = Field(description="rows of the sample grid")
+    sample_methods: Names | None = Field(description="method ids of its columns; null = the first of every preset")
+    proximity_prompts: Count = Field(description="rows of the figure of near codes")
+    dpi: Integer = Field(ge=50, le=600, description="dots per inch of the PNG files")
+
+
+class Study(Section):
+    """Perceptual study."""
+
+    methods: Names | None = Field(description="method ids; null = the first of each relaxed name")
+    num_trials: Count = Field(description="pairs per method")
+    num_checks: Integer = Field(ge=0, description="attention checks")
+    min_checks: Share = Field(description="share of the checks that a reader must pass")
+    seed: Seed = Field(description="seed of the order in the page's source")
+    question: Text = Field(description="question asked at each pair")
+    answers: str | None = Field(description="folder of the readers' answers; null = the run's")
+
+
+class ResourceEntry(Section):
+    """Files from elsewhere."""
+
+    path: str | None = Field(default=None, description="file or folder on this machine, used in place")
+    url: str | None = Field(default=None, description="https address of one file")
+    repo: str | None = Field(default=None, description="repository of the Hugging Face hub")
+    revision: str | None = Field(default=None, description="commit of the repository; null = the newest")
+    files: dict[str, str | None] = Field(default=None, description="SHA-256 of each file, if it is known")
+
+
+class RunConfig(Section):
+    """Configuration of a Lantern run."""
+
+    variant: str = Field(default=None, description="set by the workflow: name of the variant of this config")
+    experiment: Name = Field(max_length=64, description="name of the folder in results/")
+    publish: Literal["results", "peers", "mixing", "generality", "targets", None] = Field(
+        description="section of docs/results.md that `make readme` writes"
+    )
+    model: str | None = Field(description="published model")
+    seed: Seed = Field(description="seed of images, prompts, metric models and bootstraps")
+    device: Literal["auto", "cpu", "cuda"] = Field(description="device of all jobs")
+    repeats: Repeats
+    data: Data
+    prompts: Annotated[dict[Name, PromptSet | None], Field(min_length=1)]
+    text: TextEncoding
+    tokenizer: Tokenizer
+    attribute_classifier: MetricModel
+    clip: MetricModel
+    target: Target
+    drafter: Drafter
+    codebook: Codebook
+    sampling: Sampling
+    draft_tree: DraftTree
+    trees: dict[Name, TreeChoices] = Field(description="static trees by name: paths of child ranks from the root")
+    tree_tuning: TreeTuning
+    methods: MethodEntries = Field(description="methods to run")
+    generation: Generation
+    variants: dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]] | None = Field(
+        description="changes of the config by name: each is run once more with them"
+    )
+    ablations: Ablations
+    total_variation: TotalVariation
+    latency: Latency
+    metrics: Metrics
+    figures: Figures
+    study: Study
+    resources: dict[Name, ResourceEntry | None]
