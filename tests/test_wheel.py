@@ -118,9 +118,10 @@ for call in (lambda: model.generate("a red circle on grass").pictures(), lambda:
     assert pictures == "saving images needs Pillow; install it from a clone: pip install '.[pictures]'"
     assert "files of janus-pro-1b are not here" in janus
     code = """
+from pathlib import Path
 from lantern.cards.published import CARDS
 from lantern.text_encoders.encoders import make_text_encoder
-make_text_encoder(CARDS["llamagen_stage1"].prompts)
+make_text_encoder(CARDS["llamagen_stage1"].prompts, Path("t5"))
 """
     done = subprocess.run([bare, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert "the text encoder t5 needs ftfy; install it from a clone: pip install '.[transformers]'" in done.stderr
