@@ -24,7 +24,9 @@ from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, rea
 from lantern.decoding_state import DecodingModels
 from lantern.methods import Parameter
 from lantern.models.adapter import adapt
+from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_named, family_of
+from lantern.models.target import Target
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
 
@@ -237,9 +239,7 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
     config = replace(config, **getattr(encoder, "null_prompt", {}))
     compare_features(files["target"], read_report(files["target"]), encoder_name)
     target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
-    models = DecodingModels(target)
-    if "drafter" in files:
-        models.draft = read_draft(files["drafter"], target.config, dtype).to(device).prepare_for_decoding()
+    models = DecodingModels(target, _read_draft(files, target, dtype))
     tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
     parts = {**card.trees, "neighbours": card.neighbours}
     return Model(models, tokenizer, encoder, SamplingConfig(**card.sampling), parts)
@@ -269,10 +269,15 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
     encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), MAX_TOKENS, **sides)
     images = make_image_tokenizer(read_weights(given["tokenizer"]) if "tokenizer" in given else weights, grid=grid)
     made = _adopt(model, family, encoder, images)
-    if "drafter" in given:
-        draft = read_draft(given["drafter"], made.models.target.config, dtype)
-        made.models.draft = draft.to(device).prepare_for_decoding()
+    made.models.draft = _read_draft(given, made.models.target, dtype)
     return made
+
+
+def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -> DraftModel | None:
+    """Read the draft model of a target, prepared for decoding on its device; None if `files` has none."""
+    if "drafter" not in files:
+        return None
+    return read_draft(files["drafter"], target.config, dtype).to(target.device).prepare_for_decoding()
 
 
 def _adopt(model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel) -> Model:

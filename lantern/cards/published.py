@@ -12,7 +12,6 @@ from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSetting
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
 
-_CHAMELEON_LICENCE = "Chameleon's, research only"
 _LLAMAGEN = ("peizesun/llamagen_t2i", "276f5c5a3d915b922899a03f1912605531574747")
 _C2I = "FoundationVision/LlamaGen"
 
@@ -190,8 +189,26 @@ def _janus(billions: int, **sizes: int) -> ModelCard:
     )
 
 
-_CHAMELEON_7B = {"dim": 4096, "num_layers": 32, "num_heads": 32, "ffn_width": 11008, "num_prompt_ids": 65536}
-_CHAMELEON_FILES = {"tokenizer": "chameleon_image_tokenizer", "text": "chameleon_text_tokenizer"}
+def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: str, depth: int) -> ModelCard:
+    """Return the card of a model made from Chameleon, whose two tokenizers it has; `depth` is its dynamic tree's."""
+    return _of_family(
+        family,
+        name,
+        prompt_tokens,
+        ImageSettings(pixels, pixels // 16, codebook_size=8192, code_dim=256),
+        {"dim": 4096, "num_layers": 32, "num_heads": 32, "ffn_width": 11008, "num_prompt_ids": 65536},
+        {"cfg_scale": 3.0, "top_k": 2000},
+        _files(
+            target=files,
+            drafter=f"{files}_drafter",
+            tokenizer="chameleon_image_tokenizer",
+            text="chameleon_text_tokenizer",
+        ),
+        "Chameleon's, research only",
+        trees={**_TREES, "dynamic": {**_TREES["dynamic"], "depth": depth}},
+    )
+
+
 # By the name that `lantern.load` and the workflow's key `model` take.
 CARDS: dict[str, ModelCard] = {
     "llamagen_stage1": _llamagen_stage(1, "LlamaGen-XL stage I", 256),
@@ -204,28 +221,8 @@ CARDS: dict[str, ModelCard] = {
     "llamagen_c2i_XL_384": _llamagen_c2i("XL", 384, 1.75),
     "llamagen_c2i_XXL_384": _llamagen_c2i("XXL", 384, 1.75),
     "llamagen_c2i_3B_384": _llamagen_c2i("3B", 384, 1.65),
-    "anole-7b": _of_family(
-        "anole",
-        "Anole",
-        128,
-        ImageSettings(512, grid=32, codebook_size=8192, code_dim=256),
-        _CHAMELEON_7B,
-        {"cfg_scale": 3.0, "top_k": 2000},
-        _files(target="anole", drafter="anole_drafter", **_CHAMELEON_FILES),
-        _CHAMELEON_LICENCE,
-        trees=_TREES,
-    ),
-    "lumina-mgpt-7b": _of_family(
-        "lumina",
-        "Lumina-mGPT 7B",
-        160,
-        ImageSettings(768, grid=48, codebook_size=8192, code_dim=256),
-        _CHAMELEON_7B,
-        {"cfg_scale": 3.0, "top_k": 2000},
-        _files(target="lumina_mgpt", drafter="lumina_mgpt_drafter", **_CHAMELEON_FILES),
-        _CHAMELEON_LICENCE,
-        trees={**_TREES, "dynamic": {**_TREES["dynamic"], "depth": 5}},
-    ),
+    "anole-7b": _chameleon("anole", "Anole", 128, 512, "anole", depth=4),
+    "lumina-mgpt-7b": _chameleon("lumina", "Lumina-mGPT 7B", 160, 768, "lumina_mgpt", depth=5),
     "janus-pro-1b": _janus(1, dim=2048, num_layers=24, num_heads=16, ffn_width=5632),
     "janus-pro-7b": _janus(7, dim=4096, num_layers=30, num_heads=32, ffn_width=11008),
     "emu3-gen": _of_family(

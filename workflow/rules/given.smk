@@ -8,8 +8,8 @@ from snakemake.utils import update_config
 if workflow.modifier.skip_configfile:  # a module with a config
     GIVEN = deepcopy(config)
 else:
-    GIVEN = {}
+    GIVEN, defaults = {}, load_configfile(f"{HERE}/config.yaml")
     for overlay in map(load_configfile, workflow.overwrite_configfiles):
-        if overlay != load_configfile(f"{HERE}/config.yaml"):  # --configfile may name the defaults too
+        if overlay != defaults:  # --configfile may name them too
             update_config(GIVEN, overlay)
     update_config(GIVEN, workflow.config_settings.config)

@@ -57,7 +57,8 @@ class JobSizes:
 
     def __init__(self, config: dict[str, Any], has_gpu: bool) -> None:
         self.config, self.has_gpu, self.sizes = config, has_gpu, card_of(config).target_config()
-        self.drafter, self.num_drafter = draft_sizes(config), draft_parameters(draft_sizes(config))
+        self.drafter = draft_sizes(config)
+        self.num_drafter = draft_parameters(self.drafter)
         self.value_bytes = 2 if config["generation"]["dtype"] == "bfloat16" else FLOAT32_BYTES
         self.is_large = target_parameters(self.sizes) > 50e6  # the embedded world's have 4 million, LlamaGen B has 111
 

@@ -47,7 +47,8 @@ def _check_weights(section: str, config: Mapping[str, Any], resources: Mapping[s
     path = resources[checkpoint].path if checkpoint in resources else checkpoint
     wanted = {**asdict(card.images), "image_size": card.images.size}
     if section == "target":
-        wanted = {name: getattr(card.target_config(), name) for name in COMPARED_SIZES}
+        target = card.target_config()
+        wanted = {name: getattr(target, name) for name in COMPARED_SIZES}
     for name, found in _header_sizes(path).items():
         if name in wanted and found != wanted[name]:
             raise ValueError(
