@@ -132,7 +132,6 @@ rule measure_total_variation:
         target=target_of(FIRST["training_seed"]),
         drafter=drafter_for(PLAN.specs.values(), FIRST["training_seed"]),
         nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
-        trees=trees_of(PLAN.specs.values(), FIRST["training_seed"]),
         nearest=f"<results>/codebook/{config['codebook']['neighbours']}.safetensors",
     output:
         methods=result_table(

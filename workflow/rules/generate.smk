@@ -80,7 +80,6 @@ rule generate_images:
         target=lambda wildcards: target_of(wildcards.training_seed),
         drafter=lambda wildcards: drafter_for([PLAN.specs[wildcards.method]], wildcards.training_seed),
         nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method], wildcards.training_seed),
-        trees=lambda wildcards: trees_of([PLAN.specs[wildcards.method]], wildcards.training_seed),
     output:
         "<results>/generation/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}/{scatteritem}.safetensors",
     log:
@@ -110,7 +109,6 @@ rule measure_latency:
         target=lambda wildcards: target_of(wildcards.training_seed),
         drafter=lambda wildcards: drafter_for(PLAN.specs.values(), wildcards.training_seed),
         nearest_codes=lambda wildcards: tables_of(PLAN.specs.values(), wildcards.training_seed),
-        trees=lambda wildcards: trees_of(PLAN.specs.values(), wildcards.training_seed),
     output:
         table="<results>/latency/s{training_seed}n{noise_seed}.csv",
         images="<results>/latency/s{training_seed}n{noise_seed}.images.safetensors",

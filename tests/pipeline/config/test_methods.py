@@ -16,7 +16,6 @@ DYNAMIC = {"num_nodes": 6, "depth": 1, "top_k": 4}
 BASE = {
     "draft_tree": {"static": "chain3", "dynamic": DYNAMIC},
     "trees": {"mine": [[0]]},
-    "tree_tuning": {"jacobi": ["chain9"], "hybrid": ["chain9+chain3"], "draft_model": ["chain3"]},
     "codebook": {"neighbours": "l2_normalised"},
 }
 SAMPLING = {"cfg_scale": 3.0, "top_k": 100, "top_p": 1.0}
@@ -215,7 +214,6 @@ def test_an_ablation_that_is_null_is_left_out():
             r"ablations\.grids\.trees\.methods\[1\]: coupled at temperature 1 is listed twice",
         ),
         ([{"preset": ["coupled", "coupled"]}], r"ablations\.grids\.trees\.methods\[0\]: coupled .*listed twice"),
-        ([{"preset": "coupled", "tree": "tuned"}], r"ablations\.grids\.trees\.methods: tree tuned is chosen for"),
     ],
 )
 def test_a_bad_method_of_an_ablation_names_its_grid(methods, message):
@@ -227,15 +225,10 @@ def test_a_tree_is_known_by_its_name_or_by_the_config():
     def shape(tree):
         return expand({"preset": "eagle2", "tree": tree})[0].spec.tree_shape
 
-    def shape_and_id(preset):
-        spec = expand({"preset": preset, "tree": "tuned"})[0].spec
-        return spec.tree_shape, spec.method_id.removeprefix(preset)
-
     assert shape("dynamic") == DynamicTreeOptions(**DYNAMIC)
     assert shape("mine") == ((0,),)
     assert shape("static") == shape("chain3") == tree_choices("chain3")
     assert expand({"preset": "autoregressive"})[0].spec.tree_shape is None
-    assert shape_and_id("coupled") == shape_and_id("hybrid") == (None, "-tuned")
 
 
 def test_only_the_table_by_probability_depends_on_the_target():

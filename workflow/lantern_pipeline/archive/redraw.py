@@ -111,7 +111,6 @@ def _redraw(
         nearest_codes=[find(f"codebook/{table_file(spec.neighbours, seed)}")] if spec.neighbours else [],
         device=device,
         dtype=config["generation"]["dtype"],
-        trees=find(f"trees/s{seed}.json") if spec.tree == "tuned" else None,
     )
     prompts = {prompt.id: prompt for prompt in read_prompts(folder / f"prompts/{prompt_set}.jsonl")}
     (prompt_id,) = record.prompt_ids

@@ -179,7 +179,7 @@ def _is_known_tree(name: str) -> bool:
     try:
         tree_choices(name)
     except ValueError:
-        return name in ("static", "dynamic", "tuned")
+        return name in ("static", "dynamic")
     return True
 
 
