@@ -24,7 +24,7 @@ from typing import Any
 
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
 
-NEIGHBOURS = ("l2", "l2_normalised", "probability", "random")
+NEIGHBOURS = ("l2", "l2_normalised", "random")
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 

@@ -10,7 +10,7 @@ import pytest
 
 from lantern.methods import MethodSpec
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
-from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
 
 DYNAMIC = {"num_nodes": 6, "depth": 1, "top_k": 4}
 BASE = {
@@ -140,7 +140,7 @@ def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():
     [
         ("acceptance", ["additive", "jensen_shannon"]),
         ("residual", ["paper", "official", "official_lumina"]),
-        ("neighbours", ["l2", "l2_normalised", "probability", "random"]),
+        ("neighbours", ["l2", "l2_normalised", "random"]),
         ("tree", ["chain3", "mine", "mc_sim_7b_63"]),
         ("k", [1, 2]),
         ("delta", [0.001, 0.002]),
@@ -229,11 +229,6 @@ def test_a_tree_is_known_by_its_name_or_by_the_config():
     assert shape("mine") == ((0,),)
     assert shape("static") == shape("chain3") == tree_choices("chain3")
     assert expand({"preset": "autoregressive"})[0].spec.tree_shape is None
-
-
-def test_only_the_table_by_probability_depends_on_the_target():
-    assert table_file("l2_normalised", 0) == "l2_normalised.safetensors"
-    assert [table_file("probability", seed) for seed in (0, "3")] == [f"probability.s{s}.safetensors" for s in (0, 3)]
 
 
 def test_words_come_before_numbers_in_the_id_of_a_method():

@@ -217,6 +217,7 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
         ("publish", "readme", "config key publish: readme is now results; rename it"),
         ("tree_tuning", {}, "config key tree_tuning is gone, since a run no longer chooses trees; remove it"),
         ("methods.4.tree", "tuned", "methods[4].tree: tuned is gone, since a run no longer chooses trees; name one"),
+        ("methods.4.neighbours", "probability", "config key methods[4].neighbours: probability is gone; name l2"),
         ("data.max_words", 16, "config key data.max_words is now text.max_tokens; move it there"),
         ("methods.4.acceptance", "none", "config key methods[4].acceptance: none is now exact; rename it"),
         ("methods.4.acceptance", ["budget"], "config key methods[4].acceptance[0]: budget is now bounded; rename it"),
@@ -505,8 +506,8 @@ def test_what_needs_images_or_files_says_so():
     assert "data.captions.file names no entry of resources" in sentence_for(captions)
     published = changed("prompts", {"seen": {"file": "parti_prompts", "num": 96}}, changed("data.source", "none"))
     published["methods"][0] = {"preset": "autoregressive"}
-    published["methods"].append({"preset": "proximity", "k": 5, "neighbours": "probability"})
-    assert "neighbours probability needs held-out images; data.source is none" in sentence_for(published)
+    published["prompts"]["seen"] = {"split": "seen", "num": 96}
+    assert "prompts.seen.split needs images; with data.source none, give a file" in sentence_for(published)
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():

@@ -35,18 +35,17 @@ def files(tmp_path):
         "drafter": tmp_path / "drafter.safetensors",
         "nearest_codes": [
             str(save_table(tmp_path / "l2.safetensors", 4)),
-            str(save_table(tmp_path / "probability.s0.safetensors", 5)),
+            str(save_table(tmp_path / "random.safetensors", 5)),
         ],
     }
 
 
-def test_tables_are_named_after_their_files_up_to_the_first_dot(tmp_path):
-    names = ["l2_normalised.safetensors", "probability.s12.safetensors", "random.safetensors"]
+def test_tables_are_named_after_their_files(tmp_path):
+    names = ["l2_normalised.safetensors", "random.safetensors"]
     tables = load_tables([save_table(tmp_path / name, columns) for columns, name in enumerate(names, 1)])
     assert {name: tuple(table.shape) for name, table in tables.items()} == {
         "l2_normalised": (12, 1),
-        "probability": (12, 2),
-        "random": (12, 3),
+        "random": (12, 2),
     }
     assert all(table.dtype == torch.int16 for table in tables.values())
     assert list(load_tables(str(save_table(tmp_path / "l2.safetensors")))) == ["l2"]  # one needs no list
@@ -58,7 +57,7 @@ def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(fil
     runs = [
         (asdict(MethodSpec.of("autoregressive", method_id="autoregressive")), 1.0),
         (asdict(MethodSpec.of("a", neighbours="l2", method_id="a", **relaxed)), 1.0),
-        (asdict(MethodSpec.of("b", neighbours="probability", method_id="b", **relaxed)), 0.5),
+        (asdict(MethodSpec.of("b", neighbours="random", method_id="b", **relaxed)), 0.5),
     ]
     decoders = load_decoders(runs, SAMPLING, **files)
     assert [decoder.spec.method_id for decoder in decoders] == ["autoregressive", "a", "b"]

@@ -133,8 +133,3 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
             words.append(f"{name.strip('_')}{value:g}")
     return "-".join([spec.name, *words])
-
-
-def table_file(neighbours: str, training_seed: int | str) -> str:
-    """Names the file of a table of nearest codes; only the one by probability depends on the target and its seed."""
-    return f"{neighbours}.s{training_seed}.safetensors" if neighbours == "probability" else f"{neighbours}.safetensors"

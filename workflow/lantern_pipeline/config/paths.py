@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.fetch.entries import Resource, resource_of
 from lantern_pipeline.measure.registry import TRAINED, metric_files, published_files, trained_models
@@ -52,14 +52,14 @@ def drafter_settings(drafter: str, section: Mapping[str, Any]) -> dict[str, Any]
     return {**section, "num_steps": int(steps), "num_epochs": None} if steps else dict(section)
 
 
-def table_of(spec: MethodSpec, training_seed: int | str) -> str | list[str]:
+def table_of(spec: MethodSpec) -> str | list[str]:
     """Table of nearest codes that a method reads; no file for an exact method."""
-    return f"<results>/codebook/{table_file(spec.neighbours, training_seed)}" if spec.neighbours else []
+    return f"<results>/codebook/{spec.neighbours}.safetensors" if spec.neighbours else []
 
 
-def tables_of(specs: Iterable[MethodSpec], training_seed: int | str) -> list[str]:
+def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
     """Tables of nearest codes that some methods read."""
-    return sorted({table_of(spec, training_seed) for spec in specs if spec.neighbours})
+    return sorted({table_of(spec) for spec in specs if spec.neighbours})
 
 
 class RunPlan:
@@ -150,10 +150,8 @@ class RunPlan:
         for seed in self.config["repeats"]["training_seeds"]:
             files.append(target_of(seed))
             files += [drafter_of(seed)] if self.needs_draft_model else []
-            files += tables_of(self.specs.values(), seed)
-        first = self.first["training_seed"]
         files += [file for name in self.ablations for file in self.drafters_of(name).values()]
-        return list(dict.fromkeys([*files, *tables_of(specs, first)]))
+        return list(dict.fromkeys([*files, *tables_of(specs)]))
 
     def report_files(self) -> list[str]:
         """What was reported of each model that the run made or converted."""

@@ -33,6 +33,7 @@ RENAMED_KEYS = {
 RENAMED_VALUES = {
     ("fidelity", "recogniser"): "now attribute_classifier; rename it",
     ("tree", "tuned"): "gone, since a run no longer chooses trees; name one, such as chain9",
+    ("neighbours", "probability"): "gone; name l2_normalised or l2",
     ("neighbours", "cosine"): "now l2_normalised; rename it",
     ("acceptance", "none"): "now exact; rename it",
     ("acceptance", "budget"): "now bounded; rename it",

@@ -62,8 +62,6 @@ def load_job_decoders(
 def load_tables(
     paths: Path | str | Sequence[Path | str], device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Reads tables of nearest codes, int64 (vocab, columns); each is named after its file up to the first dot:
-    "l2_normalised", "probability".
-    """
+    """Reads tables of nearest codes, int64 (vocab, columns); each is named after its file, as in "l2_normalised"."""
     paths = [paths] if isinstance(paths, str | Path) else paths
-    return {Path(path).name.partition(".")[0]: load_nearest_codes(path, device) for path in paths}
+    return {Path(path).stem: load_nearest_codes(path, device) for path in paths}
