@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from conftest import load_config
+from conftest import load_config, typed_config
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.fingerprint import imported_modules
@@ -56,10 +56,10 @@ def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
     code, output = Workflow(tmp_path, overlays_of(*overlays), config=()).run("--dry-run", "--quiet", "rules")
     assert code == 0, output
     jobs, config = planned(output), load_config([ROOT / "config.yaml", *overlays_of(*overlays)])
-    seeds, ablations = config["repeats"]["training_seeds"], expand_ablations(config)
+    seeds, ablations = config["repeats"]["training_seeds"], expand_ablations(typed_config(config))
     num_sets = sum(entry is not None for entry in config["prompts"].values())
     num_repeats = len(seeds) * len(config["repeats"]["noise_seeds"])
-    per_repeat = len(expand_methods(config)) * num_sets * config["generation"]["num_shards"]
+    per_repeat = len(expand_methods(typed_config(config))) * num_sets * config["generation"]["num_shards"]
     assert jobs["generate_images"] == per_repeat * num_repeats
     assert jobs.get("run_ablation", 0) == len(ablations)
     drafted = [point for points in ablations.values() for point in points if point.spec.needs_draft_model]
