@@ -16,7 +16,6 @@ SETTINGS = {
     "kid_subset_size": 4,
     "kid_subsets": 2,
     "prc_neighbours": 1,
-    "fidelity_resamples": 5,
     "batch_size": 4,
     "near_tie_margin": 1e-4,
 }

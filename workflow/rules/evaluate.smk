@@ -30,9 +30,7 @@ rule measure_quality:
         code=code("measure_quality.py", *loading_modules(config["metrics"])),
         metrics={
             **MEASURED_WITH,
-            **settings_of(
-                "metrics", "num_reference", "kid_subset_size", "kid_subsets", "prc_neighbours", "fidelity_resamples"
-            ),
+            **settings_of("metrics", "num_reference", "kid_subset_size", "kid_subsets", "prc_neighbours"),
         },
         repeat="s{training_seed}n{noise_seed}",
         split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",

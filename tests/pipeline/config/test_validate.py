@@ -218,6 +218,11 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
         ("tree_tuning", {}, "config key tree_tuning is gone, since a run no longer chooses trees; remove it"),
         ("methods.4.tree", "tuned", "methods[4].tree: tuned is gone, since a run no longer chooses trees; name one"),
         ("methods.4.neighbours", "probability", "config key methods[4].neighbours: probability is gone; name l2"),
+        (
+            "metrics.fidelity_resamples",
+            20,
+            "config key metrics.fidelity_resamples is gone, since distances between sets",
+        ),
         ("data.max_words", 16, "config key data.max_words is now text.max_tokens; move it there"),
         ("methods.4.acceptance", "none", "config key methods[4].acceptance: none is now exact; rename it"),
         ("methods.4.acceptance", ["budget"], "config key methods[4].acceptance[0]: budget is now bounded; rename it"),

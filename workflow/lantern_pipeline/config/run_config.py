@@ -334,7 +334,6 @@ class Metrics(Section):
     kid_subsets: Count = Field(description="number of KID subsets")
     prc_neighbours: Count = Field(description="neighbours of precision and recall")
     bootstrap_resamples: Integer = Field(ge=20, description="resamples of each interval")
-    fidelity_resamples: Integer = Field(ge=2, description="halves of the images behind intervals of distances")
     batch_size: Count = Field(description="images per forward pass")
     num_ambiguity: Count = Field(description="held-out images behind the histograms of ambiguity")
     headline_prompt_set: str = Field(description="prompt set of the headline numbers")
