@@ -148,7 +148,8 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
     over_sets = [metric for metric in metrics_over(SETS) if metric.column in rows]
     values = {name: rows[name].iloc[0] for name in (*METHOD_PARTS, *own_parameters(rows), *SAMPLING) if name in rows}
     values |= {"num_images": int(rows["num_images"].sum()), "num_repeats": len(rows)}
-    return values | {metric.column: float(rows[metric.column].mean()) for metric in over_sets}
+    values |= {metric.column: float(rows[metric.column].mean()) for metric in over_sets}
+    return values
 
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
