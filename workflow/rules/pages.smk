@@ -1,29 +1,6 @@
 """Pages for readers, made from records and claims."""
 
 
-# workflow/report/workflow.rst shows it.
-rule write_front_page:
-    input:
-        claims="<results>/claims.json",
-        records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
-        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
-        tokenizer=TOKENIZER,
-    output:
-        page="<results>/front.html",
-    log:
-        "<logs>/write_front_page.log",
-    conda:
-        ENVIRONMENT
-    resources:
-        mem_mb=growing(3500),
-        runtime=growing(45),
-    params:
-        code=code("write_front_page.py", *page_templates("front_page")),
-        num_prompts=config["figures"]["sample_prompts"],
-    script:
-        "../scripts/write_front_page.py"
-
-
 rule build_race:
     input:
         images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",

@@ -124,7 +124,6 @@ rule write_provenance:
         tables=[
             *rules.summarise.output,
             *PLAN.report_files(),
-            *rules.write_front_page.output,
             *rules.compare_published.output,
             *([GENERALITY] if config["variants"] else []),
             *rules.measure_total_variation.output,
