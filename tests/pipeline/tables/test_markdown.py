@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,8 @@ import pandas as pd
 import pytest
 from result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 
-from conftest import ROOT
 from lantern.methods import make_method
 from lantern_pipeline.measure.registry import METRICS
-from lantern_pipeline.tables import markdown
 from lantern_pipeline.tables.claims import claims_of_rows
 from lantern_pipeline.tables.markdown import (
     README_COLUMNS,
@@ -201,12 +198,3 @@ def test_a_marked_block_is_replaced_and_only_it(tmp_path):
         with pytest.raises(ValueError, match="must hold the marker"):
             update_marked_block(path, new, "results")
         assert path.read_text() == text
-
-
-def test_a_paragraph_about_a_run_is_broken_before_the_121st_letter(tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns(".*"))
-    shutil.copy(ROOT / "README.md", tmp_path)
-    monkeypatch.setattr(markdown, "describe_run", lambda setting: " ".join(["word", "long"] * 30 + ["a"] * 200))
-    assert set(markdown.publish(tmp_path)) == {"README.md", "docs/results.md"}
-    lines = [line for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith(("word", "a a"))]
-    assert [len(line) for line in lines[:2]] == [119, 119] and max(map(len, lines)) == 119
