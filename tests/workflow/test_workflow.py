@@ -160,11 +160,11 @@ def test_the_report_stands_alone_and_holds_numbers_and_figures(copy_of_finished)
     assert code == 0, output
     page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
-    assert "safe center" in page  # the stylesheet that keeps the front page's beginning in reach
+    assert "safe center" in page  # the stylesheet that keeps the beginning of a page in reach
     assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
     assert "(b) What speed costs" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
     assert "What made these results" in page and "provenance.json" in page
-    assert "tokens per forward" in page  # the first screen
+    assert "what came out" in page and "results.html" in page
     assert "race.html" in page and "Watch the methods draw" in page
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
