@@ -32,16 +32,13 @@ from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries, resource_of
 from lantern_pipeline.measure.registry import check_choices, loading_modules, published_files, trained_models
 from lantern_pipeline.runtime.fingerprint import code_fingerprint
-from lantern_pipeline.runtime.locks import RunLock
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment
 
 # With --jobs, as in profiles/slurm, jobs run on other machines than this one.
 IS_REMOTE = workflow.nodes is not None
-RUN_LOCK = RunLock()
 find_own_classes(config, workflow.configfiles)
 try:
     if workflow.is_main_process:
-        RUN_LOCK.check(sys.argv)
         check_config_files(workflow.configfiles)
     # A published model's card stands between config.yaml and what the user says.
     update_config(config, {**card_sections(config["model"]), "resources": hub_entries()})
@@ -59,7 +56,6 @@ limit_memory(workflow)
 
 
 onstart:
-    RUN_LOCK.hold()
     try:
         check_partitions(workflow)
     except ValueError as error:
