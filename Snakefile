@@ -55,7 +55,6 @@ wildcard_constraints:
 include: "workflow/rules/data.smk"
 include: "workflow/rules/world.smk"
 include: "workflow/rules/models.smk"
-include: "workflow/rules/trees.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/pages.smk"

@@ -260,7 +260,7 @@ DECODING = {"generate_images", "measure_latency", "measure_total_variation", "ru
 @pytest.mark.parametrize(
     "module, used, unused",
     [
-        ("lantern/acceptance/rejection.py", DECODING, {"build_nearest_codes", "build_co_varying_codes"}),
+        ("lantern/acceptance/rejection.py", DECODING, {"build_nearest_codes"}),
         ("measure/output_distribution.py", {"measure_total_variation"}, {"generate_images", "measure_quality"}),
         ("training/tokenizer.py", {"train_tokenizer"}, {"train_attribute_classifier", "train_clip", "generate_images"}),
     ],
@@ -282,7 +282,7 @@ def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
         ),
         (
             {"metrics": {"num_ambiguity": 3}},
-            {"measure_ambiguity", "build_co_varying_codes"},
+            {"measure_ambiguity"},
             TRAINING | {"measure_quality", "measure_total_variation", "measure_latency"},
         ),
         (

@@ -23,7 +23,6 @@ from lantern_pipeline.config.paths import (
     table_of,
     tables_of,
     target_of,
-    trees_of,
 )
 from lantern_pipeline.config.resources import MOST_MINUTES, JobSizes, growing
 from lantern_pipeline.data.model_cards import FROM_FILES, TARGET_KEYS, card_of, card_sections, hub_entries

@@ -84,9 +84,7 @@ rule run_ablation:
         text=text_features_of(HEADLINE["prompt_set"]),
         target=target_of(FIRST["training_seed"]),
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation).values()],
-        nearest_codes=lambda wildcards: tables_of(
-            [point.spec for point in PLAN.ablations[wildcards.ablation]], FIRST["training_seed"]
-        ),
+        nearest_codes=lambda wildcards: tables_of(point.spec for point in PLAN.ablations[wildcards.ablation]),
         tokenizer=TOKENIZER,
     output:
         table=report(
@@ -131,8 +129,7 @@ rule measure_total_variation:
         tokenizer=TOKENIZER,
         target=target_of(FIRST["training_seed"]),
         drafter=drafter_for(PLAN.specs.values(), FIRST["training_seed"]),
-        nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
-        trees=trees_of(PLAN.specs.values(), FIRST["training_seed"]),
+        nearest_codes=tables_of(PLAN.specs.values()),
         nearest=f"<results>/codebook/{config['codebook']['neighbours']}.safetensors",
     output:
         methods=result_table(

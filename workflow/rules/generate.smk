@@ -20,31 +20,6 @@ rule build_nearest_codes:
         "../scripts/build_nearest_codes.py"
 
 
-rule build_co_varying_codes:
-    input:
-        codes=codes_of("val"),
-        captions=rules.write_captions.output.val,
-        text=caption_features_of("val"),
-        target=lambda wildcards: target_of(wildcards.training_seed),
-    output:
-        "<results>/codebook/probability.s{training_seed}.safetensors",
-    log:
-        "<logs>/build_co_varying_codes.s{training_seed}.log",
-    conda:
-        ENVIRONMENT
-    resources:
-        mem_mb=SIZES.scoring_mb(),
-        gpu=GPU,
-    params:
-        **TEXT_PARAMS,
-        code=code("build_co_varying_codes.py"),
-        num_neighbours=config["codebook"]["num_neighbours"],
-        num_images=config["metrics"]["num_ambiguity"],
-        cfg_scale=config["sampling"]["cfg_scale"],
-    script:
-        "../scripts/build_co_varying_codes.py"
-
-
 # For a draft model that learns from its target's own images.
 rule sample_codes:
     input:
@@ -79,8 +54,7 @@ rule generate_images:
         text=lambda wildcards: text_features_of(wildcards.prompt_set),
         target=lambda wildcards: target_of(wildcards.training_seed),
         drafter=lambda wildcards: drafter_for([PLAN.specs[wildcards.method]], wildcards.training_seed),
-        nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method], wildcards.training_seed),
-        trees=lambda wildcards: trees_of([PLAN.specs[wildcards.method]], wildcards.training_seed),
+        nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method]),
     output:
         "<results>/generation/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}/{scatteritem}.safetensors",
     log:
@@ -109,8 +83,7 @@ rule measure_latency:
         text=text_features_of(*config["latency"]["prompt_sets"]),
         target=lambda wildcards: target_of(wildcards.training_seed),
         drafter=lambda wildcards: drafter_for(PLAN.specs.values(), wildcards.training_seed),
-        nearest_codes=lambda wildcards: tables_of(PLAN.specs.values(), wildcards.training_seed),
-        trees=lambda wildcards: trees_of(PLAN.specs.values(), wildcards.training_seed),
+        nearest_codes=tables_of(PLAN.specs.values()),
     output:
         table="<results>/latency/s{training_seed}n{noise_seed}.csv",
         images="<results>/latency/s{training_seed}n{noise_seed}.images.safetensors",

@@ -7,7 +7,6 @@ from lantern.generation import decode_timed, generate_records, load_decoding_mod
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
@@ -16,7 +15,7 @@ from lantern_pipeline.runtime.job import PARTIAL_EVERY_S, job_log, partial_recor
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, temperature = snakemake.params, snakemake.input, float(snakemake.wildcards.temperature)
     generation = snakemake.config["generation"]  # how it runs: no parameters, so that a change re-runs nothing
-    spec = resolve_tree(MethodSpec(**params.method), temperature, files.get("trees") or None)
+    spec = MethodSpec(**params.method)
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
     models = load_decoding_models(files.target, draft, table, resolve_device(snakemake.config["device"]), params.dtype)
     sampling = SamplingConfig(temperature=temperature, **params.sampling)

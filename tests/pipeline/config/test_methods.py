@@ -10,13 +10,12 @@ import pytest
 
 from lantern.methods import MethodSpec
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
-from lantern_pipeline.config.methods import expand_ablations, expand_methods, table_file
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
 
 DYNAMIC = {"num_nodes": 6, "depth": 1, "top_k": 4}
 BASE = {
     "draft_tree": {"static": "chain3", "dynamic": DYNAMIC},
     "trees": {"mine": [[0]]},
-    "tree_tuning": {"jacobi": ["chain9"], "hybrid": ["chain9+chain3"], "draft_model": ["chain3"]},
     "codebook": {"neighbours": "l2_normalised"},
 }
 SAMPLING = {"cfg_scale": 3.0, "top_k": 100, "top_p": 1.0}
@@ -141,7 +140,7 @@ def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():
     [
         ("acceptance", ["additive", "jensen_shannon"]),
         ("residual", ["paper", "official", "official_lumina"]),
-        ("neighbours", ["l2", "l2_normalised", "probability", "random"]),
+        ("neighbours", ["l2", "l2_normalised", "random"]),
         ("tree", ["chain3", "mine", "mc_sim_7b_63"]),
         ("k", [1, 2]),
         ("delta", [0.001, 0.002]),
@@ -215,7 +214,6 @@ def test_an_ablation_that_is_null_is_left_out():
             r"ablations\.grids\.trees\.methods\[1\]: coupled at temperature 1 is listed twice",
         ),
         ([{"preset": ["coupled", "coupled"]}], r"ablations\.grids\.trees\.methods\[0\]: coupled .*listed twice"),
-        ([{"preset": "coupled", "tree": "tuned"}], r"ablations\.grids\.trees\.methods: tree tuned is chosen for"),
     ],
 )
 def test_a_bad_method_of_an_ablation_names_its_grid(methods, message):
@@ -227,20 +225,10 @@ def test_a_tree_is_known_by_its_name_or_by_the_config():
     def shape(tree):
         return expand({"preset": "eagle2", "tree": tree})[0].spec.tree_shape
 
-    def shape_and_id(preset):
-        spec = expand({"preset": preset, "tree": "tuned"})[0].spec
-        return spec.tree_shape, spec.method_id.removeprefix(preset)
-
     assert shape("dynamic") == DynamicTreeOptions(**DYNAMIC)
     assert shape("mine") == ((0,),)
     assert shape("static") == shape("chain3") == tree_choices("chain3")
     assert expand({"preset": "autoregressive"})[0].spec.tree_shape is None
-    assert shape_and_id("coupled") == shape_and_id("hybrid") == (None, "-tuned")
-
-
-def test_only_the_table_by_probability_depends_on_the_target():
-    assert table_file("l2_normalised", 0) == "l2_normalised.safetensors"
-    assert [table_file("probability", seed) for seed in (0, "3")] == [f"probability.s{s}.safetensors" for s in (0, 3)]
 
 
 def test_words_come_before_numbers_in_the_id_of_a_method():

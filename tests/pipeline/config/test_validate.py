@@ -137,8 +137,6 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("prompts", {False: None}, ["config key prompts: the name False must be text"]),
         ("trees.mine", [[0, 0], [1]], ["trees.mine: tree choice [0, 0] lacks its parent [0]; list it too"]),
         ("trees.dynamic", [[0]], ["trees.dynamic: methods know another tree by that name; choose a new one"]),
-        ("tree_tuning.jacobi", ["chain33k2d9"], ["tree_tuning.jacobi", "at most 256 drafts of one depth"]),
-        ("tree_tuning.windows", [4], ["tree_tuning.windows is unknown"]),
         ("trees.chain3", [[0]], ["trees.chain3: methods know another tree by that name"]),
         ("trees.a/b", [[0]], ["trees may hold only letters, digits, '_' and '-', got 'a/b'"]),
         ("ablations.grids.mine", {}, ["ablations.grids.mine.methods is missing"]),
@@ -217,6 +215,9 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
     [
         ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
         ("publish", "readme", "config key publish: readme is now results; rename it"),
+        ("tree_tuning", {}, "config key tree_tuning is gone, since a run no longer chooses trees; remove it"),
+        ("methods.4.tree", "tuned", "methods[4].tree: tuned is gone, since a run no longer chooses trees; name one"),
+        ("methods.4.neighbours", "probability", "config key methods[4].neighbours: probability is gone; name l2"),
         ("data.max_words", 16, "config key data.max_words is now text.max_tokens; move it there"),
         ("methods.4.acceptance", "none", "config key methods[4].acceptance: none is now exact; rename it"),
         ("methods.4.acceptance", ["budget"], "config key methods[4].acceptance[0]: budget is now bounded; rename it"),
@@ -505,8 +506,8 @@ def test_what_needs_images_or_files_says_so():
     assert "data.captions.file names no entry of resources" in sentence_for(captions)
     published = changed("prompts", {"seen": {"file": "parti_prompts", "num": 96}}, changed("data.source", "none"))
     published["methods"][0] = {"preset": "autoregressive"}
-    published["methods"].append({"preset": "proximity", "k": 5, "neighbours": "probability"})
-    assert "neighbours probability needs held-out images; data.source is none" in sentence_for(published)
+    published["prompts"]["seen"] = {"split": "seen", "num": 96}
+    assert "prompts.seen.split needs images; with data.source none, give a file" in sentence_for(published)
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():

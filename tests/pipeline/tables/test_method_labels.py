@@ -70,7 +70,7 @@ CASES = [
     ("EAGLE-1 (naive_extend_57)", "eagle1", {}),
     ("EAGLE-1 (chain5)", "eagle1", {"tree": "chain5"}),
     ("Jacobi", "jacobi", {"tree": "chain9"}),
-    ("Jacobi (tuned)", "jacobi", {"tree": "tuned"}),
+    ("Jacobi (chain3)", "jacobi", {"tree": "chain3"}),
     ("SCD, Gumbel (chain9)", "scd_gumbel", {"tree": "chain9"}),
     ("COOL-SD ω 2", "cool", {"omega": 2}),
     ("COOL-SD ω 2, fall 0", "cool", {"fall": 0, "omega": 2}),

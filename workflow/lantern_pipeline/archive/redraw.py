@@ -16,7 +16,7 @@ from lantern.generation import decode_timed
 from lantern.records import GenerationRecords, load_records
 from lantern_pipeline.archive.provenance import FILE_NAME, Provenance
 from lantern_pipeline.archive.verify import refuse_own_classes
-from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -124,10 +124,9 @@ def _redraw(
         config["sampling"],
         target=find(f"target/s{seed}/model.safetensors"),
         drafter=find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,
-        nearest_codes=[find(f"codebook/{table_file(spec.neighbours, seed)}")] if spec.neighbours else [],
+        nearest_codes=[find(f"codebook/{spec.neighbours}.safetensors")] if spec.neighbours else [],
         device=device,
         dtype=config["generation"]["dtype"],
-        trees=find(f"trees/s{seed}.json") if spec.tree == "tuned" else None,
     )
     prompts = {prompt.id: prompt for prompt in read_prompts(folder / f"prompts/{prompt_set}.jsonl")}
     (prompt_id,) = record.prompt_ids

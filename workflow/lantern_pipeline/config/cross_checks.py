@@ -122,8 +122,6 @@ def _without_images(config: dict[str, Any], source: str) -> Iterator[str]:
     for name, entry in config["prompts"].items():
         if entry and entry.get("split"):
             yield f"prompts.{name}.split needs images; with data.source {source}, give a file"
-    if any(run.spec.neighbours == "probability" for run in runs):
-        yield f"methods: neighbours probability needs held-out images; data.source is {source}, choose another"
 
 
 def _sizes(config: dict[str, Any]) -> Iterator[str]:
@@ -179,7 +177,7 @@ def _is_known_tree(name: str) -> bool:
     try:
         tree_choices(name)
     except ValueError:
-        return name in ("static", "dynamic", "tuned")
+        return name in ("static", "dynamic")
     return True
 
 

@@ -56,11 +56,6 @@ def _expand_ablation(name: str, grid: dict[str, Any], config: dict[str, Any]) ->
     runs = expand_methods({**config, "methods": grid["methods"]}, f"ablations.grids.{name}.methods")
     baseline = MethodSpec("autoregressive", method_id="autoregressive")
     temperatures = dict.fromkeys(run.temperature for run in runs)
-    if any(run.spec.tree == "tuned" for run in runs):
-        raise ValueError(
-            f"config key ablations.grids.{name}.methods: tree tuned is chosen for config key methods alone, under the "
-            "run's own settings; name another tree"
-        )
     drafted = [run for run in runs if run.spec.needs_draft_model]
     alone = [run for run in runs if run.spec.drafts is not None and not run.spec.needs_draft_model]
     changes = {key: value if isinstance(value, list) else [value] for key, value in grid.get("sampling", {}).items()}
@@ -97,8 +92,6 @@ def _expand_entry(entry: dict[str, Any], config: dict[str, Any]) -> Iterator[Met
         spec = MethodSpec.of(entry.get("name", preset), tree_shape=shape, **parts)
         _check_name(spec)
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
-        if spec.tree == "tuned":
-            candidates_of(spec, config)  # which checks them
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
 
@@ -115,28 +108,12 @@ def _check_name(spec: MethodSpec) -> None:
 
 
 def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) -> Any:
-    """What a tree's name stands for in this config; None for a tree that the run itself chooses."""
-    if tree in (None, "tuned"):
+    """Return the shape of a tree by its name in this config; None if there is no tree."""
+    if tree is None:
         return None
     if drafts == "hybrid":
-        return joint_choices(str(tree), config["trees"])
-    return config["draft_tree"]["dynamic"] if tree == "dynamic" else tree_choices(str(tree), config["trees"])
-
-
-def candidates_of(spec: MethodSpec, config: dict[str, Any]) -> list[MethodSpec]:
-    """The trees that a tuned method may take, as methods that are named after them.
-
-    Raises:
-        ValueError: a tree that the method cannot take; names the config key.
-    """
-    key = spec.drafts if spec.drafts in ("jacobi", "hybrid") else "draft_model"
-    try:
-        return [
-            replace(spec, tree=tree, method_id=tree, tree_shape=_tree_shape(tree, spec.drafts, config))
-            for tree in config["tree_tuning"][key]
-        ]
-    except ValueError as error:
-        raise ValueError(f"config key tree_tuning.{key}: {error}") from error
+        return joint_choices(tree, config["trees"])
+    return config["draft_tree"]["dynamic"] if tree == "dynamic" else tree_choices(tree, config["trees"])
 
 
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
@@ -156,8 +133,3 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
             words.append(f"{name.strip('_')}{value:g}")
     return "-".join([spec.name, *words])
-
-
-def table_file(neighbours: str, training_seed: int | str) -> str:
-    """Names the file of a table of nearest codes; only the one by probability depends on the target and its seed."""
-    return f"{neighbours}.s{training_seed}.safetensors" if neighbours == "probability" else f"{neighbours}.safetensors"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.methods import MethodSpec
-from lantern_pipeline.config.methods import candidates_of, expand_ablations, expand_methods, table_file
+from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.fetch.entries import Resource, resource_of
 from lantern_pipeline.measure.registry import TRAINED, metric_files, published_files, trained_models
@@ -52,19 +52,14 @@ def drafter_settings(drafter: str, section: Mapping[str, Any]) -> dict[str, Any]
     return {**section, "num_steps": int(steps), "num_epochs": None} if steps else dict(section)
 
 
-def table_of(spec: MethodSpec, training_seed: int | str) -> str | list[str]:
+def table_of(spec: MethodSpec) -> str | list[str]:
     """Table of nearest codes that a method reads; no file for an exact method."""
-    return f"<results>/codebook/{table_file(spec.neighbours, training_seed)}" if spec.neighbours else []
+    return f"<results>/codebook/{spec.neighbours}.safetensors" if spec.neighbours else []
 
 
-def tables_of(specs: Iterable[MethodSpec], training_seed: int | str) -> list[str]:
+def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
     """Tables of nearest codes that some methods read."""
-    return sorted({table_of(spec, training_seed) for spec in specs if spec.neighbours})
-
-
-def trees_of(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """File of tuned trees that some methods read; no file where no tree is tuned."""
-    return f"<results>/trees/s{training_seed}.json" if any(spec.tree == "tuned" for spec in specs) else []
+    return sorted({table_of(spec) for spec in specs if spec.neighbours})
 
 
 class RunPlan:
@@ -75,7 +70,6 @@ class RunPlan:
         # (method, temperature as text), in the config's order
         self.runs = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
         self.specs = {spec.method_id: spec for spec, _ in self.runs}
-        self.tuned_specs = [spec for spec in self.specs.values() if spec.tree == "tuned"]  # whose tree the run chooses
         self.temperatures = sorted({temperature for _, temperature in self.runs}, key=float)
         self.ablations = expand_ablations(config)
         training_seeds, noise_seeds = (config["repeats"][name] for name in ("training_seeds", "noise_seeds"))
@@ -101,14 +95,6 @@ class RunPlan:
     def run_params(self, temperature: str | None = None) -> list[tuple]:
         """(Fields of the method, temperature) of all runs, or of those at a temperature."""
         return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
-
-    def tuned_params(self) -> list[tuple]:
-        """(Method id, temperature, fields of the method with each tree it may take) of all runs whose tree is tuned."""
-        return [
-            (spec.method_id, float(temperature), [asdict(found) for found in candidates_of(spec, self.config)])
-            for spec, temperature in self.runs
-            if spec.tree == "tuned"
-        ]
 
     def drafters_of(self, ablation: str) -> dict[int | None, str]:
         """Draft models that an ablation needs, by their number of training steps; None is the run's own."""
@@ -158,17 +144,14 @@ class RunPlan:
         return metric_files(metrics, trained, self.resources, "<results>/reference/features.safetensors")
 
     def model_files(self) -> list[str]:
-        """Weights, tables of codes and tuned trees that the run made or converted, and decodes or measures with."""
+        """Weights and tables of codes that the run made or converted, and decodes or measures with."""
         specs = [*self.specs.values(), *(point.spec for points in self.ablations.values() for point in points)]
         files = [TOKENIZER, *map(model_of, trained_models(self.config["metrics"]))]
         for seed in self.config["repeats"]["training_seeds"]:
             files.append(target_of(seed))
             files += [drafter_of(seed)] if self.needs_draft_model else []
-            files += tables_of(self.specs.values(), seed)
-            files += [trees_of(self.tuned_specs, seed)] if self.tuned_specs else []
-        first = self.first["training_seed"]
         files += [file for name in self.ablations for file in self.drafters_of(name).values()]
-        return list(dict.fromkeys([*files, *tables_of(specs, first)]))
+        return list(dict.fromkeys([*files, *tables_of(specs)]))
 
     def report_files(self) -> list[str]:
         """What was reported of each model that the run made or converted."""

@@ -21,7 +21,6 @@ from lantern_pipeline.config.key_types import (
     Share,
     Text,
     Unique,
-    UniqueNames,
     broken_rule,
     value_or_list,
 )
@@ -232,15 +231,6 @@ class DraftTree(Section):
     dynamic: DynamicTree
 
 
-class TreeTuning(Section):
-    """Trees that methods with `tree: tuned` choose from."""
-
-    num_prompts: Count = Field(description="number of captions")
-    jacobi: UniqueNames = Field(description="trees of Jacobi drafts")
-    hybrid: UniqueNames = Field(description="trees of Jacobi drafts beside a draft model's")
-    draft_model: UniqueNames = Field(description="trees of a draft model's drafts")
-
-
 class Generation(Section):
     """How images are generated."""
 
@@ -406,7 +396,6 @@ class RunConfig(Section):
     sampling: Sampling
     draft_tree: DraftTree
     trees: dict[Name, TreeChoices] = Field(description="static trees by name: paths of child ranks from the root")
-    tree_tuning: TreeTuning
     methods: MethodEntries = Field(description="methods to run")
     generation: Generation
     variants: dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]] | None = Field(

@@ -28,9 +28,12 @@ RENAMED_KEYS = {
     ("law",): "now total_variation; rename it",
     ("recogniser",): "now attribute_classifier; rename it",
     ("data", "max_words"): "now text.max_tokens; move it there",
+    ("tree_tuning",): "gone, since a run no longer chooses trees; remove it, and name a tree in place of tree: tuned",
 }
 RENAMED_VALUES = {
     ("fidelity", "recogniser"): "now attribute_classifier; rename it",
+    ("tree", "tuned"): "gone, since a run no longer chooses trees; name one, such as chain9",
+    ("neighbours", "probability"): "gone; name l2_normalised or l2",
     ("neighbours", "cosine"): "now l2_normalised; rename it",
     ("acceptance", "none"): "now exact; rename it",
     ("acceptance", "budget"): "now bounded; rename it",
