@@ -16,7 +16,8 @@ DEFAULT = load_config_of_all_figures()
 
 
 def table_of(config):
-    return figure_table(RunPlan(typed_config(config), parse_entries(config["resources"])))
+    checked = typed_config(config)
+    return figure_table(RunPlan(checked, parse_entries(checked.resource_entries)))
 
 
 FIGURES = table_of(DEFAULT)

@@ -90,8 +90,8 @@ def _check_prompts(path: Path, entry: PromptSet, config: RunConfig) -> None:
     from lantern_pipeline.data.prompt_files import load_prompt_set
     from lantern_pipeline.data.text_encoders import make_text_encoder
 
-    prompts = load_prompt_set(path, entry.model_dump(), config.seed)
+    prompts = load_prompt_set(path, entry, config.seed)
     if config.text.encoder in ("words", "word_ids", "classes"):  # others know every word, and cut long prompts
-        encoder = make_text_encoder(config.text.model_dump(), config.data.source)
+        encoder = make_text_encoder(config.text_settings, config.data.source)
         for prompt in prompts:
-            encoder.check(prompt.text)
+            encoder.encode([prompt.text])
