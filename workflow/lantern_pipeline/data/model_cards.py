@@ -5,7 +5,9 @@ Read while Snakemake builds the workflow: no torch here.
 
 from __future__ import annotations
 
-from lantern.cards.card import ImageSettings, ModelCard, PromptSettings
+from typing import Any
+
+from lantern.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.families import FAMILIES
@@ -26,7 +28,8 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
     if name not in CARDS:
         raise ValueError(f"config key model must be one of {', '.join(CARDS)}, or null, got {name!r}")
     card = CARDS[name]
-    prompts, images, files = card.prompts, card.images, {part: file.name for part, file in card.files.items()}
+    prompts, images = card.prompts, card.images
+    files = {part: file.name for part, file in card.files.items() if isinstance(file, HubFiles)}
     sizes = {key: getattr(prompts, key) for key in ("max_tokens", "caption_dim", "num_classes")}
     return {
         "data": {"image_size": images.size},
@@ -84,7 +87,7 @@ def card_of(config: RunConfig) -> ModelCard:
     )
 
 
-def target_fields(config: RunConfig) -> dict[str, object]:
+def target_fields(config: RunConfig) -> dict[str, Any]:
     """Return the fields of a `TargetConfig` that config section `target` decides, and of a family its ids."""
     encoder = config.text.encoder
     target = config.target

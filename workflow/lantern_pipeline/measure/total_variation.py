@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 import torch
@@ -82,7 +81,7 @@ class TotalVariationStudy:
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
             spec, drawn = decoder.spec, records[decoder.spec.method_id]
             kind, measured = self._measure_nodes(decoder)
-            row: dict[str, Any] = {"method_id": spec.method_id, "kind": kind}
+            row: dict[str, object] = {"method_id": spec.method_id, "kind": kind}
             if measured:
                 row |= tv_row(*measured, spec.delta, self.options)
             if not decoder.sampling.is_greedy:
@@ -213,7 +212,7 @@ def tv_curves(
 def _rules(
     nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
 ) -> dict[str, Callable[[], OutputDistribution]]:
-    target, draft = nodes.target_probs, nodes.draft_probs
+    target, draft = nodes.target_probs, nodes.drawn_from
     top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
     additive = AdditiveBound(table, **bound)
 

@@ -486,7 +486,7 @@ class RunConfig(Section):
     def text_settings(self) -> TextSettings:
         """What a job needs to encode prompts."""
         grids = [self.tokenizer.grid, self.target.small_grid]
-        return TextSettings(**self.text.keys_of(PromptReading), grids=grids)
+        return TextSettings.model_validate({**self.text.keys_of(PromptReading), "grids": grids})
 
     @property
     def grids(self) -> dict[str, Grid]:
