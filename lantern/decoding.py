@@ -418,11 +418,6 @@ class TreeDecoder(Decoder):
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
     """Make the drafter of a method, and check that models and tree fit it."""
-    if spec.tree is not None and spec.tree_shape is None:
-        raise ValueError(
-            f"method {spec.label} uses tree {spec.tree!r}, not chosen yet: pass tree_shape, or a fixed tree such as "
-            "chain3"
-        )
     if spec.needs_draft_model:
         models.require_draft(spec.label)
     kind: type[Drafter[Any]] = load_class(spec.drafts_row.path)

@@ -25,7 +25,7 @@ from lantern.parameters import Parameter as Parameter
 from lantern.parameters import ParameterValue
 from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree, TreeShape, joint_choices, tree_choices
 
-NEIGHBOURS = ("l2", "l2_normalised", "probability", "random")
+NEIGHBOURS = ("l2", "l2_normalised", "random")
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 
@@ -41,7 +41,7 @@ class DraftsRow:
     Attributes:
         path: its class, "module:Class".
         trees: kinds of trees that the drafter fills: "static", "chains" (of one length below the root), "joint" (two
-            static trees), "dynamic", "tuned" (chosen by the run). Empty if the method has no drafts.
+            static trees), "dynamic". Empty if the method has no drafts.
         parameters: parameters by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
         is_sampled: whether drafts are sampled from a known distribution with their own noise. If so, they are verified
@@ -72,34 +72,32 @@ NO_DRAFTS = DraftsRow("lantern.drafters.base:NoDrafter", trees=())
 DRAFTS = {
     "sampled": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
-        ("static", "tuned"),
         needs_draft_model=True,
         is_sampled=True,
         paper=_EAGLE,
     ),
     "top": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
-        ("static", "dynamic", "tuned"),
+        ("static", "dynamic"),
         needs_draft_model=True,
         paper="EAGLE-2, arXiv 2406.16858",
     ),
     "coupled": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
-        ("static", "dynamic", "tuned"),
+        ("static", "dynamic"),
         needs_draft_model=True,
         is_coupled=True,
         paper=f"{_FIXED_NOISE}; the coupling: Daliri et al. 2024, arXiv 2408.07978",
     ),
     "jacobi": DraftsRow(
         "lantern.drafters.jacobi:JacobiDrafter",
-        ("static", "tuned"),
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
     ),
     "hybrid": DraftsRow(
         "lantern.drafters.jacobi:HybridDrafter",
-        ("joint", "tuned"),
+        ("joint",),
         needs_draft_model=True,
         is_coupled=True,
         has_twins=True,
@@ -344,7 +342,7 @@ class MethodSpec:
     Attributes:
         name: name of a preset, or a name of the user's choice.
         tree: "dynamic", the name of a static tree, two names as "chain9+chain3" (Jacobi's tree and the draft model's)
-            for hybrid drafts, or "tuned". None if there are no drafts.
+            for hybrid drafts. None if there are no drafts.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
         residual: distribution after a rejection. "paper"; "official" (LlamaGen) or "official_lumina" for that of the
@@ -353,7 +351,7 @@ class MethodSpec:
         parameters: the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
         tree_shape: choices of the static tree, or options of the dynamic one. JSON values are converted. By default the
-            shape that `tree` names. None for autoregressive decoding, and for a tuned tree that is not chosen yet.
+            shape that `tree` names. None for autoregressive decoding.
         code: checksum of the files of custom classes.
 
     Raises:
@@ -565,7 +563,7 @@ _TREES_FOR = {
 
 
 def _kind_of(tree: str) -> str:
-    if tree in ("dynamic", "tuned"):
+    if tree == "dynamic":
         return tree
     if "+" in tree:
         return "joint"
@@ -617,7 +615,7 @@ def _shape_of(spec: MethodSpec) -> TreeShape | None:
         ValueError: the given shape does not fit the tree's kind, or the name is unknown.
     """
     shape = spec.tree_shape
-    if spec.tree is None or (spec.tree == "tuned" and shape is None):
+    if spec.tree is None:
         return None
     if isinstance(shape, DynamicTreeOptions | JointTree):
         return shape

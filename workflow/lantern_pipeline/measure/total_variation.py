@@ -39,6 +39,7 @@ from lantern_pipeline.measure.output_distribution import (
     record_nodes,
 )
 from lantern_pipeline.measure.registry import TV_COLUMNS
+from lantern_pipeline.settings.run_config import TotalVariationNodes
 
 ROUNDING = 1e-5  # a total variation computed in float32 counts as above its bound from here on
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
@@ -63,7 +64,7 @@ class TotalVariationStudy:
     prompts: Sequence[Prompt]  # at whose images' nodes is looked
     tested_prompts: Sequence[Prompt]  # whose whole images are tested
     codebook: torch.Tensor  # (vocab, code_dim), as the tokenizer decodes it
-    settings: Mapping[str, Any]  # config section `total_variation`
+    settings: TotalVariationNodes
     # num_resamples and seed of the bootstrap; the seed is that of the noise and the choice of nodes, too
     options: Mapping[str, int]
     batch_size: int  # images decoded together
@@ -86,8 +87,8 @@ class TotalVariationStudy:
                 row |= tv_row(*measured, spec.get("delta"), self.options)
             if not decoder.sampling.is_greedy:
                 row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
-            is_drafted = isinstance(decoder, TreeDecoder) and spec.tree is not None
-            if is_drafted and decoder.verifier.draws_target_tokens:
+            has_drafts = spec.tree is not None
+            if has_drafts and isinstance(decoder, TreeDecoder) and decoder.verifier.draws_target_tokens:
                 row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
         return pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -104,7 +105,7 @@ class TotalVariationStudy:
 
     @property
     def _wanted(self) -> dict[str, int]:
-        max_nodes = self.settings["max_nodes"]
+        max_nodes = self.settings.max_nodes
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
@@ -112,7 +113,8 @@ class TotalVariationStudy:
         target in full context.
         """
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
-        num_samples, seed = self.settings["num_samples"], self.options["seed"]
+        num_samples = self.settings.num_samples
+        seed = self.options["seed"]
         if spec.drafts is None:
             return "none", None
         if not isinstance(decoder, TreeDecoder):
