@@ -48,7 +48,7 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
     return run
 
 
-# Custom objects are of type Any below: they may lack what they should have.
+# The type of custom objects is not checked: they may lack what they should have.
 
 
 def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:

@@ -135,7 +135,7 @@ class Decoder:
         return () if self.sampling.is_greedy else ("target",)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
-        """Make the noise of one image for `generate`, on the CPU. Any thread may call this."""
+        """Make the noise of one image for `generate` on the CPU, in any thread."""
         vocab_size = self.target.config.vocab_size
         return ImageNoise(run_seed, prompt_id, self.noise_streams, self.num_tokens, vocab_size)
 
