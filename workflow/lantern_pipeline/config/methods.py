@@ -112,8 +112,8 @@ def _tree_shape(tree: str | None, drafts: str | None, config: dict[str, Any]) ->
     if tree is None:
         return None
     if drafts == "hybrid":
-        return joint_choices(tree, config["trees"])
-    return config["draft_tree"]["dynamic"] if tree == "dynamic" else tree_choices(tree, config["trees"])
+        return joint_choices(str(tree), config["trees"])
+    return config["draft_tree"]["dynamic"] if tree == "dynamic" else tree_choices(str(tree), config["trees"])
 
 
 def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
