@@ -8,16 +8,16 @@ import sys
 import pytest
 from jsonschema import Draft202012Validator
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
-from lantern_pipeline.config import cross_checks
-from lantern_pipeline.config.cross_checks import measuring_sections
+from lantern_pipeline.config.cross_checks import metric_models_of
 from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
-from lantern_pipeline.config.method_entry import MethodEntry, check_entry
-from lantern_pipeline.config.validate import describe_folder, load_yaml, validate_config
-from lantern_pipeline.config.wording import show
+from lantern_pipeline.config.run import describe_folder
+from lantern_pipeline.config.validate import load_yaml, validate_config
 from lantern_pipeline.data.model_cards import card_of, card_sections
+from lantern_pipeline.settings.method_entry import MethodEntry, check_entry
+from lantern_pipeline.settings.wording import show
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -214,8 +214,7 @@ def test_an_empty_list_of_values_to_try_is_refused(path, value, key):
 
 def test_no_variants_may_be_written_as_null():
     config = changed("variants", None)
-    validate_config(config)
-    assert config["variants"] == {}
+    assert validate_config(config).variants == {}
 
 
 def test_the_keys_of_a_method_are_read_from_the_table_of_methods():
@@ -411,11 +410,11 @@ def test_a_value_of_sixty_characters_is_shown_whole_and_a_longer_one_cut():
 
 
 def test_measuring_models_are_named_in_one_order_and_with_a_finished_tokenizer_only_where_they_measure():
-    config = changed("tokenizer.checkpoint", None)
-    assert measuring_sections(config) == ["attribute_classifier", "clip"]
-    off = {**config["metrics"], "fidelity": None, "prompt_accuracy": False, "clip": None}
-    assert measuring_sections({**config, "metrics": off}) == ["attribute_classifier"]  # a tokenizer is trained with it
-    assert measuring_sections({**DEFAULT, "metrics": off}) == []
+    config = typed_config(changed("tokenizer.checkpoint", None))
+    assert list(metric_models_of(config)) == ["attribute_classifier", "clip"]
+    off = {"metrics": config.metrics.model_copy(update={"fidelity": None, "prompt_accuracy": False, "clip": None})}
+    assert list(metric_models_of(config.model_copy(update=off))) == ["attribute_classifier"]  # to train a tokenizer
+    assert list(metric_models_of(typed_config(DEFAULT).model_copy(update=off))) == []
 
 
 def test_bounds_themselves_are_allowed():
@@ -480,13 +479,7 @@ def test_an_overlay_overrules_the_models_card(tmp_path):
     assert config["text"]["max_tokens"] == 64 and card.prompts.max_tokens == 128
     assert config["draft_tree"] == card.trees and config["codebook"]["neighbours"] == "l2"
     assert config["target"]["checkpoint"] == "janus_pro_1b" and config["drafter"]["checkpoint"] is None
-    assert card_of(config).target_config().num_prompt_ids == 102400
-
-
-def test_sections_of_measuring_models_are_sorted(monkeypatch):
-    monkeypatch.setattr(cross_checks, "trained_models", lambda metrics: tuple("hgfedcb"))
-    found = measuring_sections(changed("tokenizer.checkpoint", None))
-    assert found == ["attribute_classifier", *"bcdefgh"]
+    assert card_of(typed_config(config)).target_config().num_prompt_ids == 102400
 
 
 def test_no_prompt_set_has_more_shards_than_prompts():

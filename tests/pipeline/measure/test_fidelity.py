@@ -19,12 +19,13 @@ from lantern_pipeline.measure.distances import Gaussian, measure_fid, measure_ki
 from lantern_pipeline.measure.feature_extractors import classifier_features, load_extractor
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
 from lantern_pipeline.measure.reference_statistics import OF_CLASSIFIER, Reference, measure_reference
+from lantern_pipeline.settings.run_config import FidelitySettings
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 
 KID = {"subset_size": 20, "num_subsets": 4, "seed": 5}
 PRC = {"neighbours": 3}
-SETTINGS = {"kid_subset_size": 20, "kid_subsets": 5, "prc_neighbours": 3}
+SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=20, kid_subsets=5, prc_neighbours=3)
 
 
 def gaussian(n, shift=0.0, seed=0, width=6):
@@ -45,7 +46,7 @@ def known(reference):
 
 
 def measure(generated, reference, **changes):
-    return known(reference).compare(generated, {**SETTINGS, **changes}, 0)
+    return known(reference).compare(generated, SETTINGS.model_copy(update=changes), 0)
 
 
 def kernel(x, y):
@@ -242,7 +243,7 @@ def test_metrics_are_those_that_torch_fidelity_measures_on_files(inception_file,
         measure_reference(place, place.name, {"inception": extractor}, "none", batch_size=5)[0]["inception"]
         for place in (generated, real)
     ]
-    settings = {"kid_subset_size": 8, "kid_subsets": 4, "prc_neighbours": 3}
+    settings = SETTINGS.model_copy(update={"kid_subset_size": 8, "kid_subsets": 4})
     found = known(features[1]).compare(features[0], settings, 3)
     assert found["fid"] == pytest.approx(direct["frechet_inception_distance"], rel=1e-3)
     # torch-fidelity stays in float32, whose digits end at 1e-7
