@@ -52,15 +52,12 @@ wildcard_constraints:
     split="train|val",
 
 
-include: "workflow/rules/data.smk"
-include: "workflow/rules/world.smk"
+include: "workflow/rules/inputs.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/pages.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/publish.smk"
-include: "workflow/rules/study.smk"
+include: "workflow/rules/extras.smk"
 include: "workflow/rules/variants.smk"
 
 

@@ -17,7 +17,6 @@ from lantern_pipeline.config.paths import (
     answer_files,
     drafter_for,
     drafter_of,
-    drafter_seed,
     drafter_settings,
     model_of,
     table_of,
@@ -138,7 +137,7 @@ def shards_of(files):
 def text_features_of(*prompt_sets):
     """Stored text features of prompt sets, or the tokenizer's file; none where words are embedded on the fly."""
     files = [f"<results>/text/{name}/features-{{scatteritem}}.safetensors" for name in prompt_sets if STORES_TEXT]
-    return PROMPT_TOKENIZER + [shard for file in files for shard in gather.text_shards(file)]
+    return PROMPT_TOKENIZER + gather.text_shards(files, allow_missing=True)
 
 
 def caption_features_of(split):
@@ -152,11 +151,12 @@ def codes_of(split):
     return gather.image_shards(f"<results>/codes/{split}-{{scatteritem}}.safetensors")
 
 
-def drafter_codes_of(split, training_seed):
+def drafter_codes_of(split):
     """Codes that a draft model learns from: the source's images, or images that its target drew."""
     if config["drafter"]["codes"] == "images":
         return codes_of(split)
-    return gather.image_shards(f"<results>/samples/s{training_seed}/{split}-{{scatteritem}}.safetensors")
+    file = f"<results>/samples/s{{training_seed}}/{split}-{{scatteritem}}.safetensors"
+    return gather.image_shards(file, allow_missing=True)
 
 
 def num_drawn(wildcards):
@@ -164,9 +164,14 @@ def num_drawn(wildcards):
     return SIZES.images_of(wildcards.prompt_set, config["generation"]["num_shards"])
 
 
-def num_measured(wildcards):
-    """Images of a job that measures a prompt set's images of all methods at a temperature."""
-    return SIZES.images_of(wildcards.prompt_set) * len(PLAN.methods_at(wildcards.temperature))
+def methods_at(wildcards):
+    """Methods that run at a temperature."""
+    return PLAN.methods_at(wildcards.temperature)
+
+
+def scoring_minutes(wildcards, attempt):
+    """Time of a job that scores the images of a prompt set once; the ceilings are as many."""
+    return SIZES.scoring_minutes(2 * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
 
 
 def result_table(path, caption, title):

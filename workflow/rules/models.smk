@@ -1,7 +1,127 @@
-"""Image tokenizer, target and draft model: trained or, where the config names a `checkpoint`, converted."""
+"""Models that are trained or, where the config names a `checkpoint`, converted: what measures images, image tokenizer,
+target, draft model. Weights and real images from elsewhere are looked at here, too."""
+
+from lantern_pipeline.measure.registry import TRAINED
 
 TARGET_SIZES = asdict(SIZES.sizes)
 NO_TRAINING = ("name", "checkpoint", "size", *TARGET_KEYS)  # keys of config section `target`
+
+
+rule convert_measuring_model:
+    input:
+        checkpoint=lambda wildcards: resource_of(config[wildcards.model]["checkpoint"], RESOURCES),
+    output:
+        model="<results>/{model}/model.safetensors",
+        report="<results>/{model}/report.json",
+    log:
+        "<logs>/convert_measuring_model.{model}.log",
+    wildcard_constraints:
+        model="|".join(name for name in TRAINED if config[name]["checkpoint"]) or "none",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(2000),
+    params:
+        code=code("convert_measuring_model.py"),
+        sizes=lambda wildcards: {
+            "data.image_size": config["data"]["image_size"],
+            **{f"{wildcards.model}.{key}": value for key, value in config[wildcards.model].items()},
+        },
+    script:
+        "../scripts/convert_measuring_model.py"
+
+
+if config["attribute_classifier"]["checkpoint"] is None:
+
+    rule train_attribute_classifier:
+        output:
+            model="<results>/attribute_classifier/model.safetensors",
+            report="<results>/attribute_classifier/report.json",
+        log:
+            "<logs>/train_attribute_classifier.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(2000),
+            runtime=growing(60),
+        params:
+            code=code("train_attribute_classifier.py"),
+            settings=config["attribute_classifier"],
+            data={key: config["data"][key] for key in ("image_size", "num_train")},
+            seed=SEED,
+        script:
+            "../scripts/train_attribute_classifier.py"
+
+
+if config["clip"]["checkpoint"] is None:
+
+    rule train_clip:
+        output:
+            model="<results>/clip/model.safetensors",
+            report="<results>/clip/report.json",
+        log:
+            "<logs>/train_clip.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(2000),
+            runtime=growing(60),
+            gpu=GPU,
+        params:
+            code=code("train_clip.py"),
+            settings=config["clip"],
+            source=DATA,
+            seed=SEED,
+        script:
+            "../scripts/train_clip.py"
+
+
+# Features of the real images behind FID, KID, precision and recall; only where metrics.fidelity is inception.
+rule measure_reference:
+    input:
+        images=resource_of(config["metrics"]["published"]["reference"]["images"], RESOURCES),
+        inception_weights=resource_of(config["metrics"]["published"]["inception"], RESOURCES),
+        vgg16_weights=resource_of(config["metrics"]["published"]["vgg16"], RESOURCES),
+    output:
+        "<results>/reference/features.safetensors",
+    log:
+        "<logs>/measure_reference.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(6000),
+        # 25 KB an image: Inception's and VGG16's features in float32, of COCO's 40,504 validation images.
+        runtime=growing(240),
+        gpu=GPU,
+    params:
+        code=code("measure_reference.py"),
+        settings={key: config["metrics"]["published"][key] for key in ("reference", "preprocessing", "vgg16_layer")},
+    script:
+        "../scripts/measure_reference.py"
+
+
+if METRIC_FILES:
+
+    # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
+    # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
+    rule check_metric_weights:
+        input:
+            **METRIC_FILES,
+        output:
+            "<results>/reference/metric_weights.json",
+        log:
+            "<logs>/check_metric_weights.log",
+        priority: 100
+        conda:
+            ENVIRONMENT
+        resources:
+            mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
+        params:
+            code=code("check_metric_weights.py", *loading_modules(config["metrics"])),
+            settings=MEASURED_WITH,
+        script:
+            "../scripts/check_metric_weights.py"
+
 
 if config["tokenizer"]["checkpoint"]:
 
@@ -100,7 +220,6 @@ else:
             code=code("train_target.py"),
             sizes=TARGET_SIZES,
             settings={key: value for key, value in config["target"].items() if key not in NO_TRAINING},
-            training_seed=lambda wildcards: int(wildcards.training_seed),
         script:
             "../scripts/train_target.py"
 
@@ -130,24 +249,24 @@ if config["drafter"]["checkpoint"]:
 # Ablations over training steps train drafters of their own, also beside a published one: s0-40steps.
 rule train_drafter:
     input:
-        codes=lambda wildcards: drafter_codes_of("train", drafter_seed(wildcards.drafter)),
-        val_codes=lambda wildcards: drafter_codes_of("val", drafter_seed(wildcards.drafter)),
+        codes=drafter_codes_of("train"),
+        val_codes=drafter_codes_of("val"),
         captions=rules.write_captions.output.train,
         val_captions=rules.write_captions.output.val,
         features=caption_features_of("train"),
         val_features=caption_features_of("val"),
-        target=lambda wildcards: target_of(drafter_seed(wildcards.drafter)),
+        target=target_of("{training_seed}"),
     output:
-        model="<results>/drafter/{drafter}/model.safetensors",
-        report="<results>/drafter/{drafter}/report.json",
+        model="<results>/drafter/s{training_seed}{steps}/model.safetensors",
+        report="<results>/drafter/s{training_seed}{steps}/report.json",
     log:
-        "<logs>/train_drafter.{drafter}.log",
+        "<logs>/train_drafter.s{training_seed}{steps}.log",
     wildcard_constraints:
-        drafter=r"s\d+(-\d+steps)" + ("" if config["drafter"]["checkpoint"] else "?"),
+        steps=r"(-\d+steps)" + ("" if config["drafter"]["checkpoint"] else "?"),
     conda:
         ENVIRONMENT
     # An ablation's short training leaves the other core to generation.
-    threads: lambda wildcards: 1 if "-" in wildcards.drafter else TRAINING_THREADS
+    threads: lambda wildcards: 1 if wildcards.steps else TRAINING_THREADS
     resources:
         mem_mb=SIZES.training_mb(),
         runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
@@ -155,8 +274,7 @@ rule train_drafter:
     params:
         **TEXT_PARAMS,
         code=code("train_drafter.py"),
-        settings=lambda wildcards: drafter_settings(wildcards.drafter, config["drafter"]),
+        settings=lambda wildcards: drafter_settings(wildcards.steps, config["drafter"]),
         cfg_scale=config["sampling"]["cfg_scale"],
-        training_seed=lambda wildcards: drafter_seed(wildcards.drafter),
     script:
         "../scripts/train_drafter.py"

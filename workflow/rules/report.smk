@@ -1,4 +1,4 @@
-"""What a run comes to: tables, figures, provenance."""
+"""What a run comes to: tables, figures, pages for readers, provenance."""
 
 from lantern_pipeline.archive.provenance import results_config
 
@@ -94,7 +94,55 @@ for name, figure in FIGURES.items():
             "../scripts/draw_figure.py"
 
 
-# After the tables and figures, whose change makes it anew.
+# workflow/report/workflow.rst shows it.
+rule write_front_page:
+    input:
+        claims="<results>/claims.json",
+        records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
+        tokenizer=TOKENIZER,
+    output:
+        page="<results>/front.html",
+    log:
+        "<logs>/write_front_page.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(3500),
+        runtime=growing(45),
+    params:
+        code=code("write_front_page.py", *page_templates("front_page")),
+        num_prompts=config["figures"]["sample_prompts"],
+    script:
+        "../scripts/write_front_page.py"
+
+
+rule build_race:
+    input:
+        images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",
+        prompts=[f"<results>/prompts/{name}.jsonl" for name in config["latency"]["prompt_sets"]],
+        tokenizer=TOKENIZER,
+    output:
+        page=report(
+            "<results>/race.html",
+            caption="../report/race.rst",
+            category="Overview",
+            labels={"page": "Watch the methods draw"},
+        ),
+        picture="<results>/race.png",
+    log:
+        "<logs>/build_race.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(3500),
+        runtime=growing(90),
+    params:
+        code=code("build_race.py", *page_templates("race")),
+    script:
+        "../scripts/build_race.py"
+
+
 # What `lantern.load` reads of a finished run.
 rule write_card:
     input:

@@ -18,8 +18,10 @@ with job_log(snakemake):
     parts, images = [], []
     for name, path in zip(settings["prompt_sets"], files.prompts, strict=True):
         prompts = read_prompts(path)[: settings["num_images"]]
-        options = {"run_seed": params.noise_seed} | {name: settings[name] for name in ("num_warmup", "num_rounds")}
-        frame, drawn = measure_latency(decoders, prompts, encoder, **options)
+        options = {name: settings[name] for name in ("num_warmup", "num_rounds")}
+        frame, drawn = measure_latency(
+            decoders, prompts, encoder, run_seed=int(snakemake.wildcards.noise_seed), **options
+        )
         parts.append(frame.assign(prompt_set=name, repeat=params.repeat))
         images += [image for image in drawn if image.temperature == params.temperature]
     write_table(snakemake.output.table, pd.concat(parts))

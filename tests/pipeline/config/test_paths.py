@@ -10,7 +10,6 @@ from lantern_pipeline.config.paths import (
     answer_files,
     drafter_for,
     drafter_of,
-    drafter_seed,
     drafter_settings,
     table_of,
     tables_of,
@@ -30,9 +29,9 @@ def plan(**sections):
 def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():
     section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
     short = {"num_steps": 40, "num_epochs": None, "batch_size": 8}
-    for name, steps, settings in (("s13", None, section), ("s13-40steps", 40, short)):
-        assert drafter_of(13, steps) == f"<results>/drafter/{name}/model.safetensors"
-        assert drafter_seed(name) == 13 and drafter_settings(name, section) == settings
+    for name, num_steps, settings in (("", None, section), ("-40steps", 40, short)):
+        assert drafter_of(13, num_steps) == f"<results>/drafter/s13{name}/model.safetensors"
+        assert drafter_settings(name, section) == settings
 
 
 def test_an_ablation_over_drafters_names_its_models_once():
