@@ -24,6 +24,10 @@ if "resources" not in config:  # Snakemake skips both lines where a module gets 
     include: "workflow/rules/defaults.smk"
 
 
+# Of all jobs with `--sdm apptainer`, in the folder of the run; docs/cluster.md says how to build it from the Containerfile.
+container: "lantern.sif"
+
+
 pathvars:
     results=f"results/{config['experiment']}",
     logs="<results>/logs",
