@@ -40,9 +40,9 @@ include: "workflow/rules/common.smk"
 
 
 scattergather:
-    shards=config["generation"]["num_shards"],
-    text_shards=config["text"]["num_shards"],
-    image_shards=config["data"]["num_shards"],
+    shards=CONFIG.generation.num_shards,
+    text_shards=CONFIG.text.num_shards,
+    image_shards=CONFIG.data.num_shards,
 
 
 wildcard_constraints:
@@ -57,6 +57,7 @@ wildcard_constraints:
 
 
 include: "workflow/rules/inputs.smk"
+include: "workflow/rules/data.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"

@@ -2,20 +2,20 @@
 
 PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": ""}
 
-if config["publish"]:
+if CONFIG.publish:
 
     # `make readme`.
     rule publish_readme:
         input:
             claims=rules.summarise.output.claims,
-            table=GENERALITY if config["variants"] else rules.summarise.output.summary,
+            table=GENERALITY if CONFIG.variants else rules.summarise.output.summary,
             pictures=[
                 file
                 for file in figure_files(["png"])
-                for letter in PUBLISHED_FIGURES[config["publish"]]
+                for letter in PUBLISHED_FIGURES[CONFIG.publish]
                 if f"fig_{letter}_" in file
             ]
-            + ([rules.build_race.output.picture] if config["publish"] == "results" else []),
+            + ([rules.build_race.output.picture] if CONFIG.publish == "results" else []),
         output:
             touch("<results>/readme.published"),
         log:
@@ -26,7 +26,7 @@ if config["publish"]:
             code=code("publish_readme.py"),
             root=HERE,
             settings=TABLE_SETTINGS,
-            section=lambda wildcards: config["publish"],  # else `--lint` takes it for a path
+            section=lambda wildcards: CONFIG.publish,
         script:
             "../scripts/publish_readme.py"
 
@@ -35,8 +35,8 @@ if config["publish"]:
 rule publish_weights:
     input:
         tokenizer=TOKENIZER,
-        target=target_of(FIRST["training_seed"]),
-        drafter=drafter_of(FIRST["training_seed"]),
+        target=target_of(PLAN.first["training_seed"]),
+        drafter=drafter_of(PLAN.first["training_seed"]),
         attribute_classifier=model_of("attribute_classifier"),
         clip=model_of("clip"),
     output:
@@ -59,8 +59,8 @@ rule publish_weights:
 # The perceptual study: a page that anyone can answer, and what came out.
 rule build_study:
     input:
-        records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
-        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
+        records=shards_of(PLAN.records_of(**PLAN.headline, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{PLAN.headline['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,
     output:
         page="<results>/study/study.html",
@@ -74,7 +74,7 @@ rule build_study:
         runtime=growing(90),
     params:
         code=code("build_study.py", *page_templates("study")),
-        settings={name: config["study"][name] for name in ("methods", "num_trials", "num_checks", "seed", "question")},
+        settings=CONFIG.study.model_dump(include={"methods", "num_trials", "num_checks", "seed", "question"}),
     script:
         "../scripts/build_study.py"
 
@@ -82,8 +82,8 @@ rule build_study:
 rule analyse_study:
     input:
         answers=lambda wildcards: answer_files(
-            config["study"]["answers"] or f"results/{config['experiment']}/study/answers",
-            f"results/{config['experiment']}/study/study.html",
+            CONFIG.study.answers or f"results/{CONFIG.experiment}/study/answers",
+            f"results/{CONFIG.experiment}/study/study.html",
         ),
         # Its content ties it to the page, whatever its date.
         key=ancient(rules.build_study.output.key),
@@ -96,6 +96,6 @@ rule analyse_study:
         ENVIRONMENT
     params:
         code=code("analyse_study.py"),
-        min_checks=config["study"]["min_checks"],
+        min_checks=CONFIG.study.min_checks,
     script:
         "../scripts/analyse_study.py"

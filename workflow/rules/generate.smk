@@ -14,7 +14,7 @@ rule build_nearest_codes:
         mem_mb=growing(2000),
     params:
         code=code("build_nearest_codes.py"),
-        num_neighbours=config["codebook"]["num_neighbours"],
+        num_neighbours=CONFIG.codebook.num_neighbours,
         seed=SEED,
     script:
         "../scripts/build_nearest_codes.py"
@@ -63,7 +63,7 @@ rule generate_images:
     resources:
         mem_mb=SIZES.decoding_mb(),
         runtime=lambda wildcards, attempt: SIZES.decoding_minutes(
-            num_drawn(wildcards), config["generation"]["batch_size"]
+            SIZES.images_of(wildcards.prompt_set, CONFIG.generation.num_shards), CONFIG.generation.batch_size
         )(wildcards, attempt),
         gpu=GPU,
     params:
@@ -77,8 +77,8 @@ rule generate_images:
 # A rule of its own that owns the machine: all methods interleaved image by image at batch 1.
 rule measure_latency:
     input:
-        prompts=expand(rules.write_prompts.output, prompt_set=config["latency"]["prompt_sets"]),
-        text=text_features_of(*config["latency"]["prompt_sets"]),
+        prompts=expand(rules.write_prompts.output, prompt_set=CONFIG.latency.prompt_sets),
+        text=text_features_of(*CONFIG.latency.prompt_sets),
         target=target_of("{training_seed}"),
         drafter=drafter_for(PLAN.specs.values(), "{training_seed}"),
         nearest_codes=tables_of(PLAN.specs.values()),
@@ -89,13 +89,13 @@ rule measure_latency:
         "<logs>/measure_latency.s{training_seed}n{noise_seed}.log",
     conda:
         ENVIRONMENT
-    threads: 1 if IS_VARIANT else workflow.cores  # variants are not compared by their times
+    threads: 1 if RUN.is_variant else workflow.cores  # variants are not compared by their times
     resources:
         mem_mb=SIZES.decoding_mb(),
         runtime=SIZES.decoding_minutes(
             len(PLAN.runs)
-            * len(config["latency"]["prompt_sets"])
-            * (config["latency"]["num_rounds"] * config["latency"]["num_images"] + config["latency"]["num_warmup"]),
+            * len(CONFIG.latency.prompt_sets)
+            * (CONFIG.latency.num_rounds * CONFIG.latency.num_images + CONFIG.latency.num_warmup),
             1,
         ),
         gpu=GPU,
@@ -103,8 +103,8 @@ rule measure_latency:
         **DECODING_PARAMS,
         code=code("measure_latency.py"),
         runs=PLAN.run_params(),
-        settings=config["latency"],
-        temperature=float(HEADLINE["temperature"]),
+        settings=CONFIG.latency.model_dump(),
+        temperature=float(PLAN.headline["temperature"]),
         repeat="s{training_seed}n{noise_seed}",
     script:
         "../scripts/measure_latency.py"

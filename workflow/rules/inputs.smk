@@ -1,127 +1,63 @@
-"""What a run reads: files from elsewhere, prompt sets, captions of the training images, and their text features."""
+"""Functions of rules: inputs that are many files, methods at a temperature, figures, minutes of a job."""
+
+import json
 
 
-rule fetch_resource:
-    input:
-        lambda wildcards: RESOURCES[wildcards.resource].inputs,
-    output:
-        # The files themselves are no output: Snakemake would delete gigabytes before it runs the rule again.
-        "resources/{resource}.json",
-    log:
-        "<logs>/fetch_resource.{resource}.log",
-    wildcard_constraints:
-        resource="|".join(RESOURCES) or "none",
-    # First of all, so that a missing file or network stops the run before anything is computed.
-    priority: 100
-    # Where jobs run elsewhere: the machine that starts Snakemake is the one with a network.
-    localrule: True
-    conda:
-        ENVIRONMENT
-    params:
-        # No fingerprint of the code: an edit of it makes no other file.
-        entry=lookup(within=config, dpath="resources/{resource}"),
-    script:
-        "../scripts/fetch_resource.py"
+def shards_of(files):
+    """Return the record files of all shards, for paths that hold {scatteritem}."""
+    return [shard for file in files for shard in gather.shards(file)]
 
 
-rule write_prompts:
-    input:
-        lambda wildcards: resource_of(config["prompts"][wildcards.prompt_set].get("file"), RESOURCES),
-        tokenizer=PROMPT_TOKENIZER,
-    output:
-        "<results>/prompts/{prompt_set}.jsonl",
-    log:
-        "<logs>/write_prompts.{prompt_set}.log",
-    # First of all, so that an unknown word or a missing file stops the run before any training.
-    priority: 100
-    conda:
-        ENVIRONMENT
-    params:
-        code=code("write_prompts.py"),
-        settings=lookup(within=config, dpath="prompts/{prompt_set}"),
-        source=DATA,
-        text=TEXT,
-        seed=SEED,
-    script:
-        "../scripts/write_prompts.py"
+def text_features_of(*prompt_sets):
+    """Return the stored text features of prompt sets, or the tokenizer's file; nothing if words are embedded."""
+    files = [f"<results>/text/{name}/features-{{scatteritem}}.safetensors" for name in prompt_sets if RUN.stores_text]
+    return RUN.prompt_tokenizer + gather.text_shards(files, allow_missing=True)
 
 
-rule write_captions:
-    input:
-        file=resource_of(config["data"]["captions"]["file"], RESOURCES) if SOURCE == "captions" else [],
-    output:
-        train="<results>/captions/train.jsonl",
-        val="<results>/captions/val.jsonl",
-    log:
-        "<logs>/write_captions.log",
-    # Soon: timing, which needs the whole machine, waits for it.
-    priority: 10
-    conda:
-        ENVIRONMENT
-    params:
-        code=code("write_captions.py"),
-        num_val=config["target"]["num_eval"],
-        source=DATA,
-        captions=config["data"]["captions"],
-        seed=SEED,
-    script:
-        "../scripts/write_captions.py"
+def caption_features_of(split):
+    """Return the stored text features of the training captions of a split; else as `text_features_of`."""
+    file = f"<results>/captions/{split}/features-{{scatteritem}}.safetensors"
+    return gather.image_shards(file) if RUN.stores_text else RUN.prompt_tokenizer
 
 
-# The only rules that load T5; without it, words are embedded on the fly.
-rule encode_prompts:
-    input:
-        prompts="<results>/prompts/{prompt_set}.jsonl",
-        t5=resource_of(config["text"]["checkpoint"], RESOURCES),
-    output:
-        "<results>/text/{prompt_set}/features-{scatteritem}.safetensors",
-    log:
-        "<logs>/encode_prompts.{prompt_set}.{scatteritem}.log",
-    conda:
-        ENVIRONMENT
-    threads: 2
-    resources:
-        # flan-t5-xl: 2.3 GiB in bfloat16; the float32 file, mapped while it is read, makes it 7.6 at the peak.
-        mem_mb=growing(10000),
-        runtime=growing(120),
-        gpu=GPU,
-    params:
-        code=code("encode_prompts.py"),
-        settings=settings_of("text", "caption_dim", "max_tokens"),
-    script:
-        "../scripts/encode_prompts.py"
+def codes_of(split):
+    """Return the codes of the source's images of a split, train or val."""
+    return gather.image_shards(f"<results>/codes/{split}-{{scatteritem}}.safetensors")
 
 
-use rule encode_prompts as encode_captions with:
-    input:
-        prompts="<results>/captions/{split}.jsonl",
-        t5=resource_of(config["text"]["checkpoint"], RESOURCES),
-    output:
-        "<results>/captions/{split}/features-{scatteritem}.safetensors",
-    log:
-        "<logs>/encode_captions.{split}.{scatteritem}.log",
+def drafter_codes_of(split):
+    """Return the codes that a draft model learns from: the source's images, or images that its target generated."""
+    if CONFIG.drafter.codes == "images":
+        return codes_of(split)
+    file = f"<results>/samples/s{{training_seed}}/{split}-{{scatteritem}}.safetensors"
+    return gather.image_shards(file, allow_missing=True)
 
 
-rule encode_images:
-    input:
-        tokenizer=TOKENIZER,
-        captions="<results>/captions/{split}.jsonl",
-    output:
-        "<results>/codes/{split}-{scatteritem}.safetensors",
-    log:
-        "<logs>/encode_images.{split}.{scatteritem}.log",
-    conda:
-        ENVIRONMENT
-    # Held-out images are few: their job fits beside another.
-    threads: lambda wildcards: TRAINING_THREADS if wildcards.split == "train" else 1
-    resources:
-        mem_mb=growing(3000),
-        runtime=growing(240),
-        gpu=GPU,
-    params:
-        code=code("encode_images.py"),
-        source=DATA,
-        ends_lines=config["target"]["line_end"] is not None,
-        seed=SEED,
-    script:
-        "../scripts/encode_images.py"
+def methods_at(wildcards):
+    """Return the methods that run at a temperature."""
+    return PLAN.methods_at(wildcards.temperature)
+
+
+def scoring_minutes(wildcards, attempt):
+    """Return the minutes of a job that scores the images of a prompt set once; the ceilings are as many."""
+    return SIZES.scoring_minutes(2 * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
+
+
+def claim_numbers(wildcards, input):
+    """Return the numbers that captions contain: name -> text. Snakemake shows TBD while the file is to be made."""
+    return json.loads(Path(input.claims).read_text())["setting"]
+
+
+def figure_files(endings=("png", "pdf")):
+    """Return all figures, each in every format."""
+    names = [f"fig_{figure.letter}_{name}" for name, figure in RUN.figures.items()]
+    return expand("<results>/figures/{name}.{ending}", name=names, ending=endings)
+
+
+def page_templates(page):
+    """Return the templates of a page, for `code`.
+
+    As inputs they would have an absolute path, which the report shows and which makes the page again in a clone that
+    was moved.
+    """
+    return [f"pages/{name}.html" for name in (page, "page_shell")]

@@ -1,22 +1,25 @@
 """Models that are trained or, where the config names a `checkpoint`, converted: what measures images, image tokenizer,
 target, draft model. Weights and real images from elsewhere are looked at here, too."""
 
-from lantern_pipeline.measure.registry import TRAINED
+from lantern_pipeline.settings.run_config import MetricChoices
+from lantern_pipeline.settings.run_config import TargetTraining
 
 TARGET_SIZES = asdict(SIZES.sizes)
-NO_TRAINING = ("name", "checkpoint", "size", *TARGET_KEYS)  # keys of config section `target`
+
+
+METRIC_MODELS = {"attribute_classifier": CONFIG.attribute_classifier, "clip": CONFIG.clip}
 
 
 rule convert_measuring_model:
     input:
-        checkpoint=lambda wildcards: resource_of(config[wildcards.model]["checkpoint"], RESOURCES),
+        checkpoint=lambda wildcards: RUN.input_of(METRIC_MODELS[wildcards.model].checkpoint),
     output:
         model="<results>/{model}/model.safetensors",
         report="<results>/{model}/report.json",
     log:
         "<logs>/convert_measuring_model.{model}.log",
     wildcard_constraints:
-        model="|".join(name for name in TRAINED if config[name]["checkpoint"]) or "none",
+        model="|".join(name for name, model in METRIC_MODELS.items() if model.checkpoint) or "none",
     conda:
         ENVIRONMENT
     resources:
@@ -24,14 +27,14 @@ rule convert_measuring_model:
     params:
         code=code("convert_measuring_model.py"),
         sizes=lambda wildcards: {
-            "data.image_size": config["data"]["image_size"],
-            **{f"{wildcards.model}.{key}": value for key, value in config[wildcards.model].items()},
+            "data.image_size": CONFIG.data.image_size,
+            **{f"{wildcards.model}.{key}": value for key, value in METRIC_MODELS[wildcards.model]},
         },
     script:
         "../scripts/convert_measuring_model.py"
 
 
-if config["attribute_classifier"]["checkpoint"] is None:
+if CONFIG.attribute_classifier.checkpoint is None:
 
     rule train_attribute_classifier:
         output:
@@ -46,14 +49,14 @@ if config["attribute_classifier"]["checkpoint"] is None:
             runtime=growing(60),
         params:
             code=code("train_attribute_classifier.py"),
-            settings=config["attribute_classifier"],
-            data={key: config["data"][key] for key in ("image_size", "num_train")},
+            settings=CONFIG.attribute_classifier.model_dump(),
+            data=CONFIG.data.model_dump(include={"image_size", "num_train"}),
             seed=SEED,
         script:
             "../scripts/train_attribute_classifier.py"
 
 
-if config["clip"]["checkpoint"] is None:
+if CONFIG.clip.checkpoint is None:
 
     rule train_clip:
         output:
@@ -69,7 +72,7 @@ if config["clip"]["checkpoint"] is None:
             gpu=GPU,
         params:
             code=code("train_clip.py"),
-            settings=config["clip"],
+            settings=CONFIG.clip.model_dump(),
             source=DATA,
             seed=SEED,
         script:
@@ -79,9 +82,9 @@ if config["clip"]["checkpoint"] is None:
 # Features of the real images behind FID, KID, precision and recall; only where metrics.fidelity is inception.
 rule measure_reference:
     input:
-        images=resource_of(config["metrics"]["published"]["reference"]["images"], RESOURCES),
-        inception_weights=resource_of(config["metrics"]["published"]["inception"], RESOURCES),
-        vgg16_weights=resource_of(config["metrics"]["published"]["vgg16"], RESOURCES),
+        images=RUN.input_of(CONFIG.metrics.published.reference.images),
+        inception_weights=RUN.input_of(CONFIG.metrics.published.inception),
+        vgg16_weights=RUN.input_of(CONFIG.metrics.published.vgg16),
     output:
         "<results>/reference/features.safetensors",
     log:
@@ -95,18 +98,20 @@ rule measure_reference:
         gpu=GPU,
     params:
         code=code("measure_reference.py"),
-        settings={key: config["metrics"]["published"][key] for key in ("reference", "preprocessing", "vgg16_layer")},
+        reference_name=CONFIG.metrics.published.reference.name,
+        preprocessing=CONFIG.metrics.published.preprocessing,
+        vgg16_layer=CONFIG.metrics.published.vgg16_layer,
     script:
         "../scripts/measure_reference.py"
 
 
-if METRIC_FILES:
+if RUN.metric_files:
 
     # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
     # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
     rule check_metric_weights:
         input:
-            **METRIC_FILES,
+            **RUN.metric_files,
         output:
             "<results>/reference/metric_weights.json",
         log:
@@ -115,19 +120,19 @@ if METRIC_FILES:
         conda:
             ENVIRONMENT
         resources:
-            mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
+            mem_mb=growing(12000 if CONFIG.metrics.hps else 3000),
         params:
-            code=code("check_metric_weights.py", *loading_modules(config["metrics"])),
-            settings=MEASURED_WITH,
+            code=code("check_metric_weights.py", *loading_modules(CONFIG.metrics)),
+            metrics=CONFIG.metrics.keys_of(MetricChoices),
         script:
             "../scripts/check_metric_weights.py"
 
 
-if config["tokenizer"]["checkpoint"]:
+if CONFIG.tokenizer.checkpoint:
 
     rule convert_tokenizer:
         input:
-            checkpoint=resource_of(config["tokenizer"]["checkpoint"], RESOURCES),
+            checkpoint=RUN.input_of(CONFIG.tokenizer.checkpoint),
         output:
             model=TOKENIZER,
             report="<results>/tokenizer/report.json",
@@ -140,8 +145,8 @@ if config["tokenizer"]["checkpoint"]:
         params:
             code=code("convert_tokenizer.py"),
             sizes={
-                **settings_of("tokenizer", "grid", "codebook_size", "code_dim"),
-                "size": config["data"]["image_size"],
+                **CONFIG.tokenizer.model_dump(include={"grid", "codebook_size", "code_dim"}),
+                "size": CONFIG.data.image_size,
             },
         script:
             "../scripts/convert_tokenizer.py"
@@ -158,25 +163,25 @@ else:
             "<logs>/train_tokenizer.log",
         conda:
             ENVIRONMENT
-        threads: TRAINING_THREADS
+        threads: RUN.training_threads
         resources:
             mem_mb=growing(3000),
             runtime=growing(60),
         params:
             code=code("train_tokenizer.py"),
-            settings=config["tokenizer"],
+            settings=CONFIG.tokenizer.model_dump(),
             source=DATA,
             seed=SEED,
         script:
             "../scripts/train_tokenizer.py"
 
 
-if config["target"]["checkpoint"]:
+if CONFIG.target.checkpoint:
 
     rule convert_target:
         input:
-            checkpoint=resource_of(config["target"]["checkpoint"], RESOURCES),
-            tokenizer=PROMPT_TOKENIZER,
+            checkpoint=RUN.input_of(CONFIG.target.checkpoint),
+            tokenizer=RUN.prompt_tokenizer,
         output:
             model="<results>/target/s{training_seed}/model.safetensors",
             report="<results>/target/s{training_seed}/report.json",
@@ -190,7 +195,7 @@ if config["target"]["checkpoint"]:
             code=code("convert_target.py"),
             sizes=TARGET_SIZES,
             text=TEXT,
-            dtype=config["generation"]["dtype"],
+            dtype=CONFIG.generation.dtype,
         script:
             "../scripts/convert_target.py"
 
@@ -210,7 +215,7 @@ else:
             "<logs>/train_target.s{training_seed}.log",
         conda:
             ENVIRONMENT
-        threads: TRAINING_THREADS
+        threads: RUN.training_threads
         resources:
             mem_mb=SIZES.training_mb(),
             runtime=growing(120),
@@ -219,16 +224,16 @@ else:
             **TEXT_PARAMS,
             code=code("train_target.py"),
             sizes=TARGET_SIZES,
-            settings={key: value for key, value in config["target"].items() if key not in NO_TRAINING},
+            settings=CONFIG.target.keys_of(TargetTraining),
         script:
             "../scripts/train_target.py"
 
 
-if config["drafter"]["checkpoint"]:
+if CONFIG.drafter.checkpoint:
 
     rule convert_drafter:
         input:
-            checkpoint=resource_of(config["drafter"]["checkpoint"], RESOURCES),
+            checkpoint=RUN.input_of(CONFIG.drafter.checkpoint),
             target="<results>/target/s{training_seed}/model.safetensors",
         output:
             model="<results>/drafter/s{training_seed}/model.safetensors",
@@ -241,7 +246,7 @@ if config["drafter"]["checkpoint"]:
             mem_mb=growing(4000),
         params:
             code=code("convert_drafter.py"),
-            dtype=config["generation"]["dtype"],
+            dtype=CONFIG.generation.dtype,
         script:
             "../scripts/convert_drafter.py"
 
@@ -262,11 +267,11 @@ rule train_drafter:
     log:
         "<logs>/train_drafter.s{training_seed}{steps}.log",
     wildcard_constraints:
-        steps=r"(-\d+steps)" + ("" if config["drafter"]["checkpoint"] else "?"),
+        steps=r"(-\d+steps)" + ("" if CONFIG.drafter.checkpoint else "?"),
     conda:
         ENVIRONMENT
     # An ablation's short training leaves the other core to generation.
-    threads: lambda wildcards: 1 if wildcards.steps else TRAINING_THREADS
+    threads: lambda wildcards: 1 if wildcards.steps else RUN.training_threads
     resources:
         mem_mb=SIZES.training_mb(),
         runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
@@ -274,7 +279,7 @@ rule train_drafter:
     params:
         **TEXT_PARAMS,
         code=code("train_drafter.py"),
-        settings=lambda wildcards: drafter_settings(wildcards.steps, config["drafter"]),
-        cfg_scale=config["sampling"]["cfg_scale"],
+        settings=lambda wildcards: drafter_settings(wildcards.steps, CONFIG.drafter),
+        cfg_scale=CONFIG.sampling.cfg_scale,
     script:
         "../scripts/train_drafter.py"

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from lantern_pipeline.config.paths import (
     RunPlan,
     answer_files,
@@ -15,6 +15,7 @@ from lantern_pipeline.config.paths import (
     tables_of,
 )
 from lantern_pipeline.fetch.entries import parse_entries
+from lantern_pipeline.settings.run_config import Drafter
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -23,14 +24,14 @@ def plan(**sections):
     config = copy.deepcopy(DEFAULT)
     for name, section in sections.items():
         config[name] = {**config[name], **section} if isinstance(section, dict) else section
-    return RunPlan(config, parse_entries(config["resources"]))
+    return RunPlan(typed_config(config), parse_entries(config["resources"]))
 
 
 def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():
-    section = {"num_steps": 350, "num_epochs": 2, "batch_size": 8}
-    short = {"num_steps": 40, "num_epochs": None, "batch_size": 8}
-    for name, num_steps, settings in (("", None, section), ("-40steps", 40, short)):
-        assert drafter_of(13, num_steps) == f"<results>/drafter/s13{name}/model.safetensors"
+    section = Drafter(**{**DEFAULT["drafter"], "num_steps": 350, "num_epochs": 2})
+    short = {**section.model_dump(), "num_steps": 40, "num_epochs": None}
+    for name, steps, settings in (("", None, section.model_dump()), ("-40steps", 40, short)):
+        assert drafter_of(13, steps) == f"<results>/drafter/s13{name}/model.safetensors"
         assert drafter_settings(name, section) == settings
 
 
@@ -66,7 +67,7 @@ def test_repeats_and_prompt_sets_name_the_files():
     planned = plan(
         methods=[{"preset": "autoregressive"}],
         repeats={"training_seeds": [4], "noise_seeds": [0, 7]},
-        prompts={"seen": {"split": "val", "num": 4}, "unseen": None},
+        prompts={"seen": {"split": "seen", "num": 4}, "unseen": None},
     )
     assert planned.repeats == ["s4n0", "s4n7"] and planned.first == {"training_seed": 4, "noise_seed": 0}
     assert planned.prompt_sets == ["seen"]

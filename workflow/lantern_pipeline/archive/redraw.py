@@ -97,7 +97,7 @@ def _redraw(
     models: Path | None,
     device: torch.device | str,
 ) -> torch.Tensor:
-    config = provenance["config"]
+    config = check_keys(provenance["config"])
     method_id, prompt_set, temperature, seed, noise_seed = _parts_of(name)
     specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
     if (spec := specs.get((method_id, temperature))) is None:
@@ -121,18 +121,18 @@ def _redraw(
 
     (decoder,) = load_decoders(
         [(asdict(spec), float(temperature))],
-        config["sampling"],
+        config.sampling.model_dump(),
         target=find(f"target/s{seed}/model.safetensors"),
         drafter=find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,
         nearest_codes=[find(f"codebook/{spec.neighbours}.safetensors")] if spec.neighbours else [],
         device=device,
-        dtype=config["generation"]["dtype"],
+        dtype=config.generation.dtype,
     )
     prompts = {prompt.id: prompt for prompt in read_prompts(folder / f"prompts/{prompt_set}.jsonl")}
     (prompt_id,) = record.prompt_ids
     if prompt_id not in prompts:
         raise ValueError(f"prompts/{prompt_set}.jsonl has no prompt {prompt_id!r:.100}, which {name} has")
     features = sorted(map(str, folder.glob(f"text/{prompt_set}/*.safetensors")))
-    encoder = make_text_encoder(config["text"], config["data"]["source"], features)
+    encoder = make_text_encoder(config.text.model_dump(), config.data.source, features)
     generation, _ = decode_timed(decoder, [prompts[prompt_id]], encoder, int(noise_seed))
     return generation.codes[0].cpu() == record.codes[0].long()

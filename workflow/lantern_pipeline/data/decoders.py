@@ -14,7 +14,7 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.generation import load_decoding_models, load_nearest_codes
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.runtime.job import Job, resolve_device
+from lantern_pipeline.runtime.job import Job, execution_of
 
 
 def load_decoders(
@@ -53,7 +53,7 @@ def load_job_decoders(
         target=files.target,
         drafter=files.drafter or None,
         nearest_codes=files.nearest_codes,
-        device=resolve_device(snakemake.config["device"]),
+        device=execution_of(snakemake).device,
         dtype=params.dtype,
         stepping=stepping,
     )

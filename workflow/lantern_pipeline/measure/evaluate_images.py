@@ -87,7 +87,6 @@ def score_method(
     baseline: GenerationRecords,
     prompts: Sequence[Prompt],
     models: MeasuringModels,
-    batch_size: int,
 ) -> MethodScores:
     """Score the images of a method that differ from the autoregressive ones; of autoregressive decoding, all.
 
@@ -99,7 +98,6 @@ def score_method(
         baseline: of autoregressive decoding, of the same prompts and guidance scale.
         prompts: what was drawn.
         models: what measures.
-        batch_size: images scored together.
     """
     method_id = records.metadata["method"]["method_id"]
     is_baseline = method_id == BASELINE
@@ -108,7 +106,7 @@ def score_method(
     )
     chosen, cfg_scale = differs.nonzero().flatten(), baseline.metadata["cfg_scale"]
     parts = []
-    for numbers in chunks(0, len(chosen), batch_size, "images"):
+    for numbers in chunks(0, len(chosen), models.batch_size, "images"):
         rows = chosen[numbers.start : numbers.stop]
         codes, others = (found.codes[rows].long().to(models.device) for found in (records, baseline))
         scores, pixels = _score_decoded(codes, [prompts[row] for row in rows], models, cfg_scale)
@@ -119,11 +117,11 @@ def score_method(
 
 
 def score_records(
-    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels, batch_size: int
+    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels
 ) -> dict[str, ImageScores]:
     """Score the images of several methods, autoregressive decoding among them; see `score_method`."""
     baseline = records[BASELINE]
-    parts = {name: score_method(record, baseline, prompts, models, batch_size) for name, record in records.items()}
+    parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
     return {name: part.complete(parts[BASELINE].scores) for name, part in parts.items()}
 
 
