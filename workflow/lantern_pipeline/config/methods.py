@@ -93,7 +93,7 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
     given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
     lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
     for values in itertools.product(*lists.values()):
-        parts = dict(zip(lists, values, strict=True))
+        parts: dict[str, Any] = dict(zip(lists, values, strict=True))
         if "k" in acceptance_of(parts.get("acceptance", "exact")).parameters:
             parts.setdefault("neighbours", config.codebook.neighbours)
         if parts.get("tree") == "static":
