@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from conftest import load_config
+from conftest import load_config, typed_config
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.runtime.fingerprint import imported_modules
@@ -56,10 +56,10 @@ def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
     code, output = Workflow(tmp_path, overlays_of(*overlays), config=()).run("--dry-run", "--quiet", "rules")
     assert code == 0, output
     jobs, config = planned(output), load_config([ROOT / "config.yaml", *overlays_of(*overlays)])
-    seeds, ablations = config["repeats"]["training_seeds"], expand_ablations(config)
+    seeds, ablations = config["repeats"]["training_seeds"], expand_ablations(typed_config(config))
     num_sets = sum(entry is not None for entry in config["prompts"].values())
     num_repeats = len(seeds) * len(config["repeats"]["noise_seeds"])
-    per_repeat = len(expand_methods(config)) * num_sets * config["generation"]["num_shards"]
+    per_repeat = len(expand_methods(typed_config(config))) * num_sets * config["generation"]["num_shards"]
     assert jobs["generate_images"] == per_repeat * num_repeats
     assert jobs.get("run_ablation", 0) == len(ablations)
     drafted = [point for points in ablations.values() for point in points if point.spec.needs_draft_model]
@@ -277,7 +277,7 @@ DECODING = {"generate_images", "measure_latency", "measure_total_variation", "ru
 @pytest.mark.parametrize(
     "module, used, unused",
     [
-        ("lantern/acceptance/rejection.py", DECODING, {"build_nearest_codes", "build_co_varying_codes"}),
+        ("lantern/acceptance/rejection.py", DECODING, {"build_nearest_codes"}),
         ("measure/output_distribution.py", {"measure_total_variation"}, {"generate_images", "measure_quality"}),
         ("training/tokenizer.py", {"train_tokenizer"}, {"train_attribute_classifier", "train_clip", "generate_images"}),
     ],
@@ -299,7 +299,7 @@ def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
         ),
         (
             {"metrics": {"num_ambiguity": 3}},
-            {"measure_ambiguity", "build_co_varying_codes"},
+            {"measure_ambiguity"},
             TRAINING | {"measure_quality", "measure_total_variation", "measure_latency"},
         ),
         (

@@ -34,7 +34,6 @@ def experiment(tmp_path):
         "samples/s0/train-1-of-1.safetensors": "training data",
         "reference/features.safetensors": "features of images from elsewhere",
         "weights/model.safetensors": "made again",
-        "trees/features.s0.safetensors": "made again",
         "study/answers/ada.json": "{}",
         "variants/small/generality.html": "<html>",
         "variants/small/logs/train.log": "/home/ada",

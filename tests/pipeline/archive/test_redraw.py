@@ -10,11 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records, load_decoding_models
-from lantern.io import load_tensors, save_tensors, write_json
+from lantern.io import load_tensors, save_tensors
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
@@ -26,7 +26,6 @@ from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code,
 from lantern_pipeline.archive.redraw import choose_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.methods import expand_methods
-from lantern_pipeline.data.decoders import resolve_tree
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 
@@ -59,8 +58,8 @@ def make_experiment(folder, config, *, dtype="float32"):
     save_model(files["drafter"], DraftModel(DraftConfig.of(target.config)))
     write_prompts(folder / "prompts/seen.jsonl", PROMPTS)
     encoder = make_text_encoder(text, "scenes")
-    for run in expand_methods(config):
-        spec = resolve_tree(run.spec, run.temperature, folder / "trees/s0.json")
+    for run in expand_methods(typed_config(config)):
+        spec = run.spec
         models = load_decoding_models(files["target"], files["drafter"] if spec.drafts else None, dtype=dtype)
         decoder = make_decoder(models, spec, SamplingConfig(temperature=run.temperature, **config["sampling"]))
         records = generate_records(decoder, PROMPTS, encoder, run_seed=0, batch_size=2)
@@ -106,21 +105,6 @@ def test_an_untouched_archive_is_verified(experiment):
     assert output.count("equal: ") == 3 and "16 of 16 tokens" in output
     assert "equal: autoregressive seen T1 s0n0 seen-" in output and "equal: coupled seen T1 s0n0 seen-" in output
     assert "verified: sums; images drawn again: 3 equal" in output
-
-
-def test_a_tuned_tree_is_the_archives_own(tmp_path, config):
-    folder = tmp_path / "results" / "tiny"
-    config["methods"] = [{"preset": "eagle1", "tree": "tuned"}]  # its images depend on the tree
-    write_json(folder / "trees/s0.json", {"methods": {"eagle1-tuned T1": {"tree_shape": [[0], [1], [0, 0]]}}})
-    make_experiment(folder, config)
-    code, output = verify(folder, "--images", "2")
-    assert code == 0 and output.count("equal: eagle1-tuned seen T1") == 2, output
-    write_json(folder / "trees/s0.json", {"methods": {}})
-    code, output = verify(folder, "--images", "2")
-    assert code != 0 and "s0.json holds no tree of eagle1-tuned T1" in output
-    write_json(folder / "trees/s0.json", {})
-    code, output = verify(folder, "--images", "2")
-    assert code == 1 and "Traceback" not in output
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

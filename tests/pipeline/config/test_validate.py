@@ -8,16 +8,16 @@ import sys
 import pytest
 from jsonschema import Draft202012Validator
 
-from conftest import ROOT, load_config
+from conftest import ROOT, load_config, typed_config
 from lantern.cards.published import CARDS
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS
-from lantern_pipeline.config import cross_checks
-from lantern_pipeline.config.cross_checks import measuring_sections
+from lantern_pipeline.config.cross_checks import metric_models_of
 from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
-from lantern_pipeline.config.method_entry import MethodEntry, check_entry
-from lantern_pipeline.config.validate import describe_folder, load_yaml, validate_config
-from lantern_pipeline.config.wording import show
+from lantern_pipeline.config.run import describe_folder
+from lantern_pipeline.config.validate import load_yaml, validate_config
 from lantern_pipeline.data.model_cards import card_of, card_sections
+from lantern_pipeline.settings.method_entry import MethodEntry, check_entry
+from lantern_pipeline.settings.wording import show
 
 DEFAULT = load_config([ROOT / "config.yaml"])
 
@@ -137,8 +137,6 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
         ("prompts", {False: None}, ["config key prompts: the name False must be text"]),
         ("trees.mine", [[0, 0], [1]], ["trees.mine: tree choice [0, 0] lacks its parent [0]; list it too"]),
         ("trees.dynamic", [[0]], ["trees.dynamic: methods know another tree by that name; choose a new one"]),
-        ("tree_tuning.jacobi", ["chain33k2d9"], ["tree_tuning.jacobi", "at most 256 drafts of one depth"]),
-        ("tree_tuning.windows", [4], ["tree_tuning.windows is unknown"]),
         ("trees.chain3", [[0]], ["trees.chain3: methods know another tree by that name"]),
         ("trees.a/b", [[0]], ["trees may hold only letters, digits, '_' and '-', got 'a/b'"]),
         ("ablations.grids.mine", {}, ["ablations.grids.mine.methods is missing"]),
@@ -217,6 +215,9 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
     [
         ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
         ("publish", "readme", "config key publish: readme is now results; rename it"),
+        ("tree_tuning", {}, "config key tree_tuning is gone, since a run no longer chooses trees; remove it"),
+        ("methods.4.tree", "tuned", "methods[4].tree: tuned is gone, since a run no longer chooses trees; name one"),
+        ("methods.4.neighbours", "probability", "config key methods[4].neighbours: probability is gone; name l2"),
         ("data.max_words", 16, "config key data.max_words is now text.max_tokens; move it there"),
         ("methods.4.acceptance", "none", "config key methods[4].acceptance: none is now exact; rename it"),
         ("methods.4.acceptance", ["budget"], "config key methods[4].acceptance[0]: budget is now bounded; rename it"),
@@ -260,8 +261,7 @@ def test_an_empty_list_of_values_to_try_is_refused(path, value, key):
 
 def test_no_variants_may_be_written_as_null():
     config = changed("variants", None)
-    validate_config(config)
-    assert config["variants"] == {}
+    assert validate_config(config).variants == {}
 
 
 def test_the_keys_of_a_method_are_read_from_the_table_of_methods():
@@ -460,11 +460,11 @@ def test_a_value_of_sixty_characters_is_shown_whole_and_a_longer_one_cut():
 
 
 def test_measuring_models_are_named_in_one_order_and_with_a_finished_tokenizer_only_where_they_measure():
-    config = changed("tokenizer.checkpoint", None)
-    assert measuring_sections(config) == ["attribute_classifier", "clip"]
-    off = {**config["metrics"], "fidelity": None, "prompt_accuracy": False, "clip": None}
-    assert measuring_sections({**config, "metrics": off}) == ["attribute_classifier"]  # a tokenizer is trained with it
-    assert measuring_sections({**DEFAULT, "metrics": off}) == []
+    config = typed_config(changed("tokenizer.checkpoint", None))
+    assert list(metric_models_of(config)) == ["attribute_classifier", "clip"]
+    off = {"metrics": config.metrics.model_copy(update={"fidelity": None, "prompt_accuracy": False, "clip": None})}
+    assert list(metric_models_of(config.model_copy(update=off))) == ["attribute_classifier"]  # to train a tokenizer
+    assert list(metric_models_of(typed_config(DEFAULT).model_copy(update=off))) == []
 
 
 def test_bounds_themselves_are_allowed():
@@ -505,8 +505,8 @@ def test_what_needs_images_or_files_says_so():
     assert "data.captions.file names no entry of resources" in sentence_for(captions)
     published = changed("prompts", {"seen": {"file": "parti_prompts", "num": 96}}, changed("data.source", "none"))
     published["methods"][0] = {"preset": "autoregressive"}
-    published["methods"].append({"preset": "proximity", "k": 5, "neighbours": "probability"})
-    assert "neighbours probability needs held-out images; data.source is none" in sentence_for(published)
+    published["prompts"]["seen"] = {"split": "seen", "num": 96}
+    assert "prompts.seen.split needs images; with data.source none, give a file" in sentence_for(published)
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():
@@ -529,13 +529,7 @@ def test_an_overlay_overrules_the_models_card(tmp_path):
     assert config["text"]["max_tokens"] == 64 and card.prompts.max_tokens == 128
     assert config["draft_tree"] == card.trees and config["codebook"]["neighbours"] == "l2"
     assert config["target"]["checkpoint"] == "janus_pro_1b" and config["drafter"]["checkpoint"] is None
-    assert card_of(config).target_config().num_prompt_ids == 102400
-
-
-def test_sections_of_measuring_models_are_sorted(monkeypatch):
-    monkeypatch.setattr(cross_checks, "trained_models", lambda metrics: tuple("hgfedcb"))
-    found = measuring_sections(changed("tokenizer.checkpoint", None))
-    assert found == ["attribute_classifier", *"bcdefgh"]
+    assert card_of(typed_config(config)).target_config().num_prompt_ids == 102400
 
 
 def test_no_prompt_set_has_more_shards_than_prompts():

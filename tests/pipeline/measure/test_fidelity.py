@@ -23,13 +23,14 @@ from lantern_pipeline.measure.feature_extractors import classifier_features, loa
 from lantern_pipeline.measure.fidelity import ClassifierFidelity, feature_scale
 from lantern_pipeline.measure.intervals import draw_parts, jackknife_error
 from lantern_pipeline.measure.reference_statistics import OF_CLASSIFIER, Reference, measure_reference
+from lantern_pipeline.settings.run_config import FidelitySettings
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from published_stand_ins import inception_weights, narrow_vgg16, vgg16_weights, write_pictures
 
 COMMON = {"num_resamples": 6, "seed": 5}
 KID = {"subset_size": 20, "num_subsets": 4, **COMMON}
 PRC = {"neighbours": 3, **COMMON}
-SETTINGS = {"kid_subset_size": 20, "kid_subsets": 5, "prc_neighbours": 3, "fidelity_resamples": 50}
+SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=20, kid_subsets=5, prc_neighbours=3, fidelity_resamples=50)
 METRICS = ("fid", "kid", "precision", "recall")
 
 
@@ -51,7 +52,7 @@ def known(reference):
 
 
 def measure(generated, reference, **changes):
-    return known(reference).compare(generated, {**SETTINGS, **changes}, 0)
+    return known(reference).compare(generated, SETTINGS.model_copy(update=changes), 0)
 
 
 def kernel(x, y):
@@ -128,7 +129,7 @@ def test_intervals_cover_what_this_many_images_have_on_average():
     reference = known(gaussian(200, seed=1))
 
     def measure_sets(count, first, num_resamples):
-        settings = {**SETTINGS, "fidelity_resamples": num_resamples}
+        settings = SETTINGS.model_copy(update={"fidelity_resamples": num_resamples})
         sets = [gaussian(48, shift=0.5, seed=first + i) * 0.9 for i in range(count)]
         return pd.DataFrame([reference.compare(features, settings, 0) for features in sets])
 
@@ -339,7 +340,7 @@ def test_metrics_are_those_that_torch_fidelity_measures_on_files(inception_file,
         measure_reference(place, place.name, {"inception": extractor}, "none", batch_size=5)[0]["inception"]
         for place in (generated, real)
     ]
-    settings = {"kid_subset_size": 8, "kid_subsets": 4, "prc_neighbours": 3, "fidelity_resamples": 4}
+    settings = SETTINGS.model_copy(update={"kid_subset_size": 8, "kid_subsets": 4, "fidelity_resamples": 4})
     found = known(features[1]).compare(features[0], settings, 3)
     assert found["fid"] == pytest.approx(direct["frechet_inception_distance"], rel=1e-3)
     # torch-fidelity stays in float32, whose digits end at 1e-7

@@ -20,7 +20,7 @@ from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND, Pro
 from lantern_pipeline.fetch.manifest import SUMS, describe_file
 
 # Of results/<experiment>/ stay out: training data, logs, readers' answers, what is made again, what was set aside.
-_LEFT_OUT = re.compile(r"(codes|captions|samples|logs|study|weights|reference)/.*|trees/features.*|.*\.damaged")
+_LEFT_OUT = re.compile(r"(codes|captions|samples|logs|study|weights|reference)/.*|.*\.damaged")
 MAX_MEMBERS = 100_000
 MAX_NAME = 300  # characters
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"

@@ -16,7 +16,7 @@ from lantern.generation import decode_timed
 from lantern.records import GenerationRecords, load_records
 from lantern_pipeline.archive.archive import refuse_own_classes
 from lantern_pipeline.archive.provenance import Provenance
-from lantern_pipeline.config.methods import expand_methods, table_file
+from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -81,7 +81,7 @@ def _redraw(
     models: Path | None,
     device: torch.device | str,
 ) -> torch.Tensor:
-    config = provenance["config"]
+    config = check_keys(provenance["config"])
     method_id, prompt_set, temperature, seed, noise_seed = _parts_of(name)
     specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
     if (spec := specs.get((method_id, temperature))) is None:
@@ -105,19 +105,18 @@ def _redraw(
 
     (decoder,) = load_decoders(
         [(asdict(spec), float(temperature))],
-        config["sampling"],
+        config.sampling.model_dump(),
         target=find(f"target/s{seed}/model.safetensors"),
         drafter=find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,
-        nearest_codes=[find(f"codebook/{table_file(spec.neighbours, seed)}")] if spec.neighbours else [],
+        nearest_codes=[find(f"codebook/{spec.neighbours}.safetensors")] if spec.neighbours else [],
         device=device,
-        dtype=config["generation"]["dtype"],
-        trees=find(f"trees/s{seed}.json") if spec.tree == "tuned" else None,
+        dtype=config.generation.dtype,
     )
     prompts = {prompt.id: prompt for prompt in read_prompts(folder / f"prompts/{prompt_set}.jsonl")}
     (prompt_id,) = record.prompt_ids
     if prompt_id not in prompts:
         raise ValueError(f"prompts/{prompt_set}.jsonl has no prompt {prompt_id!r:.100}, which {name} has")
     features = sorted(map(str, folder.glob(f"text/{prompt_set}/*.safetensors")))
-    encoder = make_text_encoder(config["text"], config["data"]["source"], features)
+    encoder = make_text_encoder(config.text.model_dump(), config.data.source, features)
     generation, _ = decode_timed(decoder, [prompts[prompt_id]], encoder, int(noise_seed))
     return generation.codes[0].cpu() == record.codes[0].long()

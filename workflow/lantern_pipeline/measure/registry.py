@@ -20,9 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
+from lantern_pipeline.settings.run_config import MetricChoices
 
 TRAINED = ("attribute_classifier", "clip")  # models to measure with that a run trains, or brings from another
 IMAGES, SETS, DECODING = "images", "sets", "decoding"  # what a metric is over
@@ -176,44 +176,41 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 }
 
 
-def chosen(metrics: Mapping[str, Any]) -> dict[str, Choice]:
+def chosen(metrics: MetricChoices) -> dict[str, Choice]:
     """Looks up what config section `metrics` measures with: key -> choice, without those that are off."""
     found = {}
     for key, choices in CHOICES.items():
-        value = ALWAYS if ALWAYS in choices else metrics[key]
-        if value is None or value is False:
-            continue
-        if value not in choices:
-            known = ", ".join(str(way).lower() for way in (*choices, "null"))
-            raise ValueError(f"config key metrics.{key} must be one of {known}, got {value!r}")
-        found[key] = choices[value]
+        value = ALWAYS if ALWAYS in choices else getattr(metrics, key)
+        if value is not None and value is not False:
+            found[key] = choices[value]
     return found
 
 
-def loading_modules(metrics: Mapping[str, Any]) -> list[str]:
+def loading_modules(metrics: MetricChoices) -> list[str]:
     """Names the files, below the pipeline's folder, that load what config section `metrics` measures with."""
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
-def trained_models(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
     """Names the models that the run has to train to measure with, of TRAINED."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     return tuple(name for name in TRAINED if name in needed)
 
 
-def published_sources(metrics: Mapping[str, Any]) -> dict[str, str | None]:
+def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
     """Finds what measuring needs from elsewhere: `<key>_weights` of metrics.published, reference_images or
     reference_statistics -> a resource's name, a path, or None.
     """
-    published, choices = metrics["published"], chosen(metrics).values()
-    found = {f"{key}_weights": published[key] for choice in choices for key in choice.weights}
+    published = metrics.published
+    choices = chosen(metrics).values()
+    found = {f"{key}_weights": getattr(published, key) for choice in choices for key in choice.weights}
     if any(choice.has_reference for choice in choices):
-        given = "images" if published["reference"]["statistics"] is None else "statistics"
-        found[f"reference_{given}"] = published["reference"][given]
+        given = "images" if published.reference.statistics is None else "statistics"
+        found[f"reference_{given}"] = getattr(published.reference, given)
     return found
 
 
-def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> dict[str, str]:
+def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -> dict[str, str]:
     """Names the files from elsewhere that measuring needs, which can be looked at before anything is generated: as in
     `published_sources` -> path or manifest.
     """
@@ -221,7 +218,7 @@ def published_files(metrics: Mapping[str, Any], resources: Mapping[str, Resource
 
 
 def metric_files(
-    metrics: Mapping[str, Any], trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
+    metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
     """Names the files that measuring reads, the inputs of a rule and what loaders take: one of TRAINED, or as in
     `published_files`, but for `reference`, what images are compared with. `trained` are the files of TRAINED;
@@ -234,7 +231,7 @@ def metric_files(
     return files | ({"reference": statistics} if statistics else {})
 
 
-def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource]) -> None:
+def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
     """Checks, before anything runs, that every metric has the weights and the reference that it needs."""
     for name, value in published_sources(metrics).items():
         part = name.removesuffix("_weights").replace("_", ".")
@@ -245,13 +242,13 @@ def check_choices(metrics: Mapping[str, Any], resources: Mapping[str, Resource])
             )
         check_reference(f"metrics.published.{part}", value, resources)
         if name.startswith("reference"):
-            reference = metrics["published"]["reference"]
-            if None not in (reference["images"], reference["statistics"]):
+            reference = metrics.published.reference
+            if None not in (reference.images, reference.statistics):
                 raise ValueError(
                     "config key metrics.published.reference must name either images (a folder) or statistics (a file), "
                     "got images and statistics"
                 )
-            if reference["name"] is None:
+            if reference.name is None:
                 raise ValueError(
                     "config key metrics.published.reference.name must name the set of real images, got nothing"
                 )
