@@ -12,7 +12,7 @@ from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.settings.run_config import FidelitySettings
 
 NUM, TOKENS, VOCAB = 6, 16, 32
-SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=4, kid_subsets=2, prc_neighbours=1, fidelity_resamples=5)
+SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=4, kid_subsets=2, prc_neighbours=1)
 OPTIONS = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "repeat": "s0n0", "seed": 0}
 BASELINE = make_method("autoregressive")
 EXACT = make_method("coupled", tree="chain3")

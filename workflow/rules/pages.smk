@@ -10,29 +10,6 @@ def page_templates(page):
     return [f"pages/{name}.html" for name in (page, "page_shell")]
 
 
-# workflow/report/workflow.rst shows it.
-rule write_front_page:
-    input:
-        claims="<results>/claims.json",
-        records=shards_of(PLAN.records_of(**PLAN.headline, repeat=PLAN.repeats[0])),
-        prompts=f"<results>/prompts/{PLAN.headline['prompt_set']}.jsonl",
-        tokenizer=TOKENIZER,
-    output:
-        page="<results>/front.html",
-    log:
-        "<logs>/write_front_page.log",
-    conda:
-        ENVIRONMENT
-    resources:
-        mem_mb=growing(3500),
-        runtime=growing(45),
-    params:
-        code=code("write_front_page.py", *page_templates("front_page")),
-        num_prompts=CONFIG.figures.sample_prompts,
-    script:
-        "../scripts/write_front_page.py"
-
-
 rule build_race:
     input:
         images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",

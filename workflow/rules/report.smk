@@ -143,7 +143,6 @@ rule write_provenance:
         tables=[
             *rules.summarise.output,
             *PLAN.report_files(),
-            *rules.write_front_page.output,
             *rules.compare_published.output,
             *([GENERALITY] if CONFIG.variants else []),
             *rules.measure_total_variation.output,

@@ -27,6 +27,7 @@ RENAMED_KEYS = {
     ("law",): "now total_variation; rename it",
     ("recogniser",): "now attribute_classifier; rename it",
     ("data", "max_words"): "now text.max_tokens; move it there",
+    ("metrics", "fidelity_resamples"): "gone, since distances between sets have no intervals; remove it",
     ("tree_tuning",): "gone, since a run no longer chooses trees; remove it, and name a tree in place of tree: tuned",
 }
 RENAMED_VALUES = {

@@ -48,15 +48,15 @@ def measure_quality(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measures all methods on one prompt set at one temperature, and the two ceilings: (rows, images).
 
-    Rows are one per method and ceiling: what it is, the quality metrics (those over sets with `_low` and `_high`; one
-    that is switched off has no column), tokens_equal_autoregressive and num_near_ties, and what the numbers are of:
-    prompts_sha256, reference, num_reference and, of each metric, `_extractor` and `_weights_sha256`. Images are one per
-    method or ceiling x prompt: what was measured on that image; `pixel_mse` and `feature_distance` are distances from
-    the autoregressive image of the same prompt and noise.
+    Rows are one per method and ceiling: what it is, the quality metrics (one that is switched off has no column),
+    tokens_equal_autoregressive and num_near_ties, and what the numbers are of: prompts_sha256, reference, num_reference
+    and, of each metric, `_extractor` and `_weights_sha256`. Images are one per method or ceiling x prompt: what was
+    measured on that image; `pixel_mse` and `feature_distance` are distances from the autoregressive image of the same
+    prompt and noise.
 
     `records` are of one temperature and guidance scale and of `prompts` in their order; `source` gives held-out images,
-    None none; `split` is the source's that the prompts are of ("val" for
-    prompts from a file); `seed` is of KID's subsets and of the resampling behind the intervals.
+    None none; `split` is the source's that the prompts are of ("val" for prompts from a file); `seed` is of KID's
+    subsets.
 
     The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out
     images of `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The

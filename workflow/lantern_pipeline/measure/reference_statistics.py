@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,24 +70,18 @@ class Reference:
         scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
         width, (frechet, kernel) = len(self.gaussian.mean), self.names
         of_distances, of_prc = (scaled, scaled) if scaled.shape[1] == width else (scaled[:, :width], scaled[:, width:])
-        options = {"num_resamples": settings.fidelity_resamples, "seed": seed}
-        values = _with_ends(frechet, measure_fid(of_distances, self.gaussian, **options))
+        values = {frechet: measure_fid(of_distances, self.gaussian)}
         if self.of_distances is not None:
             size = settings.kid_subset_size
-            num_subsets = settings.kid_subsets
-            subsets = {"subset_size": size, "num_subsets": num_subsets}
-            *found, spread = measure_kid(of_distances, self.of_distances, **subsets, **options)
+            value, spread = measure_kid(
+                of_distances, self.of_distances, subset_size=size, num_subsets=settings.kid_subsets, seed=seed
+            )
             size = subset_size_of(size, len(features), len(self.of_distances))
-            values |= {**_with_ends(kernel, found), f"{kernel}_std": spread, f"{kernel}_subset_size": size}
+            values |= {kernel: value, f"{kernel}_std": spread, f"{kernel}_subset_size": size}
         if self.of_prc is not None:
-            neighbours = settings.prc_neighbours
-            found = measure_precision_recall(of_prc, self.of_prc, neighbours=neighbours, **options)
-            values |= {**_with_ends("precision", found[0]), **_with_ends("recall", found[1])}
+            precision, recall = measure_precision_recall(of_prc, self.of_prc, neighbours=settings.prc_neighbours)
+            values |= {"precision": precision, "recall": recall}
         return values
-
-
-def _with_ends(name: str, found: Iterable[float]) -> dict[str, float]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
 
 
 def measure_reference(

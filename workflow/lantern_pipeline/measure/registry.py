@@ -5,9 +5,9 @@ it; here a row of METRICS, and one of CHOICES that names the function (where a c
 config.yaml and the schema; else under ALWAYS). All tables then follow:
 
 - quality: a metric over images is the mean of its column `per_image` in the table of images, one over sets stands in
-  the rows alone; both with `_low` and `_high` in the summary. What is switched off is an absent column.
-- summary: the columns follow the order of METRICS. An `is_yes_no` column has an exact interval; others are cut off at
-  `limits`.
+  the rows alone. What is switched off is an absent column.
+- summary: the columns follow the order of METRICS, with `_low` and `_high` but of metrics over sets. An `is_yes_no`
+  column has an exact interval.
 - comparisons: every metric over images but the yes-or-no ones is paired with autoregressive decoding; `better` says
   which sign is an improvement, and the values of an `is_distance` metric are differences already.
 - tables and figures: `title` with `digits` after the point, in percent where the title says so.
@@ -17,7 +17,6 @@ Read while Snakemake reads the workflow: no torch and no pandas here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -56,7 +55,6 @@ class Metric:
     digits: int  # after the point, in tables; where `title` says per cent, those of the percentage
     key: str | None = None  # of config section `metrics`, which switches it on; None where it is always measured
     is_share: bool = False  # lies in [0, 1]
-    is_non_negative: bool = False  # cannot be below 0, although its interval might
     is_yes_no: bool = False  # of an image it is 0 or 1
     # from the autoregressive image of the same prompt: 0 for that image itself, and no mean in the rows
     is_distance: bool = False
@@ -73,9 +71,9 @@ class Metric:
         return 100.0 if "%" in self.title else 1.0
 
     @property
-    def limits(self) -> tuple[float, float]:
-        """Range of the quantity, at whose ends an interval is cut off."""
-        return 0.0 if self.is_share or self.is_non_negative else -math.inf, 1.0 if self.is_share else math.inf
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the value and of the ends of its interval; a metric over sets of images has no interval."""
+        return (self.column,) if self.over == SETS else with_ends(self.column)
 
 
 METRICS = (
@@ -87,9 +85,9 @@ METRICS = (
     # likelier tokens are not better ones: greedy images are the likeliest
     Metric("nll", "nats per token", "NLL (nats / token)", IMAGES, NEITHER, 2),
     # of Inception's features; the same formulas on features of the attribute classifier have names of their own
-    Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("fid", "", "FID", SETS, LOWER, 1, FIDELITY),
     Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
-    Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY, is_non_negative=True),
+    Metric("frechet_distance", "", "Fréchet distance (shape features)", SETS, LOWER, 1, FIDELITY),
     Metric("kernel_distance", "", "kernel distance (shape features)", SETS, LOWER, 3, FIDELITY),
     Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
     Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),

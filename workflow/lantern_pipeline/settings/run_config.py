@@ -362,7 +362,6 @@ class FidelitySettings(Section):
     kid_subset_size: Integer = Field(ge=2, description="images of a KID subset")
     kid_subsets: Count = Field(description="number of KID subsets")
     prc_neighbours: Count = Field(description="neighbours of precision and recall")
-    fidelity_resamples: Integer = Field(ge=2, description="halves of the images behind intervals of distances")
 
 
 class TableSettings(Section):
