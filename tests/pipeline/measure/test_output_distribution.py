@@ -217,6 +217,13 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
         assert (tv <= other.tv_from(nodes.target_probs) + 1e-12).all() and tv.mean() > 0.01
 
 
+def test_deterministic_drafts_are_drawn_from_nothing():
+    zeros = torch.zeros(2).long()
+    nodes = VerifiedNodes(torch.full((2, 2), 0.5), None, zeros[:, None], zeros, zeros)
+    with pytest.raises(ValueError, match="draft_probs must be known, got None"):
+        distribution_of_sampled_siblings(nodes, Rejection(), num_samples=1, seed=0)
+
+
 def test_a_row_by_hand():
     target = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     nodes = VerifiedNodes(target, None, torch.zeros(2, 1).long(), torch.tensor([0, 1]), torch.tensor([0, 0]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from math import isfinite
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict, Field, create_model
 
 from lantern.methods import NEIGHBOURS, PARAMETERS, PRESETS, RESIDUALS, Parameter
@@ -19,10 +18,11 @@ def _parameter_type(parameter: Parameter) -> object:
     """Return the type of a method's parameter, with its bounds."""
     if parameter.choices:
         return Literal[parameter.choices]
-    low = Gt(parameter.low) if parameter.is_open else Ge(parameter.low)
-    bounds = [
-        bound for bound, number in ((low, parameter.low), (Le(parameter.high), parameter.high)) if isfinite(number)
-    ]
+    bounds = []
+    if isfinite(parameter.low):
+        bounds.append(Field(gt=parameter.low) if parameter.is_open else Field(ge=parameter.low))
+    if isfinite(parameter.high):
+        bounds.append(Field(le=parameter.high))
     return Annotated[Integer if parameter.is_whole else Number, *bounds]
 
 
