@@ -12,14 +12,15 @@ import yaml
 from safetensors.torch import load_file, save
 from typer.testing import CliRunner
 
-from families import draw_c2i, environment_of, pickled, publish, tiny_vq16
-from hub_server import HubServer
+from helpers.families import draw_c2i, environment_of, pickled, publish, tiny_vq16
+from helpers.hub_server import HubServer
+from helpers.paths import ROOT
+from helpers.published_stand_ins import TINY_CLIP, tiny_clip
+from helpers.tiny_run import Workflow, overlays_of, planned
+from helpers.tiny_t5 import save_t5
 from lantern.records import load_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.config.validate import load_yaml
-from published_stand_ins import TINY_CLIP, tiny_clip
-from tiny_run import ROOT, Workflow, overlays_of, planned
-from tiny_t5 import save_t5
 
 REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]

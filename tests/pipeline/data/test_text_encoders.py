@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.text_encoders.encoders import WORD_FEATURES, compare_features, describe_features
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.config.validate import load_yaml
