@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels, Generation
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.noise import ImageNoise
 from lantern.sampling import SamplingConfig
 
 
@@ -75,3 +76,10 @@ def generate(
     prompts = [row % 5 for row in rows]
     noise = [decoder.make_noise(7, f"prompt-{row}") for row in rows]
     return decoder.generate(features[prompts], mask[prompts], noise)
+
+
+def start(decoder: Decoder, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
+    """State of a batch of prompts with image token 0 emitted."""
+    state = decoder.allocate(len(fields))
+    decoder.fill(state, range(len(fields)), features, mask, fields)
+    return state
