@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from conftest import ROOT, generate
+from helpers.paths import ROOT
+from helpers.tiny_models import generate
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes

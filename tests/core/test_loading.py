@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from tiny_transformers import make_tiny
 
 import lantern
-from conftest import ROOT, load_config, typed_config
-from families import SPECIALS, environment_of, save_tokenizer
-from hub_server import HubServer
+from helpers.configs import load_config, typed_config
+from helpers.families import SPECIALS, environment_of, save_tokenizer
+from helpers.hub_server import HubServer
+from helpers.paths import ROOT
+from helpers.tiny_transformers import make_tiny
 from lantern import loading
 from lantern.cards.card import HubFiles, read_card
 from lantern.cards.published import CARDS, HUB_FILES

@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 
-from families import SPECIALS, save_tokenizer
+from helpers.families import SPECIALS, save_tokenizer
 from lantern.models.families import FAMILIES
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.settings.run_config import TextSettings

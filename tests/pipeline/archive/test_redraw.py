@@ -10,7 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records, load_decoding_models

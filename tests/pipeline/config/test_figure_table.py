@@ -7,7 +7,8 @@ from string import ascii_lowercase
 
 import pytest
 
-from conftest import ROOT, load_config_of_all_figures, typed_config
+from helpers.configs import load_config_of_all_figures, typed_config
+from helpers.paths import ROOT
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.fetch.entries import parse_entries

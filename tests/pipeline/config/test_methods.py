@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.methods import MethodSpec
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods

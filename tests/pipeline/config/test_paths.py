@@ -4,7 +4,8 @@ import copy
 
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern_pipeline.config.paths import (
     RunPlan,
     answer_files,

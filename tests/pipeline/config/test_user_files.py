@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern_pipeline.config import user_files
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.fetch.entries import parse_entries

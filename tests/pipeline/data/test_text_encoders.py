@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ROOT, load_config, typed_config
+from helpers.configs import load_config, typed_config
+from helpers.paths import ROOT
 from lantern.text_encoders.encoders import WORD_FEATURES, compare_features, describe_features
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_pipeline.data.model_cards import prompt_settings

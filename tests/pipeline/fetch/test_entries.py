@@ -2,7 +2,7 @@
 
 import pytest
 
-from hub_server import COMMIT
+from helpers.hub_server import COMMIT
 from lantern_pipeline.fetch.entries import check_reference, parse_entries, parse_entry, resource_of
 from lantern_pipeline.settings.run_config import ResourceEntry
 

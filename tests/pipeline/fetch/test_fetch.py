@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from hub_server import COMMIT, Fault, HubServer
+from helpers.hub_server import COMMIT, Fault, HubServer
 from lantern_pipeline.fetch import fetch as fetching
 from lantern_pipeline.fetch.entries import parse_entry
 from lantern_pipeline.fetch.fetch import fetch_resource

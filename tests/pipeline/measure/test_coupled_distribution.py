@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import make_models
+from helpers.tiny_models import make_models
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes

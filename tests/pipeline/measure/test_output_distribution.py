@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import DATA, make_models, make_prompts
+from helpers.paths import DATA
+from helpers.tiny_models import make_models, make_prompts
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import (

@@ -11,7 +11,9 @@ import pytest
 from safetensors.torch import save_file
 from torch import nn
 
-from conftest import ROOT, load_config
+from helpers.configs import load_config
+from helpers.paths import ROOT
+from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.measure import fidelity as of_sets
 from lantern_pipeline.measure.feature_extractors import Extractor
@@ -34,7 +36,6 @@ from lantern_pipeline.measure.registry import (
     trained_models,
 )
 from lantern_pipeline.settings.run_config import MetricChoices, ResourceEntry
-from published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 
 NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
 OWN = MetricChoices(fidelity="attribute_classifier", clip="own", prompt_accuracy=True, hps=False, published=NOTHING)

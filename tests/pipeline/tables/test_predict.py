@@ -5,7 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from conftest import ROOT
+from helpers.paths import ROOT
 from lantern.methods import PRESETS
 from lantern_pipeline.cli import app
 from lantern_pipeline.tables.predict import predict, published_tokens, step_ms, uses_draft_model
