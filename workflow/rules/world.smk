@@ -1,9 +1,10 @@
 """What images are measured with: models that the run trains or, where the config names a `checkpoint`, converts; real
 images and weights from elsewhere."""
 
+from lantern_pipeline.measure.registry import TRAINED
 from lantern_pipeline.settings.run_config import MetricChoices
 
-METRIC_MODELS = {"attribute_classifier": CONFIG.attribute_classifier, "clip": CONFIG.clip}
+METRIC_MODELS = {name: getattr(CONFIG, name) for name in TRAINED}
 
 
 rule convert_measuring_model:
