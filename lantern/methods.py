@@ -2,7 +2,8 @@
 
 DRAFTS and ACCEPTANCE declare every part once: its class, its parameters with their bounds, its paper, and whether it is
 exact; PRESET_ROWS names combinations as they are published, with their labels. Errors, the config's schema and tables
-are read from here. A part of a user's own is an import string, "my_module:Capped", whose class declares the same as attributes.
+are read from here. A part of a user's own is an import string, "my_module:Capped", whose class declares the same as
+attributes.
 
 Read while Snakemake plans the workflow: no torch here.
 """

@@ -11,9 +11,14 @@ from lantern_pipeline.measure.registry import trained_models
 SETTING = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
 
 
-def claim_numbers(wildcards, input):
-    """Return the numbers that captions contain: name -> text. Snakemake shows TBD while the file is to be made."""
-    return json.loads(Path(input.claims).read_text())["setting"]
+def caption_of(figure):
+    """Return a function that fills in the caption of a figure. Snakemake shows TBD while the claims are to be made."""
+
+    def fill(wildcards, input):
+        numbers = json.loads(Path(input.claims).read_text())["setting"] if input.claims else SETTING
+        return figure.caption.format(config=CONFIG, **numbers)
+
+    return fill
 
 
 def figure_files(endings=("png", "pdf")):
@@ -87,7 +92,7 @@ for name, figure in RUN.figures.items():
         output:
             png=in_report(
                 f"<results>/figures/fig_{figure.letter}_{name}.png",
-                caption=f"../report/fig_{figure.letter}_{name}.rst",
+                caption="../report/figure.rst",
                 category="Figures",
                 labels={"figure": f"({figure.letter}) {figure.title}"},
             ),
@@ -108,7 +113,7 @@ for name, figure in RUN.figures.items():
             figure=name,
             dpi=CONFIG.figures.dpi,
             settings=figure.settings,
-            numbers=claim_numbers if "summary" in figure.files else SETTING,
+            caption=caption_of(figure),
         script:
             "../scripts/draw_figure.py"
 

@@ -13,8 +13,8 @@ import pandas as pd
 from lantern.methods import PARAMETERS, PRESET_ROWS, PRESETS, PresetRow, load_class
 from lantern_pipeline.data.tables import method_columns
 
-# Labels and colours of the presets, of a variant of LANTERN's, and of a method of published numbers only. "LANTERN chain"
-# is the formula of LANTERN's paper, a chain of sampled drafts; preset `lantern` is the tree of the authors' code.
+# Labels and colours of the presets, of a variant of LANTERN's, and of a method of published numbers only. "LANTERN
+# chain" is the formula of LANTERN's paper, a chain of sampled drafts. Preset `lantern` is its authors' code, a tree.
 _ROWS = {
     **PRESET_ROWS,
     "lantern_chain": PresetRow(
