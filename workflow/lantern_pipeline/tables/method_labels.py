@@ -79,7 +79,7 @@ def describe_parameters(method: Mapping[str, object]) -> str:
 def own_parameters(rows: pd.DataFrame) -> dict[str, str]:
     """Names and symbols of the parameters that users' own classes in a table declare, besides those of ours."""
     parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
-    declared = [load_class(name).parameters for name in sorted(parts) if ":" in name]
+    declared = [getattr(load_class(name), "parameters", {}) for name in sorted(parts) if ":" in name]
     own = {name: parameter.symbol for parameters in declared for name, parameter in parameters.items()}
     return {name: symbol for name, symbol in own.items() if name not in PARAMETERS}
 
