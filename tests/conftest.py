@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels, Generation
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.noise import ImageNoise
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.validate import check_keys, load_yaml, validate_config
 from lantern_pipeline.data.model_cards import card_sections, hub_entries
@@ -143,6 +144,13 @@ def generate(
     prompts = [row % 5 for row in rows]
     noise = [decoder.make_noise(7, f"prompt-{row}") for row in rows]
     return decoder.generate(features[prompts], mask[prompts], noise)
+
+
+def start(decoder: Decoder, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
+    """State of a batch of prompts with image token 0 emitted."""
+    state = decoder.allocate(len(fields))
+    decoder.fill(state, range(len(fields)), features, mask, fields)
+    return state
 
 
 def assert_distribution(counts: torch.Tensor, probs: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 import yaml
 from full_size import make_spec
 from tiny_processors import make_emu3_processor
-from tiny_quality import BASELINE, NUM, OPTIONS, TOKENS, VOCAB, make_parts, make_records
+from tiny_quality import BASELINE, NUM, OPTIONS, TOKENS, VOCAB, make_parts, make_records, measure
 from tiny_transformers import make_tiny
 
 import lantern
@@ -27,7 +27,6 @@ from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.figures.tradeoff import split_curves
 from lantern_pipeline.measure.measuring_models import MeasuringModels, load_parts
 from lantern_pipeline.measure.output_distribution import VerifiedNodes
-from lantern_pipeline.measure.quality import measure_quality
 from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.measure.total_variation import distribution_of_method
 from lantern_pipeline.tables.comparisons import OF_IMAGES
@@ -81,7 +80,7 @@ def check_metric(folder: Path) -> None:
     prompts = [Prompt(str(number), "a red circle") for number in range(NUM)]
     codes = torch.randint(VOCAB, (NUM, TOKENS), generator=torch.Generator().manual_seed(0))
     records = {BASELINE.method_id: make_records(codes, BASELINE, prompts)}
-    rows, images = measure_quality(records, prompts, None, models, **OPTIONS)
+    rows, images = measure(records, prompts, None, models, **OPTIONS)
     assert 0 < rows["contrast"][0] < 1 and images["contrast"].nunique() == NUM
     assert {"contrast", "contrast_low", "contrast_high"} <= set(SUMMARY_COLUMNS) and "contrast" in OF_IMAGES
 

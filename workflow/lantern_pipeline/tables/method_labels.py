@@ -105,9 +105,14 @@ def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     base = preset_of(str(method["method"]))
     if base == "lantern" and method.get("drafts") == "sampled":
         base = "lantern_chain"
-    usual = {"acceptance": "exact", **_USUAL, **(_USUAL_SJD if method.get("drafts") == "sjd" else {})}
-    usual |= _ROWS[base].parts if base in _ROWS else {}
-    return base, usual | ({"tree": STATIC_TREE} if usual.get("tree") == "static" else {})
+    usual: dict[str, object] = {"acceptance": "exact", **_USUAL}
+    if method.get("drafts") == "sjd":
+        usual |= _USUAL_SJD
+    if base in _ROWS:
+        usual |= dict(_ROWS[base].parts)
+    if usual.get("tree") == "static":
+        usual["tree"] = STATIC_TREE
+    return base, usual
 
 
 def _is_told(method: Mapping[str, object], name: str, usual: Mapping[str, object]) -> bool:
