@@ -24,6 +24,8 @@ BASELINE = "autoregressive"
 EAGER, GRAPH = "eager", "graph"
 BANDWIDTH = {"a100": 2.04e12, "h100": 3.35e12, "h200": 4.8e12}  # bytes per second, of the cards with SXM
 BANDWIDTH_SHARE = 0.68
+KERNEL_US = 2.1
+LAUNCH_US = 8.0
 
 
 class LayerTime(NamedTuple):
