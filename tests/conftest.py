@@ -17,8 +17,6 @@ from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.validate import load_yaml, validate_config
-from lantern_pipeline.data.model_cards import card_sections, hub_entries
 
 torch.set_num_threads(1)
 
@@ -48,7 +46,11 @@ def finished(tmp_path_factory):
 
 def load_config(paths) -> dict:
     """Merge config files as the workflow does, and check the result: defaults, the model's card, then overlays."""
+    # Imported here, so that GPU tests of `tests/core` run where Snakemake and JSON Schema are not installed.
     from snakemake.utils import update_config
+
+    from lantern_pipeline.config.validate import load_yaml, validate_config
+    from lantern_pipeline.data.model_cards import card_sections, hub_entries
 
     given, defaults = {}, ROOT / "config.yaml"
     for path in paths:

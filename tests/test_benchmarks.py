@@ -16,7 +16,7 @@ import report
 import torch
 import torch.nn.functional as F
 
-from conftest import ROOT, load_yaml
+from conftest import ROOT
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
@@ -25,6 +25,7 @@ from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
+from lantern_pipeline.config.validate import load_yaml
 
 SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2}
 TINY_SIZES = {**SIZE, "vocab_size": 1100, "grid": 4, "num_text_tokens": 5, "caption_dim": 16}

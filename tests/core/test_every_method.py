@@ -284,7 +284,8 @@ def test_a_step_stays_on_its_gpu(name, temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_draw_the_same_images(name, temperature):
-    models = make_models()
+    """Of models that were prepared on the GPU, so that their layers are those that a GPU runs."""
+    models = make_models(is_prepared=False)
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),
         models.draft.cuda().prepare_for_decoding(),
