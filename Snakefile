@@ -36,9 +36,9 @@ include: "workflow/rules/common.smk"
 
 
 scattergather:
-    shards=config["generation"]["num_shards"],
-    text_shards=config["text"]["num_shards"],
-    image_shards=config["data"]["num_shards"],
+    shards=CONFIG.generation.num_shards,
+    text_shards=CONFIG.text.num_shards,
+    image_shards=CONFIG.data.num_shards,
 
 
 wildcard_constraints:
@@ -52,10 +52,10 @@ wildcard_constraints:
     split="train|val",
 
 
+include: "workflow/rules/inputs.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/world.smk"
 include: "workflow/rules/models.smk"
-include: "workflow/rules/trees.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/pages.smk"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.sampling import SamplingConfig
+
+if TYPE_CHECKING:
+    from lantern_pipeline.settings.run_config import RunConfig
 
 torch.set_num_threads(1)
 
@@ -62,6 +67,13 @@ def load_config(paths) -> dict:
     update_config(config, given)
     validate_config(config)
     return config
+
+
+def typed_config(config: dict) -> RunConfig:
+    """Return a config as rules get it, without the rules between its keys."""
+    from lantern_pipeline.config.validate import check_keys
+
+    return check_keys(copy.deepcopy(config))
 
 
 def load_config_of_all_figures() -> dict:

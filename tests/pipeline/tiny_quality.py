@@ -9,17 +9,10 @@ from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
 from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_pipeline.settings.run_config import FidelitySettings
 
 NUM, TOKENS, VOCAB = 6, 16, 32
-SETTINGS = {
-    "num_reference": 8,
-    "kid_subset_size": 4,
-    "kid_subsets": 2,
-    "prc_neighbours": 1,
-    "fidelity_resamples": 5,
-    "batch_size": 4,
-    "near_tie_margin": 1e-4,
-}
+SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=4, kid_subsets=2, prc_neighbours=1)
 OPTIONS = {"settings": SETTINGS, "prompt_set": "seen", "split": "seen", "repeat": "s0n0", "seed": 0}
 BASELINE = make_method("autoregressive")
 EXACT = make_method("coupled", tree="chain3")
@@ -37,6 +30,7 @@ def make_parts(vocabulary=None):
         "tokenizer": ImageTokenizer(tokenizer).eval(),
         "target_model": TargetModel(target).eval(),
         "text_encoder": WordEmbeddingEncoder(vocabulary, 8, 16),
+        "batch_size": 4,
     }
 
 

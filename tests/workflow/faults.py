@@ -45,7 +45,7 @@ def check_table(workflow, finished):
 
 def resume(workflow):
     """Runs `make resume` up to the table, without the report; returns its output."""
-    code, output = workflow.make("resume", TABLE, WRITE_REPORT_IF_OLD=":")
+    code, output = workflow.make("resume", TABLE, REPORT="", AFTER_RUN="")
     assert code == 0, output + workflow.logs()
     return output
 

@@ -1,10 +1,20 @@
 """Evaluation: quality, ambiguity, output distributions, ablations."""
 
+from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
+
+# The few images of an ablation's point are no set to compare with another one.
+ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None})
+
+
+def num_measured(wildcards):
+    """Return the number of images of all methods that a job measures."""
+    return SIZES.images_of(wildcards.prompt_set) * len(PLAN.methods_at(wildcards.temperature))
+
 
 rule measure_quality:
     input:
-        **PLAN.metric_inputs(config["metrics"]),
-        checked="<results>/reference/metric_weights.json" if METRIC_FILES else [],
+        **PLAN.metric_inputs(CONFIG.metrics),
+        checked="<results>/reference/metric_weights.json" if RUN.metric_files else [],
         records=lambda wildcards: shards_of(
             PLAN.records_of(
                 wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
@@ -23,22 +33,18 @@ rule measure_quality:
         ENVIRONMENT
     resources:
         # On a CPU the published models lie in the same memory.
-        mem_mb=SIZES.scoring_mb(10000 if METRIC_FILES and not GPU else 0),
+        mem_mb=SIZES.scoring_mb(10000 if RUN.metric_files and not GPU else 0),
         runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
         gpu=GPU,
     params:
-        code=code("measure_quality.py", *loading_modules(config["metrics"])),
-        metrics={
-            **MEASURED_WITH,
-            **settings_of(
-                "metrics", "num_reference", "kid_subset_size", "kid_subsets", "prc_neighbours", "fidelity_resamples"
-            ),
-        },
+        code=code("measure_quality.py", *loading_modules(CONFIG.metrics)),
+        metrics=CONFIG.metrics.keys_of(MetricChoices),
+        fidelity=CONFIG.metrics.keys_of(FidelitySettings),
         repeat="s{training_seed}n{noise_seed}",
-        split=lambda wildcards: config["prompts"][wildcards.prompt_set].get("split") or "val",
+        split=lambda wildcards: CONFIG.prompt_sets[wildcards.prompt_set].split or "val",
         text=TEXT,
         # Published text features know the prompts only: no ceilings of held-out images then.
-        source=DATA if HAS_HELD_OUT else {"data": {"source": "none"}},
+        source=DATA if RUN.has_held_out_images else {"data": {"source": "none"}},
         seed=SEED,
     script:
         "../scripts/measure_quality.py"
@@ -47,16 +53,16 @@ rule measure_quality:
 rule measure_ambiguity:
     input:
         # Held-out images; where a run has none, the autoregressive ones of the headline prompt set.
-        codes=codes_of("val") if HAS_HELD_OUT else [],
-        captions=rules.write_captions.output.val if HAS_HELD_OUT else [],
+        codes=codes_of("val") if RUN.has_held_out_images else [],
+        captions=rules.write_captions.output.val if RUN.has_held_out_images else [],
         records=(
             []
-            if HAS_HELD_OUT
-            else shards_of(PLAN.records_of(**SAMPLED, repeat=PLAN.repeats[0], methods=["autoregressive"]))
+            if RUN.has_held_out_images
+            else shards_of(PLAN.records_of(**PLAN.sampled, repeat=PLAN.repeats[0], methods=["autoregressive"]))
         ),
-        prompts=f"<results>/prompts/{SAMPLED['prompt_set']}.jsonl",
-        text=text_features_of(SAMPLED["prompt_set"]),
-        target=target_of(FIRST["training_seed"]),
+        prompts=f"<results>/prompts/{PLAN.sampled['prompt_set']}.jsonl",
+        text=text_features_of(PLAN.sampled["prompt_set"]),
+        target=target_of(PLAN.first["training_seed"]),
     output:
         "<results>/quality/ambiguity.csv",
     log:
@@ -69,8 +75,8 @@ rule measure_ambiguity:
     params:
         **TEXT_PARAMS,
         code=code("measure_ambiguity.py"),
-        num_images=config["metrics"]["num_ambiguity"],
-        cfg_scale=config["sampling"]["cfg_scale"],
+        num_images=CONFIG.metrics.num_ambiguity,
+        cfg_scale=CONFIG.sampling.cfg_scale,
     script:
         "../scripts/measure_ambiguity.py"
 
@@ -78,18 +84,15 @@ rule measure_ambiguity:
 # One job per grid, which draws and measures all its points.
 rule run_ablation:
     input:
-        # The few images of an ablation's point are no set to compare with another.
-        **PLAN.metric_inputs({**config["metrics"], "fidelity": None}),
-        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
-        text=text_features_of(HEADLINE["prompt_set"]),
-        target=target_of(FIRST["training_seed"]),
+        **PLAN.metric_inputs(ABLATION_METRICS),
+        prompts=f"<results>/prompts/{PLAN.headline['prompt_set']}.jsonl",
+        text=text_features_of(PLAN.headline["prompt_set"]),
+        target=target_of(PLAN.first["training_seed"]),
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation).values()],
-        nearest_codes=lambda wildcards: tables_of(
-            [point.spec for point in PLAN.ablations[wildcards.ablation]], FIRST["training_seed"]
-        ),
+        nearest_codes=lambda wildcards: tables_of(point.spec for point in PLAN.ablations[wildcards.ablation]),
         tokenizer=TOKENIZER,
     output:
-        table=report(
+        table=in_report(
             "<results>/ablations/{ablation}.csv",
             caption="../report/ablations.rst",
             category="Ablations",
@@ -106,34 +109,32 @@ rule run_ablation:
         gpu=GPU,
     params:
         **TEXT_PARAMS,
-        code=code("run_ablation.py", *loading_modules({**config["metrics"], "fidelity": None})),
+        code=code("run_ablation.py", *loading_modules(ABLATION_METRICS)),
         points=lambda wildcards: [
             (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
             for point in PLAN.ablations[wildcards.ablation]
         ],
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation)],
-        num_prompts=lambda wildcards: config["ablations"]["grids"][wildcards.ablation].get(
-            "num_prompts", config["ablations"]["num_prompts"]
-        ),
-        dtype=config["generation"]["dtype"],
-        metrics={**MEASURED_WITH, "fidelity": None, **settings_of("metrics", "bootstrap_resamples")},
-        total_variation=settings_of("total_variation", "num_images", "max_nodes", "num_samples"),
-        noise_seed=FIRST["noise_seed"],
+        num_prompts=lambda wildcards: CONFIG.grids[wildcards.ablation].num_prompts or CONFIG.ablations.num_prompts,
+        dtype=CONFIG.generation.dtype,
+        metrics=ABLATION_METRICS.keys_of(MetricChoices),
+        bootstrap_resamples=CONFIG.metrics.bootstrap_resamples,
+        total_variation=CONFIG.total_variation.keys_of(TotalVariationNodes),
+        noise_seed=PLAN.first["noise_seed"],
     script:
         "../scripts/run_ablation.py"
 
 
 rule measure_total_variation:
     input:
-        records=shards_of(PLAN.records_of(**SAMPLED, repeat=PLAN.repeats[0])),
-        prompts=f"<results>/prompts/{SAMPLED['prompt_set']}.jsonl",
-        text=text_features_of(SAMPLED["prompt_set"]),
+        records=shards_of(PLAN.records_of(**PLAN.sampled, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{PLAN.sampled['prompt_set']}.jsonl",
+        text=text_features_of(PLAN.sampled["prompt_set"]),
         tokenizer=TOKENIZER,
-        target=target_of(FIRST["training_seed"]),
-        drafter=drafter_for(PLAN.specs.values(), FIRST["training_seed"]),
-        nearest_codes=tables_of(PLAN.specs.values(), FIRST["training_seed"]),
-        trees=trees_of(PLAN.specs.values(), FIRST["training_seed"]),
-        nearest=f"<results>/codebook/{config['codebook']['neighbours']}.safetensors",
+        target=target_of(PLAN.first["training_seed"]),
+        drafter=drafter_for(PLAN.specs.values(), PLAN.first["training_seed"]),
+        nearest_codes=tables_of(PLAN.specs.values()),
+        nearest=f"<results>/codebook/{CONFIG.codebook.neighbours}.safetensors",
     output:
         methods=result_table(
             "<results>/total_variation/methods.csv", "total_variation", "Total variation of every method"
@@ -147,16 +148,16 @@ rule measure_total_variation:
     resources:
         mem_mb=SIZES.scoring_mb(1000),
         runtime=SIZES.decoding_minutes(
-            len(PLAN.runs) * config["total_variation"]["num_images"], config["generation"]["batch_size"], 120
+            len(PLAN.runs) * CONFIG.total_variation.num_images, CONFIG.generation.batch_size, 120
         ),
         gpu=GPU,
     params:
         **DECODING_PARAMS,
         code=code("measure_total_variation.py"),
-        runs=PLAN.run_params(SAMPLED["temperature"]),
-        settings=config["total_variation"],
-        bootstrap_resamples=config["metrics"]["bootstrap_resamples"],
-        place={**SAMPLED, "temperature": float(SAMPLED["temperature"]), "repeat": PLAN.repeats[0]},
-        noise_seed=FIRST["noise_seed"],
+        runs=PLAN.run_params(PLAN.sampled["temperature"]),
+        settings=CONFIG.total_variation.model_dump(),
+        bootstrap_resamples=CONFIG.metrics.bootstrap_resamples,
+        place={**PLAN.sampled, "temperature": float(PLAN.sampled["temperature"]), "repeat": PLAN.repeats[0]},
+        noise_seed=PLAN.first["noise_seed"],
     script:
         "../scripts/measure_total_variation.py"

@@ -1,13 +1,14 @@
 """Image tokenizer, target and draft model: trained or, where the config names a `checkpoint`, converted."""
 
-TARGET_SIZES = asdict(SIZES.sizes)
-NO_TRAINING = ("name", "checkpoint", "size", *TARGET_KEYS)  # keys of config section `target`
+from lantern_pipeline.settings.run_config import TargetTraining
 
-if config["tokenizer"]["checkpoint"]:
+TARGET_SIZES = asdict(SIZES.sizes)
+
+if CONFIG.tokenizer.checkpoint:
 
     rule convert_tokenizer:
         input:
-            checkpoint=resource_of(config["tokenizer"]["checkpoint"], RESOURCES),
+            checkpoint=RUN.input_of(CONFIG.tokenizer.checkpoint),
         output:
             model=TOKENIZER,
             report="<results>/tokenizer/report.json",
@@ -20,8 +21,8 @@ if config["tokenizer"]["checkpoint"]:
         params:
             code=code("convert_tokenizer.py"),
             sizes={
-                **settings_of("tokenizer", "grid", "codebook_size", "code_dim"),
-                "size": config["data"]["image_size"],
+                **CONFIG.tokenizer.model_dump(include={"grid", "codebook_size", "code_dim"}),
+                "size": CONFIG.data.image_size,
             },
         script:
             "../scripts/convert_tokenizer.py"
@@ -38,25 +39,25 @@ else:
             "<logs>/train_tokenizer.log",
         conda:
             ENVIRONMENT
-        threads: TRAINING_THREADS
+        threads: RUN.training_threads
         resources:
             mem_mb=growing(3000),
             runtime=growing(60),
         params:
             code=code("train_tokenizer.py"),
-            settings=config["tokenizer"],
+            settings=CONFIG.tokenizer.model_dump(),
             source=DATA,
             seed=SEED,
         script:
             "../scripts/train_tokenizer.py"
 
 
-if config["target"]["checkpoint"]:
+if CONFIG.target.checkpoint:
 
     rule convert_target:
         input:
-            checkpoint=resource_of(config["target"]["checkpoint"], RESOURCES),
-            tokenizer=PROMPT_TOKENIZER,
+            checkpoint=RUN.input_of(CONFIG.target.checkpoint),
+            tokenizer=RUN.prompt_tokenizer,
         output:
             model="<results>/target/s{training_seed}/model.safetensors",
             report="<results>/target/s{training_seed}/report.json",
@@ -70,7 +71,7 @@ if config["target"]["checkpoint"]:
             code=code("convert_target.py"),
             sizes=TARGET_SIZES,
             text=TEXT,
-            dtype=config["generation"]["dtype"],
+            dtype=CONFIG.generation.dtype,
         script:
             "../scripts/convert_target.py"
 
@@ -90,7 +91,7 @@ else:
             "<logs>/train_target.s{training_seed}.log",
         conda:
             ENVIRONMENT
-        threads: TRAINING_THREADS
+        threads: RUN.training_threads
         resources:
             mem_mb=SIZES.training_mb(),
             runtime=growing(120),
@@ -99,17 +100,17 @@ else:
             **TEXT_PARAMS,
             code=code("train_target.py"),
             sizes=TARGET_SIZES,
-            settings={key: value for key, value in config["target"].items() if key not in NO_TRAINING},
+            settings=CONFIG.target.keys_of(TargetTraining),
             training_seed=lambda wildcards: int(wildcards.training_seed),
         script:
             "../scripts/train_target.py"
 
 
-if config["drafter"]["checkpoint"]:
+if CONFIG.drafter.checkpoint:
 
     rule convert_drafter:
         input:
-            checkpoint=resource_of(config["drafter"]["checkpoint"], RESOURCES),
+            checkpoint=RUN.input_of(CONFIG.drafter.checkpoint),
             target="<results>/target/s{training_seed}/model.safetensors",
         output:
             model="<results>/drafter/s{training_seed}/model.safetensors",
@@ -122,7 +123,7 @@ if config["drafter"]["checkpoint"]:
             mem_mb=growing(4000),
         params:
             code=code("convert_drafter.py"),
-            dtype=config["generation"]["dtype"],
+            dtype=CONFIG.generation.dtype,
         script:
             "../scripts/convert_drafter.py"
 
@@ -143,11 +144,11 @@ rule train_drafter:
     log:
         "<logs>/train_drafter.{drafter}.log",
     wildcard_constraints:
-        drafter=r"s\d+(-\d+steps)" + ("" if config["drafter"]["checkpoint"] else "?"),
+        drafter=r"s\d+(-\d+steps)" + ("" if CONFIG.drafter.checkpoint else "?"),
     conda:
         ENVIRONMENT
     # An ablation's short training leaves the other core to generation.
-    threads: lambda wildcards: 1 if "-" in wildcards.drafter else TRAINING_THREADS
+    threads: lambda wildcards: 1 if "-" in wildcards.drafter else RUN.training_threads
     resources:
         mem_mb=SIZES.training_mb(),
         runtime=growing(1440 if SIZES.is_large else 120, MOST_MINUTES),
@@ -155,8 +156,8 @@ rule train_drafter:
     params:
         **TEXT_PARAMS,
         code=code("train_drafter.py"),
-        settings=lambda wildcards: drafter_settings(wildcards.drafter, config["drafter"]),
-        cfg_scale=config["sampling"]["cfg_scale"],
+        settings=lambda wildcards: drafter_settings(wildcards.drafter, CONFIG.drafter),
+        cfg_scale=CONFIG.sampling.cfg_scale,
         training_seed=lambda wildcards: drafter_seed(wildcards.drafter),
     script:
         "../scripts/train_drafter.py"

@@ -2,20 +2,20 @@
 
 PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": ""}
 
-if config["publish"]:
+if CONFIG.publish:
 
     # `make readme`.
     rule publish_readme:
         input:
             claims=rules.summarise.output.claims,
-            table=GENERALITY if config["variants"] else rules.summarise.output.summary,
+            table=GENERALITY if CONFIG.variants else rules.summarise.output.summary,
             pictures=[
                 file
                 for file in figure_files(["png"])
-                for letter in PUBLISHED_FIGURES[config["publish"]]
+                for letter in PUBLISHED_FIGURES[CONFIG.publish]
                 if f"fig_{letter}_" in file
             ]
-            + ([rules.build_race.output.picture] if config["publish"] == "results" else []),
+            + ([rules.build_race.output.picture] if CONFIG.publish == "results" else []),
         output:
             touch("<results>/readme.published"),
         log:
@@ -26,7 +26,7 @@ if config["publish"]:
             code=code("publish_readme.py"),
             root=HERE,
             settings=TABLE_SETTINGS,
-            section=lambda wildcards: config["publish"],
+            section=lambda wildcards: CONFIG.publish,
         script:
             "../scripts/publish_readme.py"
 
@@ -35,8 +35,8 @@ if config["publish"]:
 rule publish_weights:
     input:
         tokenizer=TOKENIZER,
-        target=target_of(FIRST["training_seed"]),
-        drafter=drafter_of(FIRST["training_seed"]),
+        target=target_of(PLAN.first["training_seed"]),
+        drafter=drafter_of(PLAN.first["training_seed"]),
         attribute_classifier=model_of("attribute_classifier"),
         clip=model_of("clip"),
     output:

@@ -3,8 +3,8 @@
 
 rule build_study:
     input:
-        records=shards_of(PLAN.records_of(**HEADLINE, repeat=PLAN.repeats[0])),
-        prompts=f"<results>/prompts/{HEADLINE['prompt_set']}.jsonl",
+        records=shards_of(PLAN.records_of(**PLAN.headline, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{PLAN.headline['prompt_set']}.jsonl",
         tokenizer=TOKENIZER,
     output:
         page="<results>/study/study.html",
@@ -18,7 +18,7 @@ rule build_study:
         runtime=growing(90),
     params:
         code=code("build_study.py", *page_templates("study")),
-        settings={name: config["study"][name] for name in ("methods", "num_trials", "num_checks", "seed", "question")},
+        settings=CONFIG.study.model_dump(include={"methods", "num_trials", "num_checks", "seed", "question"}),
     script:
         "../scripts/build_study.py"
 
@@ -26,8 +26,8 @@ rule build_study:
 rule analyse_study:
     input:
         answers=lambda wildcards: answer_files(
-            config["study"]["answers"] or f"results/{config['experiment']}/study/answers",
-            f"results/{config['experiment']}/study/study.html",
+            CONFIG.study.answers or f"results/{CONFIG.experiment}/study/answers",
+            f"results/{CONFIG.experiment}/study/study.html",
         ),
         # Its content ties it to the page, whatever its date.
         key=ancient(rules.build_study.output.key),
@@ -40,6 +40,6 @@ rule analyse_study:
         ENVIRONMENT
     params:
         code=code("analyse_study.py"),
-        min_checks=config["study"]["min_checks"],
+        min_checks=CONFIG.study.min_checks,
     script:
         "../scripts/analyse_study.py"

@@ -1,19 +1,21 @@
 """What images are measured with: models that the run trains or, where the config names a `checkpoint`, converts; real
 images and weights from elsewhere."""
 
-from lantern_pipeline.measure.registry import TRAINED
+from lantern_pipeline.settings.run_config import MetricChoices
+
+METRIC_MODELS = {"attribute_classifier": CONFIG.attribute_classifier, "clip": CONFIG.clip}
 
 
 rule convert_measuring_model:
     input:
-        checkpoint=lambda wildcards: resource_of(config[wildcards.model]["checkpoint"], RESOURCES),
+        checkpoint=lambda wildcards: RUN.input_of(METRIC_MODELS[wildcards.model].checkpoint),
     output:
         model="<results>/{model}/model.safetensors",
         report="<results>/{model}/report.json",
     log:
         "<logs>/convert_measuring_model.{model}.log",
     wildcard_constraints:
-        model="|".join(name for name in TRAINED if config[name]["checkpoint"]) or "none",
+        model="|".join(name for name, model in METRIC_MODELS.items() if model.checkpoint) or "none",
     conda:
         ENVIRONMENT
     resources:
@@ -21,14 +23,14 @@ rule convert_measuring_model:
     params:
         code=code("convert_measuring_model.py"),
         sizes=lambda wildcards: {
-            "data.image_size": config["data"]["image_size"],
-            **{f"{wildcards.model}.{key}": value for key, value in config[wildcards.model].items()},
+            "data.image_size": CONFIG.data.image_size,
+            **{f"{wildcards.model}.{key}": value for key, value in METRIC_MODELS[wildcards.model]},
         },
     script:
         "../scripts/convert_measuring_model.py"
 
 
-if config["attribute_classifier"]["checkpoint"] is None:
+if CONFIG.attribute_classifier.checkpoint is None:
 
     rule train_attribute_classifier:
         output:
@@ -43,14 +45,14 @@ if config["attribute_classifier"]["checkpoint"] is None:
             runtime=growing(60),
         params:
             code=code("train_attribute_classifier.py"),
-            settings=config["attribute_classifier"],
-            data={key: config["data"][key] for key in ("image_size", "num_train")},
+            settings=CONFIG.attribute_classifier.model_dump(),
+            data=CONFIG.data.model_dump(include={"image_size", "num_train"}),
             seed=SEED,
         script:
             "../scripts/train_attribute_classifier.py"
 
 
-if config["clip"]["checkpoint"] is None:
+if CONFIG.clip.checkpoint is None:
 
     rule train_clip:
         output:
@@ -66,7 +68,7 @@ if config["clip"]["checkpoint"] is None:
             gpu=GPU,
         params:
             code=code("train_clip.py"),
-            settings=config["clip"],
+            settings=CONFIG.clip.model_dump(),
             source=DATA,
             seed=SEED,
         script:
@@ -76,9 +78,9 @@ if config["clip"]["checkpoint"] is None:
 # Features of the real images behind FID, KID, precision and recall; only where metrics.fidelity is inception.
 rule measure_reference:
     input:
-        images=resource_of(config["metrics"]["published"]["reference"]["images"], RESOURCES),
-        inception_weights=resource_of(config["metrics"]["published"]["inception"], RESOURCES),
-        vgg16_weights=resource_of(config["metrics"]["published"]["vgg16"], RESOURCES),
+        images=RUN.input_of(CONFIG.metrics.published.reference.images),
+        inception_weights=RUN.input_of(CONFIG.metrics.published.inception),
+        vgg16_weights=RUN.input_of(CONFIG.metrics.published.vgg16),
     output:
         "<results>/reference/features.safetensors",
     log:
@@ -92,18 +94,20 @@ rule measure_reference:
         gpu=GPU,
     params:
         code=code("measure_reference.py"),
-        settings={key: config["metrics"]["published"][key] for key in ("reference", "preprocessing", "vgg16_layer")},
+        reference_name=CONFIG.metrics.published.reference.name,
+        preprocessing=CONFIG.metrics.published.preprocessing,
+        vgg16_layer=CONFIG.metrics.published.vgg16_layer,
     script:
         "../scripts/measure_reference.py"
 
 
-if METRIC_FILES:
+if RUN.metric_files:
 
     # Ahead of all generation by its priority, not as an input of it: another weight file must not generate everything again.
     # (As an `ancient` input, Snakemake 9 would end a run after this rule whenever it is the one that has to run again.)
     rule check_metric_weights:
         input:
-            **METRIC_FILES,
+            **RUN.metric_files,
         output:
             "<results>/reference/metric_weights.json",
         log:
@@ -112,9 +116,9 @@ if METRIC_FILES:
         conda:
             ENVIRONMENT
         resources:
-            mem_mb=growing(12000 if config["metrics"]["hps"] else 3000),
+            mem_mb=growing(12000 if CONFIG.metrics.hps else 3000),
         params:
-            code=code("check_metric_weights.py", *loading_modules(config["metrics"])),
-            settings=MEASURED_WITH,
+            code=code("check_metric_weights.py", *loading_modules(CONFIG.metrics)),
+            metrics=CONFIG.metrics.keys_of(MetricChoices),
         script:
             "../scripts/check_metric_weights.py"

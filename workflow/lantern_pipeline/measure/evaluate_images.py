@@ -50,7 +50,7 @@ class RecordScores:
 
 @torch.inference_mode()
 def score_records(
-    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels, batch_size: int
+    records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MeasuringModels
 ) -> RecordScores:
     """Scores every method's images, each distinct (prompt, codes) once.
 
@@ -60,7 +60,7 @@ def score_records(
     """
     owners, numbers = _number_distinct(records)
     parts, partner = [], torch.empty(0)
-    for indices in chunks(0, len(owners), batch_size, "images"):
+    for indices in chunks(0, len(owners), models.batch_size, "images"):
         places = owners[indices.start : indices.stop]
         batch = torch.stack([records[method].codes[prompt] for method, prompt in places]).long().to(models.device)
         chosen = [prompts[prompt] for _, prompt in places]
