@@ -64,17 +64,18 @@ class Run:
     def prompt_tokenizer(self) -> list[str]:
         """The tokenizer of prompts, for text encoders that have one."""
         text = self.config.text
-        return [*self.input_of(text.checkpoint)] if text.encoder in FAMILIES else []
+        if text.checkpoint is None or text.encoder not in FAMILIES:
+            return []
+        return [str(self.input_of(text.checkpoint))]
 
     @property
     def metric_files(self) -> dict[str, str]:
         """Weights and real images from elsewhere that images are measured with."""
         return published_files(self.config.metrics, self.resources)
 
-    def input_of(self, name: str | None) -> list[str]:
+    def input_of(self, name: str | None) -> str | list[str]:
         """Return what a rule takes as input for a config value: the manifest of a resource, a path, or nothing."""
-        found = resource_of(name, self.resources)
-        return [found] if isinstance(found, str) else found
+        return resource_of(name, self.resources)
 
     def data_params(self) -> dict[str, Any]:
         """Return section `data` as a rule's parameter, with what a folder of images holds.
