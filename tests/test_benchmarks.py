@@ -1,5 +1,6 @@
 """Every benchmark runs, on the smallest models and images it takes, and its last line is the JSON that it promises."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -15,8 +16,11 @@ import pytest
 import report
 import torch
 import torch.nn.functional as F
+from gpu_parts import PARTS
+from gpu_parts.common import Check
 
 from conftest import ROOT
+from lantern import stepping
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
@@ -156,6 +160,39 @@ def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
     page = (tmp_path / "page.md").read_text()
     assert "| us | predicted_us |" in page and all(f"\n## {letter}. " in page for letter in "ABCDEFGH")
     assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 * 10
+
+
+class StandIn:
+    """Takes the place of a CUDA graph: runs the step again."""
+
+    def __init__(self, step, state):
+        self.step, self.state = step, state
+        step(state)  # as before a capture
+
+    def replay(self):
+        self.step(self.state)
+
+
+@pytest.mark.parametrize("letter", ["B", "C", "G", "H"])
+def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_path):
+    """As on a GPU, with stand-ins for graphs."""
+    make_runner = stepping.StepRunner.__init__
+    monkeypatch.setattr(
+        stepping.StepRunner,
+        "__init__",
+        lambda self, mode, device, name: make_runner(self, mode, torch.device("cuda"), name),
+    )
+    monkeypatch.setattr(stepping, "capture", StandIn)
+    monkeypatch.setattr(Check, "has_graphs", True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2**30)
+    importlib.import_module(f"gpu_parts.{PARTS[letter].module}").measure(
+        Check(letter, tmp_path, torch.device("cpu"), True)
+    )
+    rows = [row for row in gpu_check.read_rows(tmp_path) if row.get("stepping") == "graph"]
+    found = [row.get("is_right", row.get("has_same_tokens")) for row in rows]
+    assert True in found and False not in found
+    assert not [row for row in gpu_check.read_rows(tmp_path) if "failed" in row]
 
 
 def check_options(tmp_path, *more):
