@@ -24,6 +24,10 @@ if "resources" not in config:  # Snakemake skips both lines where a module gets 
     include: "workflow/rules/defaults.smk"
 
 
+# Of all jobs with `--sdm apptainer`, in the folder of the run; docs/cluster.md says how to build it from the Containerfile.
+container: "lantern.sif"
+
+
 pathvars:
     results=f"results/{config['experiment']}",
     logs="<results>/logs",
@@ -54,14 +58,11 @@ wildcard_constraints:
 
 include: "workflow/rules/inputs.smk"
 include: "workflow/rules/data.smk"
-include: "workflow/rules/world.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/pages.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/publish.smk"
-include: "workflow/rules/study.smk"
+include: "workflow/rules/extras.smk"
 include: "workflow/rules/variants.smk"
 
 

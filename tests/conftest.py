@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from lantern.codebook import nearest_codes
-from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels, Generation
+from lantern.decoding import Decoder, make_decoder
+from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
+from lantern.noise import ImageNoise
 from lantern.sampling import SamplingConfig
 
 if TYPE_CHECKING:
@@ -150,6 +151,13 @@ def generate(
     prompts = [row % 5 for row in rows]
     noise = [decoder.make_noise(7, f"prompt-{row}") for row in rows]
     return decoder.generate(features[prompts], mask[prompts], noise)
+
+
+def start(decoder: Decoder, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> DecodingState:
+    """State of a batch of prompts with image token 0 emitted."""
+    state = decoder.allocate(len(fields))
+    decoder.fill(state, range(len(fields)), features, mask, fields)
+    return state
 
 
 def assert_distribution(counts: torch.Tensor, probs: torch.Tensor) -> None:

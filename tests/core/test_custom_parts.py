@@ -178,7 +178,7 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
     monkeypatch.setattr(base, "MANY_LOGITS", 0)
     tree = {"tree": "wide", "tree_shape": [(i,) for i in range(5)]}  # many more nodes than levels
     spec = MethodSpec.of("mine", **tree, drafts="top", acceptance="wrong_parts:OwnVerifier")
-    assert make_verifier(spec, SamplingConfig()).follows_path == (kind is NodeByNode)
+    assert make_verifier(spec, SamplingConfig()).follows_path(SamplingConfig()) == (kind is NodeByNode)
     found = generate(models, spec, rows=range(2))
     expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
@@ -191,6 +191,7 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
         ("acceptance", "surrogate_of_all", "rename it to relaxed_prob_of_all"),
         ("acceptance", "make_rule", "rename it to make_verifier"),
         ("acceptance", "bounds_mass", "derive the class from Proximity"),
+        ("acceptance", "moves_mass", "define move_mass and has_one_residual"),
         ("drafts", "rule", "rename it to verifier"),
     ],
 )

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conftest import make_models, make_prompts
+from conftest import make_models, make_prompts, start
 from lantern import stepping
 from lantern.acceptance import base
 from lantern.decoding import Decoder, make_decoder
@@ -179,7 +179,7 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
 
     # Steps on two states in turn give what each gives alone; they move no tensor, and where a GPU runs them, which
     # never follows a path, they read nothing back.
-    states = [decoder.start(*batch) for batch in batches]
+    states = [start(decoder, *batch) for batch in batches]
     before = addresses(states[0])
     assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.keys"} < set(before)
     with torch.inference_mode(), NoHostSync() if many_logits else nullcontext():
@@ -227,7 +227,7 @@ def test_what_ends_a_line_is_drafted_where_it_stands(lined):
         decoder, seen = decoder_of(lined, name), []
         decoder.observer = lambda outcome, seen=seen: seen.append(outcome.proposal.tokens[:, 1:])
         batch = make_batches(decoder, lined)[0]
-        state = decoder.start(*batch)
+        state = start(decoder, *batch)
         decoder.run(state, 3)
         first = seen[0]  # of places 1, 2, 3, 4 (the end of the line), ...
         depths = decoder.drafter.tree.depths[0, 1:]

@@ -44,7 +44,7 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
 
     hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
     tokens, fed = {0: choose(hidden, 0)}, set()
-    for feeds in line_schedule((target.config.grid,) * 2, spec.window):
+    for feeds in line_schedule((target.config.grid,) * 2, spec["window"]):
         known = dict(tokens)
         for feed in feeds:
             fed.add(feed.place)

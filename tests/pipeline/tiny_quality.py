@@ -9,6 +9,8 @@ from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
 from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_pipeline.measure.evaluate_images import score_method
+from lantern_pipeline.measure.quality import measure_quality
 from lantern_pipeline.settings.run_config import FidelitySettings
 
 NUM, TOKENS, VOCAB = 6, 16, 32
@@ -48,3 +50,14 @@ def make_records(codes, spec, prompts):
         margins=torch.ones(num, TOKENS if is_slow else 0),
         metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
     )
+
+
+def score_all(records, prompts, models):
+    """What the jobs of all methods write: method id -> scores."""
+    baseline = records["autoregressive"]
+    return {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
+
+
+def measure(records, prompts, source, models, **options):
+    """Scores every method, then measures: what the jobs of a prompt set make, (rows, images)."""
+    return measure_quality(records, score_all(records, prompts, models), prompts, source, models, **options)

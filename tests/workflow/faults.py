@@ -17,7 +17,7 @@ TABLE = "results/tiny/summary.csv"
 # Of the second repeat: the laws and the pictures are of the first, so that only quality and the tables follow.
 SHARD = "generation/eagle2/seen/T1/s0n1/1-of-1.safetensors"
 SUMMARIES = [TABLE, "results/tiny/paired.csv"]
-FOLLOWERS = {"measure_quality", "summarise"}
+FOLLOWERS = {"score_images", "measure_quality", "summarise"}
 
 # Jobs that generate keep each batch at once; while the file `hold` is there, they then stop and say who they are.
 HOLD = """

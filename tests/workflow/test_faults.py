@@ -211,7 +211,8 @@ def test_an_edit_in_acceptance_generates_again_trains_nothing_and_changes_no_num
         return result.stdout + result.stderr
 
     jobs = planned(make(["results/tiny/quality/seen.T1.s0n1.csv"], "--dry-run", "--quiet", "rules"))
-    assert jobs == {"generate_images": len(METHODS), "measure_quality": 1, "total": len(METHODS) + 1}
+    by_method = {"generate_images": len(METHODS), "score_images": len(METHODS)}
+    assert jobs == {**by_method, "measure_quality": 1, "total": 2 * len(METHODS) + 1}
     assert jobs_of(make([f"results/tiny/{record}" for record in records])) == {"generate_images": 2}
     for record in records:
         codes, expected = (load_records(of.result(record)).codes for of in (run, finished))

@@ -21,13 +21,10 @@ from tiny_run import (
     METHODS,
     ROOT,
     TINY,
-    TRAINING,
     Workflow,
     copy_project,
-    edited_project,
     overlays_of,
     planned,
-    re_run,
     with_overlay,
 )
 
@@ -244,16 +241,6 @@ def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, t
 # --- what re-runs ----------------------------------------------------------------------------------
 
 
-def test_an_edit_re_runs_the_stages_that_use_it(finished, tmp_path):
-    project = edited_project(tmp_path / "project", "workflow/lantern_pipeline/measure/evaluate_images.py")
-    command = [str(project / "Snakefile") if part == str(ROOT / "Snakefile") else part for part in finished.command()]
-    result = subprocess.run([*command, "--dry-run", "--quiet", "rules"], capture_output=True, text=True)
-    printed = result.stdout + result.stderr
-    jobs = set(planned(printed))
-    assert re_run(printed) == {"measure_quality", "run_ablation"} and "summarise" in jobs, printed
-    assert not (TRAINING | {"generate_images", "measure_latency"}) & jobs, printed
-
-
 DECODING = {"generate_images", "measure_latency", "measure_total_variation", "run_ablation"}
 
 
@@ -270,45 +257,6 @@ def test_scripts_that_use_a_module_and_such_that_do_not(module, used, unused):
     scripts = {path.stem: path for path in (ROOT / "workflow" / "scripts").glob("*.py")}
     users = {name for name, path in scripts.items() if any(str(m).endswith(module) for m in imported_modules(path))}
     assert used <= users and not users & (unused | {"train_clip", "train_drafter"})
-
-
-@pytest.mark.parametrize(
-    "sections, changed, rests",
-    [
-        (
-            {"metrics": {"kid_subsets": 3}, "total_variation": {"max_nodes": 21}, "ablations": {"num_prompts": 4}},
-            {"measure_quality", "measure_total_variation", "run_ablation"},
-            TRAINING | {"generate_images", "measure_latency"},
-        ),
-        (
-            {"metrics": {"num_ambiguity": 3}},
-            {"measure_ambiguity"},
-            TRAINING | {"measure_quality", "measure_total_variation", "measure_latency"},
-        ),
-        (
-            {"sampling": {"top_k": 16}, "drafter": {"num_steps": 7}},
-            {"train_drafter", "generate_images", "run_ablation"},
-            (TRAINING - {"train_drafter"}) | {"build_nearest_codes"},
-        ),
-        ({"figures": {"dpi": 90}}, {"draw_samples", "draw_tradeoff"}, TRAINING | {"generate_images", "summarise"}),
-    ],
-    ids=["evaluation", "ambiguity", "decoding", "figures"],
-)
-def test_changed_keys_re_run_what_depends_on_them(finished, tmp_path, sections, changed, rests):
-    code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
-    assert code == 0 and changed <= re_run(output), output
-    assert not {"summarise", *rests} & re_run(output) and not rests & set(planned(output)), output
-
-
-def test_what_says_how_jobs_run_re_runs_nothing(finished, tmp_path):
-    sections = {
-        "device": "auto",
-        "generation": {"batch_size": 3, "stepping": "eager"},
-        "metrics": {"batch_size": 3},
-        "text": {"num_shards": 2},  # of an encoder that the run does not have
-    }
-    code, output = with_overlay(finished, tmp_path, **sections).run("--dry-run", "--quiet", "rules")
-    assert code == 0 and "Nothing to be done" in output, output
 
 
 def test_a_new_method_and_a_new_training_seed_make_what_is_theirs_alone(finished, tmp_path):

@@ -13,7 +13,6 @@ from lantern_pipeline.config.paths import (
     answer_files,
     drafter_for,
     drafter_of,
-    drafter_seed,
     drafter_settings,
     model_of,
     table_of,

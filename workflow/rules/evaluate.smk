@@ -6,24 +6,52 @@ from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices
 ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None})
 
 
-def num_measured(wildcards):
-    """Return the number of images of all methods that a job measures."""
-    return SIZES.images_of(wildcards.prompt_set) * len(PLAN.methods_at(wildcards.temperature))
+METRIC_INPUTS = PLAN.metric_inputs(CONFIG.metrics)
+# On a CPU the published models lie in the same memory.
+SCORING_MB = SIZES.scoring_mb(10000 if RUN.metric_files and not GPU else 0)
+# Images of a method, prompt set, temperature and repeat.
+RECORDS = rules.generate_images.output[0]
 
 
+# One job per method, so that many GPUs have work. What sets of images are compared with is not read here.
+rule score_images:
+    input:
+        **{name: file for name, file in METRIC_INPUTS.items() if not name.startswith("reference")},
+        checked="<results>/reference/metric_weights.json" if RUN.metric_files else [],
+        records=gather.shards(RECORDS, allow_missing=True),
+        baseline=gather.shards(RECORDS, method="autoregressive", allow_missing=True),
+        prompts=rules.write_prompts.output[0],
+        text=text_features_of("{prompt_set}"),
+        tokenizer=TOKENIZER,
+        target=target_of("{training_seed}"),
+    output:
+        "<results>/quality/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}.safetensors",
+    log:
+        "<logs>/score_images.{method}.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=SCORING_MB,
+        runtime=scoring_minutes,
+        gpu=GPU,
+    params:
+        **TEXT_PARAMS,
+        code=code("score_images.py", *loading_modules(CONFIG.metrics)),
+        metrics=CONFIG.metrics.keys_of(MetricChoices),
+    script:
+        "../scripts/score_images.py"
+
+
+# Joins the scores of all methods, and compares sets of images.
 rule measure_quality:
     input:
-        **PLAN.metric_inputs(CONFIG.metrics),
-        checked="<results>/reference/metric_weights.json" if RUN.metric_files else [],
-        records=lambda wildcards: shards_of(
-            PLAN.records_of(
-                wildcards.prompt_set, wildcards.temperature, f"s{wildcards.training_seed}n{wildcards.noise_seed}"
-            )
-        ),
+        **METRIC_INPUTS,
+        scores=expand(rules.score_images.output, method=methods_at, allow_missing=True),
+        records=expand(gather.shards(RECORDS, allow_missing=True), method=methods_at, allow_missing=True),
         prompts=rules.write_prompts.output[0],
-        text=lambda wildcards: text_features_of(wildcards.prompt_set),
+        text=text_features_of("{prompt_set}"),
         tokenizer=TOKENIZER,
-        target=lambda wildcards: target_of(wildcards.training_seed),
+        target=target_of("{training_seed}"),
     output:
         table="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.csv",
         images="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv",
@@ -32,9 +60,8 @@ rule measure_quality:
     conda:
         ENVIRONMENT
     resources:
-        # On a CPU the published models lie in the same memory.
-        mem_mb=SIZES.scoring_mb(10000 if RUN.metric_files and not GPU else 0),
-        runtime=lambda wildcards, attempt: SIZES.scoring_minutes(num_measured(wildcards))(wildcards, attempt),
+        mem_mb=SCORING_MB,
+        runtime=scoring_minutes,
         gpu=GPU,
     params:
         code=code("measure_quality.py", *loading_modules(CONFIG.metrics)),

@@ -27,7 +27,7 @@ rule sample_codes:
         val_captions=rules.write_captions.output.val,
         text=caption_features_of("train"),
         val_text=caption_features_of("val"),
-        target=lambda wildcards: target_of(wildcards.training_seed),
+        target=target_of("{training_seed}"),
     output:
         train="<results>/samples/s{training_seed}/train-{scatteritem}.safetensors",
         val="<results>/samples/s{training_seed}/val-{scatteritem}.safetensors",
@@ -43,7 +43,6 @@ rule sample_codes:
         **DECODING_PARAMS,
         code=code("sample_codes.py"),
         method=asdict(PLAN.specs["autoregressive"]),
-        training_seed=lambda wildcards: int(wildcards.training_seed),
     script:
         "../scripts/sample_codes.py"
 
@@ -51,8 +50,8 @@ rule sample_codes:
 rule generate_images:
     input:
         prompts=rules.write_prompts.output[0],
-        text=lambda wildcards: text_features_of(wildcards.prompt_set),
-        target=lambda wildcards: target_of(wildcards.training_seed),
+        text=text_features_of("{prompt_set}"),
+        target=target_of("{training_seed}"),
         drafter=lambda wildcards: drafter_for([PLAN.specs[wildcards.method]], wildcards.training_seed),
         nearest_codes=lambda wildcards: table_of(PLAN.specs[wildcards.method]),
     output:
@@ -71,7 +70,6 @@ rule generate_images:
         **DECODING_PARAMS,
         code=code("generate_images.py"),
         method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
-        noise_seed=lambda wildcards: int(wildcards.noise_seed),
     script:
         "../scripts/generate_images.py"
 
@@ -81,8 +79,8 @@ rule measure_latency:
     input:
         prompts=expand(rules.write_prompts.output, prompt_set=CONFIG.latency.prompt_sets),
         text=text_features_of(*CONFIG.latency.prompt_sets),
-        target=lambda wildcards: target_of(wildcards.training_seed),
-        drafter=lambda wildcards: drafter_for(PLAN.specs.values(), wildcards.training_seed),
+        target=target_of("{training_seed}"),
+        drafter=drafter_for(PLAN.specs.values(), "{training_seed}"),
         nearest_codes=tables_of(PLAN.specs.values()),
     output:
         table="<results>/latency/s{training_seed}n{noise_seed}.csv",
@@ -107,7 +105,6 @@ rule measure_latency:
         runs=PLAN.run_params(),
         settings=CONFIG.latency.model_dump(),
         temperature=float(PLAN.headline["temperature"]),
-        noise_seed=lambda wildcards: int(wildcards.noise_seed),
         repeat="s{training_seed}n{noise_seed}",
     script:
         "../scripts/measure_latency.py"

@@ -1,6 +1,4 @@
-"""What a run comes to: tables, figures, provenance."""
-
-import json
+"""What a run comes to: tables, figures, pages for readers, provenance."""
 
 from lantern_pipeline.archive.provenance import results_config
 from lantern_pipeline.config.figures import GENERALITY
@@ -9,17 +7,6 @@ from lantern_pipeline.measure.registry import trained_models
 
 # The setting that captions of figures name.
 SETTING = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
-
-
-def claim_numbers(wildcards, input):
-    """Return the numbers that captions contain: name -> text. Snakemake shows TBD while the file is to be made."""
-    return json.loads(Path(input.claims).read_text())["setting"]
-
-
-def figure_files(endings=("png", "pdf")):
-    """Return all figures, each in every format."""
-    names = [f"fig_{figure.letter}_{name}" for name, figure in RUN.figures.items()]
-    return expand("<results>/figures/{name}.{ending}", name=names, ending=endings)
 
 
 rule summarise:
@@ -113,7 +100,32 @@ for name, figure in RUN.figures.items():
             "../scripts/draw_figure.py"
 
 
-# After the tables and figures, whose change makes it anew.
+rule build_race:
+    input:
+        images=f"<results>/latency/{PLAN.repeats[0]}.images.safetensors",
+        prompts=[f"<results>/prompts/{name}.jsonl" for name in CONFIG.latency.prompt_sets],
+        tokenizer=TOKENIZER,
+    output:
+        page=in_report(
+            "<results>/race.html",
+            caption="../report/race.rst",
+            category="Overview",
+            labels={"page": "Watch the methods draw"},
+        ),
+        picture="<results>/race.png",
+    log:
+        "<logs>/build_race.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(3500),
+        runtime=growing(90),
+    params:
+        code=code("build_race.py", *page_templates("race")),
+    script:
+        "../scripts/build_race.py"
+
+
 # What `lantern.load` reads of a finished run.
 rule write_card:
     input:

@@ -22,12 +22,12 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     prompts = select_shard(read_prompts(files.prompts), snakemake.wildcards.scatteritem)
     decoder = make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=execution.stepping)
     encoder = make_text_encoder(params.text, params.source, files.text)
-    decode_timed(decoder, prompts[:1], encoder, params.noise_seed)  # does not count
+    decode_timed(decoder, prompts[:1], encoder, int(snakemake.wildcards.noise_seed))  # does not count
     records = generate_records(
         decoder,
         prompts,
         encoder,
-        run_seed=params.noise_seed,
+        run_seed=int(snakemake.wildcards.noise_seed),
         batch_size=execution.batch_size,
         partial=partial,
         partial_every_s=PARTIAL_EVERY_S,

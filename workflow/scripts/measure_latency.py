@@ -23,7 +23,7 @@ with job_log(snakemake):
             decoders,
             read_prompts(path)[: settings.num_images],
             encoder,
-            run_seed=params.noise_seed,
+            run_seed=int(snakemake.wildcards.noise_seed),
             num_warmup=settings.num_warmup,
             num_rounds=settings.num_rounds,
         )

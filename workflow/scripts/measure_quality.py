@@ -1,10 +1,11 @@
-"""Measures the images of all methods on one prompt set at one temperature, and the ceilings."""
+"""Measures the images of all methods on one prompt set at one temperature by their scores, and the ceilings."""
 
 from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.measure.evaluate_images import load_scores
 from lantern_pipeline.measure.measuring_models import load_measuring_models
 from lantern_pipeline.measure.quality import measure_quality
 from lantern_pipeline.runtime.job import execution_of, job_log
@@ -25,6 +26,7 @@ with job_log(snakemake):
     )
     rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
+        {found.method_id: found for found in map(load_scores, files.scores)},
         prompts,
         make_source(params.source["data"], params.seed),
         models,

@@ -28,7 +28,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
         decoder,
         prompts,
         encoder,
-        run_seed=params.training_seed,
+        run_seed=int(snakemake.wildcards.training_seed),
         batch_size=execution.batch_size,
         partial=partial,
         partial_every_s=PARTIAL_EVERY_S,

@@ -29,8 +29,8 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     )
     recipe = pick(DrafterTraining, params.settings, cfg_scale=sampling.cfg_scale).resolve(len(data))
     target = load_target(files.target, device=execution_of(snakemake).device)
-    draft = DraftModel.from_target(target, params.training_seed)
-    trainer = DrafterTrainer(draft, target, data, recipe, params.training_seed)
+    draft = DraftModel.from_target(target, int(snakemake.wildcards.training_seed))
+    trainer = DrafterTrainer(draft, target, data, recipe, int(snakemake.wildcards.training_seed))
     history = run_training(
         trainer,
         recipe.num_steps,

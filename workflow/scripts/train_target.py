@@ -20,9 +20,9 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     encoder = make_text_encoder(params.text, params.source, files.text)
     data = load_codes(files.train, files.captions, encoder)
     held_out = load_codes(files.val, files.val_captions, encoder)
-    torch.manual_seed(params.training_seed)
+    torch.manual_seed(int(snakemake.wildcards.training_seed))
     model = TargetModel(TargetConfig(**params.sizes)).to(execution_of(snakemake).device)
-    trainer = TargetTrainer(model, data, pick(TargetTraining, settings), params.training_seed)
+    trainer = TargetTrainer(model, data, pick(TargetTraining, settings), int(snakemake.wildcards.training_seed))
     features = {"text": describe_features(params.text["encoder"])}
     history = run_training(
         trainer,

@@ -10,7 +10,6 @@ from lantern_pipeline.config.paths import (
     answer_files,
     drafter_for,
     drafter_of,
-    drafter_seed,
     drafter_settings,
     table_of,
     tables_of,
@@ -31,9 +30,9 @@ def plan(**sections):
 def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():
     section = Drafter(**{**DEFAULT["drafter"], "num_steps": 350, "num_epochs": 2})
     short = {**section.model_dump(), "num_steps": 40, "num_epochs": None}
-    for name, steps, settings in (("s13", None, section.model_dump()), ("s13-40steps", 40, short)):
-        assert drafter_of(13, steps) == f"<results>/drafter/{name}/model.safetensors"
-        assert drafter_seed(name) == 13 and drafter_settings(name, section) == settings
+    for name, steps, settings in (("", None, section.model_dump()), ("-40steps", 40, short)):
+        assert drafter_of(13, steps) == f"<results>/drafter/s13{name}/model.safetensors"
+        assert drafter_settings(name, section) == settings
 
 
 def test_an_ablation_over_drafters_names_its_models_once():

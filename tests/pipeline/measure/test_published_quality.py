@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_quality import BASELINE, EXACT, RELAXED, TOKENS, VOCAB, make_parts, make_records
 from tiny_quality import SETTINGS as OF_QUALITY
+from tiny_quality import measure as measure_all
 from torch import nn
 
 from conftest import ROOT, load_config
@@ -24,7 +25,7 @@ from lantern_pipeline.measure.feature_extractors import Extractor
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
 from lantern_pipeline.measure.measuring_models import MeasuringModels, load_measuring_models, load_parts
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
-from lantern_pipeline.measure.quality import hash_prompts, measure_quality
+from lantern_pipeline.measure.quality import hash_prompts
 from lantern_pipeline.measure.reference_statistics import measure_reference
 from lantern_pipeline.measure.registry import DECODING, FIDELITY, METRICS
 from lantern_pipeline.settings.run_config import MetricChoices
@@ -111,7 +112,7 @@ def measure(files, models, records, extractors, monkeypatch):
         found = {**paths, "reference": files / reference}
         parts = load_parts(MetricChoices(**{**OFF, "published": published, **metrics}), found, "cpu")
         measuring = MeasuringModels(**models, fidelity=parts.pop(FIDELITY, None), scores=list(parts.values()))
-        return measure_quality(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
+        return measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
     return run
 
@@ -195,7 +196,7 @@ def test_the_attribute_classifier_needs_held_out_images(models, records):
     reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
     measuring = MeasuringModels(**models, fidelity=ClassifierFidelity(reader))
     with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
-        measure_quality(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
+        measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
 
 def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_path, models, records):
@@ -216,7 +217,7 @@ def test_what_the_embedded_world_chooses_is_what_is_put_together_by_hand(tmp_pat
     scores, fidelity = (ClipScore(scorer), AccuracyScore(reader)), ClassifierFidelity(reader)
     direct = MeasuringModels(loaded.tokenizer, loaded.target_model, encoder, 4, scores, fidelity)
     rows = [
-        measure_quality(records, PROMPTS, source, measuring, settings=FIDELITY_SETTINGS, **PLACE)[0]
+        measure_all(records, PROMPTS, source, measuring, settings=FIDELITY_SETTINGS, **PLACE)[0]
         for measuring in (direct, loaded)
     ]
     hashes = [name for name in rows[0] if name.endswith("_weights_sha256")]

@@ -1,6 +1,7 @@
 """The study's page: which pairs it shows, and that it keeps the methods to itself."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,6 +64,7 @@ class Tokenizer(nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace(grid=2)
         self.unused = nn.Parameter(torch.zeros(1))
 
     def decode(self, codes):

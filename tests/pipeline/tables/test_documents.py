@@ -70,6 +70,14 @@ def assert_close(found, stored):
         assert found == (pytest.approx(stored, rel=1e-4, abs=1e-6) if isinstance(found, float) else stored)
 
 
+def test_a_run_without_a_published_method_leaves_its_cell_empty(copy):
+    path = copy / "docs" / "peers.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.endswith(",SCD\n")))
+    assert publish(copy) == ["docs/results.md"]
+    assert "| SCD | – | 4.20x, 4.21 |" in (copy / "docs" / "results.md").read_text()
+
+
 def test_two_curves_without_a_common_length_are_not_compared():
     part = {"shortest": 2.0, "longest": 3.0, "difference": 0.5, "low": 0.25, "high": 0.75}
     part |= {"tv_first": 0.125, "tv_second": 0.0625}

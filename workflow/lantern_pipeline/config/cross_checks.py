@@ -243,10 +243,11 @@ def _sizes_of_methods(key: str, specs: list[MethodSpec], config: RunConfig) -> I
                 "shallower tree or a shorter chain"
             )
         more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals reach one code further
-        if spec.k is not None and spec.k + more > columns:
+        k = spec.get("k")
+        if k is not None and k + more > columns:
             yield (
                 f"{key}: k of {spec.method_id} must be at most codebook.num_neighbours{' - 1' * more} = "
-                f"{columns - more}, got {spec.k}; raise it where the codebook is large enough"
+                f"{columns - more}, got {k}; raise it where the codebook is large enough"
             )
 
 

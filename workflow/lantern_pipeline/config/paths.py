@@ -43,16 +43,10 @@ def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | 
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
-def drafter_seed(drafter: str) -> int:
-    """Training seed of a drafter, from a name such as s0 or s0-40steps."""
-    return int(drafter.partition("-")[0].removeprefix("s"))
-
-
-def drafter_settings(drafter: str, section: Drafter) -> dict[str, Any]:
-    """Config section `drafter` of a drafter; an ablation's has a number of training steps of its own."""
-    settings = section.model_dump()
-    steps = drafter.partition("-")[2].removesuffix("steps")
-    return {**settings, "num_steps": int(steps), "num_epochs": None} if steps else settings
+def drafter_settings(steps: str, section: Drafter) -> dict[str, Any]:
+    """Config section `drafter` of a draft model; an ablation's has training steps of its own, "-40steps"."""
+    settings, num_steps = section.model_dump(), steps.removeprefix("-").removesuffix("steps")
+    return {**settings, "num_steps": int(num_steps), "num_epochs": None} if num_steps else settings
 
 
 def table_of(spec: MethodSpec) -> str | list[str]:

@@ -18,7 +18,7 @@ import torch
 
 from lantern.acceptance.base import Verifier
 from lantern.acceptance.relaxed_sets import ByLookAlike, RelaxedSets, WithinBound
-from lantern.decoding import Decoder
+from lantern.decoding import TreeDecoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
@@ -39,7 +39,7 @@ def knows_drafts(spec: MethodSpec) -> bool:
 
 
 def measure_coupled_drafts(
-    decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
+    decoder: TreeDecoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, num_samples: int, **options: Any
 ) -> tuple[VerifiedNodes, str, OutputDistribution]:
     """Measure the output distribution of a method for which `knows_drafts` is true.
 

@@ -107,7 +107,8 @@ def load_published(metrics: MetricChoices, files: Mapping[str, Any], device: tor
     if "reference_images" in files:
         check_images(resource_path(files["reference_images"]), way)
         real = None
-    else:
-        given = files.get("reference") or files["reference_statistics"]
+    elif given := files.get("reference") or files.get("reference_statistics"):
         real = load_reference(given, extractors, way, published.reference.name, device)
+    else:  # single images are measured
+        real = None
     return PublishedFidelity(extractors, Preprocessing(way), real)

@@ -147,7 +147,7 @@ def measure_missing_context(
         for begin in range(0, len(prompts), batch_size):
             batch = prompts[begin : begin + batch_size]
             steps.clear()
-            decoder.observer = keep
+            decoder.score_observer = keep
             generation, _ = decode_timed(decoder, batch, encoder, run_seed)
             chosen = is_chosen[begin : begin + batch_size]
             drawn_from.append(_in_order(steps, decoder.num_tokens)[chosen])
@@ -155,7 +155,7 @@ def measure_missing_context(
             for rows, _, logits in walk_logits(decoder.target, encoder, generation.codes, texts, **options):
                 target.append(filter_logits(logits[chosen[rows]], decoder.sampling).softmax(-1))
     finally:
-        decoder.observer = None
+        decoder.score_observer = None
     image = is_chosen.nonzero()[:, 0].cpu()
     nodes = VerifiedNodes(torch.cat(target), None, image.new_zeros(len(image), 0), image)
     nothing = torch.zeros(len(image))

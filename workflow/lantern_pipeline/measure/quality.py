@@ -18,11 +18,11 @@ from lantern_pipeline.data.image_sources import ImageSource
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.measure.evaluate_images import (
     ImageScores,
+    MethodScores,
     chunks,
     concatenate_scores,
     score_codes,
     score_images,
-    score_records,
 )
 from lantern_pipeline.measure.fidelity import ClassifierFidelity
 from lantern_pipeline.measure.losslessness import Equality, compare_with_autoregressive
@@ -36,6 +36,7 @@ from lantern_pipeline.settings.run_config import FidelitySettings
 @torch.inference_mode()
 def measure_quality(
     records: Mapping[str, GenerationRecords],
+    scores: Mapping[str, MethodScores],
     prompts: Sequence[Prompt],
     source: ImageSource | None,
     models: MeasuringModels,
@@ -54,23 +55,22 @@ def measure_quality(
     measured on that image; `pixel_mse` and `feature_distance` are distances from the autoregressive image of the same
     prompt and noise.
 
-    `records` are of one temperature and guidance scale and of `prompts` in their order; `source` gives held-out images,
-    None none; `split` is the source's that the prompts are of ("val" for prompts from a file); `seed` is of KID's
-    subsets.
+    `records` are of one temperature and guidance scale and of `prompts` in their order, `scores` of the same methods;
+    `source` gives held-out images, None none; `split` is the source's that the prompts are of ("val" for prompts from a
+    file); `seed` is of KID's subsets.
 
     The reference of FID, KID, precision and recall on the attribute classifier's features: reconstructions of held-out
     images of `split` that belong to none of the prompts (a folder with too few held-out images repeats them). The
     ceilings are as many images as there are prompts: "real" and "reconstruction", with their own captions.
     """
-    scores = score_records(records, prompts, models)
-    baseline = records[BASELINE]
+    baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     reference = _make_reference(source, models, split, len(prompts), settings)
     compare = (lambda found: reference.compare(found.features, settings, seed)) if reference else (lambda found: {})
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
     measured_with = {**(reference.columns if reference else {}), **models.describe()}
-    rows, images, of_baseline = [], [], scores[BASELINE]
+    rows, images = [], []
     for method_id, record in records.items():
-        found = scores[method_id]
+        found = scores[method_id].complete(of_baseline)
         head = {"method_id": method_id, **place}
         equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
         exactness = {"tokens_equal_autoregressive": equality.share_equal, "num_near_ties": equality.num_near_ties}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,10 @@ def publish(root: Path) -> list[str]:
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in ("results", "peers", "generality")}
     claims = read_json(root / "docs" / "claims.json")
     blocks = []
-    for name in ("results", "peers"):
-        table, found = tables[name], claims[name]
+    for name, shown in {"results": ("distribution", "delta"), "peers": ("distribution", "equal_length")}.items():
+        table = tables[name]
         run = textwrap.fill(describe_run(describe_setting(table[table["acceptance"].notna()])), 120)
-        parts = [method_cells(table), distribution_cells(found["distribution"])]
-        parts += [curve_cells(found["equal_length"])] if "equal_length" in found else [bound_cells(found["delta"])]
+        parts = [method_cells(table), *claim_tables(claims[name], shown)]
         blocks.append((RESULTS, name, _join(run, *parts)))
         if name == "results":
             few = method_cells(select_few(table), README_COLUMNS, README_PLAIN)
@@ -74,6 +73,12 @@ def publish(root: Path) -> list[str]:
 
 def _join(*parts: str | Cells) -> str:
     return "\n\n".join(part if isinstance(part, str) else markdown_table(part) for part in parts)
+
+
+def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]:
+    """Make the tables of the claims `names` of a run, without those that it does not have."""
+    makers = {"distribution": distribution_cells, "delta": bound_cells, "equal_length": curve_cells}
+    return [makers[name](claims[name]) for name in names if claims.get(name)]
 
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
@@ -141,9 +146,9 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
     rows = []
     for title, (section, label, source, method, columns) in _PAPERS.items():
         here = EMPTY
-        if section is not None:
+        if section is not None and (own := tables[section][tables[section]["label"] == label]).size:
             name = "default" if section == "results" else section
-            here = f"{_speed(tables[section].set_index('label').loc[label])} ({name})"
+            here = f"{_speed(own.iloc[0])} ({name})"
         found = published[(published["source"] == source) & (published["method"] == method)]
         for column, start in columns.items():
             found = found[found[column].fillna("").str.startswith(start)]

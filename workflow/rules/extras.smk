@@ -1,4 +1,4 @@
-"""What a run writes into the repository. Not part of `all`: it changes files under version control."""
+"""Rules that `all` never asks for: what a run writes into the repository, and the study, which needs people."""
 
 PUBLISHED_FIGURES = {"results": "abl", "peers": "q", "mixing": "", "generality": "r", "targets": ""}
 
@@ -54,3 +54,48 @@ rule publish_weights:
         folder="models/embedded",
     script:
         "../scripts/publish_weights.py"
+
+
+# The perceptual study: a page that anyone can answer, and what came out.
+rule build_study:
+    input:
+        records=shards_of(PLAN.records_of(**PLAN.headline, repeat=PLAN.repeats[0])),
+        prompts=f"<results>/prompts/{PLAN.headline['prompt_set']}.jsonl",
+        tokenizer=TOKENIZER,
+    output:
+        page="<results>/study/study.html",
+        key="<results>/study/key.json",
+    log:
+        "<logs>/build_study.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        mem_mb=growing(3500),
+        runtime=growing(90),
+    params:
+        code=code("build_study.py", *page_templates("study")),
+        settings=CONFIG.study.model_dump(include={"methods", "num_trials", "num_checks", "seed", "question"}),
+    script:
+        "../scripts/build_study.py"
+
+
+rule analyse_study:
+    input:
+        answers=lambda wildcards: answer_files(
+            CONFIG.study.answers or f"results/{CONFIG.experiment}/study/answers",
+            f"results/{CONFIG.experiment}/study/study.html",
+        ),
+        # Its content ties it to the page, whatever its date.
+        key=ancient(rules.build_study.output.key),
+    output:
+        table="<results>/study/preferences.csv",
+        readers="<results>/study/readers.json",
+    log:
+        "<logs>/analyse_study.log",
+    conda:
+        ENVIRONMENT
+    params:
+        code=code("analyse_study.py"),
+        min_checks=CONFIG.study.min_checks,
+    script:
+        "../scripts/analyse_study.py"
