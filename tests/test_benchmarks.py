@@ -162,15 +162,11 @@ def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
     assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 * 10
 
 
-class StandIn:
-    """Takes the place of a CUDA graph: runs the step again."""
-
-    def __init__(self, step, state):
-        self.step, self.state = step, state
-        step(state)  # as before a capture
-
-    def replay(self):
-        self.step(self.state)
+def capture_in_python(step, state, limits=()):
+    """Return what replays a step by running it again: one graph, or one for each number of slots."""
+    step(state)  # as before a capture
+    graph = SimpleNamespace(replay=partial(step, state))
+    return {limit: graph for limit in limits} if limits else graph
 
 
 @pytest.mark.parametrize("letter", ["B", "C", "G", "H"])
@@ -182,7 +178,7 @@ def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_pa
         "__init__",
         lambda self, mode, device, name: make_runner(self, mode, torch.device("cuda"), name),
     )
-    monkeypatch.setattr(stepping, "capture", StandIn)
+    monkeypatch.setattr(stepping, "capture", capture_in_python)
     monkeypatch.setattr(Check, "has_graphs", True)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2**30)
