@@ -11,12 +11,14 @@ from functools import cache
 
 import pytest
 import torch
+from every_method import METHODS, spec_of
+from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helpers.captured_steps import NoHostSync, captured
-from helpers.every_method import METHODS, assert_equal, decoder_of, make_batches, spec_of
+from helpers.every_method import assert_equal, decoder_of, make_batches
 from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
 from lantern.decoding import make_decoder
@@ -183,18 +185,6 @@ class OnDevice(TorchDispatchMode):
         return result
 
 
-def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
-    """Puts fake tensors on a device in the place of an object's own."""
-    parts = vars(owner) if hasattr(owner, "__dict__") else owner
-    for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        if isinstance(part, torch.device):
-            parts[name] = torch.device(device)
-        elif isinstance(part, torch.Tensor):
-            parts[name] = fake.from_tensor(part).to(device)
-        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
-            to_fake(part, fake, device)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_stays_on_its_gpu(name, temperature):
@@ -220,7 +210,8 @@ def test_a_step_stays_on_its_gpu(name, temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_captured_steps_draw_the_same_images(name, temperature):
-    models = make_models()
+    """Of models that were prepared on the GPU, so that their layers are those that a GPU runs."""
+    models = make_models(is_prepared=False)
     models = DecodingModels(
         models.target.cuda().prepare_for_decoding(),
         models.draft.cuda().prepare_for_decoding(),
