@@ -14,6 +14,8 @@ import torch
 
 from lantern.acceptance.base import Acceptance, Exact
 
+_EXACT = Exact()  # made outside of steps, so that torch.compile can trace them
+
 
 class Ensemble(Acceptance):
     """s = w t + (1 - w) p, whose distance from t is TV = (1 - w) TV(t, p).
@@ -35,7 +37,7 @@ class Ensemble(Acceptance):
 
     def of_next_sibling(self) -> Acceptance:
         """Return exact acceptance: the residual already yields s."""
-        return Exact()
+        return _EXACT
 
 
 class Mixing(Ensemble):

@@ -77,6 +77,7 @@ class SpeculativeJacobiDrafter(Drafter):
             *(["sibling"] if tree.ranks.any() else []),
         )
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
+        self._rejection = Rejection()
         self._first_label = codes / config.num_codes if spec.labels == "uniform" else None
         self._chain = first_ranks(tree)  # nodes of the positions' first drafts, behind the root
         self._chain_inner = torch.searchsorted(tree.parent_nodes, self._chain[:-1])
@@ -185,5 +186,5 @@ class SpeculativeJacobiDrafter(Drafter):
             target, draft = (part.gather(-1, drafts[..., None]).squeeze(-1) for part in (probs, labels))
             return target > self.threshold * draft, probs
         uniforms = noise.fresh("keep", positions, self._steps[:, :-1])[..., None]
-        rank, residual = Rejection().accept(probs, drafts[..., None], labels, uniforms)
+        rank, residual = self._rejection.accept(probs, drafts[..., None], labels, uniforms)
         return rank == 0, residual

@@ -315,6 +315,29 @@ def test_a_step_stays_on_its_gpu(name, temperature):
     assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
 
 
+TRACED = {"scd", "lantern_pp", "mixing_of_siblings"}  # the others take a minute in all
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
+def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, monkeypatch):
+    """Without a break; verified as on a GPU."""
+    monkeypatch.setattr(base, "MANY_LOGITS", 2**30)
+    torch.compiler.reset()
+    decoder = decoder_of(models, name, temperature)
+    batch = make_batches(decoder, models)[0]
+    expected, found = decoder.start(*batch), decoder.start(*batch)
+    step = torch.compile(decoder.step, fullgraph=True, backend="eager")
+    with torch.inference_mode():
+        for _ in range(2):
+            decoder.step(expected)
+            step(found)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.step_log, expected.step_log)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
