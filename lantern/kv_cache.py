@@ -19,19 +19,24 @@ HIDDEN = 2**40  # a hidden caption row counts as behind every slot
 
 @dataclass
 class LayerCache:
-    """One layer's part of a `KVCache`, views of its buffer.
+    """One layer's keys and values.
+
+    It holds one tensor. If it also held views of that tensor, torch.compile would copy all of it in every pass.
 
     Attributes:
         vectors: (2 * rows * heads * slots, head_dim): all keys, then all values.
-        keys: (rows, heads, slots, head_dim).
-        values: (rows, heads, slots, head_dim).
-        used: keys and values of the slots that a pass reads, see `KVCache.limit`.
+        shape: (2, rows, heads, slots, head_dim), by which `vectors` is viewed.
+        num_used: number of slots that a pass reads, see `KVCache.limit`.
     """
 
     vectors: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    used: tuple[torch.Tensor, torch.Tensor]
+    shape: tuple[int, int, int, int, int]
+    num_used: int
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of the slots in use, each (rows, heads, num_used, head_dim)."""
+        keys, values = self.vectors.view(self.shape)[:, :, :, : self.num_used].unbind(0)
+        return keys, values
 
     def write(self, places: torch.Tensor, new: torch.Tensor) -> None:
         """Takes the keys and values of nodes, (rows * nodes, 2 * heads, head_dim), keys first, at the places that
@@ -68,10 +73,8 @@ class KVCache:
         num_heads, head_dim = head_shape
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
         self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
-        self.layers = []
-        for part in self.entries:
-            keys, values = part.flatten(1, 2)
-            self.layers.append(LayerCache(part.flatten(0, -2), keys, values, (keys, values)))
+        layer_shape = (2, num_captions * batch, num_heads, num_slots, head_dim)
+        self.layers = [LayerCache(part.flatten(0, -2), layer_shape, num_slots) for part in self.entries]
         # Where the slots of a row, (captions, batch, 1, 1), and of a key or value of a head, (2 * heads,), begin.
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
@@ -85,7 +88,7 @@ class KVCache:
         if num_used != self.num_used:
             self.num_used = num_used
             for layer in self.layers:
-                layer.used = layer.keys[:, :, :num_used], layer.values[:, :, :num_used]
+                layer.num_used = num_used
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""

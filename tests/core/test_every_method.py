@@ -205,7 +205,7 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     # never follows a path, they read nothing back.
     states = [decoder.start(*batch) for batch in batches]
     before = addresses(states[0])
-    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.keys"} < set(before)
+    assert {"state.tokens", "state.cache.entries", "state.cache.layers.0.vectors"} < set(before)
     with torch.inference_mode(), NoHostSync() if many_logits else nullcontext():
         for _ in range(int(forwards.max()) - 1):
             for state in states:
