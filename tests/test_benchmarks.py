@@ -2,19 +2,23 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import decode
 import full_size
 import gpu_check
+import kernels
 import pytest
 import torch
+import torch.nn.functional as F
 
 from conftest import ROOT, load_yaml
 from lantern.cards.published import CARDS
 from lantern.checkpoints.native import save_model
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
+from lantern.methods import make_method
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16Config
@@ -104,12 +108,15 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "tokens", "more"), [("XL", 256, []), ("anole-7b", 1024, []), ("janus-pro-7b", 576, ["--own-layers"])]
+    ("size", "tokens", "more"),
+    [("XL", 256, []), ("anole-7b", 1024, []), ("janus-pro-7b", 576, ["--own-layers"]), ("glm-image", 1280, [])],
 )
 def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
     published = full_size.make_config(size, None)
     assert published.num_image_tokens == tokens
     tiny = {"dim": 32, "num_layers": 1, "num_heads": 2, "ffn_width": 48}
+    if size == "glm-image":  # its rotary table has three parts of a fixed width
+        tiny |= {"dim": 256}
     if size in CARDS:
         card = CARDS[size]
         images, target = replace(card.images, codebook_size=64), {**card.target, **tiny, "num_prompt_ids": 12}
@@ -121,8 +128,11 @@ def test_a_published_size_is_measured(run, monkeypatch, size, tokens, more):
     monkeypatch.setitem(full_size.PARAMETERS, "k", 10)
     options = ("--size", size, "--dtype", "bfloat16", "--batch", 2, "--device", "cpu", "--threads", 1, *more)
     found = run(full_size, *options, "--grid", 2, "--presets", "autoregressive", "lantern")["presets"]
-    assert found["autoregressive"]["target_forwards"] == 4
-    assert found["lantern"]["memory_gib"] > 0 and found["lantern"]["step_operations"] > 50
+    has_draft_model = size != "glm-image"
+    assert list(found) == ["autoregressive", "lantern"][: 1 + has_draft_model]
+    assert found["autoregressive"]["target_forwards"] == (4 if has_draft_model else 260)
+    last = list(found.values())[-1]
+    assert last["memory_gib"] > 0 and last["step_operations"] > 50
 
 
 def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
@@ -134,6 +144,27 @@ def test_a_gpu_is_checked_where_there_is_none(run, monkeypatch):
     for row in found["steps"]:
         expected = {"eager": None, "graph": "not available"}[row["stepping"]]
         assert row.get("failed") == expected and (expected or row["seconds"] > 0)
+
+
+def test_kernels_are_counted_as_a_gpu_launches_them():
+    x = torch.randn(50, 16384)
+    with kernels.KernelCount() as found, torch.inference_mode():
+        x.float().view(-1).to("cpu")  # nothing to do
+        assert found.total == 0
+        F.rms_norm(x.bfloat16(), (16384,), None, 1e-5) * 2
+        assert found.by_name == {"_to_copy": 1, "_fused_rms_norm": 1, "mul": 1}
+        x[:20].topk(1000)
+        assert found.by_name["topk"] == 1
+        x.topk(1000)
+        assert found.by_name["topk"] == 22
+
+
+def test_a_step_of_any_size_is_counted_without_memory():
+    models = [partial(kernels.random_models, replace(kernels.XL, num_layers=n), torch.bfloat16) for n in (1, 2, 48)]
+    spec, tree = make_method("autoregressive"), make_method("eagle1")
+    one, two, many = (kernels.count_kernels(make, spec, kernels.SAMPLING).total() for make in models)
+    assert many - two == 46 * (two - one) and 6 < two - one < 20
+    assert kernels.count_kernels(models[0], tree, kernels.SAMPLING).total() > 2 * one
 
 
 def test_every_preset_has_the_parameters_that_it_leaves_open():

@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 import torch
+from kernels import to_fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -281,18 +282,6 @@ class OnDevice(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs, result)):
             assert not isinstance(tensor, torch.Tensor) or tensor.device.type == "cuda", f"{func} on {tensor.device}"
         return result
-
-
-def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
-    """Puts fake tensors on a device in the place of an object's own."""
-    parts = vars(owner) if hasattr(owner, "__dict__") else owner
-    for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        if isinstance(part, torch.device):
-            parts[name] = torch.device(device)
-        elif isinstance(part, torch.Tensor):
-            parts[name] = fake.from_tensor(part).to(device)
-        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
-            to_fake(part, fake, device)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
