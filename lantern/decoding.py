@@ -149,9 +149,9 @@ class Decoder:
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
-        """The noise of one image as `generate` wants it; on the CPU, in whatever thread."""
-        vocab_size = self.target.config.vocab_size
-        return ImageNoise(run_seed, prompt_id, self.noise_streams, self.num_tokens, vocab_size)
+        """The noise of one image as `generate` wants it, in whatever thread."""
+        sizes = (self.num_tokens, self.target.config.vocab_size, self.noise_window)
+        return ImageNoise(run_seed, prompt_id, self.noise_streams, *sizes, self.device)
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> Generation:
