@@ -79,8 +79,8 @@ class KernelCount(TorchDispatchMode):
         result = function(*arguments, **options)
         if name == ATTENTION:  # fused attention gives the nodes of a row side by side, heads within
             result = result.transpose(1, 2).contiguous().transpose(1, 2)
-        is_tensor = any(isinstance(part, torch.Tensor) for part in tree_leaves(result))
-        if is_tensor and not function.is_view and name not in VIEWS:
+        is_computed = function._schema.is_mutable or any(isinstance(part, torch.Tensor) for part in tree_leaves(result))
+        if is_computed and not function.is_view and name not in VIEWS:
             self.by_name[name] += _top_k_kernels(arguments[0]) if name == "topk" else 1
         return result
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from lantern import fused
+
 ROUNDS = 10
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -48,6 +50,9 @@ def noise_values(
     key: tuple[int, int], begin: int, end: int, device: torch.device | str, *, is_gumbel: bool
 ) -> torch.Tensor:
     """Return standard Gumbel or uniform noise, float32 (end - begin,); other arguments are those of `raw_bits`."""
+    if fused.is_usable(torch.device(device)):
+        bits = torch.tensor([_signed(part) for part in key], device=device)
+        return fused.make_noise(bits, begin, end - begin, is_gumbel)
     noise = torch.empty(end - begin, device=device)
     for first in range(begin, end, VALUES_AT_ONCE):
         last = min(first + VALUES_AT_ONCE, end)

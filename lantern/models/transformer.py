@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lantern import fused
 from lantern.kv_cache import LayerCache
 from lantern.models.config import OVERSHOOT, DraftConfig, TargetConfig
 from lantern.models.linear import PreparedLinear, prepare_linears
@@ -164,6 +165,7 @@ class DecodingLayer:
         parts = (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
         parts = (part if isinstance(part, PreparedLinear) else PreparedLinear(part, is_view=True) for part in parts)
         self.linears = [*parts]
+        self.is_fused = fused.is_usable(layer.ffn_norm.floor.device)
         self.kernels: dict[int, tuple] = {}  # number of rows -> the four kernels, which follow from it
 
     def __call__(
@@ -181,12 +183,20 @@ class DecodingLayer:
         if self.qk_norm is not None:
             both = turned.view(-1, heads + kv_heads, head_dim)
             both.copy_(self.qk_norm(both))
-        turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
-        past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
+        if self.is_fused:
+            fused.turn_and_write(qkv, rotary, past.vectors, places)
+        else:
+            turn_(turned.view(-1, rotary.shape[0], heads + kv_heads, rotary.shape[2], 2), rotary)
+            past.write(places, qkv[:, dim:].view(len(qkv), -1, head_dim))
         query = qkv[:, :dim].view(mask.shape[0], -1, heads, head_dim)
         add_attention_(x, attend(query, *past.read(), mask).reshape(x.shape))
-        gate, up = make_gate_up(self.ffn_norm(x)).chunk(2, dim=1)
-        add_ffn_(x, F.silu(gate).mul_(up))
+        gate_up = make_gate_up(self.ffn_norm(x))
+        if self.is_fused:
+            product = fused.silu_times(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=1)
+            product = F.silu(gate).mul_(up)
+        add_ffn_(x, product)
 
     def _choose_kernels(self, num_rows: int) -> tuple:
         (qkv, _), (_, attention_out), (gate_up, _), (_, down) = (part.kernels(num_rows) for part in self.linears)
