@@ -30,7 +30,9 @@ from lantern.models.config import OVERSHOOT
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
-from lantern.stepping import StepRunner
+from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
+
+FEWEST_STEPS = 8  # with one number of slots, before the host looks for a larger one
 
 
 def make_decoder(
@@ -179,11 +181,13 @@ class Decoder:
         self.fill(state, range(len(fields)), features, mask, fields)
         return state
 
+    @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
         """State of a batch of `num_rows` images that have no prompts yet."""
         with torch.inference_mode():
             state = self._make_state(num_rows)
-        self.runner.prepare(self.step, state)
+        least = self.num_text + 1 + self._reach
+        self.runner.prepare(self.step, state, slot_limits(self.num_slots, least))
         return state
 
     def _make_state(self, num_rows: int) -> DecodingState:
@@ -204,6 +208,7 @@ class Decoder:
         )
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def fill(
         self,
         state: DecodingState,
@@ -239,12 +244,11 @@ class Decoder:
         self.drafter.fill(state.drafter, index, Prefill(hidden, mask, first, ids))
 
     @torch.inference_mode()
+    @without_cudnn_attention()
     def run(self, state: DecodingState, num_complete: int) -> None:
         """Steps until as many rows are complete, those without a prompt included; raises as `generate`."""
         is_watched = self.observer is not None or self.timer is not nullcontext
         step = self.step if is_watched else partial(self.runner.step, self.step)
-        # On a CPU it costs nothing. Narrow formats would round by the number of slots.
-        reads_often = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
         tokens_per_step = self.max_depth + 1  # at most
         while True:
             state.check_finite()
@@ -252,17 +256,26 @@ class Decoder:
             if missing == 0:
                 return
             most = state.noise.advance(state.lengths, tokens_per_step)
-            if reads_often:
-                longest = state.lengths.where(state.lengths < self.num_tokens, 0).max().item()
-                needed = self.num_text + longest + self._reach
-                used = round_slots(needed)
-                state.cache.limit(min(used, self.num_slots))
-                most = min(most, 1 + (used - needed) // tokens_per_step)
+            most = min(most, self._limit_slots(state, tokens_per_step))
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 if self.on_forward is not None:
                     self.on_forward()
                 with self.timer("step"):
                     step(state)
+
+    def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
+        """Have steps read little more than the slots in use; return how many steps may follow before the next call."""
+        # On a CPU it costs nothing to look before every step. Narrow formats would round by the number of slots there.
+        is_cpu = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
+        if not is_cpu and len(state.graphs) < 2:
+            return self.num_tokens
+        longest = state.lengths.where(state.lengths < self.num_tokens, 0).max().item()
+        fewest = 1 if is_cpu else FEWEST_STEPS
+        needed = self.num_text + longest + self._reach + (fewest - 1) * tokens_per_step
+        limits = [round_slots(needed)] if is_cpu else state.graphs
+        used = min((limit for limit in limits if limit >= needed), default=self.num_slots)
+        state.cache.limit(min(used, self.num_slots))
+        return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
     @torch.inference_mode()
     def step(self, state: DecodingState) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -78,7 +78,8 @@ class DecodingState:
         step_log: number of accepted drafts, deepest accepted node, and whether the logits after that node were finite
             (1 or 0), per step: int64 (batch, tokens, 3). Entries from `num_steps` on have no meaning.
         drafter: the drafter's state, see `Drafter.allocate`.
-        graph: CUDA graph of a step on these tensors, see `StepRunner`. None unless a step was captured.
+        graphs: CUDA graphs of a step on these tensors, by the number of slots that it reads, see `StepRunner`. Empty
+            unless a step was captured.
     """
 
     noise: NoiseField
@@ -90,7 +91,7 @@ class DecodingState:
     num_steps: torch.Tensor
     step_log: torch.Tensor
     drafter: Any
-    graph: torch.cuda.CUDAGraph | None = None
+    graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
     def check_finite(self) -> None:
         """Check that the logits of all steps so far were finite.

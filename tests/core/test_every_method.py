@@ -107,11 +107,15 @@ def tapes(monkeypatch):
     """In the place of CUDA graphs: they know a step's operations and addresses, but none of its Python."""
     tapes = []
 
-    def record(step, state):
-        tapes.append(Tape())
-        with torch.inference_mode(), tapes[-1]:
-            step(state)
-        return tapes[-1]
+    def record(step, state, limits):
+        found = {}
+        for limit in limits:
+            state.cache.limit(limit)
+            tapes.append(Tape())
+            with torch.inference_mode(), tapes[-1]:
+                step(state)
+            found[limit] = tapes[-1]
+        return found
 
     monkeypatch.setattr(stepping, "capture", record)
     return tapes
