@@ -21,21 +21,29 @@ HIDDEN = 2**40  # a hidden caption row counts as behind every slot
 class LayerCache:
     """One layer's keys and values.
 
-    It holds one tensor. If it also held views of that tensor, torch.compile would copy all of it in every pass.
-
     Attributes:
         vectors: (2 * rows * heads * slots, head_dim): all keys, then all values.
         shape: (2, rows, heads, slots, head_dim), by which `vectors` is viewed.
-        num_used: number of slots that a pass reads, see `KVCache.limit`.
     """
 
     vectors: torch.Tensor
     shape: tuple[int, int, int, int, int]
-    num_used: int
+
+    def __post_init__(self) -> None:
+        self.limit(self.shape[3])
+
+    def limit(self, num_used: int) -> None:
+        """Have passes read the first slots only."""
+        self._num_used = num_used
+        self._used = self._view()
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of the slots in use, each (rows, heads, num_used, head_dim)."""
-        keys, values = self.vectors.view(self.shape)[:, :, :, : self.num_used].unbind(0)
+        """Return keys and values of the slots in use, each (rows, heads, slots, head_dim)."""
+        # torch.compile would copy a tensor of which it gets a view too, in every pass. Elsewhere views cost time.
+        return self._view() if torch.compiler.is_compiling() else self._used
+
+    def _view(self) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.vectors.view(self.shape)[:, :, :, : self._num_used].unbind(0)
         return keys, values
 
     def write(self, places: torch.Tensor, new: torch.Tensor) -> None:
@@ -74,7 +82,7 @@ class KVCache:
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
         self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
         layer_shape = (2, num_captions * batch, num_heads, num_slots, head_dim)
-        self.layers = [LayerCache(part.flatten(0, -2), layer_shape, num_slots) for part in self.entries]
+        self.layers = [LayerCache(part.flatten(0, -2), layer_shape) for part in self.entries]
         # Where the slots of a row, (captions, batch, 1, 1), and of a key or value of a head, (2 * heads,), begin.
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
@@ -84,11 +92,11 @@ class KVCache:
         self.num_used = num_slots
 
     def limit(self, num_used: int) -> None:
-        """Has passes read the first slots alone."""
+        """Have passes read the first slots only."""
         if num_used != self.num_used:
             self.num_used = num_used
             for layer in self.layers:
-                layer.num_used = num_used
+                layer.limit(num_used)
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The attention mask with which the caption runs, (rows, 1, text rows, slots); `visible` as for the cache."""
